@@ -1,0 +1,159 @@
+"""The map of all tasks of this repository. `nox -l` lists them, `nox` runs the default ones.
+
+Type checks, tests and docs share one environment, made by `dev`: PyTorch alone costs a gigabyte and half a
+minute. Whether the wheels work in an environment that holds nothing else is the business of `isolation`.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"  # the first with `requires=`
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "types", "tests", "docs", "isolation"]
+
+ROOT = Path(__file__).parent
+DIST = ROOT / "dist"
+DEV = ROOT / ".nox" / "dev"
+PACKAGES = [f"packages/{name}" for name in ("core", "torch", "lightning", "hf", "tf", "gbdt", "horovod")]
+
+# What the packages accept is in their pyproject.toml, lower bounds only. Here are the newest releases seen to
+# pass, so that a release elsewhere cannot turn an unrelated change red: raise them on purpose.
+TORCH = "torch==2.13.0"
+RAY = "ray==2.60.0"
+MYPY = "mypy==2.4.1"
+RUFF = "ruff==0.17.5"
+
+# Always as paths, so that pip never looks for our own names on an index.
+EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
+
+
+def run_in_dev(session: nox.Session, *module_and_args: str) -> None:
+    """Run `python -m ...` in the environment of `dev`, with that environment's scripts first on PATH."""
+    scripts = DEV / ("Scripts" if os.name == "nt" else "bin")
+    path = os.pathsep.join([str(scripts), os.environ["PATH"]])
+    session.run(str(scripts / "python"), "-m", *module_and_args, external=True, env={"PATH": path})
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Train a small network on real images, on two workers (`-- --runtime ray`: on a local Ray)."""
+    extra = [RAY] if "ray" in session.posargs or "--runtime=ray" in session.posargs else []
+    session.install(*EDITABLE, TORCH, "scikit-learn", *extra)
+    session.run("python", "examples/digits.py", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting (`-- --fix` mends what can be mended)."""
+    session.install(RUFF)
+    fix = "--fix" in session.posargs
+    session.run("ruff", "check", *(["--fix"] if fix else []), ".")
+    session.run("ruff", "format", *([] if fix else ["--check"]), ".")
+
+
+@nox.session
+def dev(session: nox.Session) -> None:
+    """Make the environment `.nox/dev`, which type checks, tests and docs share."""
+    session.install(
+        *EDITABLE,
+        TORCH,
+        RAY,
+        MYPY,
+        "scikit-learn",
+        "pandas",
+        "psutil",
+        "pytest",
+        "pytest-timeout",
+        "sphinx",
+        "furo",
+        "myst-parser",
+    )
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def types(session: nox.Session) -> None:
+    """Type-check every package, strictly."""
+    run_in_dev(session, "mypy")
+
+
+@nox.session(requires=["test_core", "test_torch", "test_contract"], venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Run the tests of every package and the contract of every runtime."""
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_core(session: nox.Session) -> None:
+    """Test the core."""
+    run_in_dev(session, "pytest", "tests/core", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_torch(session: nox.Session) -> None:
+    """Test the PyTorch plugin."""
+    run_in_dev(session, "pytest", "tests/torch", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_contract(session: nox.Session) -> None:
+    """Run the same contract tests on the inprocess, local and ray runtimes."""
+    run_in_dev(session, "pytest", "tests/contract", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Build the documentation, warnings being errors, and execute its code blocks."""
+    run_in_dev(session, "sphinx", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+    run_in_dev(session, "pytest", "tests/docs")
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the wheels of all packages into dist/."""
+    session.install("hatchling")
+    shutil.rmtree(DIST, ignore_errors=True)
+    session.run(
+        *("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
+        *("--wheel-dir", str(DIST), *PACKAGES),
+    )
+    # As constraints these keep pip from an index that has a distribution of the same name.
+    wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel.as_uri() for wheel in DIST.glob("*.whl")}
+    lines = [TORCH, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
+    (DIST / "constraints.txt").write_text("\n".join(lines) + "\n")
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+@nox.parametrize(
+    "requirement, check",
+    [("drivetrain", "check_core.py"), ("drivetrain[torch]", "check_torch.py")],
+    ids=["core", "torch"],
+)
+def isolation(session: nox.Session, requirement: str, check: str) -> None:
+    """Install the built wheels, and nothing else, into a fresh environment and use them."""
+    session.install("--find-links", "dist", "--constraint", "dist/constraints.txt", requirement)
+    session.run("python", f"tests/isolation/{check}")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
+    session.install(*EDITABLE, TORCH, f"ray[train]{RAY.removeprefix('ray')}", "psutil")
+    session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def bump(session: nox.Session) -> None:
+    """Set the version of all packages (`-- 0.2.0`)."""
+    (version,) = session.posargs
+    major, minor, _ = version.split(".")
+    for package in PACKAGES:
+        file = ROOT / package / "pyproject.toml"
+        text = file.read_text()
+        text = re.sub(r'^version = ".*"', f'version = "{version}"', text, flags=re.MULTILINE)
+        text = re.sub(r'"(drivetrain[^"=<>]*)==[^"]*"', rf'"\1=={version}"', text)
+        text = re.sub(r'"(drivetrain[^"=<>]*)>=[^"]*"', rf'"\1>={version},<{major}.{int(minor) + 1}"', text)
+        file.write_text(text)

@@ -1,0 +1,331 @@
+"""What a run is asked to do: frozen, keyword-only, validated when they are made."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.callback import Callback
+    from drivetrain.policy import FailurePolicy
+    from drivetrain.runtime.base import Runtime
+
+__all__ = ["CheckpointConfig", "FailureConfig", "RunConfig", "ScalingConfig", "SyncConfig"]
+
+StopCondition = Mapping[str, float] | Callable[[str, Mapping[str, Any]], bool]
+
+_PLACEMENT = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_RUN_NAME = re.compile(r"[^/\\\x00-\x1f]+")
+_T = TypeVar("_T")
+
+
+def _check_int(owner: str, name: str, value: object, *, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigurationError(f"{owner}({name}=...) wants an integer of at least {minimum}, found {value!r}")
+
+
+def _check_seconds(owner: str, name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+        raise ConfigurationError(f"{owner}({name}=...) wants a positive number of seconds, found {value!r}")
+
+
+def _check_bool(owner: str, name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{owner}({name}=...) wants True or False, found {value!r}")
+
+
+def _check_choice(owner: str, name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        raise ConfigurationError(f"{owner}({name}=...) wants one of {', '.join(map(repr, choices))}, found {value!r}")
+
+
+def _check_instance(owner: str, name: str, value: object, kind: type[object]) -> None:
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"{owner}({name}=...) wants a {kind.__name__}, found {value!r}")
+
+
+def _check_resources(owner: str, name: str, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f'{owner}({name}=...) wants a mapping such as {{"CPU": 2}}, found {value!r}')
+    for key, amount in value.items():
+        good = isinstance(key, str) and isinstance(amount, numbers.Real) and not isinstance(amount, bool)
+        if not good or not 0 <= amount < math.inf:
+            raise ConfigurationError(
+                f"{owner}({name}=...) wants resource names with amounts of at least 0, found {key!r}: {amount!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScalingConfig:
+    """How many workers, with what resources, on which runtime.
+
+    Attributes:
+        num_workers: worker processes to run the train function on. 0 runs it in this process, on this thread,
+            so that ``breakpoint()`` works as usual.
+        use_gpu: give each worker a GPU (or as many as ``resources_per_worker["GPU"]`` says).
+        resources_per_worker: resources of one worker, such as ``{"CPU": 4, "GPU": 2}``. On Ray they are
+            requested from the cluster; CPU defaults to 1. On this machine CPU sets how many threads a worker
+            starts with, and defaults to an even share of the machine's.
+        trainer_resources: resources to set aside for the driver on Ray; nothing by default.
+        placement_strategy: how Ray spreads the workers over nodes: ``"PACK"``, ``"SPREAD"``,
+            ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``.
+        accelerator_type: the GPU model that each worker must have, such as ``"A100"`` (Ray only).
+        runtime: ``"inprocess"``, ``"local"``, ``"ray"``, the name of another installed runtime, or a
+            :class:`~drivetrain.runtime.base.Runtime`. None picks: ``inprocess`` for no workers, ``ray`` where a
+            Ray cluster is connected or ``RAY_ADDRESS`` is set, and ``local`` otherwise.
+
+    Raises:
+        ConfigurationError: a value is of the wrong type or out of range.
+
+    Example:
+        >>> ScalingConfig(num_workers=4, use_gpu=True, resources_per_worker={"CPU": 8}).num_gpus_per_worker
+        1.0
+    """
+
+    num_workers: int = 1
+    use_gpu: bool = False
+    resources_per_worker: Mapping[str, float] | None = None
+    trainer_resources: Mapping[str, float] | None = None
+    placement_strategy: str = "PACK"
+    accelerator_type: str | None = None
+    runtime: str | Runtime | None = None
+
+    def __post_init__(self) -> None:
+        owner = "ScalingConfig"
+        _check_int(owner, "num_workers", self.num_workers, minimum=0)
+        _check_bool(owner, "use_gpu", self.use_gpu)
+        for name in ("resources_per_worker", "trainer_resources"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_resources(owner, name, value)
+                object.__setattr__(self, name, dict(value))
+        gpus = (self.resources_per_worker or {}).get("GPU")
+        if gpus and not self.use_gpu:
+            raise ConfigurationError(
+                f"ScalingConfig(resources_per_worker=...) asks for {gpus} GPUs a worker and use_gpu is False: "
+                "add use_gpu=True, or take GPU out"
+            )
+        if self.use_gpu and gpus == 0:
+            raise ConfigurationError(
+                "ScalingConfig(use_gpu=True) with 0 GPUs a worker: take GPU out of resources_per_worker, or use_gpu"
+            )
+        _check_choice(owner, "placement_strategy", self.placement_strategy, _PLACEMENT)
+        if self.accelerator_type is not None:
+            _check_instance(owner, "accelerator_type", self.accelerator_type, str)
+        if isinstance(self.runtime, str):
+            if self.num_workers == 0 and self.runtime != "inprocess":
+                raise ConfigurationError(
+                    f"ScalingConfig(num_workers=0) runs in this process, and runtime={self.runtime!r} starts workers: "
+                    "ask for at least 1 worker, or take runtime out"
+                )
+        elif self.runtime is not None and not callable(getattr(self.runtime, "launch", None)):
+            raise ConfigurationError(
+                f"ScalingConfig(runtime=...) wants a runtime's name or a Runtime, found {self.runtime!r}"
+            )
+
+    @property
+    def num_cpus_per_worker(self) -> float | None:
+        """CPUs asked for each worker, or None where the runtime's default holds."""
+        cpus = (self.resources_per_worker or {}).get("CPU")
+        return None if cpus is None else float(cpus)
+
+    @property
+    def num_gpus_per_worker(self) -> float:
+        """GPUs of each worker; 0.0 without ``use_gpu``."""
+        return float((self.resources_per_worker or {}).get("GPU", 1)) if self.use_gpu else 0.0
+
+    @property
+    def total_resources(self) -> dict[str, float]:
+        """Everything the run asks a cluster for: the workers' resources and the trainer's."""
+        total = dict(self.trainer_resources or {})
+        worker = {"CPU": 1.0, **({"GPU": 1.0} if self.use_gpu else {}), **(self.resources_per_worker or {})}
+        for name, amount in worker.items():
+            total[name] = total.get(name, 0) + amount * self.num_workers
+        return total
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """Which checkpoints are kept.
+
+    Attributes:
+        num_to_keep: how many committed checkpoints to keep; None keeps all. The latest one is always kept,
+            on top of the best ``num_to_keep`` where it is not among them.
+        checkpoint_score_attribute: the reported metric that ranks checkpoints; None ranks by recency.
+        checkpoint_score_order: ``"max"`` or ``"min"``: which end of that metric is better.
+        checkpoint_frequency: for trainers that own the training loop: checkpoint every so many iterations; 0 for never.
+        checkpoint_at_end: for trainers that own the training loop: also checkpoint when training ends.
+    """
+
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: str = "max"
+    checkpoint_frequency: int = 0
+    checkpoint_at_end: bool | None = None
+
+    def __post_init__(self) -> None:
+        owner = "CheckpointConfig"
+        if self.num_to_keep is not None:
+            _check_int(owner, "num_to_keep", self.num_to_keep, minimum=1)
+        if self.checkpoint_score_attribute is not None:
+            _check_instance(owner, "checkpoint_score_attribute", self.checkpoint_score_attribute, str)
+        _check_choice(owner, "checkpoint_score_order", self.checkpoint_score_order, ("max", "min"))
+        _check_int(owner, "checkpoint_frequency", self.checkpoint_frequency, minimum=0)
+        if self.checkpoint_at_end is not None:
+            _check_bool(owner, "checkpoint_at_end", self.checkpoint_at_end)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureConfig:
+    """What happens after a failure.
+
+    Attributes:
+        max_failures: how many times to start again from the latest committed checkpoint; -1 for without limit.
+        fail_fast: True gives up at the first failure whatever ``max_failures`` says; ``"raise"`` also lets
+            ``fit()`` raise the root cause itself instead of a :class:`~drivetrain.TrainingFailedError`.
+        policy: decides instead of the two fields above.
+    """
+
+    max_failures: int = 0
+    fail_fast: bool | Literal["raise"] = False
+    policy: FailurePolicy | None = None
+
+    def __post_init__(self) -> None:
+        _check_int("FailureConfig", "max_failures", self.max_failures, minimum=-1)
+        if self.fail_fast != "raise":
+            _check_bool("FailureConfig", "fail_fast", self.fail_fast)
+        if self.fail_fast and self.max_failures != 0:
+            raise ConfigurationError(
+                f"FailureConfig(fail_fast={self.fail_fast!r}) never retries, and max_failures={self.max_failures} "
+                "asks for retries: set one of them"
+            )
+        if self.policy is not None and not callable(getattr(self.policy, "decide", None)):
+            raise ConfigurationError(
+                f"FailureConfig(policy=...) wants an object with decide(failure, history), found {self.policy!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncConfig:
+    """How artifacts that workers write to ``get_context().get_trial_dir()`` reach the storage.
+
+    On local storage that directory is in the run directory, so nothing has to be copied.
+
+    Attributes:
+        sync_period: seconds between two uploads of artifacts.
+        sync_timeout: seconds that one upload may take.
+        sync_artifacts: upload artifacts at all.
+        sync_artifacts_on_checkpoint: upload them with each checkpoint as well.
+    """
+
+    sync_period: float = 300.0
+    sync_timeout: float = 1800.0
+    sync_artifacts: bool = False
+    sync_artifacts_on_checkpoint: bool = True
+
+    def __post_init__(self) -> None:
+        _check_seconds("SyncConfig", "sync_period", self.sync_period)
+        _check_seconds("SyncConfig", "sync_timeout", self.sync_timeout)
+        _check_bool("SyncConfig", "sync_artifacts", self.sync_artifacts)
+        _check_bool("SyncConfig", "sync_artifacts_on_checkpoint", self.sync_artifacts_on_checkpoint)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Where a run keeps its results, how it is watched, and when it ends.
+
+    Attributes:
+        name: the run's directory under ``storage_path``; None makes one from the trainer's name and the time.
+        storage_path: where runs are kept; None takes the ``DRIVETRAIN_STORAGE_PATH`` variable, and without it
+            ``~/drivetrain_results``.
+        storage_filesystem: a filesystem object that ``storage_path`` is a path on; None for this machine's.
+        failure_config: what happens after a failure.
+        checkpoint_config: which checkpoints are kept.
+        sync_config: how artifacts reach the storage.
+        callbacks: callbacks, or names of installed ones, on top of the JSON, CSV and progress ones.
+        stop: ends the run without an error when a report of rank 0 meets it: a mapping from metric to the
+            value it has to reach, or a function of the trial id and the metrics that returns True.
+        verbose: 0 prints nothing, 1 one progress line, 2 a line per report of rank 0.
+        log_to_file: write each worker's output to ``logs/rank_N.log`` in the run directory.
+        worker_output: whose output is also shown here, with the rank in front: ``"rank0"``, ``"all"`` or ``"none"``.
+        resume: ``"never"`` refuses a name that exists; ``"auto"`` continues it from its latest committed
+            checkpoint if there is one and starts it otherwise; ``"must"`` continues it or fails.
+        detailed_metrics: also fill in ``_date``, ``_hostname``, ``_node_ip``, ``_pid`` and ``_time_total_s``.
+        start_timeout_s: seconds until every worker must be running the train function.
+    """
+
+    name: str | None = None
+    storage_path: str | os.PathLike[str] | None = None
+    storage_filesystem: Any | None = None
+    failure_config: FailureConfig = field(default_factory=FailureConfig)
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    sync_config: SyncConfig = field(default_factory=SyncConfig)
+    callbacks: Sequence[Callback | str] = ()
+    stop: StopCondition | None = None
+    verbose: int = 1
+    log_to_file: bool = True
+    worker_output: Literal["rank0", "all", "none"] = "rank0"
+    resume: Literal["never", "auto", "must"] = "never"
+    detailed_metrics: bool = False
+    start_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        owner = "RunConfig"
+        if self.name is not None:
+            _check_instance(owner, "name", self.name, str)
+            if not _RUN_NAME.fullmatch(self.name) or self.name in (".", ".."):
+                raise ConfigurationError(
+                    f"RunConfig(name=...) wants a plain directory name without slashes, found {self.name!r}: "
+                    "put the directories before it into storage_path"
+                )
+        if self.storage_path is not None and not isinstance(self.storage_path, (str, os.PathLike)):
+            raise ConfigurationError(f"RunConfig(storage_path=...) wants a path, found {self.storage_path!r}")
+        _default(self, "failure_config", FailureConfig)
+        _default(self, "checkpoint_config", CheckpointConfig)
+        _default(self, "sync_config", SyncConfig)
+        callbacks: object = self.callbacks or ()
+        if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+            raise ConfigurationError(
+                f"RunConfig(callbacks=...) wants a list of callbacks or names, found {callbacks!r}"
+            )
+        for callback in callbacks:
+            if not isinstance(callback, str) and not callable(getattr(callback, "on_report", None)):
+                raise ConfigurationError(
+                    f"RunConfig(callbacks=...) wants Callback objects or names, found {callback!r}"
+                )
+        object.__setattr__(self, "callbacks", tuple(callbacks))
+        _check_stop(self.stop)
+        _check_choice(owner, "verbose", self.verbose, (0, 1, 2))
+        _check_bool(owner, "log_to_file", self.log_to_file)
+        _check_choice(owner, "worker_output", self.worker_output, ("rank0", "all", "none"))
+        _check_choice(owner, "resume", self.resume, ("never", "auto", "must"))
+        if self.resume == "must" and self.name is None:
+            raise ConfigurationError('RunConfig(resume="must") needs the name of the run to resume: set name')
+        _check_bool(owner, "detailed_metrics", self.detailed_metrics)
+        _check_seconds(owner, "start_timeout_s", self.start_timeout_s)
+
+
+def _check_stop(stop: object) -> None:
+    if stop is None or callable(stop):
+        return
+    if not isinstance(stop, Mapping):
+        raise ConfigurationError(f"RunConfig(stop=...) wants a mapping or a function, found {stop!r}")
+    for key, bound in stop.items():
+        if not isinstance(bound, numbers.Real):
+            raise ConfigurationError(f"RunConfig(stop=...) wants a number for {key!r}, found {bound!r}")
+
+
+def _default(config: RunConfig, name: str, kind: type[_T]) -> None:
+    """Puts a default where None was given, as the documented signature allows, and refuses other types."""
+    value = getattr(config, name)
+    if value is None:
+        object.__setattr__(config, name, kind())
+    else:
+        _check_instance("RunConfig", name, value, kind)

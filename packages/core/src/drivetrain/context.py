@@ -1,0 +1,129 @@
+"""Frozen facts: about one worker, about what a worker's train function runs in, and about the run as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from drivetrain.config import RunConfig, ScalingConfig
+    from drivetrain.console import Console
+
+__all__ = ["Run", "TrainContext", "WorkerInfo"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerInfo:
+    """Where one worker of the group is.
+
+    Attributes:
+        rank: its rank over all workers, 0 to world size - 1.
+        local_rank: its rank among the workers of its node.
+        node_rank: the rank of its node, 0 to number of nodes - 1.
+        node_id: what the runtime calls its node.
+        hostname: the node's host name.
+        ip: the address at which the other workers reach it.
+        pid: its process id on that node.
+        accelerator_ids: the GPUs that are its own, as ``CUDA_VISIBLE_DEVICES`` names them.
+    """
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    node_id: str
+    hostname: str
+    ip: str
+    pid: int
+    accelerator_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainContext:
+    """What the train function can know about the run it is part of; :func:`drivetrain.get_context` returns it.
+
+    Attributes:
+        worker: where this worker is.
+        world_size: number of workers in the group.
+        local_world_size: number of workers on this worker's node.
+        attempt: 0 for the first start of the group, 1 after the first restart, and so on.
+    """
+
+    worker: WorkerInfo
+    world_size: int
+    local_world_size: int
+    experiment_name: str
+    trial_id: str
+    trial_dir: str
+    attempt: int = 0
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    trial_resources: Mapping[str, float] = field(default_factory=dict)
+
+    def get_world_size(self) -> int:
+        """Number of workers in the group."""
+        return self.world_size
+
+    def get_world_rank(self) -> int:
+        """This worker's rank over all workers, from 0."""
+        return self.worker.rank
+
+    def get_local_rank(self) -> int:
+        """This worker's rank among the workers of its node, from 0."""
+        return self.worker.local_rank
+
+    def get_local_world_size(self) -> int:
+        """Number of workers on this worker's node."""
+        return self.local_world_size
+
+    def get_node_rank(self) -> int:
+        """The rank of this worker's node, from 0."""
+        return self.worker.node_rank
+
+    def get_experiment_name(self) -> str:
+        """The run's name."""
+        return self.experiment_name
+
+    def get_trial_name(self) -> str:
+        """The run's name; a Tune trial has its own."""
+        return self.experiment_name
+
+    def get_trial_id(self) -> str:
+        """An id of the run that stays the same over attempts and resumes."""
+        return self.trial_id
+
+    def get_trial_dir(self) -> str:
+        """The directory for files that the train function writes beside its checkpoints."""
+        return self.trial_dir
+
+    def get_trial_resources(self) -> dict[str, float]:
+        """The resources that the whole run asked for, workers and trainer added up."""
+        return dict(self.trial_resources)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """The ``metadata`` that the trainer was made with."""
+        return dict(self.metadata)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What a callback can know about the run.
+
+    Attributes:
+        name: the run's name, which is also its directory's.
+        id: eight hexadecimal digits that stay the same over attempts and resumes.
+        path: the run directory.
+        scaling_config: as given to the trainer.
+        run_config: as given to the trainer.
+        train_loop_config: as given to the trainer.
+        console: prints whole lines beside the progress line.
+    """
+
+    name: str
+    id: str
+    path: Path
+    scaling_config: ScalingConfig
+    run_config: RunConfig
+    train_loop_config: Mapping[str, Any] | None
+    console: Console

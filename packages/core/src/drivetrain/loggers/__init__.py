@@ -1,0 +1,1 @@
+"""Callbacks that write what is reported: to files, and to the console."""

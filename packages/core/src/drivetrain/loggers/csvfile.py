@@ -1,0 +1,72 @@
+"""Rank 0's reports as a table of comma-separated values, written as they happen."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.callback import Callback, Report
+
+if TYPE_CHECKING:
+    from drivetrain.context import Run
+
+__all__ = ["CsvLogger"]
+
+_NAME = "progress.csv"
+
+
+class CsvLogger(Callback):
+    """Writes a row for every report of rank 0 to ``progress.csv``.
+
+    A metric that appears for the first time after the first report adds a column, for which the file is rewritten.
+    """
+
+    def __init__(self) -> None:
+        self._file: io.FileIO | None = None
+        self._columns: list[str] = []
+
+    def on_report(self, run: Run, report: Report) -> None:
+        """Appends the row."""
+        if report.rank != 0:
+            return
+        if self._file is None:
+            self._file = self._open(run.path / _NAME)
+        metrics = report.metrics
+        if not self._columns or not metrics.keys() <= set(self._columns):
+            self._file = self._widen(self._file, metrics)
+        self._file.write(_row(metrics.get(column, "") for column in self._columns))
+
+    def on_run_end(self, run: Run, error: BaseException | None) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, path: Path) -> io.FileIO:
+        if path.exists():
+            with path.open(newline="", encoding="utf-8") as file:
+                self._columns = next(csv.reader(file), [])
+        return io.FileIO(path, "a")
+
+    def _widen(self, file: io.FileIO, metrics: Mapping[str, Any]) -> io.FileIO:
+        """Replaces the file by one with more columns."""
+        file.close()
+        path = Path(str(file.name))
+        self._columns += [name for name in metrics if name not in self._columns]
+        draft = path.with_name(f".{_NAME}.draft")
+        with path.open(newline="", encoding="utf-8") as old, draft.open("wb") as new:
+            new.write(_row(self._columns))
+            for row in csv.DictReader(old):
+                new.write(_row(row.get(column) or "" for column in self._columns))
+        os.replace(draft, path)
+        return io.FileIO(path, "a")
+
+
+def _row(values: Iterable[Any]) -> bytes:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue().encode()

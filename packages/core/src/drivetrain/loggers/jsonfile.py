@@ -1,0 +1,61 @@
+"""Reports as JSON lines, written as they happen."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING
+
+from drivetrain.callback import Callback, Report
+
+if TYPE_CHECKING:
+    from drivetrain.context import Run
+
+__all__ = ["JsonLogger", "result_file"]
+
+_encode = json.JSONEncoder(separators=(", ", ": ")).encode
+
+
+def result_file(rank: int) -> str:
+    """The name of the file with a rank's reports."""
+    return "result.json" if rank == 0 else f"result_rank_{rank}.json"
+
+
+class JsonLogger(Callback):
+    """Writes a line for every report of every rank: ``result.json`` for rank 0, ``result_rank_<n>.json`` for others.
+
+    A line is with the operating system before the next report is looked at, and nothing is kept in memory.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[int, int] = {}
+
+    def on_report(self, run: Run, report: Report) -> None:
+        """Appends the line."""
+        file = self._files.get(report.rank)
+        if file is None:
+            file = self._files[report.rank] = _open_for_lines(run.path / result_file(report.rank))
+        os.write(file, f"{_encode(report.metrics)}\n".encode())
+
+    def on_run_end(self, run: Run, error: BaseException | None) -> None:
+        """Closes the files."""
+        while self._files:
+            with contextlib.suppress(OSError):
+                os.close(self._files.popitem()[1])
+
+
+def _open_for_lines(path: os.PathLike[str]) -> int:
+    """Opens a file to append lines to, and first drops a part of a line that a killed run has left."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    end = size = os.lseek(file, 0, os.SEEK_END)
+    while end:
+        start = max(0, end - 65536)
+        cut = os.pread(file, end - start, start).rfind(b"\n")
+        if cut >= 0:
+            end = start + cut + 1
+            break
+        end = start
+    if end != size:
+        os.ftruncate(file, end)
+    return file

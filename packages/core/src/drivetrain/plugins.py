@@ -1,0 +1,101 @@
+"""Entry points: list without importing, load by name, validate, explain.
+
+*Missing* is not *broken*: a name that nobody provides says what to install; a name whose package does not load says
+which distribution it is and shows the error. A name selects; nothing activates itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from drivetrain.errors import PluginBrokenError, PluginError, PluginNotFoundError
+
+__all__ = ["KINDS", "Plugin", "list_plugins", "load_plugin"]
+
+KINDS = {"backend": "drivetrain.backends", "callback": "drivetrain.callbacks", "runtime": "drivetrain.runtimes"}
+
+_EXTRA_OF = {
+    "torch": "torch",
+    "torch_xla": "torch",
+    "tensorflow": "tensorflow",
+    "xgboost": "xgboost",
+    "lightgbm": "lightgbm",
+    "horovod": "horovod",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plugin:
+    """An entry point that some installed distribution declares.
+
+    Attributes:
+        kind: ``"backend"``, ``"callback"`` or ``"runtime"``.
+        name: what selects it.
+        target: the object it names, as ``module:attribute``.
+        distribution: who provides it.
+        version: that distribution's version.
+    """
+
+    kind: str
+    name: str
+    target: str
+    distribution: str
+    version: str
+
+    def load(self) -> Any:
+        """Imports the object.
+
+        Raises:
+            PluginBrokenError: the import failed, or found no such object.
+        """
+        try:
+            return EntryPoint(self.name, self.target, KINDS[self.kind]).load()
+        except Exception as error:  # whatever importing somebody's package may raise
+            raise PluginBrokenError(
+                f"the {self.kind} {self.name!r} of {self.distribution} {self.version} cannot be loaded from "
+                f"{self.target}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def list_plugins(kind: str) -> list[Plugin]:
+    """The installed plugins of a kind, by name, without importing any of them."""
+    found = {
+        Plugin(
+            kind=kind,
+            name=point.name,
+            target=point.value,
+            distribution=point.dist.name if point.dist else "unknown",
+            version=point.dist.version if point.dist else "",
+        )
+        for point in entry_points(group=KINDS[kind])
+    }
+    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+
+
+def load_plugin(kind: str, name: str) -> Any:
+    """Imports the plugin of that kind and name.
+
+    Raises:
+        PluginNotFoundError: nobody provides it; the message lists who is there, and what to install if it is known.
+        PluginError: two distributions provide it.
+        PluginBrokenError: importing it failed.
+    """
+    installed = list_plugins(kind)
+    candidates = [plugin for plugin in installed if plugin.name == name]
+    if not candidates:
+        raise PluginNotFoundError(_explain_missing(kind, name, installed))
+    if len(candidates) > 1:
+        claimants = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in candidates)
+        raise PluginError(f"the {kind} {name!r} is claimed by {claimants}: uninstall one of them")
+    return candidates[0].load()
+
+
+def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
+    known = ", ".join(repr(plugin.name) for plugin in installed) or "none"
+    message = f"no {kind} {name!r} is installed; installed are: {known}"
+    if kind == "backend" and name in _EXTRA_OF:
+        message += f'. Run: pip install "drivetrain[{_EXTRA_OF[name]}]"'
+    return message

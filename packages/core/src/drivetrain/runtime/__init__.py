@@ -1,0 +1,1 @@
+"""Runtimes start, watch and end worker processes; nothing else in the package knows processes or Ray."""

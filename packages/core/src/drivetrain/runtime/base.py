@@ -1,0 +1,97 @@
+"""What the controller asks of a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from drivetrain.backend import WorkerGroup
+from drivetrain.events import Event
+
+if TYPE_CHECKING:
+    from drivetrain.config import ScalingConfig
+    from drivetrain.console import Console
+    from drivetrain.context import WorkerInfo
+    from drivetrain.runtime.worker import TrainTask
+
+__all__ = ["Group", "GroupSpec", "Runtime", "rank_environment"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupSpec:
+    """The worker group that an attempt wants.
+
+    Attributes:
+        num_workers: how many workers.
+        scaling: the resources of each, and where to place them.
+        preload: see :class:`~drivetrain.Backend`.
+        warmup: see :class:`~drivetrain.Backend`.
+        log_directory: where ``rank_N.log`` files go; None for nowhere.
+        shown_ranks: whose output is also shown on the console.
+        console: where it is shown.
+        start_timeout_s: seconds until every worker must be running the train function.
+    """
+
+    num_workers: int
+    scaling: ScalingConfig
+    preload: Sequence[str]
+    warmup: Sequence[str]
+    log_directory: Path | None
+    shown_ranks: frozenset[int]
+    console: Console
+    start_timeout_s: float
+
+
+class Group(WorkerGroup, Protocol):
+    """A worker group as the controller drives it."""
+
+    def train(self, tasks: Sequence[TrainTask]) -> None:
+        """Sends each rank its task; the ranks start on it at once."""
+        ...
+
+    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+        """Waits until something happens, and delivers every event that is there, each rank's in order.
+
+        Args:
+            deliver: called with each event, on the calling thread.
+            timeout_s: seconds after which to return even if nothing happened; None for no limit.
+        """
+        ...
+
+    def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
+        """The Python stacks of the ranks that could be asked within a second or so, all threads each."""
+        ...
+
+
+class Runtime(Protocol):
+    """Starts worker groups."""
+
+    name: str
+
+    def validate(self, scaling: ScalingConfig) -> None:
+        """Refuses, before anything is started, what this runtime can never provide.
+
+        Raises:
+            ResourceError: more is asked for than exists.
+            ConfigurationError: something is asked for that this runtime does not know.
+        """
+        ...
+
+    def launch(self, spec: GroupSpec) -> AbstractContextManager[Group]:
+        """Starts a group; leaving the context ends every process of it and releases every resource."""
+        ...
+
+
+def rank_environment(worker: WorkerInfo, *, world_size: int, local_world_size: int) -> dict[str, str]:
+    """The variables that tell a worker its ranks, under the names that torchrun and most launchers use."""
+    return {
+        "RANK": str(worker.rank),
+        "LOCAL_RANK": str(worker.local_rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "GROUP_RANK": str(worker.node_rank),
+        "NODE_RANK": str(worker.node_rank),
+    }

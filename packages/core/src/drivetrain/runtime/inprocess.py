@@ -1,0 +1,103 @@
+"""No workers: the train function runs in this process, on this thread, so that ``breakpoint()`` works as usual."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from drivetrain.context import WorkerInfo
+from drivetrain.errors import ConfigurationError
+from drivetrain.events import Event
+from drivetrain.runtime.base import GroupSpec, rank_environment
+from drivetrain.runtime.worker import TrainTask, execute
+
+if TYPE_CHECKING:
+    from drivetrain.config import ScalingConfig
+
+__all__ = ["InProcessRuntime"]
+
+T = TypeVar("T")
+
+
+class _Unwind(BaseException):
+    """Leaves the train function after the controller has raised inside one of its reports."""
+
+
+class InProcessGroup:
+    """A group of this process alone."""
+
+    def __init__(self) -> None:
+        self.workers = (
+            WorkerInfo(
+                rank=0,
+                local_rank=0,
+                node_rank=0,
+                node_id="localhost",
+                hostname=socket.gethostname(),
+                ip="127.0.0.1",
+                pid=os.getpid(),
+            ),
+        )
+        self._task: TrainTask | None = None
+
+    def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
+        """Calls the function."""
+        return [fn(*args)] if ranks is None or 0 in ranks else []
+
+    def train(self, tasks: Sequence[TrainTask]) -> None:
+        """Takes the task; :meth:`pump` runs it."""
+        self._task = tasks[0]
+
+    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+        """Runs the train function to its end, delivering events from inside it."""
+        assert self._task is not None
+        task, self._task = self._task, None
+        raised: list[BaseException] = []
+
+        def emit(event: Event) -> None:
+            try:
+                deliver(event)
+            except BaseException as error:
+                raised.append(error)
+                raise _Unwind from None
+
+        try:
+            execute(task, emit, in_driver=True)
+        except _Unwind:
+            raise raised[0] from None
+
+    def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
+        """Nobody waits for this process but itself."""
+        return {}
+
+
+class InProcessRuntime:
+    """Runs the train function in the calling process."""
+
+    name = "inprocess"
+
+    def validate(self, scaling: ScalingConfig) -> None:
+        """Refuses more workers than this process can be."""
+        if scaling.num_workers > 1:
+            raise ConfigurationError(
+                f'the "inprocess" runtime wants num_workers 0 or 1, found {scaling.num_workers}: use runtime="local"'
+            )
+
+    @contextlib.contextmanager
+    def launch(self, spec: GroupSpec) -> Iterator[InProcessGroup]:
+        """Sets the rank variables for the time of the run, and puts back what was there."""
+        group = InProcessGroup()
+        variables = rank_environment(group.workers[0], world_size=1, local_world_size=1)
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield group
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

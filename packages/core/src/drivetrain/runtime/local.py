@@ -1,0 +1,311 @@
+"""Worker processes on this machine, forked from a server process that has imported the framework already."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from drivetrain.context import WorkerInfo
+from drivetrain.errors import WorkerDiedError
+from drivetrain.runtime import forkserver
+from drivetrain.runtime.base import GroupSpec, rank_environment
+from drivetrain.runtime.output import OutputPipe, open_log
+from drivetrain.runtime.remote import RemoteGroup
+from drivetrain.runtime.resources import partition_gpus, threads_per_worker, visible_gpus
+
+if TYPE_CHECKING:
+    from drivetrain.config import ScalingConfig
+
+__all__ = ["LocalRuntime"]
+
+_STACKS_WAIT_S = 1.0
+_END_WAIT_S = 10.0
+_GRACE_S = 3.0
+
+
+class _Server:
+    """The driver's side of a fork server process."""
+
+    def __init__(self, key: object, preload: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.key = key
+        self.owner = os.getpid()
+        self.control, theirs = socket.socketpair()
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from drivetrain.runtime import forkserver; "
+            f"forkserver.main({theirs.fileno()}, {tuple(preload)!r}, {os.getpid()})"
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=dict(environment),
+            )
+        self.warmed = False
+        self._next_token = 0
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fork(self, request: forkserver.ForkRequest, descriptors: Sequence[int]) -> int:
+        """Asks for a worker, and returns the token that it is spoken of by."""
+        self._next_token += 1
+        forkserver.send(self.control, ("fork", self._next_token, request), descriptors)
+        return self._next_token
+
+    def kill(self, token: int, number: int) -> None:
+        with contextlib.suppress(OSError):
+            forkserver.send(self.control, ("kill", token, number))
+
+    def warm(self, modules: Sequence[str]) -> None:
+        """Has further modules imported while nobody waits for a worker; the first call counts."""
+        if not self.warmed and modules:
+            forkserver.send(self.control, ("warm", tuple(modules)))
+        self.warmed = True
+
+    def close(self) -> None:
+        """Ends the server, and with it every worker it still has."""
+        self.control.close()
+        try:
+            self._process.wait(_END_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class _IdleServer:
+    """Keeps the last server of this process for its next group, which then starts in milliseconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: _Server | None = None
+
+    def take(self, preload: Sequence[str], environment: Mapping[str, str]) -> _Server:
+        """The server that is kept, if it fits and lives; otherwise a new one."""
+        # The environment is part of the key because a framework may have read it while it was imported.
+        key = (tuple(preload), frozenset(environment.items()), tuple(sys.path))
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None:
+            mine = server.owner == os.getpid()  # a process forked from the driver must leave it alone
+            if mine and server.key == key and server.alive:
+                return server
+            if mine:
+                server.close()
+        return _Server(key, preload, environment)
+
+    def give_back(self, server: _Server) -> None:
+        with self._lock:
+            before, self._server = self._server, server
+        if before is not None:
+            before.close()
+
+    def close(self) -> None:
+        """Ends the server that is kept."""
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None and server.owner == os.getpid():
+            server.close()
+
+
+_idle_server = _IdleServer()
+atexit.register(_idle_server.close)
+
+
+class LocalGroup(RemoteGroup):
+    """Workers forked from a server."""
+
+    def __init__(self, spec: GroupSpec, server: _Server, environment: Mapping[str, str]) -> None:
+        super().__init__(time.monotonic() + spec.start_timeout_s)
+        self.broken = False
+        self._server = server
+        self._spec = spec
+        self._ranks: dict[int, int] = {}  # token -> rank
+        self._pids: dict[int, int] = {}
+        self._stack_pipes: dict[int, int] = {}
+        self._outputs: list[OutputPipe] = []
+        self.watch(server.control, self._hear_server)
+        gpus = partition_gpus(spec.scaling, visible_gpus())
+        for rank in range(spec.num_workers):
+            self._start(rank, gpus[rank], environment)
+        while len(self._pids) < spec.num_workers:
+            missing = [rank for rank in range(spec.num_workers) if rank not in self._pids]
+            if self.broken:
+                raise WorkerDiedError("the process that workers are started from ended while importing the framework")
+            self.wait(f"the processes of ranks {missing} to start", missing)
+        self.workers = tuple(self._describe(rank, gpus[rank]) for rank in range(spec.num_workers))
+
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Asks the processes themselves, by a signal that even a rank stuck in C code answers."""
+        texts = {rank: b"" for rank in ranks if rank in self._pids and rank not in self._gone}
+        with selectors.DefaultSelector() as selector:
+            for rank in texts:
+                selector.register(self._stack_pipes[rank], selectors.EVENT_READ, rank)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pids[rank], forkserver.STACKS_SIGNAL)
+            deadline = time.monotonic() + _STACKS_WAIT_S
+            while ready := selector.select(min(0.2, deadline - time.monotonic())) or (
+                [] if all(texts.values()) else selector.select(deadline - time.monotonic())
+            ):
+                for key, _ in ready:
+                    texts[key.data] += os.read(key.fd, 1 << 16)
+        return {rank: text.decode(errors="replace").rstrip() for rank, text in texts.items() if text}
+
+    def end(self, *, grace_s: float) -> None:
+        """Ends every worker that is left, and waits until none is; closes everything."""
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(self.close_lines)
+            cleanup.callback(self._close_pipes)
+            if grace_s:
+                self._signal_all(signal.SIGTERM)
+                self._wait_for_exits(grace_s)
+            self._signal_all(signal.SIGKILL)
+            self._wait_for_exits(_END_WAIT_S)
+            for output in self._outputs:
+                output.drain()
+        if len(self._gone) < len(self._ranks):
+            self.broken = True
+
+    def _start(self, rank: int, gpus: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        spec = self._spec
+        ours, theirs = socket.socketpair()
+        stacks_read, stacks_write = os.pipe()
+        self._stack_pipes[rank] = stacks_read
+        log = open_log(spec.log_directory, rank)
+        if rank in spec.shown_ranks:
+            pipe = OutputPipe(rank, log, spec.console)
+            self._outputs.append(pipe)
+            self.watch(pipe.read_end, lambda: self._show(pipe))
+            output = pipe.take_write_end()
+        else:
+            output = log
+        info = self._describe(rank, gpus)
+        variables = {
+            **environment,
+            **rank_environment(info, world_size=spec.num_workers, local_world_size=spec.num_workers),
+        }
+        if gpus:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        request = forkserver.ForkRequest(
+            environment=variables, working_directory=os.getcwd(), module_path=tuple(sys.path)
+        )
+        try:
+            token = self._server.fork(request, (theirs.fileno(), output, stacks_write))
+        except ConnectionError:
+            self.broken = True
+            raise WorkerDiedError("the process that workers are started from has ended") from None
+        finally:
+            theirs.close()
+            os.close(output)
+            os.close(stacks_write)
+            self.add_line(rank, ours)
+        self._ranks[token] = rank
+
+    def _describe(self, rank: int, gpus: tuple[str, ...]) -> WorkerInfo:
+        return WorkerInfo(
+            rank=rank,
+            local_rank=rank,
+            node_rank=0,
+            node_id="localhost",
+            hostname=socket.gethostname(),
+            ip="127.0.0.1",
+            pid=self._pids.get(rank, 0),
+            accelerator_ids=gpus,
+        )
+
+    def _hear_server(self) -> None:
+        received = forkserver.receive(self._server.control)
+        if received is None:
+            self.broken = True
+            self.forget(self._server.control)
+            for rank in range(self._spec.num_workers):
+                self.note_exit(rank, None, "ended with the process that it was forked from")
+            return
+        kind, token, value = received[0]
+        rank = self._ranks.get(token)
+        if rank is None:
+            return  # of a group that is over
+        if kind == "forked":
+            self._pids[rank] = value
+        elif kind == "exited":
+            self._read_output(rank)
+            self.note_exit(rank, value)
+
+    def _show(self, pipe: OutputPipe) -> None:
+        pipe.read()
+        if pipe.closed:
+            self.forget(pipe.read_end)
+
+    def _read_output(self, rank: int) -> None:
+        for output in self._outputs:
+            if output.rank == rank:
+                output.drain()
+
+    def _signal_all(self, number: int) -> None:
+        for token, rank in self._ranks.items():
+            if rank not in self._gone:
+                self._server.kill(token, number)
+
+    def _wait_for_exits(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self._gone) < len(self._ranks) and not self.broken:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return
+            self._select(remaining)
+
+    def _close_pipes(self) -> None:
+        for descriptor in self._stack_pipes.values():
+            os.close(descriptor)
+        for output in self._outputs:
+            output.close()
+
+
+class LocalRuntime:
+    """Starts workers on this machine."""
+
+    name = "local"
+
+    def validate(self, scaling: ScalingConfig) -> None:
+        """Refuses more GPUs than this machine has, and what only a cluster knows."""
+        partition_gpus(scaling, visible_gpus())
+
+    @contextlib.contextmanager
+    def launch(self, spec: GroupSpec) -> Iterator[LocalGroup]:
+        """Forks the workers; on leaving they end at once, or with a grace of seconds when the driver is interrupted."""
+        environment = dict(os.environ)
+        environment.setdefault("OMP_NUM_THREADS", str(threads_per_worker(spec.scaling)))
+        server = _idle_server.take(spec.preload, environment)
+        group: LocalGroup | None = None
+        grace_s = 0.0
+        try:
+            group = LocalGroup(spec, server, environment)
+            server.warm(spec.warmup)
+            yield group
+        except KeyboardInterrupt:
+            grace_s = _GRACE_S
+            raise
+        finally:
+            self._end(group, server, grace_s)
+
+    @staticmethod
+    def _end(group: LocalGroup | None, server: _Server, grace_s: float) -> None:
+        done: Callable[[], None] = server.close
+        try:
+            if group is not None:
+                group.end(grace_s=grace_s)
+                if not group.broken:
+                    done = lambda: _idle_server.give_back(server)  # noqa: E731
+        finally:
+            done()

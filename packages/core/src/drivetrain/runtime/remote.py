@@ -1,0 +1,159 @@
+"""A group whose workers are other processes, each at the end of a line: what the local and the Ray runtime share."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from drivetrain.context import WorkerInfo
+from drivetrain.errors import WaitTimeoutError, WorkerDiedError
+from drivetrain.events import Event, Exited
+from drivetrain.failure import describe_exit, rebuild_exception
+from drivetrain.runtime.wire import Inbox, as_event, frame
+from drivetrain.runtime.worker import TrainTask
+
+__all__ = ["RemoteGroup"]
+
+T = TypeVar("T")
+
+
+class RemoteGroup:
+    """Commands go down each worker's line, events and results come up; one thread waits for all of them at once.
+
+    A runtime derives from it, adds the workers, registers what else there is to wait for with :meth:`watch`, and
+    calls :meth:`note_exit` when it learns that a process is gone.
+
+    Args:
+        deadline: when, by the monotonic clock, every worker must be running the train function.
+    """
+
+    def __init__(self, deadline: float) -> None:
+        self.workers: Sequence[WorkerInfo] = ()
+        self._deadline = deadline
+        self._selector = selectors.DefaultSelector()
+        self._inboxes: dict[int, Inbox] = {}
+        self._results: dict[int, tuple[bool, bytes]] = {}
+        self._events: deque[Event] = deque()
+        self._gone: dict[int, Exited] = {}
+
+    def watch(self, source: socket.socket | int, handle: Callable[[], object]) -> None:
+        """Has :meth:`pump` call a function whenever a descriptor can be read."""
+        self._selector.register(source, selectors.EVENT_READ, handle)
+
+    def forget(self, source: socket.socket | int) -> None:
+        """Ends :meth:`watch`."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(source)
+
+    def add_line(self, rank: int, connection: socket.socket) -> None:
+        """Takes the controller's end of a worker's line."""
+        # Reading never waits; a worker that takes no commands is given up on when it should have been training.
+        connection.settimeout(max(1.0, self._deadline - time.monotonic()))
+        inbox = self._inboxes[rank] = Inbox(connection)
+        self.watch(connection, lambda: self._read(rank, inbox))
+
+    def note_exit(self, rank: int, exit_code: int | None, reason: str = "") -> None:
+        """Notes that a worker's process is gone, after taking what it said before."""
+        if rank in self._gone:
+            return
+        if (inbox := self._inboxes.get(rank)) is not None:
+            self.forget(inbox.socket)
+            self._take(rank, list(inbox.read_rest()))
+        self._gone[rank] = event = Exited(rank, exit_code, reason)
+        self._events.append(event)
+
+    def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
+        """See :meth:`drivetrain.WorkerGroup.run`."""
+        chosen = list(range(len(self.workers))) if ranks is None else list(ranks)
+        command = frame(("call", cloudpickle.dumps((fn, args))))
+        self._results.clear()
+        for rank in chosen:
+            self._send(rank, command)
+        name = getattr(fn, "__qualname__", repr(fn))
+        while missing := [rank for rank in chosen if rank not in self._results]:
+            for rank in missing:
+                if (exited := self._gone.get(rank)) is not None:
+                    raise WorkerDiedError(
+                        f"the worker of rank {rank} {exited.reason or describe_exit(exited.exit_code)} "
+                        f"while it was to run {name}",
+                        rank=rank,
+                        exit_code=exited.exit_code,
+                    )
+            self.wait(f"ranks {missing} to run {name}", missing)
+        outcomes = [self._results[rank] for rank in chosen]
+        for succeeded, data in outcomes:
+            if not succeeded:
+                raise rebuild_exception(data)
+        return [pickle.loads(data) for _, data in outcomes]
+
+    def train(self, tasks: Sequence[TrainTask]) -> None:
+        """See :meth:`drivetrain.runtime.base.Group.train`."""
+        for rank, task in enumerate(tasks):
+            self._send(rank, frame(("train", cloudpickle.dumps(task))))
+
+    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+        """See :meth:`drivetrain.runtime.base.Group.pump`."""
+        if not self._events:
+            self._select(timeout_s)
+        while self._events:
+            deliver(self._events.popleft())
+
+    def wait(self, what: str, ranks: Sequence[int]) -> None:
+        """Waits until anything happens, as part of the group's start.
+
+        Raises:
+            WaitTimeoutError: the time for the start is over.
+        """
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            stacks = self.stacks(ranks)
+            shown = "".join(f"\n\nrank {rank} is at:\n{stack}" for rank, stack in sorted(stacks.items()))
+            raise WaitTimeoutError(
+                f"the time for the start of the workers (RunConfig.start_timeout_s) is over, waiting for {what}{shown}",
+                ranks=ranks,
+            )
+        self._select(remaining)
+
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """See :meth:`drivetrain.runtime.base.Group.stacks`."""
+        return {}
+
+    def close_lines(self) -> None:
+        """Closes the selector and every line."""
+        for inbox in self._inboxes.values():
+            inbox.socket.close()
+        self._selector.close()
+
+    def _select(self, timeout_s: float | None) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+
+    def _send(self, rank: int, data: bytes) -> None:
+        # A worker that is gone, or takes nothing, is noticed by whoever waits for what it should have answered.
+        with contextlib.suppress(OSError):
+            self._inboxes[rank].socket.sendall(data)
+
+    def _read(self, rank: int, inbox: Inbox) -> None:
+        self._take(rank, inbox.read())
+        if inbox.closed:
+            self.forget(inbox.socket)
+            self.line_closed(rank)
+
+    def line_closed(self, rank: int) -> None:
+        """A worker's line is closed; its process may be gone, which the runtime finds out."""
+
+    def _take(self, rank: int, messages: Any) -> None:
+        for message in messages:
+            event = as_event(message)
+            if event is None:
+                self._results[rank] = message[1:]
+            else:
+                self._events.append(event)

@@ -1,0 +1,63 @@
+"""What this machine has, and which part of it each worker gets."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from drivetrain.config import ScalingConfig
+from drivetrain.errors import ResourceError
+
+__all__ = ["partition_gpus", "threads_per_worker", "visible_gpus"]
+
+
+def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    allowed = environment.get("CUDA_VISIBLE_DEVICES")
+    if allowed is not None:
+        return [name.strip() for name in allowed.split(",") if name.strip() and name.strip() != "-1"]
+    devices = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
+    return [str(index) for index in sorted(int(match[1]) for match in devices if match)]
+
+
+def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, ...]]:
+    """The GPUs of each local worker. Workers with a fraction share one, as many as fit on it.
+
+    Args:
+        scaling: how many workers, and how many GPUs each.
+        gpus: the GPUs there are.
+
+    Raises:
+        ResourceError: there are too few.
+    """
+    each, workers = scaling.num_gpus_per_worker, scaling.num_workers
+    if each == 0:
+        return [()] * workers
+    if each < 1:
+        sharers = math.floor(1 / each + 1e-9)
+        needed = math.ceil(workers / sharers)
+        parts = [gpus[rank // sharers : rank // sharers + 1] for rank in range(workers)]
+    else:
+        if each != int(each):
+            raise ResourceError(f"GPUs per worker want a whole number or a fraction below 1, found {each}")
+        whole = int(each)
+        needed = whole * workers
+        parts = [gpus[rank * whole : (rank + 1) * whole] for rank in range(workers)]
+    if needed > len(gpus):
+        found = f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none"
+        raise ResourceError(
+            f"{workers} workers with {each:g} GPUs each want {needed} GPUs on this machine, found {found}: "
+            "ask for fewer workers, set use_gpu=False, or connect to a Ray cluster that has them"
+        )
+    return [tuple(part) for part in parts]
+
+
+def threads_per_worker(scaling: ScalingConfig) -> int:
+    """How many threads a local worker should start with: its CPUs, or an even share of the machine's."""
+    asked = scaling.num_cpus_per_worker
+    if asked is not None:
+        return max(1, int(asked))
+    return max(1, len(os.sched_getaffinity(0)) // max(1, scaling.num_workers))

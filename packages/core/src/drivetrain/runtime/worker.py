@@ -1,0 +1,159 @@
+"""What runs in a worker process, whoever started it: take commands, run the train function on the main thread."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import pickle
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from drivetrain.backend import Backend
+from drivetrain.checkpoint import Checkpoint
+from drivetrain.context import TrainContext
+from drivetrain.events import TRAINING, Event, Failed, PhaseEntered, Pickled, Returned
+from drivetrain.failure import capture_failure
+from drivetrain.runtime.wire import Channel
+from drivetrain.session import Session, activate
+from drivetrain.storage import Storage
+
+__all__ = ["TrainTask", "execute", "serve"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainTask:
+    """Everything one rank needs to run the train function once.
+
+    Attributes:
+        function: the pickled pair of train function and config.
+        backend: sets the framework up around it.
+        rendezvous: this rank's mapping for the backend.
+        context: the facts that the function can ask for.
+        storage: the run directory.
+        checkpoint: what to resume from.
+        first_index: index in the run of the report before this attempt's first.
+    """
+
+    function: bytes
+    backend: Backend
+    rendezvous: Mapping[str, str]
+    context: TrainContext
+    storage: Storage
+    checkpoint: Checkpoint | None
+    first_index: int
+
+
+def serve(channel: Channel) -> None:
+    """Executes commands on the calling thread, which is to be the main one, until the channel closes."""
+    while (message := channel.receive()) is not None:
+        command, payload = message
+        if command == "call":
+            channel.send(("result", *_call(payload)))
+        elif command == "train":
+            execute(pickle.loads(payload), channel.send_event)
+            _flush_output()
+
+
+def execute(task: TrainTask, emit: Callable[[Event], None], *, in_driver: bool = False) -> None:
+    """Runs a train function in its session, and emits how it ended.
+
+    Args:
+        task: what to run.
+        emit: takes the events.
+        in_driver: this is the driver's own process: values and exceptions stay the objects that they are, and
+            Ctrl-C and ``sys.exit()`` mean the driver.
+    """
+    rank = task.context.get_world_rank()
+    phase = ""
+
+    def enter(name: str) -> None:
+        nonlocal phase
+        phase = name
+        emit(PhaseEntered(rank, name, time.time()))
+
+    session = Session(
+        context=task.context,
+        storage=task.storage,
+        checkpoint=task.checkpoint,
+        first_index=task.first_index,
+        emit=emit,
+    )
+    value: Any = None
+    try:
+        enter("loading the train function")
+        function, config = pickle.loads(task.function)
+        with activate(session):
+            enter(f"setting up {task.backend.name}")
+            with task.backend.session(task.context, task.rendezvous):
+                enter(TRAINING)
+                with contextlib.suppress(_CleanExit), _exit_as_return():
+                    value = function(config) if takes_config(function) else function()
+                enter(f"taking {task.backend.name} down")
+    except Exception as error:
+        _flush_output()
+        emit(Failed(rank, time.time(), phase, error if in_driver else capture_failure(error)))
+    except (KeyboardInterrupt, SystemExit) as error:
+        if in_driver:
+            raise
+        emit(Failed(rank, time.time(), phase, capture_failure(error)))
+    else:
+        _flush_output()
+        emit(Returned(rank, None if rank else value if in_driver else _pickle_value(value)))
+
+
+def takes_config(function: Callable[..., Any]) -> bool:
+    """Whether a train function takes the config as its one argument."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return False
+    return any(parameter.kind is not parameter.KEYWORD_ONLY for parameter in parameters)
+
+
+class _CleanExit(BaseException):
+    """The train function left by sys.exit() with success."""
+
+
+@contextlib.contextmanager
+def _exit_as_return() -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as error:
+        if error.code in (None, 0):
+            raise _CleanExit from None
+        raise
+
+
+def _call(payload: bytes) -> tuple[bool, bytes]:
+    try:
+        function, arguments = pickle.loads(payload)
+        return True, cloudpickle.dumps(function(*arguments))
+    except Exception as error:
+        return False, capture_failure(error)
+
+
+def _pickle_value(value: Any) -> Pickled | None:
+    if value is None:
+        return None
+    try:
+        return Pickled(cloudpickle.dumps(value))
+    except Exception:  # whatever a user's class may raise; the training itself succeeded
+        warnings.warn(
+            f"Result.return_value is None, because a {type(value).__name__} cannot be pickled:\n"
+            + traceback.format_exc(limit=0),
+            stacklevel=1,
+        )
+        return None
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()

@@ -1,0 +1,219 @@
+"""The worker's side: what a train function calls while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from drivetrain.checkpoint import Checkpoint
+from drivetrain.context import TrainContext
+from drivetrain.errors import SessionError
+from drivetrain.events import Event, Reported
+from drivetrain.storage import Storage
+
+__all__ = ["REDUCTIONS", "Session", "activate", "checkpoint_name", "get_checkpoint", "get_context", "report"]
+
+REDUCTIONS = ("mean", "sum", "min", "max")
+
+_PLAIN_TYPES = frozenset((bool, int, float, str, type(None)))
+
+
+def checkpoint_name(index: int) -> str:
+    """The directory of the checkpoint that belongs to a report, by the report's index in the run."""
+    return f"checkpoint_{index:06d}"
+
+
+class Session:
+    """One rank's line to the controller for the time of one attempt.
+
+    Args:
+        context: the facts that :func:`get_context` hands out.
+        storage: the run directory, where checkpoints are uploaded to.
+        checkpoint: what to resume from.
+        first_index: index in the run that the report before the first one of this attempt has.
+        emit: delivers an event to the controller; blocks while the controller is too far behind.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: TrainContext,
+        storage: Storage,
+        checkpoint: Checkpoint | None,
+        first_index: int,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self.context = context
+        self.checkpoint = checkpoint
+        self._storage = storage
+        self._first_index = first_index
+        self._emit = emit
+        self._rank = context.get_world_rank()
+        self._count = 0
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+
+    def report(
+        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, reduce: Mapping[str, str] | None
+    ) -> None:
+        """Uploads the checkpoint, then hands everything to the controller."""
+        if os.getpid() != self._process:
+            raise SessionError(
+                "report() wants to be called in the worker's own process, found a child process of it "
+                "(a data loader's worker?): report from the train function"
+            )
+        values = plain_metrics(metrics)
+        if reduce is not None:
+            _check_reductions(reduce, values)
+        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+            raise SessionError(
+                f"report(checkpoint=...) wants a Checkpoint, found {checkpoint!r}: use Checkpoint.from_directory(path)"
+            )
+        with self._lock:
+            files = None
+            if checkpoint is not None:
+                name = checkpoint_name(self._first_index + self._count + 1)
+                files = self._storage.put_directory(Path(checkpoint.path), name, rank=self._rank)
+                self.checkpoint = Checkpoint(self._storage.path(name))
+            self._count += 1
+            self._emit(Reported(self._rank, self._count, time.time(), values, files, reduce))
+
+
+_active: Session | None = None
+
+
+@contextlib.contextmanager
+def activate(session: Session) -> Iterator[None]:
+    """Makes a session the one that this process's train function talks to, for the time of a ``with`` block."""
+    global _active
+    if _active is not None:
+        raise SessionError(
+            "a train function is running in this process already: fit() cannot be called inside one here"
+        )
+    _active = session
+    try:
+        yield
+    finally:
+        _active = None
+
+
+def report(
+    metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None, *, reduce: Mapping[str, str] | None = None
+) -> None:
+    """Reports metrics, and a checkpoint if there is one, from inside a train function.
+
+    Every rank may report, as often as it likes; the call is not a barrier. Metrics are handed over at once, so
+    what was reported is kept even if the process dies in the next instant. A checkpoint's files are copied to the
+    run directory before the call returns; it is committed once every rank that still runs has made as many reports.
+
+    Args:
+        metrics: plain values (numbers, strings, None, and lists and mappings of them) by name. A tensor or
+            array of one element counts as its number.
+        checkpoint: a directory of files to keep. Ranks may report different files under one report; they are
+            merged into one checkpoint.
+        reduce: for metrics to combine over all ranks, the way: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"``. The
+            run's metrics then hold the combined value.
+
+    Raises:
+        SessionError: called outside a train function, or with a value that is not plain; the message names the key.
+        CheckpointError: the checkpoint's directory does not exist or holds no files.
+
+    Example:
+        A report of rank 0's accuracy, and of the mean loss over all ranks::
+
+            drivetrain.report({"loss": loss, "accuracy": accuracy}, reduce={"loss": "mean"})
+    """
+    _require("report").report(metrics, checkpoint, reduce)
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """The checkpoint to continue from: the one this attempt resumes from, or the last one this rank reported.
+
+    Returns:
+        None at the start of a run that resumes from nothing.
+
+    Raises:
+        SessionError: called outside a train function.
+    """
+    return _require("get_checkpoint").checkpoint
+
+
+def get_context() -> TrainContext:
+    """What the train function can know about where it runs: ranks, sizes, names and directories.
+
+    Raises:
+        SessionError: called outside a train function.
+    """
+    return _require("get_context").context
+
+
+def _require(function: str) -> Session:
+    if _active is None:
+        raise SessionError(
+            f"{function}() wants to be called inside a train function, found no training in this process: "
+            "pass the function to a trainer and call trainer.fit()"
+        )
+    return _active
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the metrics in plain Python values.
+
+    Raises:
+        SessionError: a key is no string, or a value is not plain; the message names the key.
+    """
+    if not isinstance(metrics, Mapping):
+        raise SessionError(f"report() wants a mapping from metric to value, found {_brief(metrics)}")
+    values: dict[str, Any] = {}
+    for key, value in metrics.items():
+        if type(key) is not str:
+            raise SessionError(f"report() wants strings as names of metrics, found {key!r}")
+        values[key] = value if type(value) in _PLAIN_TYPES else _plain_value(key, value)
+    return values
+
+
+def _plain_value(key: str, value: Any) -> Any:
+    if type(value) in _PLAIN_TYPES:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(f"{key}[{place}]", item) for place, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        if bad := [name for name in value if not isinstance(name, str)]:
+            raise SessionError(f"report() wants strings as names in metric {key!r}, found {bad[0]!r}")
+        return {str(name): _plain_value(f"{key}.{name}", item) for name, item in value.items()}
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        if math.prod(shape) != 1:
+            raise SessionError(
+                f"report() wants plain values, found {_brief(value)} of shape {tuple(shape)} as metric {key!r}: "
+                "report a number made of it (such as its mean), or save it in a checkpoint"
+            )
+        array = value if hasattr(value, "item") else value.numpy()  # TensorFlow's tensors have no item()
+        return _plain_value(key, array.item())
+    for kind in (bool, int, float, str):  # subclasses, such as numpy.float64 or an IntEnum
+        if isinstance(value, kind):
+            return kind(value)
+    raise SessionError(
+        f"report() wants plain values (numbers, strings, None, and lists and mappings of them), "
+        f"found {_brief(value)} as metric {key!r}"
+    )
+
+
+def _check_reductions(reduce: Mapping[str, str], values: Mapping[str, Any]) -> None:
+    for key, how in reduce.items():
+        if how not in REDUCTIONS:
+            raise SessionError(f"report(reduce=...) wants one of {', '.join(REDUCTIONS)} for {key!r}, found {how!r}")
+        if isinstance(values.get(key), bool) or not isinstance(values.get(key), (int, float)):
+            raise SessionError(
+                f"report(reduce=...) wants a number reported as {key!r}, found {values.get(key, 'no such metric')!r}"
+            )
+
+
+def _brief(value: object) -> str:
+    return f"a {type(value).__module__}.{type(value).__qualname__}".replace("a builtins.", "a ")

@@ -1,0 +1,361 @@
+"""``DataParallelTrainer.fit()``: from a train function and configs to a result."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import platform
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar
+
+import cloudpickle
+
+from drivetrain._version import __version__
+from drivetrain.backend import Backend, BackendConfig, NoBackend
+from drivetrain.callback import Callback, Callbacks
+from drivetrain.checkpoint import Checkpoint
+from drivetrain.checkpoints import CheckpointManager
+from drivetrain.config import RunConfig, ScalingConfig
+from drivetrain.console import Console
+from drivetrain.context import Run
+from drivetrain.controller import Controller, Outcome, RunFailed
+from drivetrain.errors import (
+    ConfigurationError,
+    PluginNotFoundError,
+    RunExistsError,
+    SerializationError,
+    StorageError,
+    TrainingFailedError,
+)
+from drivetrain.loggers.csvfile import CsvLogger
+from drivetrain.loggers.jsonfile import JsonLogger
+from drivetrain.loggers.progress import ProgressLine
+from drivetrain.plugins import load_plugin
+from drivetrain.policy import RetryBudget
+from drivetrain.result import ERROR_FILE, RUN_FILE, Result
+from drivetrain.runtime.base import Runtime
+from drivetrain.storage import Storage, open_storage, runs_directory
+
+__all__ = ["DataParallelTrainer"]
+
+
+class DataParallelTrainer:
+    """Runs one function on every worker of a group.
+
+    Args:
+        train_loop_per_worker: the train function; it takes no argument, or the config.
+        train_loop_config: what to pass to it.
+        backend_config: what sets the framework up around it: a configuration, a backend, or the name of an
+            installed one such as ``"torch"``; None for nothing.
+        scaling_config: how many workers, with what.
+        run_config: where results are kept, how the run is watched, and when it ends.
+        metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back; values
+            that JSON knows.
+        resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run.
+
+    Raises:
+        ConfigurationError: an argument is of the wrong type, or the function cannot be called as described.
+        PluginError: the backend is not installed, or does not load.
+
+    Example:
+        >>> import drivetrain
+        >>> def train_func(config):
+        ...     for epoch in range(config["epochs"]):
+        ...         drivetrain.report({"epoch": epoch})
+        >>> trainer = DataParallelTrainer(
+        ...     train_func,
+        ...     train_loop_config={"epochs": 3},
+        ...     scaling_config=ScalingConfig(num_workers=2),
+        ...     run_config=RunConfig(verbose=0),
+        ... )
+        >>> trainer.fit().metrics["epoch"]
+        2
+    """
+
+    _default_backend: ClassVar[type[BackendConfig]] = BackendConfig
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        backend_config: BackendConfig | Backend | str | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+    ) -> None:
+        _check_function(train_loop_per_worker)
+        _check_optional("train_loop_config", train_loop_config, Mapping)
+        _check_optional("scaling_config", scaling_config, ScalingConfig)
+        _check_optional("run_config", run_config, RunConfig)
+        _check_optional("metadata", metadata, Mapping)
+        _check_optional("resume_from_checkpoint", resume_from_checkpoint, Checkpoint)
+        try:
+            json.dumps(dict(metadata or {}))
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"metadata wants values that JSON knows: {error}") from error
+        self._function = train_loop_per_worker
+        self._config = None if train_loop_config is None else dict(train_loop_config)
+        self._backend = _resolve_backend(self._default_backend() if backend_config is None else backend_config)
+        self._scaling = scaling_config or ScalingConfig()
+        self._run_config = run_config or RunConfig()
+        self._metadata = dict(metadata or {})
+        self._resume_from = resume_from_checkpoint
+        frequency, at_end = (
+            self._run_config.checkpoint_config.checkpoint_frequency,
+            self._run_config.checkpoint_config.checkpoint_at_end,
+        )
+        if frequency or at_end:
+            raise ConfigurationError(
+                f"CheckpointConfig(checkpoint_frequency={frequency}, checkpoint_at_end={at_end}) is for trainers that "
+                "own the training loop, and here the train function does: call report(..., checkpoint=...) in it"
+            )
+
+    def fit(self) -> Result:
+        """Runs the train function to its end on every worker, and waits for it.
+
+        Returns:
+            The result; everything in it is on storage as well.
+
+        Raises:
+            TrainingFailedError: a worker failed and no retry was left; ``__cause__`` is the root cause.
+            ConfigurationError: the configs ask for what cannot be; nothing was started.
+            SerializationError: the train function or its config cannot be pickled; nothing was started.
+            RunExistsError: a run of that name exists, and resuming was not asked for; it was left as it is.
+            StorageError: the run directory cannot be written.
+            KeyboardInterrupt: Ctrl-C; every worker has ended.
+        """
+        function = _pickle_function(self._function, self._config)
+        runtime = _resolve_runtime(self._scaling)
+        runtime.validate(self._scaling)
+        callbacks = self._make_callbacks()
+        if self._resume_from is not None and not os.path.isdir(self._resume_from.path):
+            raise ConfigurationError(
+                f"resume_from_checkpoint wants a checkpoint that exists, found no directory at {self._resume_from.path}"
+            )
+        run, storage, checkpoints = self._open_run(Console())
+        dispatcher = Callbacks(callbacks, run)
+        controller = Controller(
+            run=run,
+            runtime=runtime,
+            backend=self._backend,
+            function=function,
+            storage=storage,
+            checkpoints=checkpoints,
+            resume_from=self._resume_from,
+            callbacks=dispatcher,
+            policy=self._run_config.failure_config.policy or RetryBudget(self._run_config.failure_config),
+            metadata=self._metadata,
+        )
+        error: BaseException | None = None
+        try:
+            dispatcher.call("on_run_start")
+            outcome = controller.run()
+        except RunFailed as failed:
+            error = self._explain(failed, run, storage)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            dispatcher.call("on_run_end", error)
+        if error is not None:
+            cause = error.__cause__
+            if self._run_config.failure_config.fail_fast == "raise" and cause is not None:
+                raise cause
+            raise error
+        return self._result(outcome, storage)
+
+    def _make_callbacks(self) -> list[Callback]:
+        chosen: list[Callback] = [JsonLogger(), CsvLogger()]
+        if self._run_config.verbose:
+            chosen.append(ProgressLine())
+        for callback in self._run_config.callbacks:
+            chosen.append(load_plugin("callback", callback)() if isinstance(callback, str) else callback)
+        return chosen
+
+    def _open_run(self, console: Console) -> tuple[Run, Storage, CheckpointManager]:
+        """Opens the run directory, new or to be resumed, and says which."""
+        config = self._run_config
+        directory = runs_directory(config.storage_path, config.storage_filesystem)
+        name = config.name or f"{type(self).__name__}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
+        exists = Storage(directory / name).exists(RUN_FILE)
+        if config.resume == "must" and not exists:
+            raise StorageError(f'RunConfig(resume="must") wants a run {name!r} in {directory}, found none')
+        if exists and config.resume == "never":
+            raise RunExistsError(
+                f"a run {name!r} exists in {directory} and was left as it is: choose another name, delete it, or "
+                'continue it with RunConfig(resume="auto")'
+            )
+        storage = open_storage(directory / name)
+        if not exists and config.resume != "auto" and any(storage.root.iterdir()):
+            raise RunExistsError(
+                f"the run directory {storage.root} wants to be new or empty, found files of something else in it: "
+                "choose another name"
+            )
+        facts = json.loads(storage.read_bytes(RUN_FILE) or b"{}")
+        facts.setdefault("id", secrets.token_hex(4))
+        facts.setdefault("created", time.time())
+        facts.update(
+            version=1,
+            name=name,
+            drivetrain=__version__,
+            python=platform.python_version(),
+            scaling_config=repr(self._scaling),
+            run_config=repr(config),
+            train_loop_config=repr(self._config),
+        )
+        checkpoints = CheckpointManager(storage, config.checkpoint_config, self._metadata)
+        if exists:
+            swept = checkpoints.sweep()
+            latest = checkpoints.latest
+            found = (
+                f"continues from {latest.name}"
+                if latest
+                else "starts from the beginning, as no checkpoint was committed"
+            )
+            leftovers = f" ({len(swept)} uncommitted checkpoints deleted)" if swept else ""
+            if config.verbose:
+                console.print(f"{name}: resume={config.resume!r}, found {storage.root}, {found}{leftovers}", error=True)
+        storage.write_bytes(RUN_FILE, json.dumps(facts, indent=2).encode())
+        for stale in (ERROR_FILE, "error.txt"):
+            storage.delete(stale)
+        storage.path("artifacts").mkdir(exist_ok=True)
+        run = Run(
+            name=name,
+            id=facts["id"],
+            path=storage.root,
+            scaling_config=self._scaling,
+            run_config=config,
+            train_loop_config=self._config,
+            console=console,
+        )
+        return run, storage, checkpoints
+
+    def _explain(self, failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedError:
+        """The error for the user, which is also written to the run directory."""
+        failure = failed.failure
+        lines = [f"{failure.summary} [{failure.kind.value}]", *failed.notes, f"run directory: {run.path}"]
+        if failure.log_tail:
+            lines.append(f"the last lines of its log:\n{failure.log_tail}")
+        message = "\n  ".join(lines)
+        error = TrainingFailedError(message, kind=failure.kind, rank=failure.rank)
+        error.__cause__ = failure.exception
+        record = {
+            "message": message,
+            "kind": failure.kind.value,
+            "rank": failure.rank,
+            "phase": failure.phase,
+            "time": failure.time,
+            "exception": type(failure.exception).__name__ if failure.exception else None,
+        }
+        try:
+            storage.write_bytes(ERROR_FILE, json.dumps(record, indent=2).encode())
+            storage.write_bytes("error.txt", "".join(traceback.format_exception(error)).encode())
+        except StorageError as unwritten:
+            run.console.print(f"{run.name}: {unwritten}", error=True)
+        return error
+
+    @staticmethod
+    def _result(outcome: Outcome, storage: Storage) -> Result:
+        return Result(metrics=outcome.metrics, path=str(storage.root), return_value=outcome.return_value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of what is sent to the workers, for naming the one that cannot be."""
+
+    name: str
+    value: Any
+
+
+def _check_optional(name: str, value: object, kind: type[Any]) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigurationError(f"{name} wants a {kind.__name__}, found {value!r}")
+
+
+def _check_function(function: object) -> None:
+    if not callable(function):
+        raise ConfigurationError(f"train_loop_per_worker wants a function, found {function!r}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+    only_by_keyword = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if len(required) > 1 or only_by_keyword:
+        name = getattr(function, "__qualname__", repr(function))
+        raise ConfigurationError(
+            "train_loop_per_worker wants no argument, or the config as the only required one, found "
+            f"{name}{signature}: put the other values into train_loop_config"
+        )
+
+
+def _resolve_backend(given: BackendConfig | Backend | str) -> Backend:
+    if isinstance(given, str):
+        given = load_plugin("backend", given)() if given != "none" else NoBackend()
+    backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None
+    if backend is None:
+        raise ConfigurationError(f"backend_config wants a BackendConfig, a Backend or the name of one, found {given!r}")
+    return backend
+
+
+def _resolve_runtime(scaling: ScalingConfig) -> Runtime:
+    """The runtime that was asked for, or the one that fits what is connected."""
+    if scaling.runtime is not None and not isinstance(scaling.runtime, str):
+        return scaling.runtime
+    name = scaling.runtime
+    if name is None:
+        name = "inprocess" if scaling.num_workers == 0 else "ray" if _ray_is_connected() else "local"
+    try:
+        runtime: Runtime = load_plugin("runtime", name)()
+    except PluginNotFoundError as error:
+        raise ConfigurationError(str(error)) from error
+    return runtime
+
+
+def _ray_is_connected() -> bool:
+    if os.environ.get("RAY_ADDRESS"):
+        return True
+    ray = sys.modules.get("ray")
+    return bool(ray is not None and ray.is_initialized())
+
+
+def _pickle_function(function: Callable[..., Any], config: Mapping[str, Any] | None) -> bytes:
+    """Pickles what the workers run; on failure names the object that cannot be pickled."""
+    try:
+        pickled: bytes = cloudpickle.dumps((function, config if config is not None else {}))
+        return pickled
+    except Exception as error:  # whatever a user's object may raise
+        culprit = _find_unpicklable(function, config) or "the train function"
+        raise SerializationError(
+            f"workers want a train function and config that can be pickled; {culprit} cannot be "
+            f"({type(error).__name__}: {error}). Create it inside the train function instead"
+        ) from error
+
+
+def _find_unpicklable(function: Callable[..., Any], config: Mapping[str, Any] | None) -> str | None:
+    parts = [_Part(f"train_loop_config[{key!r}]", value) for key, value in (config or {}).items()]
+    try:
+        captured = inspect.getclosurevars(function)
+    except TypeError:
+        captured = None
+    if captured is not None:
+        parts += [_Part(f"{name!r}, which the train function captures", v) for name, v in captured.nonlocals.items()]
+        parts += [
+            _Part(f"the global {name!r}, which the train function uses", v) for name, v in captured.globals.items()
+        ]
+    for part in parts:
+        try:
+            cloudpickle.dumps(part.value)
+        except Exception:  # whatever a user's object may raise
+            return f"{part.name} (a {type(part.value).__name__})"
+    return None

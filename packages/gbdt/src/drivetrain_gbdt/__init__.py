@@ -1,0 +1,3 @@
+"""Distributed XGBoost and LightGBM training for drivetrain."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Transformers, Accelerate and DeepSpeed for drivetrain."""
+
+__all__: list[str] = []

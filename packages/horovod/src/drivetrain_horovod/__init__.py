@@ -1,0 +1,3 @@
+"""Horovod training for drivetrain."""
+
+__all__: list[str] = []

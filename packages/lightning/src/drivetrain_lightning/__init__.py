@@ -1,0 +1,3 @@
+"""Lightning strategies and callbacks for drivetrain."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Distributed TensorFlow training for drivetrain."""
+
+__all__: list[str] = []

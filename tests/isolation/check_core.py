@@ -1,0 +1,54 @@
+"""The core alone in an empty environment: light to import, and enough to train on one machine."""
+
+import subprocess
+import sys
+import tempfile
+
+HEAVY = {"torch", "ray", "pandas", "pyarrow", "numpy"}
+
+
+def loaded_modules(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after `statement`."""
+    code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    run = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
+    return set(run.stdout.split())
+
+
+def check_import_is_light() -> None:
+    heavy = loaded_modules("import drivetrain") & HEAVY
+    assert not heavy, f"import drivetrain loads {sorted(heavy)}"
+
+
+def train_func(config: dict[str, int]) -> int:
+    import drivetrain
+
+    context = drivetrain.get_context()
+    for step in range(config["steps"]):
+        drivetrain.report({"step": step, "rank": context.get_world_rank()})
+    return context.get_world_size()
+
+
+def check_two_workers_report(storage_path: str) -> None:
+    from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+    result = DataParallelTrainer(
+        train_func,
+        train_loop_config={"steps": 3},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="isolation", storage_path=storage_path),
+    ).fit()
+    assert result.error is None, result.error
+    assert result.return_value == 2, result.return_value
+    assert (result.metrics["step"], result.metrics["rank"]) == (2, 0), result.metrics
+
+
+def check_dependencies_are_complete() -> None:
+    subprocess.run([sys.executable, "-m", "pip", "check"], check=True)
+
+
+if __name__ == "__main__":
+    check_dependencies_are_complete()
+    check_import_is_light()
+    with tempfile.TemporaryDirectory() as directory:
+        check_two_workers_report(directory)
+    print("ok: drivetrain alone")
