@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ def _check_int(owner: str, name: str, value: object, *, minimum: int) -> None:
 
 
 def _check_seconds(owner: str, name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ConfigurationError(f"{owner}({name}=...) wants a positive number of seconds, found {value!r}")
 
 
@@ -55,7 +54,7 @@ def _check_resources(owner: str, name: str, value: object) -> None:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f'{owner}({name}=...) wants a mapping such as {{"CPU": 2}}, found {value!r}')
     for key, amount in value.items():
-        good = isinstance(key, str) and isinstance(amount, numbers.Real) and not isinstance(amount, bool)
+        good = isinstance(key, str) and isinstance(amount, (int, float)) and not isinstance(amount, bool)
         if not good or not 0 <= amount < math.inf:
             raise ConfigurationError(
                 f"{owner}({name}=...) wants resource names with amounts of at least 0, found {key!r}: {amount!r}"
@@ -318,7 +317,7 @@ def _check_stop(stop: object) -> None:
     if not isinstance(stop, Mapping):
         raise ConfigurationError(f"RunConfig(stop=...) wants a mapping or a function, found {stop!r}")
     for key, bound in stop.items():
-        if not isinstance(bound, numbers.Real):
+        if not isinstance(bound, (int, float)):
             raise ConfigurationError(f"RunConfig(stop=...) wants a number for {key!r}, found {bound!r}")
 
 

@@ -13,14 +13,13 @@ from drivetrain.checkpoint import Checkpoint
 from drivetrain.checkpoints import CommittedCheckpoint, rank_checkpoints, read_manifest
 from drivetrain.errors import StorageError, TrainingFailedError
 from drivetrain.loggers.jsonfile import result_file
-from drivetrain.storage import Storage
+from drivetrain.storage import RUN_FILE, Storage
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ERROR_FILE", "RUN_FILE", "Result"]
+__all__ = ["ERROR_FILE", "Result"]
 
-RUN_FILE = "run.json"
 ERROR_FILE = "error.json"
 
 

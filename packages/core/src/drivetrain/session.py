@@ -78,6 +78,7 @@ class Session:
         with self._lock:
             files = None
             if checkpoint is not None:
+                self._storage.require_run(self.context.get_trial_id())
                 name = checkpoint_name(self._first_index + self._count + 1)
                 files = self._storage.put_directory(Path(checkpoint.path), name, rank=self._rank)
                 self.checkpoint = Checkpoint(self._storage.path(name))

@@ -8,15 +8,19 @@ instant, sees the old file or the new one, never a part.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from drivetrain.errors import CheckpointError, ConfigurationError, StorageError
 
-__all__ = ["Storage", "open_storage", "runs_directory"]
+__all__ = ["RUN_FILE", "Storage", "open_storage", "runs_directory"]
+
+RUN_FILE = "run.json"
 
 
 class Storage:
@@ -76,6 +80,22 @@ class Storage:
                 shutil.rmtree(target)
             else:
                 target.unlink()
+
+    def require_run(self, run_id: str) -> None:
+        """Makes sure that this is the run's directory also as this process, maybe on another node, sees it.
+
+        Args:
+            run_id: the id that the driver has written into the directory.
+
+        Raises:
+            StorageError: it is not.
+        """
+        facts = self.read_bytes(RUN_FILE)
+        if facts is None or json.loads(facts)["id"] != run_id:
+            raise StorageError(
+                f"the run directory {self.root} is not the driver's on {socket.gethostname()}: a run on several nodes "
+                "wants a storage_path that all of them share, such as a network filesystem"
+            )
 
     def put_directory(self, source: Path, name: str, *, rank: int) -> dict[str, int]:
         """Copies the files of a local directory into the directory ``name``, where other ranks may put theirs too.
@@ -142,8 +162,8 @@ class Storage:
                 if not _same_content(file, self.path(name) / relative):
                     owners = [other for other in sorted(files) if relative.as_posix() in files[other]]
                     raise CheckpointError(
-                        f"ranks {' and '.join(map(str, owners))} reported {relative.as_posix()!r} with different content "
-                        f"for {name}: report the file from one rank only, or put the rank into its name"
+                        f"ranks {' and '.join(map(str, owners))} reported {relative.as_posix()!r} for {name} with "
+                        "different content: report the file from one rank only, or put the rank into its name"
                     )
             shutil.rmtree(duplicates)
 

@@ -39,9 +39,9 @@ from drivetrain.loggers.jsonfile import JsonLogger
 from drivetrain.loggers.progress import ProgressLine
 from drivetrain.plugins import load_plugin
 from drivetrain.policy import RetryBudget
-from drivetrain.result import ERROR_FILE, RUN_FILE, Result
+from drivetrain.result import ERROR_FILE, Result
 from drivetrain.runtime.base import Runtime
-from drivetrain.storage import Storage, open_storage, runs_directory
+from drivetrain.storage import RUN_FILE, Storage, open_storage, runs_directory
 
 __all__ = ["DataParallelTrainer"]
 

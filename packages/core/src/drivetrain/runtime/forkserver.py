@@ -30,13 +30,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from drivetrain.runtime.stacks import answer_to_signal
 from drivetrain.runtime.wire import Channel
 from drivetrain.runtime.worker import serve
 
-__all__ = ["STACKS_SIGNAL", "ForkRequest", "main", "receive", "send"]
-
-STACKS_SIGNAL = signal.SIGRTMAX
-"""Makes a worker write its Python stacks; a signal that neither users nor libraries are known to use."""
+__all__ = ["ForkRequest", "main", "receive", "send"]
 
 _HEADER = struct.Struct(">I")
 _MAX_DESCRIPTORS = 8
@@ -177,7 +175,7 @@ class _Server:
             line, output, stacks = descriptors
             _redirect(output)
             faulthandler.enable()
-            faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+            answer_to_signal(stacks)
             os.environ.clear()
             os.environ.update(request.environment)
             os.chdir(request.working_directory)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -22,13 +21,13 @@ from drivetrain.runtime.base import GroupSpec, rank_environment
 from drivetrain.runtime.output import OutputPipe, open_log
 from drivetrain.runtime.remote import RemoteGroup
 from drivetrain.runtime.resources import partition_gpus, threads_per_worker, visible_gpus
+from drivetrain.runtime.stacks import collect_stacks
 
 if TYPE_CHECKING:
     from drivetrain.config import ScalingConfig
 
 __all__ = ["LocalRuntime"]
 
-_STACKS_WAIT_S = 1.0
 _END_WAIT_S = 10.0
 _GRACE_S = 3.0
 
@@ -147,20 +146,9 @@ class LocalGroup(RemoteGroup):
         self.workers = tuple(self._describe(rank, gpus[rank]) for rank in range(spec.num_workers))
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """Asks the processes themselves, by a signal that even a rank stuck in C code answers."""
-        texts = {rank: b"" for rank in ranks if rank in self._pids and rank not in self._gone}
-        with selectors.DefaultSelector() as selector:
-            for rank in texts:
-                selector.register(self._stack_pipes[rank], selectors.EVENT_READ, rank)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._pids[rank], forkserver.STACKS_SIGNAL)
-            deadline = time.monotonic() + _STACKS_WAIT_S
-            while ready := selector.select(min(0.2, deadline - time.monotonic())) or (
-                [] if all(texts.values()) else selector.select(deadline - time.monotonic())
-            ):
-                for key, _ in ready:
-                    texts[key.data] += os.read(key.fd, 1 << 16)
-        return {rank: text.decode(errors="replace").rstrip() for rank, text in texts.items() if text}
+        """See :meth:`drivetrain.runtime.base.Group.stacks`."""
+        asked = [rank for rank in ranks if rank in self._pids and rank not in self._gone]
+        return collect_stacks({rank: (self._pids[rank], self._stack_pipes[rank]) for rank in asked})
 
     def end(self, *, grace_s: float) -> None:
         """Ends every worker that is left, and waits until none is; closes everything."""
@@ -229,8 +217,8 @@ class LocalGroup(RemoteGroup):
         if received is None:
             self.broken = True
             self.forget(self._server.control)
-            for rank in range(self._spec.num_workers):
-                self.note_exit(rank, None, "ended with the process that it was forked from")
+            for orphan in range(self._spec.num_workers):
+                self.note_exit(orphan, None, "ended with the process that it was forked from")
             return
         kind, token, value = received[0]
         rank = self._ranks.get(token)

@@ -8,7 +8,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -72,13 +72,16 @@ class RemoteGroup:
 
     def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
         """See :meth:`drivetrain.WorkerGroup.run`."""
-        chosen = list(range(len(self.workers))) if ranks is None else list(ranks)
-        command = frame(("call", cloudpickle.dumps((fn, args))))
+        chosen = range(len(self.workers)) if ranks is None else ranks
+        return self.run_each(fn, dict.fromkeys(chosen, args))
+
+    def run_each(self, fn: Callable[..., T], arguments: Mapping[int, tuple[Any, ...]]) -> list[T]:
+        """Like :meth:`run`, with arguments of its own for each rank."""
         self._results.clear()
-        for rank in chosen:
-            self._send(rank, command)
+        for rank, own in arguments.items():
+            self._send(rank, frame(("call", cloudpickle.dumps((fn, own)))))
         name = getattr(fn, "__qualname__", repr(fn))
-        while missing := [rank for rank in chosen if rank not in self._results]:
+        while missing := [rank for rank in arguments if rank not in self._results]:
             for rank in missing:
                 if (exited := self._gone.get(rank)) is not None:
                     raise WorkerDiedError(
@@ -88,7 +91,7 @@ class RemoteGroup:
                         exit_code=exited.exit_code,
                     )
             self.wait(f"ranks {missing} to run {name}", missing)
-        outcomes = [self._results[rank] for rank in chosen]
+        outcomes = [self._results[rank] for rank in arguments]
         for succeeded, data in outcomes:
             if not succeeded:
                 raise rebuild_exception(data)

@@ -16,7 +16,7 @@ from typing import Any
 
 from drivetrain.events import Event, Exited, Failed, PhaseEntered, Reported, Returned
 
-__all__ = ["Channel", "Inbox", "as_event", "frame"]
+__all__ = ["Channel", "Inbox", "as_event", "frame", "receive", "receive_bytes"]
 
 _HEADER = struct.Struct(">Q")
 _EVENTS = (PhaseEntered, Reported, Returned, Failed, Exited)
@@ -28,6 +28,29 @@ def frame(message: Any) -> bytes:
     """A message as it goes over the line."""
     body = pickle.dumps(message, protocol=5)
     return _HEADER.pack(len(body)) + body
+
+
+def receive(connection: socket.socket) -> Any:
+    """Waits for a whole message, as long as the socket's time limit allows; None when the other end has closed."""
+    header = receive_bytes(connection, _HEADER.size)
+    if header is None:
+        return None
+    body = receive_bytes(connection, _HEADER.unpack(header)[0])
+    return None if body is None else pickle.loads(body)
+
+
+def receive_bytes(connection: socket.socket, size: int) -> bytes | None:
+    """Waits for a number of bytes, as long as the socket's time limit allows; None when the other end has closed."""
+    data = bytearray()
+    while len(data) < size:
+        try:
+            part = connection.recv(min(size - len(data), _BUFFER_BYTES))
+        except ConnectionError:
+            return None
+        if not part:
+            return None
+        data += part
+    return bytes(data)
 
 
 class Channel:
@@ -51,23 +74,7 @@ class Channel:
 
     def receive(self) -> Any:
         """The next message, or None when the other end has closed."""
-        header = self._receive_bytes(_HEADER.size)
-        if header is None:
-            return None
-        body = self._receive_bytes(_HEADER.unpack(header)[0])
-        return None if body is None else pickle.loads(body)
-
-    def _receive_bytes(self, size: int) -> bytes | None:
-        data = bytearray()
-        while len(data) < size:
-            try:
-                part = self._socket.recv(min(size - len(data), _BUFFER_BYTES))
-            except ConnectionError:
-                return None
-            if not part:
-                return None
-            data += part
-        return bytes(data)
+        return receive(self._socket)
 
 
 class Inbox:

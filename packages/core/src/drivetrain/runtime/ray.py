@@ -1,0 +1,395 @@
+"""Workers as Ray actors in a placement group, on a cluster that is connected or on one started here.
+
+Ray places the actors, and tells when one is gone. What workers report comes over a TCP connection that each of them
+opens to the driver, as over the local runtime's sockets: a report costs no actor call, and nothing polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import importlib
+import logging
+import math
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.context import WorkerInfo
+from drivetrain.errors import ConfigurationError, PluginNotFoundError, ResourceError, WorkerDiedError
+from drivetrain.runtime.base import GroupSpec, rank_environment
+from drivetrain.runtime.output import log_name
+from drivetrain.runtime.remote import RemoteGroup
+from drivetrain.runtime.stacks import answer_to_signal, collect_stacks
+from drivetrain.runtime.wire import Channel, frame, receive, receive_bytes
+from drivetrain.runtime.worker import serve
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
+    from drivetrain.config import ScalingConfig
+
+__all__ = ["RayRuntime"]
+
+_TOKEN_BYTES = 32
+_HELLO_WAIT_S = 10.0
+_NOTICE_WAIT_S = 2.0
+_END_WAIT_S = 10.0
+_QUIET_WAIT_S = 2.0
+
+
+class RayWorker:
+    """The actor. Its one method runs on the main thread of its process until the driver closes the line."""
+
+    def __init__(self, index: int, address: tuple[str, int], token: bytes) -> None:
+        self._index = index
+        self._address = address
+        self._token = token
+
+    def __repr__(self) -> str:
+        return f"worker {self._index}"
+
+    def serve(self, preload: Sequence[str]) -> None:
+        """Connects to the driver and takes its commands."""
+        import ray
+
+        try:
+            connection = socket.create_connection(self._address, timeout=_HELLO_WAIT_S)
+        except OSError as error:
+            host, port = self._address
+            raise ConnectionError(
+                f"a worker on {socket.gethostname()} cannot reach the driver at {host}:{port} ({error}): "
+                "open the ports of the driver's node to the cluster's nodes"
+            ) from error
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        context = ray.get_runtime_context()
+        facts = {
+            "index": self._index,
+            "node_id": context.get_node_id(),
+            "hostname": socket.gethostname(),
+            "ip": ray.util.get_node_ip_address(),
+            "pid": os.getpid(),
+            "accelerator_ids": tuple(map(str, context.get_accelerator_ids().get("GPU", ()))),
+        }
+        connection.sendall(self._token + frame(facts))
+        for name in preload:
+            with contextlib.suppress(Exception):  # the backend's set-up meets the same error, and tells it
+                importlib.import_module(name)
+        serve(Channel(connection))
+
+
+def _set_up(
+    environment: Mapping[str, str], module_path: Sequence[str], log: Path | None, shown: bool, stacks: Path
+) -> None:
+    """Makes an actor's process what the local runtime's workers are: variables, output, stacks."""
+    for name, value in environment.items():
+        if name != "OMP_NUM_THREADS" or name not in os.environ:
+            os.environ[name] = value
+    sys.path.extend(entry for entry in module_path if entry not in sys.path)
+    os.mkfifo(stacks)
+    answer_to_signal(os.open(stacks, os.O_RDWR | os.O_NONBLOCK))
+    # On a node that does not share the run directory, the output stays with Ray's own logs.
+    if log is not None and log.parent.parent.exists():
+        log.parent.mkdir(exist_ok=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if shown:
+            # A process of its own, so that what a worker says as it crashes is still written.
+            read_end, descriptor = os.pipe()
+            subprocess.Popen(["tee", "-a", str(log)], stdin=read_end, start_new_session=True)
+            os.close(read_end)
+        else:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+
+
+def _read_stacks(targets: Mapping[int, tuple[int, str]]) -> dict[int, str]:
+    """On a worker's node: asks processes for their stacks."""
+    with contextlib.ExitStack() as opened:
+        descriptors: dict[int, tuple[int, int]] = {}
+        for rank, (pid, path) in targets.items():
+            with contextlib.suppress(OSError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                opened.callback(os.close, descriptor)
+                descriptors[rank] = (pid, descriptor)
+        return collect_stacks(descriptors)
+
+
+class RayGroup(RemoteGroup):
+    """Workers that are Ray actors."""
+
+    def __init__(self, spec: GroupSpec, resources: contextlib.ExitStack) -> None:
+        import ray
+
+        super().__init__(time.monotonic() + spec.start_timeout_s)
+        resources.callback(self.close_lines)
+        self._spec = spec
+        self._actors: dict[int, Any] = {}  # by index until every worker has said where it is, then by rank
+        self._rank_of: dict[int, int] = {}
+        self._stack_files: dict[int, str] = {}
+        self._ended: deque[tuple[int, str]] = deque()
+        self._dead: dict[int, str] = {}
+        self._wake_read, self._wake_write = socket.socketpair()
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+            resources.callback(end.close)
+        self.watch(self._wake_read, self._hear_ray)
+        group = _reserve(spec, self._deadline, resources)
+        host = ray.util.get_node_ip_address()
+        listener = resources.enter_context(socket.create_server((host, 0), backlog=spec.num_workers))
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        hellos: dict[int, tuple[dict[str, Any], socket.socket]] = {}
+        self.watch(listener, lambda: _accept(listener, token, hellos))
+        resources.callback(self._end_actors)
+        for index in range(spec.num_workers):
+            self._start(index, group, (host, listener.getsockname()[1]), token)
+        while missing := sorted(set(self._actors) - set(hellos)):
+            for index in missing:
+                if index in self._dead:
+                    raise WorkerDiedError(f"worker {index} did not start: {self._dead[index]}")
+            self.wait(f"workers {missing} to start on the Ray cluster", ())
+        self.forget(listener)
+        self._assign_ranks(hellos)
+        self._set_up_workers()
+
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """See :meth:`drivetrain.runtime.base.Group.stacks`."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        by_node: dict[str, dict[int, tuple[int, str]]] = {}
+        for rank in ranks:
+            if rank in self._stack_files and rank not in self._gone:
+                worker = self.workers[rank]
+                by_node.setdefault(worker.node_id, {})[rank] = (worker.pid, self._stack_files[rank])
+        ask = ray.remote(_read_stacks)
+        answers = [
+            ask.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
+                targets
+            )
+            for node, targets in by_node.items()
+        ]
+        found: dict[int, str] = {}
+        with contextlib.suppress(ray.exceptions.RayError):  # a node that does not answer is no reason to hide the rest
+            for answer in ray.get(answers, timeout=_HELLO_WAIT_S):
+                found.update(answer)
+        return found
+
+    def line_closed(self, rank: int) -> None:
+        """Ray knows more about why, and says so at once, unless it is the node that is gone."""
+        deadline = time.monotonic() + _NOTICE_WAIT_S
+        while rank not in self._gone and (remaining := deadline - time.monotonic()) > 0:
+            self._select(remaining)
+        self.note_exit(rank, None, "closed its connection to the driver")
+
+    def _start(self, index: int, group: PlacementGroup, address: tuple[str, int], token: bytes) -> None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = dict(group.bundle_specs[index])
+        actor: Any = (
+            ray.remote(RayWorker)
+            .options(
+                num_cpus=bundle.pop("CPU", 0),
+                num_gpus=bundle.pop("GPU", 0),
+                resources=bundle or None,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+            )
+            .remote(index, address, token)
+        )
+        self._actors[index] = actor
+        actor.serve.remote(tuple(self._spec.preload)).future().add_done_callback(
+            lambda future: self._tell(index, future.exception())
+        )
+
+    def _tell(self, index: int, error: BaseException | None) -> None:
+        """On a thread of Ray's: passes on that an actor is gone."""
+        self._ended.append((index, _brief_death(error)))
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"!")
+
+    def _hear_ray(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_read.recv(4096)
+        while self._ended:
+            index, reason = self._ended.popleft()
+            self._dead[index] = reason
+            if index in self._rank_of:
+                self.note_exit(self._rank_of[index], None, reason)
+
+    def _assign_ranks(self, hellos: Mapping[int, tuple[dict[str, Any], socket.socket]]) -> None:
+        """Packs ranks by node, the driver's own first, in the order of the GPUs on each."""
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        nodes = sorted({facts["node_id"] for facts, _ in hellos.values()}, key=lambda node: (node != here, node))
+        order = sorted(
+            hellos,
+            key=lambda index: (nodes.index(hellos[index][0]["node_id"]), hellos[index][0]["accelerator_ids"], index),
+        )
+        workers: list[WorkerInfo] = []
+        for rank, index in enumerate(order):
+            facts, connection = hellos[index]
+            self._rank_of[index] = rank
+            node_rank = nodes.index(facts["node_id"])
+            workers.append(
+                WorkerInfo(
+                    rank=rank,
+                    local_rank=sum(worker.node_rank == node_rank for worker in workers),
+                    node_rank=node_rank,
+                    **{name: value for name, value in facts.items() if name != "index"},
+                )
+            )
+            self.add_line(rank, connection)
+        self.workers = tuple(workers)
+        for index, reason in self._dead.items():
+            self.note_exit(self._rank_of[index], None, reason)
+
+    def _set_up_workers(self) -> None:
+        spec = self._spec
+        threads = str(max(1, math.floor(spec.scaling.num_cpus_per_worker or 1)))
+        arguments: dict[int, tuple[Any, ...]] = {}
+        for worker in self.workers:
+            local_world_size = sum(other.node_rank == worker.node_rank for other in self.workers)
+            environment = rank_environment(worker, world_size=len(self.workers), local_world_size=local_world_size)
+            environment["OMP_NUM_THREADS"] = threads
+            log = spec.log_directory / log_name(worker.rank) if spec.log_directory else None
+            stacks = Path(tempfile.gettempdir(), f"drivetrain_stacks_{secrets.token_hex(8)}")
+            self._stack_files[worker.rank] = str(stacks)
+            arguments[worker.rank] = (environment, tuple(sys.path), log, worker.rank in spec.shown_ranks, stacks)
+        self.run_each(_set_up, arguments)
+
+    def _end_actors(self) -> None:
+        """Ends every actor, and waits until Ray has seen to it."""
+        import ray
+
+        for actor in self._actors.values():
+            ray.kill(actor)
+        deadline = time.monotonic() + _END_WAIT_S
+        while len(self._dead) < len(self._actors) and (remaining := deadline - time.monotonic()) > 0:
+            self._select(remaining)
+
+
+class RayRuntime:
+    """Starts workers on a Ray cluster."""
+
+    name = "ray"
+
+    def validate(self, scaling: ScalingConfig) -> None:
+        """Refuses to go on without Ray."""
+        try:
+            importlib.import_module("ray")
+        except ModuleNotFoundError:
+            raise PluginNotFoundError(
+                'the "ray" runtime wants Ray, which is not installed. Run: pip install "drivetrain[ray]"'
+            ) from None
+
+    @contextlib.contextmanager
+    def launch(self, spec: GroupSpec) -> Iterator[RayGroup]:
+        """Reserves resources and starts the actors; on leaving, both are given back."""
+        _connect(spec.scaling)
+        with contextlib.ExitStack() as resources:
+            yield RayGroup(spec, resources)
+
+
+def _connect(scaling: ScalingConfig) -> None:
+    """Connects to the cluster that is configured or runs here, or starts one in this machine's size."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address=os.environ.get("RAY_ADDRESS") or "auto", logging_level=logging.ERROR)
+    except ConnectionError as error:
+        if os.environ.get("RAY_ADDRESS"):
+            raise ConfigurationError(
+                f"RAY_ADDRESS={os.environ['RAY_ADDRESS']!r} wants a running Ray cluster there, found none: {error}"
+            ) from error
+        wanted = scaling.total_resources.get("CPU", 0)
+        ray.init(
+            address="local",
+            num_cpus=max(len(os.sched_getaffinity(0)), math.ceil(wanted)),
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+        )
+
+
+def _reserve(spec: GroupSpec, deadline: float, resources: contextlib.ExitStack) -> PlacementGroup:
+    """Reserves the workers' resources; says what it waits for, and gives up in time."""
+    import ray
+
+    scaling = spec.scaling
+    worker = {"CPU": 1.0, **({"GPU": 1.0} if scaling.use_gpu else {}), **(scaling.resources_per_worker or {})}
+    if scaling.accelerator_type:
+        worker[f"accelerator_type:{scaling.accelerator_type}"] = 0.001
+    bundle = {name: amount for name, amount in worker.items() if amount}
+    bundles = [dict(bundle) for _ in range(spec.num_workers)]
+    trainer = {name: amount for name, amount in (scaling.trainer_resources or {}).items() if amount}
+    if trainer:
+        bundles.append(trainer)
+    if not bundle:
+        raise ConfigurationError("a worker on Ray wants at least a fraction of one resource, found none asked for")
+    group: PlacementGroup = ray.util.placement_group(bundles, strategy=scaling.placement_strategy)
+    resources.callback(ray.util.remove_placement_group, group)
+    asked = f"{spec.num_workers} x {bundle}" + (f" and {trainer} for the trainer" if trainer else "")
+    if group.wait(min(_QUIET_WAIT_S, max(0.0, deadline - time.monotonic()))):
+        return group
+    spec.console.print(f"waiting for resources on the Ray cluster: asked for {asked}; {_inventory()}", error=True)
+    if not group.wait(max(0.0, deadline - time.monotonic())):
+        raise ResourceError(
+            f"waited {spec.start_timeout_s:g} s (RunConfig.start_timeout_s) for resources on the Ray cluster: "
+            f"asked for {asked} ({scaling.placement_strategy}); {_inventory()}: ask for less, or add nodes"
+        )
+    return group
+
+
+def _inventory() -> str:
+    """What the cluster has, and what of it is free."""
+    import ray
+
+    free = ray.available_resources()
+    total = ray.cluster_resources()
+    shown = sorted(
+        name for name in total if not name.startswith(("node:", "memory", "object_store")) and "_group_" not in name
+    )
+    nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+    parts = ", ".join(f"{name} {total[name]:g} ({free.get(name, 0):g} free)" for name in shown)
+    return f"the cluster's {nodes} nodes have {parts or 'nothing'}"
+
+
+def _accept(listener: socket.socket, token: bytes, hellos: dict[int, tuple[dict[str, Any], socket.socket]]) -> None:
+    """Takes a worker's connection, if it knows the token."""
+    connection, _ = listener.accept()
+    connection.settimeout(_HELLO_WAIT_S)
+    try:
+        sent = receive_bytes(connection, _TOKEN_BYTES)
+        facts = receive(connection) if sent is not None and hmac.compare_digest(sent, token) else None
+    except OSError:
+        facts = None
+    if facts is None:
+        connection.close()
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    hellos[facts["index"]] = (facts, connection)
+
+
+def _brief_death(error: BaseException | None) -> str:
+    """What Ray says about the end of an actor, in one line."""
+    if error is None:
+        return "ended"
+    text = " ".join(str(error).split())
+    detail = re.search(r"(?:Worker exit detail: |The actor is dead because )(.*)", text)
+    return f"died, says Ray: {detail[1] if detail else text}"[:500]

@@ -1,0 +1,47 @@
+"""Asks running processes for their Python stacks, by a signal that even one stuck in C code answers."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import selectors
+import signal
+import time
+from collections.abc import Mapping
+
+__all__ = ["answer_to_signal", "collect_stacks"]
+
+_SIGNAL = signal.SIGRTMAX  # one that neither users nor libraries are known to use
+_WAIT_S = 1.0
+_QUIET_S = 0.2
+
+
+def answer_to_signal(descriptor: int) -> None:
+    """Makes this process write the stacks of all its threads to a descriptor when it is asked to."""
+    faulthandler.register(_SIGNAL, file=descriptor, all_threads=True)
+
+
+def collect_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
+    """Asks processes for their stacks, and waits a second at most for the answers.
+
+    Args:
+        targets: by rank, the process id and a descriptor to read its answer from.
+
+    Returns:
+        The stacks of the ranks that answered.
+    """
+    answers = dict.fromkeys(targets, b"")
+    with selectors.DefaultSelector() as selector:
+        for rank, (pid, descriptor) in targets.items():
+            selector.register(descriptor, selectors.EVENT_READ, rank)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, _SIGNAL)
+        deadline = time.monotonic() + _WAIT_S
+        while (remaining := deadline - time.monotonic()) > 0:
+            ready = selector.select(min(_QUIET_S, remaining))
+            if not ready and all(answers.values()):
+                break
+            for key, _ in ready:
+                answers[key.data] += os.read(key.fd, 1 << 16)
+    return {rank: text.decode(errors="replace").rstrip() for rank, text in answers.items() if text}
