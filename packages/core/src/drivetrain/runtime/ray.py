@@ -390,6 +390,6 @@ def _brief_death(error: BaseException | None) -> str:
     """What Ray says about the end of an actor, in one line."""
     if error is None:
         return "ended"
-    text = " ".join(str(error).split())
-    detail = re.search(r"(?:Worker exit detail: |The actor is dead because )(.*)", text)
-    return f"died, says Ray: {detail[1] if detail else text}"[:500]
+    text = " ".join(str(error).split()).partition(" Some common causes")[0]
+    detail = re.search(r".*(?:Worker exit detail: |The actor is dead because )(.*)", text)
+    return f"died, says Ray: {detail[1] if detail else text}"[:500].rstrip(".")

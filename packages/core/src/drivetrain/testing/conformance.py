@@ -1,0 +1,245 @@
+"""The conformance kit: what every backend promises, as tests that a plugin inherits.
+
+A plugin author writes a class with one attribute, and pytest collects the tests::
+
+    from drivetrain.testing import BackendConformance
+
+    class TestMyBackend(BackendConformance):
+        config = MyConfig()
+
+A framework whose workers can add a number up over all ranks shows that too::
+
+        @staticmethod
+        def all_sum(value: float) -> float:
+            return my_framework.all_reduce(value)
+
+A test that cannot hold for a backend is overridden with ``@pytest.mark.xfail(reason=...)``; overriding one silently
+is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from drivetrain.backend import Backend, BackendConfig, WorkerGroup
+from drivetrain.callback import Callback
+from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
+from drivetrain.context import Run, TrainContext, WorkerInfo
+from drivetrain.errors import FailureKind, TrainingFailedError
+from drivetrain.result import Result
+from drivetrain.session import get_context, report
+from drivetrain.trainer import DataParallelTrainer
+
+__all__ = ["BackendConformance"]
+
+_END_S = 20.0
+
+
+class BackendConformance:
+    """Tests of a backend on real worker processes; derive from it and set :attr:`config`.
+
+    Attributes:
+        config: the configuration whose backend is tested.
+        all_sum: adds a number up over all ranks, called on every rank; None if the framework has no such thing,
+            and then the tests that need it are shown as skipped.
+        runtimes: the runtimes to test on.
+    """
+
+    config: ClassVar[BackendConfig]
+    all_sum: ClassVar[Callable[[float], float] | None] = None
+    runtimes: ClassVar[Sequence[str]] = ("local",)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not isinstance(getattr(cls, "config", None), BackendConfig):
+            raise TypeError(f"{cls.__name__} wants an attribute `config` with a BackendConfig")
+        for name, value in vars(cls).items():
+            if name.startswith("test_") and hasattr(BackendConformance, name):
+                marks = getattr(value, "pytestmark", [])
+                if not any(mark.name == "xfail" and mark.kwargs.get("reason") for mark in marks):
+                    raise TypeError(f"{cls.__name__}.{name} overrides a standard test without xfail(reason=...)")
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Runs each test on every runtime that the class declares."""
+        if "fit" in metafunc.fixturenames:
+            metafunc.parametrize("fit", self.runtimes, indirect=True)
+
+    @pytest.fixture
+    def fit(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Result]]:
+        """Runs a function on two workers, and makes sure afterwards that none of them is left."""
+        watcher = _WorkerWatcher()
+
+        def run(
+            function: Callable[[dict[str, Any]], Any],
+            *,
+            backend: Backend | BackendConfig | None = None,
+            max_failures: int = 0,
+            **config: Any,
+        ) -> Result:
+            return DataParallelTrainer(
+                function,
+                train_loop_config={"all_sum": type(self).all_sum, "directory": str(tmp_path), **config},
+                backend_config=backend or self.config,
+                scaling_config=ScalingConfig(num_workers=2, runtime=request.param),
+                run_config=RunConfig(
+                    storage_path=tmp_path,
+                    verbose=0,
+                    callbacks=[watcher],
+                    failure_config=FailureConfig(max_failures=max_failures),
+                    start_timeout_s=120,
+                ),
+            ).fit()
+
+        yield run
+        watcher.assert_gone()
+
+    def test_train_function_runs_on_every_rank_on_the_main_thread(self, fit: Callable[..., Result]) -> None:
+        metrics = fit(_report_facts).metrics
+        assert metrics is not None
+        assert metrics["main_thread"] == 2, "both ranks run on the main thread of their process"
+
+    def test_world_facts_agree_with_the_environment(self, fit: Callable[..., Result]) -> None:
+        metrics = fit(_report_facts).metrics
+        assert metrics is not None
+        assert metrics["world_size"] == 2
+        assert metrics["ranks"] == 1, "ranks 0 and 1 add up to 1"
+        assert metrics["environment_agrees"] == 2
+
+    def test_ranks_exchange_values(self, fit: Callable[..., Result]) -> None:
+        self._require_all_sum()
+        assert fit(_exchange).return_value == 3
+
+    def test_a_second_run_of_one_driver_works(self, fit: Callable[..., Result]) -> None:
+        fit(_report_facts)
+        metrics = fit(_report_facts).metrics
+        assert metrics is not None
+        assert metrics["world_size"] == 2
+
+    def test_failure_during_set_up_is_told_and_ends_the_others(self, fit: Callable[..., Result]) -> None:
+        with pytest.raises(TrainingFailedError, match="rank 1 failed while setting up") as caught:
+            fit(_report_facts, backend=_FailsInSetUp(self.config.create()))
+        assert isinstance(caught.value.__cause__, ConnectionRefusedError)
+
+    def test_exception_in_the_train_function_surfaces(self, fit: Callable[..., Result]) -> None:
+        with pytest.raises(TrainingFailedError) as caught:
+            fit(_raise_on_rank_1)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert caught.value.rank == 1
+
+    def test_killed_rank_is_the_root_cause(self, fit: Callable[..., Result]) -> None:
+        with pytest.raises(TrainingFailedError) as caught:
+            fit(_die_on_rank_1)
+        assert caught.value.rank == 1
+        assert caught.value.kind is FailureKind.INFRASTRUCTURE
+
+    def test_killed_rank_is_replaced(self, fit: Callable[..., Result]) -> None:
+        assert fit(_die_once_on_rank_1, max_failures=1).return_value == 1, "the second attempt succeeds"
+
+    def _require_all_sum(self) -> None:
+        if type(self).all_sum is None:
+            pytest.skip(f"{type(self).__name__} declares no all_sum")
+
+
+class _WorkerWatcher(Callback):
+    """Remembers every worker process, to see that it has ended."""
+
+    def __init__(self) -> None:
+        self._pids: list[int] = []
+
+    def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
+        self._pids += [worker.pid for worker in workers]
+
+    def assert_gone(self) -> None:
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                watched = os.pidfd_open(pid)
+                try:
+                    assert _ends_within(watched, _END_S), f"worker process {pid} is left running"
+                finally:
+                    os.close(watched)
+
+
+def _ends_within(process: int, seconds: float) -> bool:
+    import select
+
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+class _FailsInSetUp(Backend):
+    """A backend that works, and then fails on rank 1 before the train function is called."""
+
+    def __init__(self, inner: Backend) -> None:
+        self._inner = inner
+        self.name = inner.name
+        self.preload = inner.preload
+
+    def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
+        return self._inner.rendezvous(group)
+
+    @contextlib.contextmanager
+    def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
+        with self._inner.session(context, rendezvous):
+            if context.get_world_rank() == 1:
+                raise ConnectionRefusedError("the set-up of rank 1 fails in this test")
+            yield
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _report_facts(config: dict[str, Any]) -> None:
+    context = get_context()
+    agrees = os.environ["RANK"] == str(context.get_world_rank()) and os.environ["WORLD_SIZE"] == str(
+        context.get_world_size()
+    )
+    report(
+        {
+            "world_size": context.get_world_size(),
+            "ranks": context.get_world_rank(),
+            "main_thread": int(threading.current_thread() is threading.main_thread()),
+            "environment_agrees": int(agrees),
+        },
+        reduce={"ranks": "sum", "main_thread": "sum", "environment_agrees": "sum"},
+    )
+
+
+def _exchange(config: dict[str, Any]) -> float:
+    total: float = config["all_sum"](float(get_context().get_world_rank() + 1))
+    return total
+
+
+def _raise_on_rank_1(config: dict[str, Any]) -> None:
+    if get_context().get_world_rank() == 1:
+        raise ZeroDivisionError("rank 1 raises in this test")
+    _wait_for_the_end(config)
+
+
+def _die_on_rank_1(config: dict[str, Any]) -> None:
+    if get_context().get_world_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _wait_for_the_end(config)
+
+
+def _die_once_on_rank_1(config: dict[str, Any]) -> int:
+    if get_context().attempt == 0:
+        _die_on_rank_1(config)
+    return get_context().attempt
+
+
+def _wait_for_the_end(config: dict[str, Any]) -> None:
+    """Waits for a rank that never comes: in a collective where there is one, for as long as a test may take."""
+    if config["all_sum"] is not None:
+        config["all_sum"](0.0)
+    threading.Event().wait(_END_S)
+    raise TimeoutError(f"nobody ended this rank within {_END_S:g} s (at {time.time():.0f})")
