@@ -15,7 +15,6 @@ When each hook is called::
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -87,7 +86,7 @@ class Callbacks:
             try:
                 hook(self._run, report)
             except Exception as error:
-                raise _blame(hook.__self__ if hasattr(hook, "__self__") else hook, "on_report", error) from error
+                raise _blame(getattr(hook, "__self__", hook), "on_report", error) from error
 
     def call(self, hook: str, *args: Any) -> None:
         """Calls a hook of every callback; the first that raises ends the round."""
@@ -97,11 +96,20 @@ class Callbacks:
             except Exception as error:
                 raise _blame(callback, hook, error) from error
 
-    def call_all(self, hook: str, *args: Any) -> None:
-        """Calls a hook of every callback, whatever the others do, and raises the first error at the end."""
-        with contextlib.ExitStack() as stack:
-            for callback in reversed(self._callbacks):
-                stack.callback(Callbacks([callback], self._run).call, hook, *args)
+    def close(self, hook: str, *args: Any) -> CallbackError | None:
+        """Calls a hook that ends something of every callback, whatever the others do.
+
+        Returns:
+            The first error, which the caller raises unless something else went wrong before.
+        """
+        first: CallbackError | None = None
+        for callback in self._callbacks:
+            try:
+                getattr(callback, hook)(self._run, *args)
+            except Exception as error:
+                first = first or _blame(callback, hook, error)
+                first.__cause__ = first.__cause__ or error
+        return first
 
 
 def _blame(callback: object, hook: str, error: Exception) -> CallbackError:

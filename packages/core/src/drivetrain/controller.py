@@ -16,9 +16,18 @@ from typing import Any
 
 from drivetrain.backend import Backend
 from drivetrain.callback import Callbacks, Report
+from drivetrain.checkpoint import Checkpoint
 from drivetrain.checkpoints import CheckpointManager, CommittedCheckpoint
 from drivetrain.context import Run, TrainContext, WorkerInfo
-from drivetrain.errors import CallbackError, DrivetrainError, FailureKind, WaitTimeoutError, WorkerDiedError
+from drivetrain.errors import (
+    CallbackError,
+    ConfigurationError,
+    FailureKind,
+    PluginError,
+    ResourceError,
+    WaitTimeoutError,
+    WorkerDiedError,
+)
 from drivetrain.events import TRAINING, Event, Exited, Failed, PhaseEntered, Pickled, Reported, Returned
 from drivetrain.failure import Failure, classify, describe_exit, rebuild_exception
 from drivetrain.policy import FailurePolicy
@@ -68,7 +77,7 @@ class Controller:
         function: the pickled pair of train function and config.
         storage: the run directory.
         checkpoints: its committed checkpoints.
-        resume_from: what the first attempt continues from; the entry is None for a checkpoint of another run.
+        resume_from: what the first attempt continues from where the run has no checkpoint of its own.
         callbacks: the dispatcher.
         policy: decides about retries.
         metadata: the trainer's metadata, for the context.
@@ -83,7 +92,7 @@ class Controller:
         function: bytes,
         storage: Storage,
         checkpoints: CheckpointManager,
-        resume_from: Any,
+        resume_from: Checkpoint | None,
         callbacks: Callbacks,
         policy: FailurePolicy,
         metadata: Mapping[str, Any],
@@ -113,33 +122,45 @@ class Controller:
                 return self._run_attempt(len(history))
             except RunFailed as failed:
                 retrying = _can_retry(failed.failure) and self._policy.decide(failed.failure, history)
-                self._callbacks.call("on_failure", failed.failure, retrying)
-                if not retrying:
+                unheard = self._callbacks.close("on_failure", failed.failure, retrying)
+                if unheard is not None:
+                    failed.notes += (f"also: {unheard}",)
+                if unheard is not None or not retrying:
                     raise
                 history.append(failed.failure)
                 self._checkpoints.sweep()
 
     def _run_attempt(self, number: int) -> Outcome:
-        attempt: _Attempt | None = None
         try:
             with self._runtime.launch(self._group_spec()) as group:
-                workers = list(group.workers)
-                self._callbacks.call("on_group_start", number, workers)
-                try:
-                    attempt = self._start(group, number)
-                    outcome = attempt.follow(group)
-                finally:
-                    if attempt is not None:
-                        self._last_index = attempt.last_index
-                    self._backend.close()
-                    self._callbacks.call("on_group_stop", number)
-            return outcome
-        except CallbackError as error:
-            raise RunFailed(
-                Failure(kind=FailureKind.USER_ERROR, summary=str(error), exception=error.__cause__ or error)
-            ) from None
-        except (DrivetrainError, ImportError, OSError) as error:
+                self._callbacks.call("on_group_start", number, list(group.workers))
+                return self._drive(group, number)
+        except (RunFailed, ConfigurationError, PluginError, ResourceError):
+            raise
+        except Exception as error:  # of a backend, a callback or the runtime
             raise RunFailed(_controller_failure(error)) from None
+
+    def _drive(self, group: Group, number: int) -> Outcome:
+        """Has a group train, and closes what the attempt has opened; the first thing that went wrong is raised."""
+        attempt: _Attempt | None = None
+        ended_well = False
+        try:
+            attempt = self._start(group, number)
+            outcome = attempt.follow(group)
+            ended_well = True
+            return outcome
+        finally:
+            if attempt is not None:
+                self._last_index = attempt.last_index
+            error: Exception | None = self._callbacks.close("on_group_stop", number)
+            try:
+                self._backend.close()
+            except Exception as raised:  # whatever a plugin raises
+                error = error or raised
+            if error is not None:
+                if ended_well:
+                    raise error
+                self._run.console.print(f"{self._run.name}: while ending the attempt: {error}", error=True)
 
     def _group_spec(self) -> GroupSpec:
         config = self._run.run_config
@@ -422,10 +443,10 @@ class _Attempt:
         """Takes what else happens at the same moment, so that the cause is not taken for its consequence."""
         until = time.monotonic() + (_SETTLE_S if not self._exits else 0.0)
         with contextlib.suppress(_Stop):
-            while True:
+            while self._running:
                 remaining = until - time.monotonic()
                 group.pump(self.handle, max(0.0, remaining))
-                if remaining <= 0 or self._exits or not self._running:
+                if remaining <= 0 or self._exits:
                     return
 
     def _root_cause(self) -> tuple[Failure, list[str]]:
@@ -452,14 +473,14 @@ class _Attempt:
         return Outcome(metrics=self.metrics, return_value=value)
 
 
-def _controller_failure(error: BaseException) -> Failure:
-    kind = FailureKind.USER_ERROR
+def _controller_failure(error: Exception) -> Failure:
+    if isinstance(error, CallbackError):
+        return Failure(kind=FailureKind.USER_ERROR, summary=str(error), exception=error.__cause__ or error)
+    kind = classify(error)
     if isinstance(error, WaitTimeoutError):
         kind = FailureKind.HANG
     elif isinstance(error, WorkerDiedError):
         kind = FailureKind.INFRASTRUCTURE
-    elif isinstance(error, DrivetrainError):
-        kind = classify(error)
     return Failure(kind=kind, summary=_one_line(error), exception=error)
 
 

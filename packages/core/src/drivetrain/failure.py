@@ -15,7 +15,7 @@ from typing import cast
 import cloudpickle
 from tblib import Traceback
 
-from drivetrain.errors import FailureKind, RemoteError, StorageError
+from drivetrain.errors import CheckpointError, FailureKind, RemoteError, StorageError
 
 __all__ = ["Failure", "capture_failure", "describe_exit", "rebuild_exception"]
 
@@ -84,7 +84,9 @@ def rebuild_exception(data: bytes | BaseException) -> BaseException:
 
 def classify(error: BaseException) -> FailureKind:
     """The class of an exception that a train function or its set-up raised."""
-    return FailureKind.STORAGE if isinstance(error, StorageError) else FailureKind.USER_ERROR
+    if isinstance(error, StorageError) and not isinstance(error, CheckpointError):
+        return FailureKind.STORAGE
+    return FailureKind.USER_ERROR
 
 
 def describe_exit(exit_code: int | None) -> str:

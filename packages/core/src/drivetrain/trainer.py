@@ -25,7 +25,7 @@ from drivetrain.checkpoints import CheckpointManager
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.console import Console
 from drivetrain.context import Run
-from drivetrain.controller import Controller, Outcome, RunFailed
+from drivetrain.controller import Controller, RunFailed
 from drivetrain.errors import (
     ConfigurationError,
     PluginNotFoundError,
@@ -163,15 +163,16 @@ class DataParallelTrainer:
             error = self._explain(failed, run, storage)
         except BaseException as raised:
             error = raised
-            raise
-        finally:
-            dispatcher.call("on_run_end", error)
-        if error is not None:
-            cause = error.__cause__
-            if self._run_config.failure_config.fail_fast == "raise" and cause is not None:
-                raise cause
-            raise error
-        return self._result(outcome, storage)
+        unheard = dispatcher.close("on_run_end", error)
+        if error is None and unheard is None:
+            return Result(metrics=outcome.metrics, path=str(storage.root), return_value=outcome.return_value)
+        if error is not None and unheard is not None:
+            run.console.print(f"{run.name}: {unheard}", error=True)
+        error = error or unheard
+        assert error is not None
+        if isinstance(error, TrainingFailedError) and self._run_config.failure_config.fail_fast == "raise":
+            error = error.__cause__ or error
+        raise error
 
     def _make_callbacks(self) -> list[Callback]:
         chosen: list[Callback] = [JsonLogger(), CsvLogger()]
@@ -262,10 +263,6 @@ class DataParallelTrainer:
         except StorageError as unwritten:
             run.console.print(f"{run.name}: {unwritten}", error=True)
         return error
-
-    @staticmethod
-    def _result(outcome: Outcome, storage: Storage) -> Result:
-        return Result(metrics=outcome.metrics, path=str(storage.root), return_value=outcome.return_value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,16 +58,18 @@ class InProcessGroup:
         raised: list[BaseException] = []
 
         def emit(event: Event) -> None:
+            if raised:  # the train function has caught what was to end it
+                raise _Unwind
             try:
                 deliver(event)
             except BaseException as error:
                 raised.append(error)
                 raise _Unwind from None
 
-        try:
+        with contextlib.suppress(_Unwind):
             execute(task, emit, in_driver=True)
-        except _Unwind:
-            raise raised[0] from None
+        if raised:
+            raise raised[0]
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
         """Nobody waits for this process but itself."""
