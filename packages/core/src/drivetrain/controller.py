@@ -254,6 +254,7 @@ class _Attempt:
         self._waiting_reports: deque[Reported] = deque()
         self._combined: dict[int, dict[str, float]] = {}
         self._stop_by: float | None = None
+        self._stop_number = 0
         self._return_value: Any = None
         self.last_index = first_index
         self.metrics: dict[str, Any] | None = None
@@ -287,7 +288,7 @@ class _Attempt:
             self._on_failure(event)
         else:
             self._on_exit(event)
-        if self._stop_by is not None and not self._matcher.holding:
+        if self._stop_by is not None and not self._matcher.holds(self._stop_number):
             raise _Stop
 
     def _on_report(self, event: Reported) -> None:
@@ -328,6 +329,7 @@ class _Attempt:
         self._callbacks.report(Report(event.rank, self._first_iteration + event.number, metrics))
         if event.rank == 0 and self._run.run_config.stop is not None and self._stop_by is None and self._met(metrics):
             self._stop_by = time.monotonic() + _STOP_WAIT_S
+            self._stop_number = event.number
 
     def _met(self, metrics: Mapping[str, Any]) -> bool:
         condition = self._run.run_config.stop

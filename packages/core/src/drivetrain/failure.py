@@ -129,10 +129,32 @@ def _user_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _pickle_exception(error: BaseException) -> bytes:
-    try:
-        pickled: bytes = cloudpickle.dumps(error)
-        if isinstance(pickle.loads(pickled), type(error)):
-            return pickled
-    except Exception:  # anything may be raised by a user's class; the description below always pickles
-        pass
+    for form in (error, _WithoutInit(error)):
+        try:
+            pickled: bytes = cloudpickle.dumps(form)
+            if isinstance(pickle.loads(pickled), type(error)):
+                return pickled
+        except Exception:  # anything may be raised by a user's class; the description below always pickles
+            continue
     return pickle.dumps(RemoteError(f"{_title(error)} (the exception itself could not be pickled)"))
+
+
+class _WithoutInit:
+    """Pickles as an exception that is made again without calling its ``__init__``.
+
+    By default an exception is unpickled by calling its class with ``args``, which fails for every class whose
+    ``__init__`` takes anything else than it passes on.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        error = self._error
+        return _make_without_init, (type(error), error.args, error.__dict__)
+
+
+def _make_without_init(kind: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error

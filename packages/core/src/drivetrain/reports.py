@@ -57,10 +57,9 @@ class ReportMatcher:
         self._running = set(range(world_size))
         self._held: dict[int, MatchedReport] = {}
 
-    @property
-    def holding(self) -> bool:
-        """Whether a report waits for another rank."""
-        return bool(self._held)
+    def holds(self, number: int) -> bool:
+        """Whether a report of that number or a smaller one waits for another rank."""
+        return bool(self._held) and min(self._held) <= number
 
     def add(self, event: Reported) -> list[MatchedReport]:
         """Takes a rank's report, and returns what it settles, in order."""

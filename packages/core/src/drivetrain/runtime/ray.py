@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -344,10 +345,19 @@ def _reserve(spec: GroupSpec, deadline: float, resources: contextlib.ExitStack) 
     group: PlacementGroup = ray.util.placement_group(bundles, strategy=scaling.placement_strategy)
     resources.callback(ray.util.remove_placement_group, group)
     asked = f"{spec.num_workers} x {bundle}" + (f" and {trainer} for the trainer" if trainer else "")
-    if group.wait(min(_QUIET_WAIT_S, max(0.0, deadline - time.monotonic()))):
+    reserved = threading.Event()
+
+    def wait() -> None:
+        # Ray's wait cannot be interrupted and takes whole seconds; on a thread it leaves Ctrl-C to the main one.
+        with contextlib.suppress(Exception):  # the group may be removed meanwhile
+            if group.wait(math.ceil(max(0.0, deadline - time.monotonic()))):
+                reserved.set()
+
+    threading.Thread(target=wait, name="drivetrain-reserve", daemon=True).start()
+    if reserved.wait(min(_QUIET_WAIT_S, max(0.0, deadline - time.monotonic()))):
         return group
     spec.console.print(f"waiting for resources on the Ray cluster: asked for {asked}; {_inventory()}", error=True)
-    if not group.wait(max(0.0, deadline - time.monotonic())):
+    if not reserved.wait(max(0.0, deadline - time.monotonic())):
         raise ResourceError(
             f"waited {spec.start_timeout_s:g} s (RunConfig.start_timeout_s) for resources on the Ray cluster: "
             f"asked for {asked} ({scaling.placement_strategy}); {_inventory()}: ask for less, or add nodes"

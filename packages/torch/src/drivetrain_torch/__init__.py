@@ -1,0 +1,20 @@
+"""PyTorch for drivetrain: a process group on every worker, and what makes a model and its data use it.
+
+Importing this package does not import torch: a worker does, once it needs it.
+"""
+
+from drivetrain_torch._config import TorchConfig, TorchXLAConfig
+from drivetrain_torch._devices import get_device, get_devices
+from drivetrain_torch._prepare import enable_reproducibility, prepare_data_loader, prepare_model
+from drivetrain_torch._trainer import TorchTrainer
+
+__all__ = [
+    "TorchConfig",
+    "TorchTrainer",
+    "TorchXLAConfig",
+    "enable_reproducibility",
+    "get_device",
+    "get_devices",
+    "prepare_data_loader",
+    "prepare_model",
+]

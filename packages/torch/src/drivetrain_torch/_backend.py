@@ -1,0 +1,169 @@
+"""Sets up the process group: one store on rank 0, which every rank joins."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from drivetrain import Backend, ConfigurationError, PluginError, TrainContext, WorkerGroup
+from drivetrain_torch._devices import get_devices
+
+__all__ = ["TorchBackend", "TorchXLABackend"]
+
+_store: Any = None
+"""The store that this process serves, if it is rank 0's; other ranks may need it for as long as the process lives."""
+
+
+@dataclass(frozen=True)
+class TorchBackend(Backend):
+    """What :class:`~drivetrain_torch.TorchConfig` describes.
+
+    Attributes:
+        group_backend: of the process group; None to choose by device.
+        init_method: ``"env"`` or ``"tcp"``.
+        timeout_s: seconds that joining, and each collective operation, may take.
+    """
+
+    group_backend: str | None
+    init_method: str
+    timeout_s: float
+
+    name = "torch"
+    preload = ("torch", "torch.distributed")
+    # Whatever touches torch's compiler, such as the first DistributedDataParallel or optimizer, imports all of it.
+    warmup = ("sympy", "drivetrain_torch._warmup")
+
+    def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
+        """Has rank 0 serve a store, on a port that is free because the store is what binds it."""
+        address = group.workers[0].ip
+        (port,) = group.run(_serve_store, address, len(group.workers), self.timeout_s, ranks=[0])
+        return [{"MASTER_ADDR": address, "MASTER_PORT": str(port)} for _ in group.workers]
+
+    @contextlib.contextmanager
+    def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
+        """Joins the process group, and leaves it when the train function has returned.
+
+        A peer that still waits for this rank in a collective then gets an error at once. After an exception the
+        group stays, so that the peers' errors do not come before this one is told.
+        """
+        import torch
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            raise ConfigurationError(
+                "the torch backend wants a process without a process group, found one that was initialised before "
+                "fit(): call torch.distributed.destroy_process_group() first"
+            )
+        self.load()
+        alone = context.get_world_size() == 1
+        with _environment(self._variables(context, rendezvous)), _threads():
+            device = get_devices()[0]
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            size, address, port = context.get_world_size(), rendezvous["MASTER_ADDR"], int(rendezvous["MASTER_PORT"])
+            try:
+                store = _store or _open_store(address, port, size, self.timeout_s, serve=False)
+                dist.init_process_group(
+                    self.group_backend or ("nccl" if device.type == "cuda" else "gloo"),
+                    # Under a prefix, so that a group which the train function makes itself finds no keys of this one.
+                    store=dist.PrefixStore("drivetrain", store),  # type: ignore[attr-defined]
+                    rank=context.get_world_rank(),
+                    world_size=size,
+                    timeout=timedelta(seconds=self.timeout_s),
+                )
+                yield
+            except BaseException:
+                if alone:  # this may be the driver's own process, which goes on
+                    _leave(alone)
+                raise
+            _leave(alone)
+
+    def load(self) -> None:
+        """Imports what the process group's backend needs beside torch."""
+
+    def _variables(self, context: TrainContext, rendezvous: Mapping[str, str]) -> dict[str, str]:
+        variables: dict[str, str] = {}
+        if self.init_method == "env":
+            # The last one has env:// connect to the store that is there, as under torchrun, and not bind its port.
+            variables = {**rendezvous, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        if sys.platform == "linux" and context.get_local_world_size() == context.get_world_size():
+            variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        return variables
+
+
+class TorchXLABackend(TorchBackend):
+    """What :class:`~drivetrain_torch.TorchXLAConfig` describes."""
+
+    name = "torch_xla"
+
+    def load(self) -> None:
+        """Imports torch_xla, which registers the ``xla`` process group."""
+        try:
+            importlib.import_module("torch_xla.distributed.xla_backend")
+        except ModuleNotFoundError as error:
+            if error.name != "torch_xla":
+                raise
+            raise PluginError(
+                "TorchXLAConfig wants the package torch_xla on every worker, found none: run pip install torch_xla"
+            ) from error
+
+
+def _serve_store(address: str, world_size: int, timeout_s: float) -> int:
+    global _store
+    _store = _open_store(address, 0, world_size, timeout_s, serve=True)
+    port: int = _store.port
+    return port
+
+
+def _open_store(address: str, port: int, world_size: int, timeout_s: float, *, serve: bool) -> Any:
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=timeout_s)
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address, port, world_size, is_master=serve, timeout=timeout, wait_for_workers=False
+    )
+
+
+def _leave(alone: bool) -> None:
+    global _store
+    import torch.distributed as dist
+
+    if dist.is_initialized():  # the train function may have destroyed it
+        dist.destroy_process_group()
+    if alone:
+        _store = None
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables, and puts back what was there."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _threads() -> Iterator[None]:
+    """Gives torch as many threads as ``OMP_NUM_THREADS`` says: it may have been imported before that was set."""
+    import torch
+
+    before = torch.get_num_threads()
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    torch.set_num_threads(int(asked) if asked.isdecimal() and int(asked) else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,170 @@
+"""The data loader that ``prepare_data_loader`` returns. Imports torch, so only functions import it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from drivetrain import ConfigurationError
+
+__all__ = ["PreparedLoader", "map_tensors", "shard"]
+
+_ALL_ON_EVERY_WORKER = (
+    "so every worker loads all of it: shard it by drivetrain.get_context().get_world_rank(), and pass "
+    "add_dist_sampler=False to say that you did"
+)
+
+
+def shard(loader: DataLoader[Any], *, rank: int, world_size: int) -> DataLoader[Any]:
+    """The same loader over one worker's part of the data, where it is well defined what that is."""
+    if isinstance(loader.dataset, IterableDataset):
+        name = type(loader.dataset).__name__
+        _warn(f"{name} is an IterableDataset, which prepare_data_loader cannot shard, {_ALL_ON_EVERY_WORKER}")
+        return loader
+    batching, sampler = loader.batch_sampler, loader.sampler
+    batch_size, drop_last = loader.batch_size, loader.drop_last
+    if type(batching) is BatchSampler:  # the user's, or the one that the loader has made of its batch_size
+        sampler, batch_size, drop_last = batching.sampler, batching.batch_size, batching.drop_last
+        batching = None
+    elif batching is not None and loader.batch_size is None:
+        sampler = getattr(batching, "sampler", batching)
+    if isinstance(sampler, DistributedSampler):
+        return loader
+    if batching is not None or not _covers_dataset(sampler, loader):
+        kept = f"the batch sampler {type(batching).__name__}" if batching is not None else type(sampler).__name__
+        _warn(f"prepare_data_loader keeps {kept} and cannot shard what it picks, {_ALL_ON_EVERY_WORKER}")
+        return loader
+    arguments = {
+        "sampler": DistributedSampler(
+            loader.dataset,
+            num_replicas=world_size,
+            rank=rank,
+            shuffle=isinstance(sampler, RandomSampler),
+            drop_last=drop_last,
+        ),
+        "batch_size": batch_size,
+        "drop_last": drop_last,
+        **{name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)},
+    }
+    try:
+        return type(loader)(loader.dataset, **arguments)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"prepare_data_loader wants a loader that can be made again with another sampler, found that "
+            f"{type(loader).__name__} does not take a DataLoader's arguments ({error}): give it a "
+            "DistributedSampler yourself"
+        ) from error
+
+
+_KEPT = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
+    *("prefetch_factor", "persistent_workers", "pin_memory_device"),
+    "in_order",  # since torch 2.6
+)
+
+
+def _covers_dataset(sampler: Any, loader: DataLoader[Any]) -> bool:
+    """Whether a sampler picks every sample once, in order or shuffled, as a ``DistributedSampler`` can."""
+    known = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    return known and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
+
+
+class PreparedLoader(DataLoader[Any]):
+    """A data loader whose batches come on a device; everything else is the loader's it was made of.
+
+    Args:
+        loader: the loader.
+        device: where batches go; None to leave them where they are.
+        auto_transfer: with a GPU, copy the next batch in a stream of its own.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, device: torch.device | None, auto_transfer: bool) -> None:
+        vars(self).update(vars(loader))
+        self._loader = loader
+        self._device = device
+        self._overlaps = auto_transfer and device is not None and device.type == "cuda"
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # while it is being unpickled or copied
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches = iter(self._loader)
+        if self._device is None:
+            return batches
+        return self._copied_ahead(batches) if self._overlaps else self._moved(batches, self._device)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Gives a sampler that shuffles by epoch the number of the next one; any other sampler needs none."""
+        for sampler in (self._loader.sampler, self._loader.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
+            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                set_epoch(epoch)
+
+    @staticmethod
+    def _moved(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+        for batch in batches:
+            yield map_tensors(lambda tensor: tensor.to(device), batch)
+
+    def _copied_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
+        device = self._device
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        end = object()
+
+        def copy_next() -> Any:
+            batch = next(batches, end)
+            with torch.cuda.stream(stream):
+                return map_tensors(lambda tensor: _to_without_waiting(tensor, device), batch)
+
+        upcoming = copy_next()
+        while upcoming is not end:
+            batch, working = upcoming, torch.cuda.current_stream(device)
+            working.wait_stream(stream)
+            map_tensors(lambda tensor: _used_in(tensor, working), batch)  # noqa: B023 - called at once
+            upcoming = copy_next()
+            yield batch
+
+
+def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
+    """A batch with a function applied to each tensor, or other object with a ``to`` method, nested in it."""
+    if callable(getattr(batch, "to", None)):
+        return function(batch)
+    if isinstance(batch, MutableMapping):
+        result = copy.copy(batch)  # keeps its class, and what else it carries
+        result.update({key: map_tensors(function, value) for key, value in batch.items()})
+        return result
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(function, value) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(map_tensors(function, value) for value in batch)
+    return batch
+
+
+def _to_without_waiting(value: Any, device: torch.device | None) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value.to(device)
+
+
+def _used_in(value: Any, stream: torch.cuda.Stream) -> Any:
+    """Keeps a tensor's memory from being given away before the work queued on a stream is done."""
+    if hasattr(value, "record_stream"):
+        value.record_stream(stream)
+    return value

@@ -1,0 +1,170 @@
+"""What a driver does on Ray clusters of several nodes; run by test_ray_cluster.py as a script, one cluster a process."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import ray
+from drivetrain import (
+    Callback,
+    Checkpoint,
+    DataParallelTrainer,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    get_checkpoint,
+    get_context,
+    report,
+)
+from ray.cluster_utils import Cluster
+
+CLONE_NEWNS = 0x00020000
+
+
+class GroupWatcher(Callback):
+    def __init__(self):
+        self.groups = []
+        self.failures = []
+
+    def on_group_start(self, run, attempt, workers):
+        self.groups.append([(w.rank, w.local_rank, w.node_rank, w.node_id) for w in workers])
+
+    def on_failure(self, run, failure, retrying):
+        self.failures.append((failure.kind.value, failure.rank))
+
+
+def say_where(config):
+    context = get_context()
+    report(
+        {
+            "local_world_size": context.get_local_world_size(),
+            "LOCAL_RANK": int(os.environ["LOCAL_RANK"]),
+            "NODE_RANK": int(os.environ["NODE_RANK"]),
+        }
+    )
+
+
+def count_to_four(config):
+    """Counts in checkpoints; in the first attempt, stops at 2 for good and says so."""
+    checkpoint = get_checkpoint()
+    count = int(Path(checkpoint.path, "count").read_text()) if checkpoint else 0
+    while count < 4:
+        count += 1
+        with tempfile.TemporaryDirectory() as directory:
+            mine = Path(directory, "count") if get_context().get_world_rank() == 0 else Path(directory, "other")
+            mine.write_text(str(count))
+            report({"count": count, "attempt": get_context().attempt}, checkpoint=Checkpoint(directory))
+        if get_context().attempt == 0 and count == 2:
+            os.kill(config["driver"], signal.SIGUSR1)
+            threading.Event().wait(60)
+
+
+def fit(function, storage_path, scaling, *, config=None, callbacks=(), **options):
+    return DataParallelTrainer(
+        function,
+        train_loop_config=config or {},
+        scaling_config=scaling,
+        run_config=RunConfig(storage_path=storage_path, verbose=0, callbacks=list(callbacks), **options),
+    ).fit()
+
+
+def ranks_are_packed_by_node(storage_path):
+    with cluster_of({"num_cpus": 2}, {"num_cpus": 2}):
+        watcher = GroupWatcher()
+        result = fit(say_where, storage_path, ScalingConfig(num_workers=4), callbacks=[watcher])
+        here = ray.get_runtime_context().get_node_id()
+        return {
+            "group": [(rank, local_rank, node_rank) for rank, local_rank, node_rank, _ in watcher.groups[0]],
+            "first_node_is_the_drivers": watcher.groups[0][0][3] == here,
+            "local_world_size": result.metrics["local_world_size"],
+        }
+
+
+def lost_node_is_replaced(storage_path):
+    with cluster_of({"num_cpus": 1}, {"num_cpus": 1}, {"num_cpus": 1}) as cluster:
+        watcher = GroupWatcher()
+        told = []
+
+        def remove_node_of_rank_1(*_):
+            told.append(1)
+            if len(told) == 2:  # both ranks have made their second report
+                lost = watcher.groups[0][1][3]
+                node = next(node for node in cluster.list_all_nodes() if node.node_id == lost)
+                cluster.remove_node(node, allow_graceful=False)
+
+        signal.signal(signal.SIGUSR1, remove_node_of_rank_1)
+        result = fit(
+            count_to_four,
+            storage_path,
+            ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD"),
+            config={"driver": os.getpid()},
+            callbacks=[watcher],
+            failure_config=FailureConfig(max_failures=1),
+        )
+        return {"failures": watcher.failures, "metrics": result.metrics, "groups": len(watcher.groups)}
+
+
+def request_that_no_node_can_meet(storage_path):
+    with cluster_of({"num_cpus": 1}):
+        start = time.monotonic()
+        try:
+            scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 8})
+            fit(say_where, storage_path, scaling, start_timeout_s=3)
+        except Exception as error:
+            return {"error": type(error).__name__, "message": str(error), "seconds": time.monotonic() - start}
+
+
+def interrupt_while_waiting_for_resources(storage_path):
+    with cluster_of({"num_cpus": 1}):
+        timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        start = time.monotonic()
+        try:
+            fit(say_where, storage_path, ScalingConfig(num_workers=8), start_timeout_s=60)
+        except KeyboardInterrupt:
+            return {"seconds": time.monotonic() - start}
+
+
+def storage_that_the_nodes_do_not_share(storage_path):
+    """The driver and the second node see another directory under the path than the first node does."""
+    hidden = Path(storage_path, "runs")
+    hidden.mkdir()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    with cluster_of({"num_cpus": 1}) as cluster:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(CLONE_NEWNS) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(hidden)], check=True)
+        cluster.add_node(num_cpus=1)
+        try:
+            scaling = ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD")
+            fit(count_to_four, hidden, scaling, config={"driver": os.getpid()})
+        except Exception as error:
+            return {"error": type(error).__name__, "cause": type(error.__cause__).__name__, "message": str(error)}
+
+
+@contextlib.contextmanager
+def cluster_of(*nodes):
+    """A cluster with these nodes, which the process is connected to; started by hand, so that it can lose some."""
+    cluster = Cluster(initialize_head=True, head_node_args=nodes[0])
+    try:
+        for node in nodes[1:]:
+            cluster.add_node(**node)
+        ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](sys.argv[2])))
