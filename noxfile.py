@@ -157,3 +157,6 @@ def bump(session: nox.Session) -> None:
         text = re.sub(r'"(drivetrain[^"=<>]*)==[^"]*"', rf'"\1=={version}"', text)
         text = re.sub(r'"(drivetrain[^"=<>]*)>=[^"]*"', rf'"\1>={version},<{major}.{int(minor) + 1}"', text)
         file.write_text(text)
+    constant = ROOT / "packages/core/src/drivetrain/_version.py"
+    text = constant.read_text()
+    constant.write_text(re.sub(r'^__version__ = ".*"', f'__version__ = "{version}"', text, flags=re.MULTILINE))

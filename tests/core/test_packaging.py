@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import drivetrain
+
 PACKAGES = Path(__file__).parents[2] / "packages"
 PROJECTS = {
-    file.parent.name: tomllib.loads(file.read_text())["project"]
-    for file in sorted(PACKAGES.glob("*/pyproject.toml"))
+    file.parent.name: tomllib.loads(file.read_text())["project"] for file in sorted(PACKAGES.glob("*/pyproject.toml"))
 }
 VERSION = PROJECTS["core"]["version"]
 OUR_REQUIREMENT = re.compile(r"(drivetrain[\w-]*)(?:\[([\w,-]+)\])?(.*)")
@@ -104,3 +105,7 @@ def test_declared_entry_points_are_installed_and_name_existing_modules(
     (entry_point,) = distribution.entry_points.select(group=group, name=name)
     assert entry_point.value == target, "the installed metadata is out of date: run `nox -s dev`"
     assert importlib.util.find_spec(entry_point.module), f"{target}: no such module"
+
+
+def test_the_version_that_the_package_tells_is_that_of_its_metadata() -> None:
+    assert drivetrain.__version__ == VERSION

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from drivetrain.errors import PluginBrokenError, PluginError, PluginNotFoundError
@@ -51,6 +50,8 @@ class Plugin:
         Raises:
             PluginBrokenError: the import failed, or found no such object.
         """
+        from importlib.metadata import EntryPoint
+
         try:
             return EntryPoint(self.name, self.target, KINDS[self.kind]).load()
         except Exception as error:  # whatever importing somebody's package may raise
@@ -62,6 +63,8 @@ class Plugin:
 
 def list_plugins(kind: str) -> list[Plugin]:
     """The installed plugins of a kind, by name, without importing any of them."""
+    from importlib.metadata import entry_points  # a third of the time of `import drivetrain`, were it at the top
+
     found = {
         Plugin(
             kind=kind,

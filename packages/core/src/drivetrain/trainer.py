@@ -309,14 +309,28 @@ def _resolve_runtime(scaling: ScalingConfig) -> Runtime:
     """The runtime that was asked for, or the one that fits what is connected."""
     if scaling.runtime is not None and not isinstance(scaling.runtime, str):
         return scaling.runtime
-    name = scaling.runtime
-    if name is None:
-        name = "inprocess" if scaling.num_workers == 0 else "ray" if _ray_is_connected() else "local"
+    if scaling.runtime is None:
+        return _choose_runtime(scaling.num_workers)
     try:
-        runtime: Runtime = load_plugin("runtime", name)()
+        runtime: Runtime = load_plugin("runtime", scaling.runtime)()
     except PluginNotFoundError as error:
         raise ConfigurationError(str(error)) from error
     return runtime
+
+
+def _choose_runtime(num_workers: int) -> Runtime:
+    """One of the runtimes of this package, which need no search among the installed ones."""
+    if num_workers == 0:
+        from drivetrain.runtime.inprocess import InProcessRuntime
+
+        return InProcessRuntime()
+    if _ray_is_connected():
+        from drivetrain.runtime.ray import RayRuntime
+
+        return RayRuntime()
+    from drivetrain.runtime.local import LocalRuntime
+
+    return LocalRuntime()
 
 
 def _ray_is_connected() -> bool:

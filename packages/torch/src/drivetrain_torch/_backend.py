@@ -35,7 +35,7 @@ class TorchBackend(Backend):
     timeout_s: float
 
     name = "torch"
-    preload = ("torch", "torch.distributed")
+    preload = ("torch", "torch.distributed", "torch.distributed.nn")
     # Whatever touches torch's compiler, such as the first DistributedDataParallel or optimizer, imports all of it.
     warmup = ("sympy", "drivetrain_torch._warmup")
 
@@ -54,6 +54,10 @@ class TorchBackend(Backend):
         """
         import torch
         import torch.distributed as dist
+
+        # Defaults of its functions take the group that there is when it is imported, and would keep it, and so its
+        # sockets, alive. DistributedDataParallel imports it.
+        import torch.distributed.nn
 
         if dist.is_initialized():
             raise ConfigurationError(
