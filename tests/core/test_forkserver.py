@@ -1,0 +1,85 @@
+"""The process that local workers are forked from: what it imports, when it is replaced, when it must not preload."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from drivetrain import Backend, DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
+from drivetrain.backend import NoBackend
+from tests.support import wait_until_gone
+
+
+class Preloads(NoBackend):
+    def __init__(self, *modules: str) -> None:
+        self.preload = modules
+
+
+def fit(function, tmp_path: Path, backend: Backend | None = None, num_workers: int = 1):
+    return DataParallelTrainer(
+        function,
+        backend_config=backend or NoBackend(),
+        scaling_config=ScalingConfig(num_workers=num_workers, runtime="local"),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0, start_timeout_s=30),
+    ).fit()
+
+
+@pytest.fixture
+def write_module(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(name: str, source: str) -> None:
+        (tmp_path / f"{name}.py").write_text(source)
+
+    return write
+
+
+def server_and_modules():
+    return os.getppid(), sorted(name for name in sys.modules if name.startswith("preloaded_"))
+
+
+def test_preloaded_module_is_there_before_the_train_function_imports_it(tmp_path, write_module):
+    write_module("preloaded_quiet", "")
+    _, modules = fit(server_and_modules, tmp_path, Preloads("preloaded_quiet")).return_value
+    assert modules == ["preloaded_quiet"]
+
+
+def test_next_run_of_the_same_driver_uses_the_same_server(tmp_path):
+    first, _ = fit(server_and_modules, tmp_path).return_value
+    second, _ = fit(server_and_modules, tmp_path).return_value
+    assert first == second
+
+
+def test_environment_that_has_changed_gets_a_new_server_and_the_old_one_ends(tmp_path, monkeypatch):
+    first, _ = fit(server_and_modules, tmp_path).return_value
+    monkeypatch.setenv("SOMETHING_A_FRAMEWORK_READS_ON_IMPORT", "1")
+    second, _ = fit(server_and_modules, tmp_path).return_value
+    assert first != second
+    wait_until_gone([first])
+
+
+def test_module_that_starts_a_thread_is_not_preloaded(tmp_path, write_module):
+    write_module(
+        "preloaded_threaded",
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    )
+    _, modules = fit(server_and_modules, tmp_path, Preloads("preloaded_threaded")).return_value
+    assert modules == [], "a fork would have lost its thread, and the locks that it holds"
+
+
+def test_module_that_cannot_be_preloaded_is_no_reason_to_fail(tmp_path, write_module):
+    write_module("preloaded_broken", "raise ImportError('no such library')")
+    assert fit(server_and_modules, tmp_path, Preloads("preloaded_broken")).return_value
+
+
+def end_the_server():
+    os.kill(os.getppid(), 9)
+    while True:
+        os.sched_yield()
+
+
+def test_death_of_the_server_is_a_failure_and_the_next_run_has_another(tmp_path):
+    with pytest.raises(TrainingFailedError, match="forked from"):
+        fit(end_the_server, tmp_path)
+    assert fit(server_and_modules, tmp_path).return_value
