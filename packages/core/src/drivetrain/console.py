@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from typing import TextIO
@@ -27,6 +28,7 @@ class Console:
         """Draws the status line, in place of the one before; an empty text takes it away."""
         with self._lock:
             if self.interactive:
+                text = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps could not be taken away
                 self._write(sys.stderr, f"{_CLEAR}{text}")
             self._status = text
 

@@ -37,7 +37,7 @@ class TorchBackend(Backend):
     name = "torch"
     preload = ("torch", "torch.distributed", "torch.distributed.nn")
     # Whatever touches torch's compiler, such as the first DistributedDataParallel or optimizer, imports all of it.
-    warmup = ("sympy", "drivetrain_torch._warmup")
+    warmup = ("sympy", "drivetrain_torch._warmup", "torch.distributed.fsdp")
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         """Has rank 0 serve a store, on a port that is free because the store is what binds it."""

@@ -34,7 +34,7 @@ class ProgressLine(Callback):
     def on_run_start(self, run: Run) -> None:
         """Says where the run is kept."""
         self._started = time.monotonic()
-        run.console.print(f"{run.name}: run directory {run.path}", error=True)
+        run.console.print(f"run directory: {run.path}", error=True)
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
         """Shows that workers are up."""
@@ -48,7 +48,7 @@ class ProgressLine(Callback):
         if report.rank == 0:
             self._latest = report
             if run.run_config.verbose == 2:
-                run.console.print(self._text(run), error=True)
+                run.console.print(self._text(), error=True)
             else:
                 self._draw(run)
 
@@ -61,14 +61,14 @@ class ProgressLine(Callback):
         """Says that the run starts again, and why."""
         if retrying:
             since = f"from {self._checkpoint}" if self._checkpoint else "from the beginning"
-            run.console.print(f"{run.name}: {failure.summary}; starting again {since}", error=True)
+            run.console.print(f"{failure.summary}; starting again {since}", error=True)
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         """Leaves the last state as a line."""
         run.console.status("")
         word = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         self._state = f"{word} after {time.monotonic() - self._started:.1f} s"
-        run.console.print(self._text(run), error=True)
+        run.console.print(self._text(), error=True)
 
     def _draw(self, run: Run, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -77,12 +77,12 @@ class ProgressLine(Callback):
             return
         self._drawn_at = now
         if run.console.interactive:
-            run.console.status(self._text(run))
+            run.console.status(self._text())
         else:
-            run.console.print(self._text(run), error=True)
+            run.console.print(self._text(), error=True)
 
-    def _text(self, run: Run) -> str:
-        parts = [f"{run.name}: {self._state}"]
+    def _text(self) -> str:
+        parts = [self._state]
         if self._latest is not None:
             parts.append(f"report {self._latest.iteration}")
             shown = [(name, value) for name, value in self._latest.metrics.items() if not name.startswith("_")]
