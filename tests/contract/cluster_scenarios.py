@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 
 import ray
+from ray.cluster_utils import Cluster
+
 from drivetrain import (
     Callback,
     Checkpoint,
@@ -24,7 +26,6 @@ from drivetrain import (
     get_context,
     report,
 )
-from ray.cluster_utils import Cluster
 
 CLONE_NEWNS = 0x00020000
 

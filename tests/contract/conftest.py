@@ -1,0 +1,134 @@
+"""The runtimes under test. A test that takes ``runtime`` runs on every one of them, with the same body.
+
+A scenario that a runtime cannot have by nature says so in its parametrisation: ``with_processes`` for what needs worker
+processes, such as a worker's death or several ranks; ``on_this_machine_alone`` for what nobody promises of a cluster.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain import BackendConfig, Callback, DataParallelTrainer, Result, RunConfig, ScalingConfig
+from tests.support import ROOT, Driver, Pipe, listening
+
+
+@dataclass
+class RuntimeUnderTest:
+    """One runtime, with storage of the test's own."""
+
+    name: str
+    storage_path: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    drivers: list[Driver] = field(default_factory=list)
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether the train function runs in worker processes, as many as one likes."""
+        return self.name != "inprocess"
+
+    def world(self, workers: int = 2) -> int:
+        """The world size that asking for so many workers gives here."""
+        return workers if self.has_processes else 1
+
+    def scaling(self, workers: int = 2, **options: Any) -> ScalingConfig:
+        return ScalingConfig(num_workers=workers if self.has_processes else 0, runtime=self.name, **options)
+
+    def trainer(
+        self,
+        function: Callable[..., Any],
+        config: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 2,
+        name: str = "run",
+        backend_config: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Any = None,
+        callbacks: list[Callback] | None = None,
+        **run_config: Any,
+    ) -> DataParallelTrainer:
+        return DataParallelTrainer(
+            function,
+            train_loop_config=config,
+            backend_config=backend_config or BackendConfig(),
+            scaling_config=self.scaling(workers),
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            run_config=RunConfig(
+                **{
+                    "name": name,
+                    "storage_path": self.storage_path,
+                    "callbacks": callbacks or [],
+                    "verbose": 0,
+                    "start_timeout_s": 60.0,
+                    **run_config,
+                }
+            ),
+        )
+
+    def fit(self, function: Callable[..., Any], config: Mapping[str, Any] | None = None, **options: Any) -> Result:
+        return self.trainer(function, config, **options).fit()
+
+    def start_driver(self, source: str, arguments: Mapping[str, Any] | None = None) -> Driver:
+        """Starts a script that finds this runtime's scaling and storage in ``sys.argv[1]``."""
+        given = {
+            "runtime": self.name,
+            "num_workers": 2 if self.has_processes else 0,
+            "storage_path": str(self.storage_path),
+            **(arguments or {}),
+        }
+        driver = Driver(self.storage_path, source, given, dict(self.environment))
+        self.drivers.append(driver)
+        return driver
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray of this test session's own."""
+    # Its workers import this repository's helpers, and must be told before they are started.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before])])
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    import ray
+
+    ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    try:
+        yield ray.get_runtime_context().gcs_address
+    finally:
+        ray.shutdown()
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+INPROCESS = pytest.param("inprocess", id="inprocess")
+LOCAL = pytest.param("local", id="local")
+RAY = pytest.param("ray", id="ray", marks=pytest.mark.ray)
+
+
+@pytest.fixture(params=[INPROCESS, LOCAL, RAY])
+def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RuntimeUnderTest]:
+    environment = {}
+    if request.param == "ray":
+        environment["RAY_ADDRESS"] = request.getfixturevalue("ray_address")
+    under_test = RuntimeUnderTest(request.param, tmp_path, environment)
+    yield under_test
+    for driver in under_test.drivers:
+        driver.clean_up()
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[Pipe]:
+    """What worker processes say to the test."""
+    with listening(tmp_path / "pipe") as made:
+        yield made
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Pipe]:
+    """Where worker processes wait for each other, or for the test."""
+    with listening(tmp_path / "gate") as made:
+        yield made

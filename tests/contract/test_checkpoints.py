@@ -1,0 +1,300 @@
+import json
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+from drivetrain import (
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointError,
+    FailureConfig,
+    Result,
+    TrainingFailedError,
+    WorkerDiedError,
+)
+from tests.contract.conftest import RuntimeUnderTest
+from tests.contract.runtimes import with_processes
+from tests.support import Collector, Pipe, read_lines, release, wait_for_release
+
+
+def report_files(metrics: dict, files: dict[str, str]) -> None:
+    """Reports with a checkpoint of these files, and deletes the directory it was made from."""
+    with tempfile.TemporaryDirectory() as directory:
+        for name, text in files.items():
+            file = Path(directory, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        drivetrain.report(metrics, checkpoint=Checkpoint.from_directory(directory))
+
+
+def files_of(checkpoint: Checkpoint | None) -> dict[str, str]:
+    """The user's files in a checkpoint."""
+    assert checkpoint is not None
+    root = Path(checkpoint.path)
+    return {
+        str(file.relative_to(root)): file.read_text()
+        for file in sorted(root.rglob("*"))
+        if file.is_file() and not file.name.startswith(".")
+    }
+
+
+def committed_names(run_directory: str) -> list[str]:
+    manifest = json.loads(Path(run_directory, "manifest.json").read_text())
+    return [entry["name"] for entry in manifest["checkpoints"]]
+
+
+def directories(run_directory: str) -> list[str]:
+    return sorted(entry.name for entry in Path(run_directory).glob("checkpoint_*"))
+
+
+def test_files_of_all_ranks_are_merged_into_one_committed_checkpoint(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        rank = drivetrain.get_context().get_world_rank()
+        drivetrain.report({"step": 0})
+        report_files({"step": 1}, {f"part_{rank}.txt": f"of {rank}", f"deep/{rank}/x.txt": "nested"})
+
+    collector = Collector()
+    result = runtime.fit(train, callbacks=[collector])
+
+    ranks = range(runtime.world())
+    expected = {f"part_{rank}.txt": f"of {rank}" for rank in ranks} | {f"deep/{rank}/x.txt": "nested" for rank in ranks}
+    assert files_of(result.checkpoint) == expected
+    assert committed_names(result.path) == directories(result.path) == collector.checkpoints == ["checkpoint_000002"]
+    ((checkpoint, metrics),) = result.best_checkpoints
+    assert checkpoint == result.checkpoint
+    assert (metrics["step"], metrics["_training_iteration"]) == (1, 2)
+    assert Result.from_path(result.path).checkpoint == checkpoint
+
+
+def test_checkpoint_of_one_rank_alone_is_committed(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        rank = drivetrain.get_context().get_world_rank()
+        for step in range(3):
+            if rank == 0:
+                report_files({"step": step}, {"state.txt": str(step)})
+            else:
+                drivetrain.report({"step": step})
+
+    result = runtime.fit(train)
+
+    assert committed_names(result.path) == ["checkpoint_000001", "checkpoint_000002", "checkpoint_000003"]
+    assert files_of(result.checkpoint) == {"state.txt": "2"}
+
+
+def test_best_checkpoints_by_score_are_kept_and_the_latest_with_them(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        for score in (3, 9, 1, 8, 2):
+            report_files({"score": score}, {"score.txt": str(score)})
+
+    config = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="score", checkpoint_score_order="max")
+    result = runtime.fit(train, workers=1, checkpoint_config=config)
+
+    assert [metrics["score"] for _, metrics in result.best_checkpoints] == [9, 8, 2]
+    assert directories(result.path) == committed_names(result.path)
+    assert files_of(result.checkpoint) == {"score.txt": "2"}
+    assert files_of(result.get_best_checkpoint("score")) == {"score.txt": "9"}
+    assert files_of(result.get_best_checkpoint("score", "min")) == {"score.txt": "2"}
+
+
+def test_checkpoint_carries_the_trainers_metadata_and_its_own_wins(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "weights.txt").write_text("1")
+            checkpoint = Checkpoint.from_directory(directory)
+            checkpoint.set_metadata({"epoch": 7, "owner": "the function"})
+            drivetrain.report({}, checkpoint=checkpoint)
+
+    result = runtime.fit(train, workers=1, metadata={"dataset": "digits", "owner": "the trainer"})
+
+    assert result.checkpoint is not None
+    assert result.checkpoint.get_metadata() == {"dataset": "digits", "epoch": 7, "owner": "the function"}
+
+
+def test_checkpoint_reported_last_is_what_get_checkpoint_returns(runtime: RuntimeUnderTest) -> None:
+    def train() -> list:
+        seen = [drivetrain.get_checkpoint()]
+        for step in range(2):
+            report_files({}, {"step.txt": str(step)})
+            with drivetrain.get_checkpoint().as_directory() as path:
+                seen.append(Path(path, "step.txt").read_text())
+        return seen
+
+    assert runtime.fit(train, workers=1).return_value == [None, "0", "1"]
+
+
+def test_new_run_starts_from_a_checkpoint_of_another(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
+    def train() -> str:
+        checkpoint = drivetrain.get_checkpoint()
+        assert checkpoint is not None
+        return Path(checkpoint.path, "weights.txt").read_text()
+
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / "weights.txt").write_text("from before")
+
+    result = runtime.fit(train, resume_from_checkpoint=Checkpoint(given))
+
+    assert result.return_value == "from before"
+    assert result.checkpoint is None
+
+
+@pytest.mark.parametrize("made", ["missing", "empty"])
+def test_checkpoint_without_files_is_refused_where_it_is_reported(runtime: RuntimeUnderTest, made: str) -> None:
+    def train(config: dict) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            path = directory if config["made"] == "empty" else f"{directory}/nowhere"
+            try:
+                drivetrain.report({}, checkpoint=Checkpoint.from_directory(path))
+            except CheckpointError as error:
+                drivetrain.report({"refused": str(error)})
+
+    result = runtime.fit(train, {"made": made}, workers=1)
+
+    assert result.metrics is not None
+    assert "a checkpoint wants a directory" in result.metrics["refused"]
+    assert directories(result.path) == []
+
+
+@with_processes
+def test_file_that_all_ranks_report_with_the_same_content_is_kept_once(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        rank = drivetrain.get_context().get_world_rank()
+        report_files({}, {"shared.txt": "same", f"own_{rank}.txt": str(rank)})
+
+    result = runtime.fit(train, workers=3)
+
+    assert files_of(result.checkpoint) == {
+        "own_0.txt": "0", "own_1.txt": "1", "own_2.txt": "2", "shared.txt": "same"
+    }  # fmt: skip
+
+
+@with_processes
+def test_file_that_two_ranks_report_with_different_content_fails_and_names_both(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        rank = drivetrain.get_context().get_world_rank()
+        report_files({}, {"shared.txt": f"made by {rank}"})
+
+    with pytest.raises(TrainingFailedError, match=r"ranks 0 and 1 reported 'shared\.txt'") as failed:
+        runtime.fit(train)
+
+    assert isinstance(failed.value.__cause__, CheckpointError)
+    assert Result.from_path(runtime.storage_path / "run").checkpoint is None
+
+
+def train_exactly(config: dict) -> int:
+    """A toy with exact state: a product of two numbers per step, checkpointed every second step.
+
+    ``disturb`` says what happens, on the first attempt, in the middle between two checkpoints.
+    """
+    context = drivetrain.get_context()
+    rank = context.get_world_rank()
+    state, start = 1 + rank, 0
+    if (checkpoint := drivetrain.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as path:
+            saved = json.loads(Path(path, f"rank_{rank}.json").read_text())
+        state, start = saved["state"], saved["step"]
+    for step in range(start, config["steps"]):
+        state = (state * 6364136223846793005 + step) % 2**61
+        if config["disturb"] and context.attempt == 0 and step == 6:
+            disturb(config["disturb"], rank, config["gate"])
+        if config["disturb"] == "SIGKILL ahead of the other rank" and context.attempt == 0 and rank == 1 and step == 2:
+            release(config["gate"])
+            signal.pause()
+        if step % 2 == 1:
+            report_files({"step": step}, {f"rank_{rank}.json": json.dumps({"state": state, "step": step + 1})})
+    return state
+
+
+def disturb(how: str, rank: int, gate: str) -> None:
+    if how == "exception":
+        raise RuntimeError("the first attempt fails in the middle")
+    if rank == 1:
+        release(gate)
+        return
+    wait_for_release(gate)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def undisturbed(steps: int) -> int:
+    state = 1
+    for step in range(steps):
+        state = (state * 6364136223846793005 + step) % 2**61
+    return state
+
+
+def test_run_resumes_after_an_exception_and_ends_with_the_parameters_of_an_undisturbed_one(
+    runtime: RuntimeUnderTest, gate: Pipe
+) -> None:
+    collector = Collector()
+    result = runtime.fit(
+        train_exactly,
+        {"steps": 10, "disturb": "exception", "gate": gate.path},
+        failure_config=FailureConfig(max_failures=1),
+        callbacks=[collector],
+    )
+
+    assert result.return_value == undisturbed(10)
+    assert collector.attempts == 2
+    assert isinstance(collector.failures[0].exception, RuntimeError)
+    assert directories(result.path) == committed_names(result.path)
+    assert result.metrics is not None
+    assert (result.metrics["step"], result.metrics["_training_iteration"]) == (9, 5)
+
+
+@pytest.mark.parametrize(
+    ("when", "steps"),
+    [
+        ("SIGKILL after the other rank", [1, 3, 5, 7, 9]),
+        # Steps 3 and 5 were reported by the rank that died, and not committed: they are made again.
+        ("SIGKILL ahead of the other rank", [1, 3, 5, 3, 5, 7, 9]),
+    ],
+    ids=["after", "ahead"],
+)
+@with_processes
+def test_run_resumes_after_sigkill_mid_epoch_and_ends_with_the_parameters_of_an_undisturbed_one(
+    runtime: RuntimeUnderTest, gate: Pipe, when: str, steps: list[int]
+) -> None:
+    collector = Collector()
+    result = runtime.fit(
+        train_exactly,
+        {"steps": 10, "disturb": when, "gate": gate.path},
+        failure_config=FailureConfig(max_failures=1),
+        callbacks=[collector],
+    )
+
+    assert result.return_value == undisturbed(10)
+    (failure,) = collector.failures
+    assert isinstance(failure.exception, WorkerDiedError)
+    assert failure.rank == 0
+    assert directories(result.path) == committed_names(result.path)
+    reported = [line["step"] for line in read_lines(Path(result.path, "result.json"))]
+    assert reported == steps, "what was reported before the death is not lost"
+
+
+@with_processes
+def test_checkpoint_that_a_rank_did_not_live_to_complete_does_not_exist(runtime: RuntimeUnderTest, gate: Pipe) -> None:
+    def train(config: dict) -> list:
+        context = drivetrain.get_context()
+        rank = context.get_world_rank()
+        if context.attempt == 1:
+            checkpoint = drivetrain.get_checkpoint()
+            return [Path(checkpoint.path).name, sorted(os.listdir(Path(checkpoint.path).parent))]
+        report_files({}, {f"{rank}.txt": "first"})
+        if rank == 1:
+            wait_for_release(config["gate"])
+            os.kill(os.getpid(), signal.SIGKILL)
+        report_files({}, {f"{rank}.txt": "second"})
+        release(config["gate"])
+        signal.pause()
+        return []
+
+    result = runtime.fit(train, {"gate": gate.path}, failure_config=FailureConfig(max_failures=1))
+
+    name, found = result.return_value
+    assert name == "checkpoint_000001"
+    assert "checkpoint_000002" not in found
+    assert files_of(result.checkpoint) == {"0.txt": "first", "1.txt": "first"}

@@ -1,0 +1,283 @@
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import contextmanager
+
+import pytest
+
+import drivetrain
+from drivetrain import (
+    Backend,
+    FailureConfig,
+    FailureKind,
+    RemoteError,
+    Result,
+    TrainingFailedError,
+    WorkerDiedError,
+)
+from tests.contract.conftest import RuntimeUnderTest
+from tests.contract.runtimes import on_this_machine, with_processes
+from tests.support import DEADLINE_S, Collector, Pipe, release, tell, wait_for_release
+
+
+class TwoWordsError(Exception):
+    """Pickles by default into a call that it does not take."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+        self.words = [first, second]
+
+
+class SocketError(Exception):
+    """Cannot be pickled at all."""
+
+    def __init__(self) -> None:
+        import socket
+
+        super().__init__("holds a socket")
+        self.socket = socket.socket()
+
+
+def fail_deep_inside(depth: int) -> None:
+    if depth:
+        fail_deep_inside(depth - 1)
+    raise LookupError("no such thing")
+
+
+@with_processes
+@pytest.mark.parametrize("how", ["returns early", "sys.exit(0)", "sys.exit()", "reports fewer times"])
+def test_rank_that_leaves_before_the_others_never_hangs_the_run(runtime: RuntimeUnderTest, how: str) -> None:
+    def train(config: dict) -> None:
+        rank = drivetrain.get_context().get_world_rank()
+        for step in range(4):
+            if rank == 1 and step == 1:
+                if config["how"] == "returns early":
+                    return
+                if config["how"].startswith("sys.exit"):
+                    sys.exit(*([0] if "0" in config["how"] else []))
+                continue
+            drivetrain.report({"step": step, "one": 1}, reduce={"one": "sum"})
+
+    collector = Collector()
+    result = runtime.fit(train, {"how": how}, callbacks=[collector])
+
+    assert result.metrics is not None
+    assert result.metrics["step"] == 3
+    ones = [metrics["one"] for metrics in collector.metrics_of(0)]
+    assert ones == ([2, 2, 2, 1] if how == "reports fewer times" else [2, 1, 1, 1])
+
+
+def test_clean_exit_of_the_only_rank_is_a_success(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        drivetrain.report({"step": 0})
+        sys.exit(0)
+
+    result = runtime.fit(train, workers=1)
+
+    assert result.metrics is not None
+    assert result.return_value is None
+
+
+@with_processes
+@pytest.mark.parametrize(
+    ("how", "exit_code"),
+    [("os._exit(0)", 0), ("os._exit(3)", 3), ("SIGKILL", -signal.SIGKILL), ("SIGSEGV", -signal.SIGSEGV)],
+)
+def test_process_that_dies_is_a_worker_death_whatever_its_exit_code_and_ends_the_other_ranks(
+    runtime: RuntimeUnderTest, gate: Pipe, how: str, exit_code: int
+) -> None:
+    def train(config: dict) -> None:
+        drivetrain.report({"step": 0})
+        if drivetrain.get_context().get_world_rank() == 0:
+            release(config["gate"])
+            signal.pause()
+        wait_for_release(config["gate"])
+        if config["how"].startswith("os._exit"):
+            os._exit(3 if "3" in config["how"] else 0)
+        else:
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            os.kill(os.getpid(), getattr(signal, config["how"]))
+
+    started = time.monotonic()
+    with pytest.raises(TrainingFailedError, match="rank 1") as failed:
+        runtime.fit(train, {"how": how, "gate": gate.path})
+
+    assert time.monotonic() - started < DEADLINE_S
+    cause = failed.value.__cause__
+    assert isinstance(cause, WorkerDiedError)
+    assert cause.rank == failed.value.rank == 1
+    assert failed.value.kind is FailureKind.INFRASTRUCTURE
+    if runtime.name == "local":
+        assert cause.exit_code == exit_code
+    assert Result.from_path(runtime.storage_path / "run").metrics["step"] == 0
+
+
+def test_exception_surfaces_with_its_own_type_and_the_frames_of_the_users_functions(
+    runtime: RuntimeUnderTest,
+) -> None:
+    def train() -> None:
+        if drivetrain.get_context().get_world_rank() == drivetrain.get_context().get_world_size() - 1:
+            fail_deep_inside(2)
+
+    with pytest.raises(TrainingFailedError, match="LookupError: no such thing") as failed:
+        runtime.fit(train)
+
+    error, rank = failed.value, runtime.world() - 1
+    assert type(error.__cause__) is LookupError
+    assert error.__cause__.args == ("no such thing",)
+    assert (error.kind, error.rank) == (FailureKind.USER_ERROR, rank)
+    assert f"rank {rank}" in str(error)
+    frames = traceback.extract_tb(error.__cause__.__traceback__)
+    names = [frame.name for frame in frames]
+    assert names[-4:] == ["train", "fail_deep_inside", "fail_deep_inside", "fail_deep_inside"]
+    assert frames[-1].filename == __file__
+    if runtime.has_processes:
+        assert names[0] == "train", "the user's frames come first"
+    record = json.loads((runtime.storage_path / "run" / "error.json").read_text())
+    assert (record["exception"], record["rank"], record["kind"]) == ("LookupError", rank, "user error")
+    assert "fail_deep_inside" in (runtime.storage_path / "run" / "error.txt").read_text()
+    assert str(Result.from_path(runtime.storage_path / "run").error) == str(error)
+
+
+def test_exception_keeps_its_own_cause(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        try:
+            fail_deep_inside(0)
+        except LookupError as error:
+            raise ValueError("while looking it up") from error
+
+    with pytest.raises(TrainingFailedError) as failed:
+        runtime.fit(train, workers=1)
+
+    cause = failed.value.__cause__
+    assert isinstance(cause, ValueError)
+    assert isinstance(cause.__cause__, LookupError)
+    assert traceback.extract_tb(cause.__cause__.__traceback__)[-1].name == "fail_deep_inside"
+
+
+def test_exception_whose_init_wants_several_arguments_keeps_its_type_and_attributes(
+    runtime: RuntimeUnderTest,
+) -> None:
+    def train() -> None:
+        raise TwoWordsError("bread", "butter")
+
+    with pytest.raises(TrainingFailedError, match="bread and butter") as failed:
+        runtime.fit(train, workers=1)
+
+    assert isinstance(failed.value.__cause__, TwoWordsError)
+    assert failed.value.__cause__.words == ["bread", "butter"]
+
+
+@with_processes
+def test_exception_that_cannot_be_pickled_is_described_with_its_traceback(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        raise SocketError
+
+    with pytest.raises(TrainingFailedError, match="SocketError: holds a socket") as failed:
+        runtime.fit(train, workers=1)
+
+    assert isinstance(failed.value.__cause__, RemoteError)
+    assert [frame.name for frame in traceback.extract_tb(failed.value.__cause__.__traceback__)] == ["train"]
+
+
+@with_processes
+def test_exit_with_an_error_code_is_a_failure_of_the_user(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        sys.exit(3)
+
+    with pytest.raises(TrainingFailedError) as failed:
+        runtime.fit(train)
+
+    assert isinstance(failed.value.__cause__, SystemExit)
+    assert failed.value.__cause__.code == 3
+
+
+@with_processes
+def test_exception_on_one_rank_ends_the_others_without_waiting_for_them(runtime: RuntimeUnderTest, gate: Pipe) -> None:
+    def train(config: dict) -> None:
+        if drivetrain.get_context().get_world_rank() == 0:
+            raise ZeroDivisionError
+        wait_for_release(config["gate"])
+
+    started = time.monotonic()
+    with pytest.raises(TrainingFailedError) as failed:
+        runtime.fit(train, {"gate": gate.path})
+
+    assert isinstance(failed.value.__cause__, ZeroDivisionError)
+    assert time.monotonic() - started < DEADLINE_S
+
+
+@pytest.mark.parametrize(("max_failures", "attempts"), [(0, 1), (2, 3)])
+def test_failing_run_is_tried_again_as_often_as_allowed(
+    runtime: RuntimeUnderTest, max_failures: int, attempts: int
+) -> None:
+    def train() -> None:
+        raise ValueError(f"attempt {drivetrain.get_context().attempt}")
+
+    collector = Collector()
+    with pytest.raises(TrainingFailedError, match=f"attempt {attempts - 1}"):
+        runtime.fit(train, failure_config=FailureConfig(max_failures=max_failures), callbacks=[collector])
+
+    assert collector.attempts == len(collector.failures) == attempts
+
+
+def test_run_without_limit_of_failures_goes_on_until_it_succeeds(runtime: RuntimeUnderTest) -> None:
+    def train() -> int:
+        attempt = drivetrain.get_context().attempt
+        if attempt < 4:
+            raise ValueError
+        return attempt
+
+    assert runtime.fit(train, workers=1, failure_config=FailureConfig(max_failures=-1)).return_value == 4
+
+
+def test_failure_config_can_ask_for_the_root_cause_itself(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        fail_deep_inside(0)
+
+    with pytest.raises(LookupError, match="no such thing"):
+        runtime.fit(train, failure_config=FailureConfig(fail_fast="raise"))
+
+
+class FailsToSetUp(Backend):
+    """Fails on one rank, as a framework does whose port is taken."""
+
+    name = "the framework"
+
+    def session(self, context, rendezvous):
+        if context.get_world_rank() == context.get_world_size() - 1:
+            raise OSError("address already in use")
+        return self._enter()
+
+    @contextmanager
+    def _enter(self):
+        yield
+
+
+def test_backend_that_fails_on_one_rank_is_an_ordinary_failure_that_names_its_phase(
+    runtime: RuntimeUnderTest,
+) -> None:
+    def train() -> None:
+        pass
+
+    with pytest.raises(TrainingFailedError, match="setting up the framework") as failed:
+        runtime.fit(train, backend_config=FailsToSetUp())
+
+    assert isinstance(failed.value.__cause__, OSError)
+    assert failed.value.rank == runtime.world() - 1
+
+
+@on_this_machine
+def test_last_words_of_a_worker_that_died_are_in_the_error(runtime: RuntimeUnderTest, pipe: Pipe) -> None:
+    def train(config: dict) -> None:
+        print("my last words", flush=True)
+        tell(config["pipe"], os.getpid())
+        os.abort()
+
+    with pytest.raises(TrainingFailedError, match="my last words") as failed:
+        runtime.fit(train, {"pipe": pipe.path}, workers=1)
+
+    assert "SIGABRT" in str(failed.value)

@@ -1,0 +1,244 @@
+import builtins
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+from tests.contract.conftest import RuntimeUnderTest
+from tests.contract.runtimes import in_this_process, with_processes
+from tests.support import Collector, Pipe, release, tell, wait_for_release, wait_until_gone
+
+FIT = """
+import json, sys
+import drivetrain
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+given = json.loads(sys.argv[1])
+
+def fit(function, config=None):
+    return DataParallelTrainer(
+        function,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=given["num_workers"], runtime=given["runtime"]),
+        run_config=RunConfig(name="run", storage_path=given["storage_path"], verbose=0, start_timeout_s=60),
+    ).fit()
+"""
+
+WAIT = (
+    FIT
+    + """
+import os, signal, subprocess
+from tests.support import tell, wait_for_release
+
+def train(config):
+    tell(given["pipe"], os.getpid())
+    if given["child"]:
+        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        tell(given["pipe"], child.pid)
+    wait_for_release(given["gate"])
+
+if __name__ == "__main__":
+    fit(train)
+    print("fit() returned")
+"""
+)
+
+
+def test_train_function_runs_on_the_main_thread_of_a_process_that_is_its_own(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        # Only the main thread may set a handler, and one that is not Python's default would be somebody else's.
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        drivetrain.report(
+            {
+                "main_thread": threading.current_thread() is threading.main_thread(),
+                "interrupt_is_default": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+                "print_is_pythons": builtins.print.__module__ == "builtins" and type(print).__name__,
+                "working_directory": os.getcwd(),
+                "pid": os.getpid(),
+            }
+        )
+
+    collector = Collector()
+    runtime.fit(train, callbacks=[collector])
+
+    facts = [collector.metrics_of(rank)[0] for rank in range(runtime.world())]
+    for fact in facts:
+        assert fact["main_thread"] is True
+        assert fact["print_is_pythons"] == "builtin_function_or_method"
+        assert fact["working_directory"] == os.getcwd()
+    pids = {fact["pid"] for fact in facts}
+    if runtime.has_processes:
+        assert len(pids) == runtime.world()
+        assert os.getpid() not in pids
+        assert all(fact["interrupt_is_default"] for fact in facts)
+    else:
+        assert pids == {os.getpid()}
+
+
+@in_this_process
+def test_debugger_finds_the_train_function_on_the_callers_own_stack(runtime: RuntimeUnderTest) -> None:
+    here, stdin = id(sys._getframe()), id(sys.stdin)
+
+    def train() -> tuple[bool, bool, str, int]:
+        frame, callers = sys._getframe(), []
+        while frame is not None:
+            callers.append(id(frame))
+            frame = frame.f_back
+        return here in callers, id(sys.stdin) == stdin, sys._getframe().f_code.co_filename, threading.get_ident()
+
+    assert runtime.fit(train).return_value == (True, True, __file__, threading.get_ident())
+
+
+@in_this_process
+def test_exit_of_the_script_inside_the_train_function_exits_the_script(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        sys.exit("that is enough")
+
+    with pytest.raises(SystemExit, match="that is enough"):
+        runtime.fit(train)
+
+
+def test_functions_of_a_script_and_lambdas_run(runtime: RuntimeUnderTest) -> None:
+    source = (
+        FIT
+        + """
+STEPS = 3
+
+class Model:
+    def __init__(self, size):
+        self.size = size
+
+def grow(model):
+    return Model(model.size + 1)
+
+def train(config):
+    model = Model(config["size"])
+    for step in range(STEPS):
+        model = grow(model)
+        drivetrain.report({"size": model.size})
+    return model
+
+if __name__ == "__main__":
+    result = fit(train, {"size": 4})
+    assert type(result.return_value) is Model, result.return_value
+    print("model", result.return_value.size, result.metrics["size"])
+    given["storage_path"] += "/lambda"
+    print("lambda", fit(lambda config: config["x"] * 2, {"x": 21}).return_value)
+"""
+    )
+    driver = runtime.start_driver(source)
+
+    status, output, errors = driver.wait(deadline_s=60)
+
+    assert status == 0, errors
+    assert output.splitlines() == ["model 7 7", "lambda 42"]
+    driver.wait_until_nothing_is_left()
+
+
+def test_script_without_main_guard_runs(runtime: RuntimeUnderTest) -> None:
+    driver = runtime.start_driver(FIT + "print(fit(lambda: 'ran once').return_value)\n")
+
+    status, output, errors = driver.wait(deadline_s=60)
+
+    assert status == 0, errors
+    assert output == "ran once\n"
+
+
+def test_ctrl_c_raises_keyboard_interrupt_and_leaves_no_process(
+    runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe
+) -> None:
+    driver = runtime.start_driver(WAIT, {"pipe": pipe.path, "gate": gate.path, "child": False})
+    pids = pipe.receive_pids(runtime.world())
+
+    driver.interrupt()
+
+    status, output, errors = driver.wait()
+    # Python ends itself by the signal; where Ray is loaded, what Ray does at exit turns that into a plain 1.
+    assert status == (1 if runtime.name == "ray" else -signal.SIGINT), errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert "fit() returned" not in output
+    wait_until_gone(pids)
+    driver.wait_until_nothing_is_left()
+
+
+def test_driver_that_catches_ctrl_c_has_its_handler_back_and_no_worker_left(
+    runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe
+) -> None:
+    source = WAIT.replace(
+        "    fit(train)\n",
+        "    before = signal.getsignal(signal.SIGINT)\n"
+        "    try:\n        fit(train)\n    except KeyboardInterrupt:\n"
+        "        print('caught', signal.getsignal(signal.SIGINT) is before, flush=True)\n"
+        "        wait_for_release(given['gate'])\n",
+    )
+    driver = runtime.start_driver(source, {"pipe": pipe.path, "gate": gate.path, "child": False})
+    pids = set(pipe.receive_pids(runtime.world())) - {driver.process.pid}
+
+    driver.interrupt()
+
+    assert driver.process.stdout is not None
+    assert driver.process.stdout.readline() == "caught True\n"
+    wait_until_gone(pids)
+    gate.release()
+    assert driver.wait()[0] == 0
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["workers", "workers with children"])
+@with_processes
+def test_kill_9_of_the_driver_leaves_no_process(runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe, child: bool) -> None:
+    driver = runtime.start_driver(WAIT, {"pipe": pipe.path, "gate": gate.path, "child": child})
+    pids = pipe.receive_pids(4 if child else 2)
+
+    driver.kill()
+
+    wait_until_gone([driver.process.pid, *pids])
+    driver.wait_until_nothing_is_left()
+
+
+@with_processes
+def test_nothing_is_left_running_after_a_success(runtime: RuntimeUnderTest, pipe: Pipe) -> None:
+    def train(config: dict) -> None:
+        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        tell(config["pipe"], os.getpid())
+        tell(config["pipe"], child.pid)
+        child.returncode = 0  # it is left behind on purpose
+
+    runtime.fit(train, {"pipe": pipe.path})
+
+    wait_until_gone(pipe.receive_pids(4))
+
+
+@with_processes
+def test_worker_that_ignores_sigterm_is_ended_all_the_same(runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe) -> None:
+    def train(config: dict) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        tell(config["pipe"], os.getpid())
+        if drivetrain.get_context().get_world_rank() == 0:
+            wait_for_release(config["gate"])
+            raise ValueError
+        release(config["gate"])
+        signal.pause()
+
+    with pytest.raises(drivetrain.TrainingFailedError):
+        runtime.fit(train, {"pipe": pipe.path, "gate": gate.path})
+
+    wait_until_gone(pipe.receive_pids(2))
+
+
+def test_second_run_of_the_same_driver_starts_afresh(runtime: RuntimeUnderTest) -> None:
+    def train() -> dict:
+        leftovers = [name for name in ("leaked",) if hasattr(builtins, name)]
+        if drivetrain.get_context().get_world_size() > 1:
+            builtins.leaked = True
+        return {"leftovers": leftovers, "checkpoint": drivetrain.get_checkpoint()}
+
+    first = runtime.fit(train, name="first")
+    second = runtime.fit(train, name="second")
+
+    assert first.return_value == second.return_value == {"leftovers": [], "checkpoint": None}
+    assert Path(first.path) != Path(second.path)

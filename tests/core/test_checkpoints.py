@@ -1,0 +1,208 @@
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drivetrain import Checkpoint, CheckpointConfig, CheckpointError, StorageError
+from drivetrain.checkpoints import CheckpointManager, CommittedCheckpoint, rank_checkpoints, read_manifest
+from drivetrain.storage import Storage
+from tests.support import ROOT
+
+
+def commit(manager: CheckpointManager, storage: Storage, index: int, **metrics: float) -> CommittedCheckpoint:
+    directory = storage.path(f"checkpoint_{index:06d}")
+    directory.mkdir()
+    (directory / "weights.txt").write_text(str(index))
+    files = {0: {"weights.txt": len(str(index))}}
+    return manager.commit(index=index, iteration=index, files=files, metrics=metrics)
+
+
+def indexes(entries: list[CommittedCheckpoint]) -> list[int]:
+    return [entry.index for entry in entries]
+
+
+def directories(storage: Storage) -> list[str]:
+    return [name for name in storage.list_directories() if name.startswith("checkpoint_")]
+
+
+def test_committed_checkpoints_are_what_another_process_reads(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    manager = CheckpointManager(storage, metadata={"dataset": "digits"})
+    assert manager.latest is None
+    commit(manager, storage, 1, loss=0.5)
+    entry = commit(manager, storage, 4, loss=0.25)
+
+    again = CheckpointManager(storage)
+
+    assert again.committed == manager.committed
+    assert again.latest == entry
+    assert (entry.name, entry.metrics) == ("checkpoint_000004", {"loss": 0.25})
+    assert again.checkpoint(entry).get_metadata() == {"dataset": "digits"}
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        (CheckpointConfig(), [1, 2, 3, 4, 5]),
+        (CheckpointConfig(num_to_keep=2), [4, 5]),
+        (CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="score"), [2, 4, 5]),
+        (CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="score", checkpoint_score_order="min"), [3, 5]),
+        (CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="never reported"), [5]),
+    ],
+)
+def test_retention_keeps_the_best_and_never_deletes_the_latest(
+    tmp_path: Path, config: CheckpointConfig, kept: list[int]
+) -> None:
+    storage = Storage(tmp_path)
+    manager = CheckpointManager(storage, config)
+    for index, score in enumerate((3.0, 9.0, 1.0, 8.0, 2.0), 1):
+        commit(manager, storage, index, score=score)
+
+    assert indexes(manager.committed) == indexes(read_manifest(storage)) == kept
+    assert directories(storage) == [entry.name for entry in manager.committed]
+
+
+def test_not_a_number_ranks_last_and_later_ones_win_ties() -> None:
+    entries = [
+        CommittedCheckpoint(name=str(index), index=index, iteration=index, metrics={"score": score}, time=0.0)
+        for index, score in enumerate([math.nan, 1.0, 2.0, 2.0, "high"])
+    ]
+
+    assert indexes(rank_checkpoints(entries, "score", "max"))[:3] == [3, 2, 1]
+    assert indexes(rank_checkpoints(entries, "score", "min"))[:3] == [1, 3, 2]
+
+
+def test_sweep_deletes_what_was_never_committed_and_nothing_else(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    manager = CheckpointManager(storage)
+    commit(manager, storage, 1)
+    for name in ("checkpoint_000002", "artifacts", "checkpoint_mine"):
+        storage.path(name).mkdir()
+
+    assert manager.sweep() == ["checkpoint_000002"]
+    assert storage.list_directories() == ["artifacts", "checkpoint_000001", "checkpoint_mine"]
+
+
+def test_rank_that_was_not_waited_for_adds_its_files_to_a_committed_checkpoint(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    manager = CheckpointManager(storage)
+    entry = commit(manager, storage, 1)
+    storage.path(entry.name, "late.txt").write_text("late")
+
+    assert manager.commit(index=1, iteration=1, files={1: {"late.txt": 4}}, metrics={}) == entry
+    listing = json.loads(storage.path(entry.name, ".files.json").read_text())
+    assert listing["files"] == {"late.txt": 4, "weights.txt": 1}
+    assert indexes(manager.committed) == [1]
+
+
+def test_collision_commits_nothing(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    manager = CheckpointManager(storage)
+    files = {}
+    for rank in range(2):
+        source = tmp_path / f"of_{rank}"
+        source.mkdir()
+        (source / "weights.txt").write_text(f"of {rank}")
+        files[rank] = storage.put_directory(source, "checkpoint_000001", rank=rank)
+
+    with pytest.raises(CheckpointError, match="ranks 0 and 1"):
+        manager.commit(index=1, iteration=1, files=files, metrics={})
+    assert read_manifest(storage) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "wants a checkpoint manifest"),
+        (b'{"version": 1, "check', "wants a checkpoint manifest"),
+        (b"[]", "wants a checkpoint manifest"),
+        (b'{"version": 1}', "wants a checkpoint manifest"),
+        (b'{"version": 1, "checkpoints": [{"name": "x"}]}', "wants a checkpoint manifest"),
+        (b'{"version": 99, "checkpoints": []}', "upgrade drivetrain"),
+    ],
+)
+def test_manifest_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "manifest.json").write_bytes(content)
+
+    with pytest.raises(StorageError, match=words) as refused:
+        CheckpointManager(Storage(tmp_path))
+    assert str(tmp_path / "manifest.json") in str(refused.value)
+
+
+COMMIT_FOR_EVER = """
+import itertools, sys
+from pathlib import Path
+from drivetrain import CheckpointConfig
+from drivetrain.checkpoints import CheckpointManager
+from drivetrain.storage import Storage
+
+storage = Storage(Path(sys.argv[1]))
+source = Path(sys.argv[2])
+manager = CheckpointManager(storage, CheckpointConfig(num_to_keep=3))
+manager.sweep()
+start = manager.latest.index + 1 if manager.latest else 1
+for index in itertools.count(start):
+    (source / "weights.txt").write_text("x" * 100_000)
+    files = storage.put_directory(source, f"checkpoint_{index:06d}", rank=0)
+    manager.commit(index=index, iteration=index, files={0: files}, metrics={"padding": "y" * 10_000})
+    print(index, flush=True)
+"""
+
+
+def test_process_killed_at_any_instant_of_a_commit_leaves_a_manifest_whose_checkpoints_are_whole(
+    tmp_path: Path,
+) -> None:
+    run, source = tmp_path / "run", tmp_path / "source"
+    run.mkdir()
+    source.mkdir()
+    storage = Storage(run)
+    last = 0
+    for kill_after in (1, 2, 5, 7, 11):
+        with subprocess.Popen(
+            [sys.executable, "-c", COMMIT_FOR_EVER, str(run), str(source)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(kill_after):
+                last = int(process.stdout.readline())
+                read_manifest(storage)  # while the other process is at it
+            process.kill()
+            process.wait()
+
+        entries = read_manifest(storage)
+        assert entries[-1].index >= last, "what was committed stays committed"
+        for entry in entries:
+            weights = storage.path(entry.name, "weights.txt")
+            assert weights.read_text() == "x" * 100_000
+        CheckpointManager(storage).sweep()
+        assert directories(storage) == [entry.name for entry in entries]
+
+
+def test_checkpoint_is_copied_into_a_directory_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "weights.txt").write_text("1")
+    checkpoint = Checkpoint(tmp_path / "made")
+
+    copy = Path(checkpoint.to_directory(tmp_path / "copy"))
+    (copy / "weights.txt").write_text("2")
+
+    with checkpoint.as_directory() as path:
+        assert Path(path, "weights.txt").read_text() == "1"
+    assert checkpoint.filesystem.exists(checkpoint.path)
+
+
+def test_checkpoint_metadata_is_set_updated_and_read(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.get_metadata() == {}
+    checkpoint.set_metadata({"a": 1, "b": 2})
+    checkpoint.update_metadata({"b": 3, "c": [4]})
+
+    assert checkpoint.get_metadata() == {"a": 1, "b": 3, "c": [4]}
+    with pytest.raises(CheckpointError, match="values that JSON knows"):
+        checkpoint.set_metadata({"d": object()})
+    assert checkpoint.get_metadata() == {"a": 1, "b": 3, "c": [4]}

@@ -1,0 +1,111 @@
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+
+from drivetrain import CheckpointConfig, ConfigurationError, FailureConfig, RunConfig, ScalingConfig, SyncConfig
+
+REFUSED: list[tuple[type, dict[str, Any], str]] = [
+    (ScalingConfig, {"num_workers": -1}, "integer of at least 0, found -1"),
+    (ScalingConfig, {"num_workers": "2"}, "integer of at least 0, found '2'"),
+    (ScalingConfig, {"num_workers": 1.5}, "found 1.5"),
+    (ScalingConfig, {"num_workers": True}, "found True"),
+    (ScalingConfig, {"num_workers": None}, "found None"),
+    (ScalingConfig, {"use_gpu": 1}, "True or False, found 1"),
+    (ScalingConfig, {"use_gpu": "yes"}, "True or False, found 'yes'"),
+    (ScalingConfig, {"resources_per_worker": 4}, "mapping such as"),
+    (ScalingConfig, {"resources_per_worker": {"CPU": -1}}, "found 'CPU': -1"),
+    (ScalingConfig, {"resources_per_worker": {"CPU": "two"}}, "found 'CPU': 'two'"),
+    (ScalingConfig, {"resources_per_worker": {"CPU": float("nan")}}, "found 'CPU': nan"),
+    (ScalingConfig, {"resources_per_worker": {1: 1}}, "found 1: 1"),
+    (ScalingConfig, {"resources_per_worker": {"GPU": 2}}, "use_gpu is False: add use_gpu=True"),
+    (ScalingConfig, {"use_gpu": True, "resources_per_worker": {"GPU": 0}}, "0 GPUs a worker"),
+    (ScalingConfig, {"trainer_resources": {"CPU": float("inf")}}, "trainer_resources"),
+    (ScalingConfig, {"placement_strategy": "TIGHT"}, "'PACK', 'SPREAD', 'STRICT_PACK', 'STRICT_SPREAD', found 'TIGHT'"),
+    (ScalingConfig, {"accelerator_type": 100}, "wants a str, found 100"),
+    (ScalingConfig, {"num_workers": 0, "runtime": "local"}, "ask for at least 1 worker"),
+    (ScalingConfig, {"runtime": 3}, "a runtime's name or a Runtime, found 3"),
+    (CheckpointConfig, {"num_to_keep": 0}, "at least 1, found 0"),
+    (CheckpointConfig, {"num_to_keep": "all"}, "found 'all'"),
+    (CheckpointConfig, {"checkpoint_score_attribute": 3}, "wants a str"),
+    (CheckpointConfig, {"checkpoint_score_order": "best"}, "'max', 'min', found 'best'"),
+    (CheckpointConfig, {"checkpoint_frequency": -1}, "at least 0"),
+    (CheckpointConfig, {"checkpoint_at_end": "yes"}, "True or False"),
+    (FailureConfig, {"max_failures": -2}, "at least -1, found -2"),
+    (FailureConfig, {"max_failures": 1.0}, "found 1.0"),
+    (FailureConfig, {"fail_fast": "fast"}, "found 'fast'"),
+    (FailureConfig, {"fail_fast": True, "max_failures": 2}, "set one of them"),
+    (FailureConfig, {"policy": "often"}, "decide"),
+    (SyncConfig, {"sync_period": 0}, "positive number of seconds, found 0"),
+    (SyncConfig, {"sync_timeout": "1h"}, "found '1h'"),
+    (SyncConfig, {"sync_artifacts": None}, "True or False"),
+    (RunConfig, {"name": "a/b"}, "without slashes, found 'a/b'"),
+    (RunConfig, {"name": "a\\b"}, "without slashes"),
+    (RunConfig, {"name": ".."}, "plain directory name"),
+    (RunConfig, {"name": ""}, "plain directory name"),
+    (RunConfig, {"name": "two\nlines"}, "plain directory name"),
+    (RunConfig, {"name": 5}, "wants a str, found 5"),
+    (RunConfig, {"storage_path": 5}, "wants a path, found 5"),
+    (RunConfig, {"failure_config": 3}, "wants a FailureConfig, found 3"),
+    (RunConfig, {"checkpoint_config": {"num_to_keep": 1}}, "wants a CheckpointConfig"),
+    (RunConfig, {"sync_config": True}, "wants a SyncConfig"),
+    (RunConfig, {"callbacks": "json"}, "a list of callbacks or names"),
+    (RunConfig, {"callbacks": [print]}, "Callback objects or names"),
+    (RunConfig, {"stop": 3}, "a mapping or a function, found 3"),
+    (RunConfig, {"stop": {"loss": "low"}}, "a number for 'loss', found 'low'"),
+    (RunConfig, {"verbose": 3}, "0, 1, 2, found 3"),
+    (RunConfig, {"log_to_file": "logs"}, "True or False"),
+    (RunConfig, {"worker_output": "some"}, "'rank0', 'all', 'none', found 'some'"),
+    (RunConfig, {"resume": True}, "'never', 'auto', 'must', found True"),
+    (RunConfig, {"resume": "must"}, "set name"),
+    (RunConfig, {"detailed_metrics": 1}, "True or False"),
+    (RunConfig, {"start_timeout_s": 0}, "positive number of seconds"),
+    (RunConfig, {"start_timeout_s": float("inf")}, "positive number of seconds"),
+]
+
+
+@pytest.mark.parametrize(("config", "arguments", "words"), REFUSED)
+def test_bad_value_is_refused_with_what_was_wanted_and_what_was_found(
+    config: type, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        config(**arguments)
+
+    assert words in str(refused.value)
+    assert config.__name__ in str(refused.value)
+    assert list(arguments)[-1] in str(refused.value)
+
+
+@pytest.mark.parametrize("config", [ScalingConfig, CheckpointConfig, FailureConfig, SyncConfig, RunConfig])
+def test_config_is_frozen_keyword_only_and_survives_pickling(config: type) -> None:
+    made = config()
+
+    assert pickle.loads(pickle.dumps(made)) == made
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(made, dataclasses.fields(config)[0].name, None)
+    with pytest.raises(TypeError):
+        config(1)
+
+
+def test_none_stands_for_the_default_config_as_the_documented_signature_allows() -> None:
+    assert RunConfig(failure_config=None, checkpoint_config=None, sync_config=None, callbacks=None) == RunConfig()
+
+
+def test_scaling_config_adds_up_what_the_run_asks_for() -> None:
+    config = ScalingConfig(
+        num_workers=3, use_gpu=True, resources_per_worker={"CPU": 2, "GPU": 0.5}, trainer_resources={"CPU": 1}
+    )
+
+    assert config.total_resources == {"CPU": 7.0, "GPU": 1.5}
+    assert (config.num_cpus_per_worker, config.num_gpus_per_worker) == (2.0, 0.5)
+    assert ScalingConfig(num_workers=2, use_gpu=True).total_resources == {"CPU": 2.0, "GPU": 2.0}
+    assert ScalingConfig().num_gpus_per_worker == 0.0
+
+
+def test_scaling_config_keeps_a_copy_of_the_resources_it_was_given() -> None:
+    given = {"CPU": 1.0}
+    config = ScalingConfig(resources_per_worker=given)
+    given["CPU"] = 99.0
+
+    assert config.num_cpus_per_worker == 1.0

@@ -1,0 +1,161 @@
+"""The state machine of a run, driven by lists of events instead of processes."""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain import (
+    DataParallelTrainer,
+    FailureConfig,
+    FailureKind,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    WorkerDiedError,
+    WorkerInfo,
+)
+from drivetrain.events import TRAINING, Event, Exited, Failed, PhaseEntered, Reported, Returned
+from tests.support import Collector
+
+
+class ScriptedGroup:
+    """Workers whose events are known beforehand; a list of them comes at a time."""
+
+    def __init__(self, world_size: int, script: Sequence[Sequence[Event]]) -> None:
+        self.workers = tuple(
+            WorkerInfo(rank=rank, local_rank=rank, node_rank=0, node_id="here", hostname="here", ip="127.0.0.1", pid=1)
+            for rank in range(world_size)
+        )
+        self._script = deque([[PhaseEntered(worker.rank, TRAINING, 0.0) for worker in self.workers], *script])
+
+    def run(self, fn: Callable[..., Any], /, *args: Any, ranks: Sequence[int] | None = None) -> list[Any]:
+        return [fn(*args) for _ in (self.workers if ranks is None else ranks)]
+
+    def train(self, tasks: Sequence[Any]) -> None:
+        assert [task.context.get_world_rank() for task in tasks] == [worker.rank for worker in self.workers]
+
+    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+        if not self._script:
+            assert timeout_s is not None, "nothing is left that could happen"
+            return
+        for event in self._script.popleft():
+            deliver(event)
+
+    def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
+        return {}
+
+
+class ScriptedRuntime:
+    """A runtime of one script for each attempt."""
+
+    name = "scripted"
+
+    def __init__(self, world_size: int, *attempts: Sequence[Sequence[Event]]) -> None:
+        self._world_size = world_size
+        self._attempts = deque(attempts)
+
+    def validate(self, scaling: ScalingConfig) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def launch(self, spec: Any) -> Iterator[ScriptedGroup]:
+        yield ScriptedGroup(self._world_size, self._attempts.popleft())
+
+
+def report(rank: int, number: int, *, reduce: dict[str, str] | None = None, **metrics: float) -> Reported:
+    return Reported(rank, number, float(number), metrics, None, reduce)
+
+
+def fit(tmp_path: Path, runtime: ScriptedRuntime, **run_config: Any) -> Result:
+    return DataParallelTrainer(
+        lambda: None,
+        scaling_config=ScalingConfig(num_workers=2, runtime=runtime),
+        run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, **run_config),
+    ).fit()
+
+
+def test_death_of_a_process_explains_the_exceptions_that_it_brought_about_elsewhere(tmp_path: Path) -> None:
+    script = [[Failed(0, 1.0, TRAINING, ConnectionResetError("lost the other rank"))], [Exited(1, -9, "")]]
+
+    with pytest.raises(TrainingFailedError, match="rank 1 was ended by SIGKILL") as failed:
+        fit(tmp_path, ScriptedRuntime(2, script))
+
+    assert isinstance(failed.value.__cause__, WorkerDiedError)
+    assert failed.value.kind is FailureKind.INFRASTRUCTURE
+    assert "also: rank 0 failed" in str(failed.value)
+
+
+def test_earliest_exception_is_the_cause_whichever_is_heard_of_first(tmp_path: Path) -> None:
+    script = [[Failed(0, 2.0, TRAINING, TimeoutError())], [Failed(1, 1.0, TRAINING, KeyError("the reason"))]]
+
+    with pytest.raises(TrainingFailedError) as failed:
+        fit(tmp_path, ScriptedRuntime(2, script))
+
+    assert isinstance(failed.value.__cause__, KeyError)
+    assert failed.value.rank == 1
+
+
+def test_end_of_a_process_whose_function_has_returned_is_no_failure(tmp_path: Path) -> None:
+    script = [[Returned(1, None), Exited(1, 1, "")], [Returned(0, None)]]
+
+    assert fit(tmp_path, ScriptedRuntime(2, script)).error is None
+
+
+def test_reports_of_rank_0_stay_in_order_while_one_waits_to_be_combined(tmp_path: Path) -> None:
+    script = [
+        [report(0, 1, reduce={"loss": "sum"}, loss=1.0), report(0, 2, loss=5.0), report(0, 3, loss=6.0)],
+        [report(1, 1, loss=2.0)],
+        [Returned(0, None), Returned(1, None)],
+    ]
+    collector = Collector()
+    result = fit(tmp_path, ScriptedRuntime(2, script), callbacks=[collector])
+
+    assert [metrics["loss"] for metrics in collector.metrics_of(0)] == [3.0, 5.0, 6.0]
+    assert result.metrics is not None
+    assert result.metrics["_training_iteration"] == 3
+
+
+def test_report_that_was_to_be_combined_is_not_lost_when_the_other_rank_dies(tmp_path: Path) -> None:
+    script = [[report(0, 1, reduce={"loss": "sum"}, loss=1.0)], [Exited(1, 1, "")]]
+
+    with pytest.raises(TrainingFailedError):
+        fit(tmp_path, ScriptedRuntime(2, script))
+
+    metrics = Result.from_path(tmp_path / "run").metrics
+    assert metrics is not None
+    assert metrics["loss"] == 1.0
+
+
+def test_policy_of_the_users_own_decides_about_the_next_attempt(tmp_path: Path) -> None:
+    class OnlyDeaths:
+        def decide(self, failure: Any, history: Any) -> bool:
+            return failure.kind is FailureKind.INFRASTRUCTURE
+
+    dies, fails = [[Exited(1, -9, "")]], [[Failed(1, 1.0, TRAINING, ValueError("mine"))]]
+    collector = Collector()
+    with pytest.raises(TrainingFailedError, match="mine"):
+        fit(
+            tmp_path,
+            ScriptedRuntime(2, dies, dies, fails, fails),
+            failure_config=FailureConfig(policy=OnlyDeaths()),
+            callbacks=[collector],
+        )
+
+    assert collector.attempts == 3
+
+
+def test_stop_waits_only_for_what_was_reported_up_to_it(tmp_path: Path) -> None:
+    script = [
+        [report(0, 1, loss=1.0), report(1, 1, loss=1.0)],
+        [report(0, 2, loss=0.0, enough=1.0), report(0, 3, reduce={"loss": "mean"}, loss=9.0)],
+    ]
+
+    result = fit(tmp_path, ScriptedRuntime(2, script), stop={"enough": 1.0})
+
+    assert result.metrics is not None
+    assert result.metrics["loss"] == 0.0

@@ -1,0 +1,180 @@
+import importlib
+import pickle
+import subprocess
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import pytest
+
+from drivetrain import CheckpointError, FailureKind, RemoteError, StorageError
+from drivetrain.failure import capture_failure, classify, describe_exit, rebuild_exception
+
+
+class TwoWordsError(Exception):
+    def __init__(self, first: str, *, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+        self.second = second
+
+
+class NeverPicklesError(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def raised(error: BaseException) -> BaseException:
+    """The exception with a traceback, as an ``except`` clause sees it."""
+    try:
+        fail(error)
+    except BaseException as caught:
+        return caught
+    raise AssertionError
+
+
+def functions(error: BaseException | None) -> list[str]:
+    assert error is not None
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def test_exception_comes_back_with_its_type_arguments_notes_and_frames() -> None:
+    original = raised(OSError(13, "Permission denied", "file.txt"))
+    original.add_note("while saving")
+
+    error = rebuild_exception(capture_failure(original))
+
+    assert type(error) is PermissionError
+    assert (error.errno, error.filename) == (13, "file.txt")
+    assert error.__notes__ == ["while saving"]
+    assert functions(error) == ["raised", "fail"]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    assert (frame.filename, frame.line) == (__file__, "raise error")
+
+
+def test_exception_that_does_not_take_its_own_arguments_comes_back_all_the_same() -> None:
+    error = rebuild_exception(capture_failure(raised(TwoWordsError("bread", second="butter"))))
+
+    assert isinstance(error, TwoWordsError)
+    assert (str(error), error.second) == ("bread and butter", "butter")
+
+
+def test_exception_of_a_class_made_in_a_function_comes_back() -> None:
+    class LocalError(ValueError):
+        pass
+
+    error = rebuild_exception(capture_failure(raised(LocalError("here"))))
+
+    assert isinstance(error, LocalError)
+
+
+def test_exception_that_cannot_be_pickled_is_described_and_keeps_its_frames_and_its_cause() -> None:
+    original = raised(NeverPicklesError("me"))
+    original.__cause__ = raised(KeyError("below"))
+
+    error = rebuild_exception(capture_failure(original))
+
+    assert type(error) is RemoteError
+    assert "NeverPicklesError: me" in str(error)
+    assert functions(error) == ["raised", "fail"]
+    assert isinstance(error.__cause__, KeyError)
+
+
+def test_exception_of_a_class_that_is_not_here_is_described_with_the_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_on_the_worker.py").write_text("class FarError(Exception):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    captured = capture_failure(raised(importlib.import_module("only_on_the_worker").FarError("far away")))
+    monkeypatch.delitem(sys.modules, "only_on_the_worker")
+    (tmp_path / "only_on_the_worker.py").unlink()
+    importlib.invalidate_caches()
+
+    error = rebuild_exception(captured)
+
+    assert type(error) is RemoteError
+    assert "FarError: far away" in str(error)
+    assert "in fail" in str(error)
+
+
+def test_chain_of_causes_and_contexts_comes_back_as_python_shows_it() -> None:
+    def outermost() -> None:
+        try:
+            try:
+                fail(KeyError("first"))
+            except KeyError:
+                fail(IndexError("while handling it"))
+        except IndexError as error:
+            raise ValueError("because of it") from error
+
+    def hides() -> None:
+        try:
+            fail(KeyError("hidden"))
+        except KeyError:
+            raise ValueError("shown") from None
+
+    with pytest.raises(ValueError, match="because of it") as chained:
+        outermost()
+    with pytest.raises(ValueError, match="shown") as alone:
+        hides()
+    error = rebuild_exception(capture_failure(chained.value))
+
+    assert isinstance(error.__cause__, IndexError)
+    assert isinstance(error.__cause__.__context__, KeyError)
+    assert functions(error.__cause__.__context__)[-1] == "fail"
+    alone_again = rebuild_exception(capture_failure(alone.value))
+    assert alone_again.__cause__ is alone_again.__context__ is None
+
+
+def test_chain_that_bites_its_tail_ends() -> None:
+    one, other = raised(KeyError("one")), raised(KeyError("other"))
+    one.__cause__, other.__cause__ = other, one
+
+    assert isinstance(rebuild_exception(capture_failure(one)), KeyError)
+
+
+def test_group_of_exceptions_comes_back_with_its_members() -> None:
+    group = raised(ExceptionGroup("several", [ValueError("a"), KeyError("b")]))
+
+    error = rebuild_exception(capture_failure(group))
+
+    assert isinstance(error, ExceptionGroup)
+    assert [type(member) for member in error.exceptions] == [ValueError, KeyError]
+
+
+def test_exception_of_this_process_stays_the_object_it_is() -> None:
+    error = ValueError()
+    assert rebuild_exception(error) is error
+
+
+def test_captured_failure_is_read_by_a_process_that_has_not_seen_the_class() -> None:
+    captured = capture_failure(raised(TwoWordsError("bread", second="butter")))
+    code = (
+        "import sys; from drivetrain.failure import rebuild_exception\n"
+        "print(type(rebuild_exception(sys.stdin.buffer.read())).__name__)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], input=captured, stdout=subprocess.PIPE, check=True, cwd="/")
+    assert shown.stdout.decode().strip() in ("RemoteError", "TwoWordsError")
+
+
+def test_storage_that_fails_is_another_class_than_a_checkpoint_that_is_wrong() -> None:
+    assert classify(StorageError()) is FailureKind.STORAGE
+    assert classify(CheckpointError()) is FailureKind.USER_ERROR
+    assert classify(ValueError()) is FailureKind.USER_ERROR
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"),
+    [(None, "ended"), (0, "ended with exit code 0"), (3, "ended with exit code 3"), (-11, "was ended by SIGSEGV")],
+)
+def test_end_of_a_process_is_told_in_words(exit_code: int | None, words: str) -> None:
+    assert describe_exit(exit_code) == words
+
+
+def test_end_by_sigkill_hints_at_the_memory() -> None:
+    assert describe_exit(-9) == "was ended by SIGKILL (the kernel does that when memory runs out)"
+    assert pickle.loads(pickle.dumps(FailureKind.OUT_OF_MEMORY)) is FailureKind.OUT_OF_MEMORY

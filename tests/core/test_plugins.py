@@ -1,0 +1,162 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+from drivetrain import (
+    DataParallelTrainer,
+    PluginBrokenError,
+    PluginError,
+    PluginNotFoundError,
+    RunConfig,
+    ScalingConfig,
+)
+from drivetrain.cli import main
+from drivetrain.plugins import list_plugins, load_plugin
+
+Install = Callable[..., Path]
+
+BACKEND = """
+import contextlib
+from drivetrain import Backend
+
+class Quiet(Backend):
+    name = "quiet"
+
+    def rendezvous(self, group):
+        return [{"address": "here"} for _ in group.workers]
+
+    def session(self, context, rendezvous):
+        assert rendezvous == {"address": "here"}
+        return contextlib.nullcontext()
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Installs tiny distributions: a module each, and the metadata that an installer would write."""
+    site = tmp_path / "site"
+    site.mkdir()
+
+    def make(name: str, module: str, source: str, entry_points: Mapping[str, Mapping[str, str]]) -> Path:
+        (site / f"{module}.py").write_text(source)
+        info = site / f"{name.replace('-', '_')}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        lines = []
+        for group, targets in entry_points.items():
+            lines += [f"[{group}]", *(f"{key} = {target}" for key, target in targets.items())]
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+        monkeypatch.syspath_prepend(site)
+        return site
+
+    return make
+
+
+@pytest.fixture
+def quiet(install: Install) -> Path:
+    return install("quiet-plugin", "quiet_plugin", BACKEND, {"drivetrain.backends": {"quiet": "quiet_plugin:Quiet"}})
+
+
+@pytest.fixture
+def broken(install: Install) -> Path:
+    source = "import a_framework_that_is_not_there\n"
+    entry_points = {"drivetrain.backends": {"shaky": "broken_plugin:Shaky"}}
+    return install("broken-plugin", "broken_plugin", source, entry_points)
+
+
+def test_own_plugins_are_listed() -> None:
+    assert {"inprocess", "local", "ray"} <= {plugin.name for plugin in list_plugins("runtime")}
+    assert {"json", "csv", "progress"} <= {plugin.name for plugin in list_plugins("callback")}
+
+
+def test_plugin_is_listed_without_being_imported(quiet: Path) -> None:
+    (plugin,) = [plugin for plugin in list_plugins("backend") if plugin.name == "quiet"]
+
+    assert (plugin.distribution, plugin.version, plugin.target) == ("quiet-plugin", "1.2", "quiet_plugin:Quiet")
+    assert "quiet_plugin" not in sys.modules
+
+
+def test_backend_of_a_plugin_is_chosen_by_its_name(quiet: Path, tmp_path: Path) -> None:
+    def train() -> int:
+        return drivetrain.get_context().get_world_size()
+
+    result = DataParallelTrainer(
+        train,
+        backend_config="quiet",
+        scaling_config=ScalingConfig(num_workers=2, runtime="local"),
+        run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0),
+    ).fit()
+
+    assert result.return_value == 2
+
+
+def test_missing_plugin_says_who_is_there_and_what_to_install() -> None:
+    with pytest.raises(PluginNotFoundError, match=r"installed are: .*'csv', 'json'"):
+        load_plugin("callback", "fax")
+    with pytest.raises(PluginNotFoundError, match=r'pip install "drivetrain\[tensorflow\]"'):
+        load_plugin("backend", "tensorflow")
+
+
+def test_broken_plugin_names_its_distribution_and_shows_the_error(broken: Path) -> None:
+    with pytest.raises(
+        PluginBrokenError, match=r"'shaky' of broken-plugin 1\.2 .*a_framework_that_is_not_there"
+    ) as error:
+        load_plugin("backend", "shaky")
+
+    assert isinstance(error.value.__cause__, ModuleNotFoundError)
+
+
+def test_entry_point_without_its_object_is_broken(install: Install) -> None:
+    install("empty-plugin", "empty_plugin", "", {"drivetrain.callbacks": {"empty": "empty_plugin:Nothing"}})
+
+    with pytest.raises(PluginBrokenError, match=r"empty-plugin 1\.2 .*AttributeError"):
+        load_plugin("callback", "empty")
+
+
+def test_two_distributions_that_claim_one_name_are_both_named(quiet: Path, install: Install) -> None:
+    install("other-plugin", "other_plugin", BACKEND, {"drivetrain.backends": {"quiet": "other_plugin:Quiet"}})
+
+    with pytest.raises(PluginError, match=r"claimed by other-plugin 1\.2 and quiet-plugin 1\.2: uninstall one"):
+        load_plugin("backend", "quiet")
+
+
+def test_command_lists_every_plugin_with_its_kind_distribution_version_and_state(
+    quiet: Path, broken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(["plugins"])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert status == 1
+    assert lines[0].split() == ["KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"]
+    rows = {tuple(line.split()[:4]): line.split(maxsplit=4)[4] for line in lines[1:]}
+    assert rows["backend", "quiet", "quiet-plugin", "1.2"] == "installed"
+    assert rows["backend", "shaky", "broken-plugin", "1.2"].startswith("broken: ModuleNotFoundError")
+    assert rows["runtime", "local", "drivetrain", drivetrain.__version__] == "installed"
+
+
+def test_command_tells_of_names_that_are_claimed_twice(
+    quiet: Path, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("other-plugin", "other_plugin", BACKEND, {"drivetrain.backends": {"quiet": "other_plugin:Quiet"}})
+
+    assert main(["plugins"]) == 1
+    claimed = [line for line in capsys.readouterr().out.splitlines() if " quiet " in line]
+    assert len(claimed) == 2
+    assert all(line.endswith("broken: several distributions claim this name") for line in claimed)
+
+
+def test_installed_command_runs_and_a_broken_plugin_does_not_break_the_import(broken: Path) -> None:
+    command = Path(sys.executable).with_name("drivetrain")
+    environment = {**os.environ, "PYTHONPATH": str(broken)}
+
+    shown = subprocess.run([command, "plugins"], check=False, env=environment, stdout=subprocess.PIPE, text=True)
+    version = subprocess.run([command, "--version"], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+
+    assert shown.returncode == 1
+    assert "broken-plugin" in shown.stdout
+    assert version.stdout == f"drivetrain {drivetrain.__version__}\n"

@@ -1,0 +1,181 @@
+"""What a trainer refuses before any process is started, with nothing overwritten."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from drivetrain import (
+    Checkpoint,
+    CheckpointConfig,
+    ConfigurationError,
+    DataParallelTrainer,
+    DrivetrainError,
+    PluginNotFoundError,
+    ResourceError,
+    RunConfig,
+    ScalingConfig,
+    SerializationError,
+    StorageError,
+)
+from tests.support import Collector, snapshot
+
+
+def train() -> None:
+    raise AssertionError("nothing was to be started")
+
+
+@pytest.fixture
+def storage_path(tmp_path: Path) -> Iterator[Path]:
+    """Storage that a refusal has to leave as it is, in a process that it has to leave without a further child."""
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    (storage / "precious.txt").write_text("not to be touched")
+    before = snapshot(tmp_path)
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield storage
+    assert snapshot(tmp_path) == before
+    assert {entry.name for entry in storage.iterdir()} == {"precious.txt"}
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= children
+
+
+def refuse(
+    kind: type[DrivetrainError],
+    words: str,
+    storage_path: Path,
+    *,
+    function: Callable[..., Any] = train,
+    scaling: ScalingConfig | None = None,
+    run: dict[str, Any] | None = None,
+    **options: Any,
+) -> DrivetrainError:
+    collector = Collector()
+    with pytest.raises(kind, match=words) as refused:
+        DataParallelTrainer(
+            function,
+            scaling_config=scaling or ScalingConfig(num_workers=2, runtime="local"),
+            run_config=RunConfig(
+                **{"name": "run", "storage_path": storage_path, "verbose": 0, "callbacks": [collector], **(run or {})}
+            ),
+            **options,
+        ).fit()
+    assert collector.attempts == 0
+    return refused.value
+
+
+def test_function_with_two_required_arguments_is_refused_by_name(storage_path: Path) -> None:
+    def two(config: dict, other: int) -> None: ...
+
+    refuse(ConfigurationError, r"two\(config: dict, other: int\)", storage_path, function=two)
+
+
+def test_function_with_a_required_keyword_is_refused(storage_path: Path) -> None:
+    def keyword(*, other: int) -> None: ...
+
+    refuse(ConfigurationError, "no argument, or the config", storage_path, function=keyword)
+
+
+def test_something_that_is_no_function_is_refused(storage_path: Path) -> None:
+    refuse(ConfigurationError, "wants a function, found 'train'", storage_path, function="train")  # type: ignore[arg-type]
+
+
+def test_unpicklable_thing_that_the_function_captures_is_named(storage_path: Path) -> None:
+    lock = threading.Lock()
+
+    def captures() -> None:
+        lock.acquire()
+
+    refuse(SerializationError, r"'lock', which the train function captures \(a lock\)", storage_path, function=captures)
+
+
+def test_unpicklable_entry_of_the_config_is_named(storage_path: Path) -> None:
+    with socket.socket() as open_socket:
+        config = {"fine": 1, "connection": open_socket}
+        words = r"train_loop_config\['connection'\] \(a socket\)"
+        refuse(SerializationError, words, storage_path, function=lambda config: None, train_loop_config=config)
+
+
+def test_unknown_runtime_is_refused_with_those_that_are_known(storage_path: Path) -> None:
+    scaling = ScalingConfig(runtime="slurm")
+    refuse(
+        ConfigurationError,
+        "'slurm' is installed; installed are: 'inprocess', 'local', 'ray'",
+        storage_path,
+        scaling=scaling,
+    )
+
+
+def test_unknown_backend_is_refused(storage_path: Path) -> None:
+    refuse(PluginNotFoundError, "no backend 'mxnet' is installed", storage_path, backend_config="mxnet")
+
+
+def test_backend_of_a_known_plugin_that_is_not_installed_comes_with_its_install_line(storage_path: Path) -> None:
+    words = r'pip install "drivetrain\[horovod\]"'
+    refuse(PluginNotFoundError, words, storage_path, backend_config="horovod")
+
+
+def test_unknown_callback_is_refused(storage_path: Path) -> None:
+    refuse(PluginNotFoundError, "no callback 'fax' is installed", storage_path, run={"callbacks": ["fax"]})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("backend_config", 3, "a BackendConfig, a Backend or the name of one, found 3"),
+        ("train_loop_config", [1], "train_loop_config wants a Mapping"),
+        ("metadata", {"x": object()}, "metadata wants values that JSON knows"),
+        ("resume_from_checkpoint", "somewhere", "resume_from_checkpoint wants a Checkpoint"),
+        ("resume_from_checkpoint", Checkpoint("/nowhere/at/all"), "no directory at /nowhere/at/all"),
+    ],
+)
+def test_argument_of_the_wrong_type_is_refused(storage_path: Path, option: str, value: object, words: str) -> None:
+    refuse(ConfigurationError, words, storage_path, **{option: value})
+
+
+def test_config_of_the_wrong_type_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="scaling_config wants a ScalingConfig"):
+        DataParallelTrainer(train, scaling_config=2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="run_config wants a RunConfig"):
+        DataParallelTrainer(train, run_config={"name": "run"})  # type: ignore[arg-type]
+
+
+def test_checkpoint_options_of_trainers_that_own_the_loop_are_refused(storage_path: Path) -> None:
+    run = {"checkpoint_config": CheckpointConfig(checkpoint_at_end=True)}
+    refuse(ConfigurationError, "here the train function does", storage_path, run=run)
+
+
+def test_storage_path_that_is_a_file_is_refused(storage_path: Path) -> None:
+    run = {"storage_path": storage_path / "precious.txt"}
+    refuse(StorageError, "precious.txt/run has a file above it", storage_path, run=run)
+
+
+def test_storage_path_that_cannot_be_written_is_refused(storage_path: Path) -> None:
+    refuse(
+        StorageError,
+        "choose another storage_path, or mend its permissions",
+        storage_path,
+        run={"storage_path": "/proc/1"},
+    )
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/runs", "gs://bucket"])
+def test_storage_that_is_not_supported_is_refused(storage_path: Path, path: str) -> None:
+    refuse(ConfigurationError, "local or mounted filesystem", storage_path, run={"storage_path": path})
+
+
+def test_more_gpus_than_there_are_are_refused(storage_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    scaling = ScalingConfig(num_workers=2, use_gpu=True, resources_per_worker={"GPU": 2}, runtime="local")
+    error = refuse(
+        ResourceError, "2 workers with 2 GPUs each want 4 GPUs on this machine", storage_path, scaling=scaling
+    )
+    assert "found 2 (3, 5)" in str(error)
+
+
+def test_more_workers_than_one_process_can_be_are_refused(storage_path: Path) -> None:
+    scaling = ScalingConfig(num_workers=2, runtime="inprocess")
+    refuse(ConfigurationError, "num_workers 0 or 1, found 2", storage_path, scaling=scaling)

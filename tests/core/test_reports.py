@@ -1,0 +1,100 @@
+import pytest
+
+from drivetrain.events import Reported
+from drivetrain.reports import ReportMatcher, combine
+
+
+def report(
+    rank: int,
+    number: int,
+    *,
+    files: dict[str, int] | None = None,
+    reduce: dict[str, str] | None = None,
+    **metrics: float,
+) -> Reported:
+    return Reported(rank, number, 0.0, metrics, files, reduce)
+
+
+class Clock:
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_report_without_checkpoint_and_combination_waits_for_nobody() -> None:
+    matcher = ReportMatcher(2)
+
+    assert matcher.add(report(0, 1)) == matcher.add(report(0, 2)) == []
+    assert not matcher.holds(2)
+
+
+def test_checkpoint_is_complete_when_every_rank_has_passed_its_report() -> None:
+    matcher = ReportMatcher(3)
+
+    assert matcher.add(report(0, 1, files={"a": 1}, step=1)) == []
+    assert matcher.add(report(1, 1)) == []
+    assert matcher.holds(1)
+    (matched,) = matcher.add(report(2, 1, files={"c": 3}))
+
+    assert (matched.number, matched.files) == (1, {0: {"a": 1}, 2: {"c": 3}})
+    assert matched.metrics[0] == {"step": 1}
+    assert not matcher.holds(1)
+
+
+def test_held_reports_are_settled_in_order() -> None:
+    matcher = ReportMatcher(2)
+    for number in (1, 2, 3):
+        assert matcher.add(report(0, number, files={"a": number})) == []
+
+    assert [matched.number for matched in matcher.add(report(1, 1))] == [1]
+    assert [matched.number for matched in matcher.finish(1)] == [2, 3]
+
+
+def test_checkpoint_of_a_rank_that_finishes_is_not_waited_for() -> None:
+    matcher = ReportMatcher(2)
+    assert matcher.finish(1) == []
+
+    assert [matched.number for matched in matcher.add(report(0, 1, files={"a": 1}))] == [1]
+
+
+def test_rank_that_never_reports_is_not_waited_for_once_others_have_gone_on_for_long() -> None:
+    clock = Clock()
+    matcher = ReportMatcher(2, clock)
+    assert matcher.add(report(0, 1, files={"a": 1})) == []
+    clock.seconds = 60.0
+    assert matcher.add(report(0, 2)) == []
+
+    assert [matched.number for matched in matcher.add(report(0, 3))] == [1]
+    assert [matched.number for matched in matcher.add(report(0, 4, files={"a": 1}))] == [4]
+
+
+def test_silent_rank_is_waited_for_again_once_it_reports() -> None:
+    clock = Clock()
+    matcher = ReportMatcher(2, clock)
+    matcher.add(report(0, 1, files={"a": 1}))
+    clock.seconds = 60.0
+    matcher.add(report(0, 2))
+    matcher.add(report(0, 3))
+    matcher.add(report(1, 1))
+
+    assert matcher.add(report(0, 4, files={"a": 1})) == []
+
+
+def test_rank_that_is_only_slow_is_waited_for() -> None:
+    clock = Clock()
+    matcher = ReportMatcher(2, clock)
+    matcher.add(report(1, 1))
+    matcher.add(report(0, 1))
+    for number in range(2, 9):
+        clock.seconds += 60.0
+        assert matcher.add(report(0, number, files={"a": 1})) == []
+
+    assert [matched.number for matched in matcher.add(report(1, 2))] == [2]
+
+
+@pytest.mark.parametrize(("how", "expected"), [("mean", 2.0), ("sum", 6), ("min", 1), ("max", 3)])
+def test_values_are_combined_over_the_ranks_that_have_them(how: str, expected: float) -> None:
+    reports = {2: {"loss": 3}, 0: {"loss": 1}, 1: {"loss": 2}, 3: {"other": 9}}
+
+    assert combine(reports, {"loss": how}) == {"loss": expected}

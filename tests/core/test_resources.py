@@ -1,0 +1,96 @@
+import os
+
+import pytest
+
+import drivetrain
+from drivetrain import DataParallelTrainer, ResourceError, RunConfig, ScalingConfig
+from drivetrain.runtime.resources import partition_gpus, threads_per_worker, visible_gpus
+from tests.support import Collector
+
+
+def scaling(workers: int, gpus: float | None = None, cpus: float | None = None) -> ScalingConfig:
+    resources = {name: amount for name, amount in (("GPU", gpus), ("CPU", cpus)) if amount is not None}
+    return ScalingConfig(num_workers=workers, use_gpu=gpus is not None, resources_per_worker=resources)
+
+
+@pytest.mark.parametrize(
+    ("variable", "gpus"),
+    [
+        ("0,1", ["0", "1"]),
+        ("3", ["3"]),
+        (" 2, 5 ", ["2", "5"]),
+        ("", []),
+        ("-1", []),
+        ("GPU-8a,MIG-9b", ["GPU-8a", "MIG-9b"]),
+    ],
+)
+def test_gpus_are_those_that_the_variable_allows(variable: str, gpus: list[str]) -> None:
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": variable}) == gpus
+
+
+@pytest.mark.parametrize(
+    ("workers", "each", "expected"),
+    [
+        (2, 1, [("4",), ("5",)]),
+        (2, 2, [("4", "5"), ("6", "7")]),
+        (1, 3, [("4", "5", "6")]),
+        (4, 0.5, [("4",), ("4",), ("5",), ("5",)]),
+        (3, 0.4, [("4",), ("4",), ("5",)]),
+        (10, 0.1, [("4",)] * 10),
+        (3, 1 / 3, [("4",)] * 3),
+    ],
+)
+def test_each_worker_has_gpus_of_its_own(workers: int, each: float, expected: list[tuple[str, ...]]) -> None:
+    assert partition_gpus(scaling(workers, each), ["4", "5", "6", "7"]) == expected
+
+
+def test_workers_without_gpus_get_none() -> None:
+    assert partition_gpus(scaling(2), ["0"]) == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("workers", "each", "words"),
+    [
+        (3, 1, "3 workers with 1 GPUs each want 3 GPUs on this machine, found 2 (0, 1)"),
+        (5, 0.5, "want 3 GPUs on this machine, found 2 (0, 1)"),
+        (1, 1.5, "a whole number or a fraction below 1, found 1.5"),
+    ],
+)
+def test_more_gpus_than_there_are_are_refused_with_both_numbers(workers: int, each: float, words: str) -> None:
+    with pytest.raises(ResourceError) as refused:
+        partition_gpus(scaling(workers, each), ["0", "1"])
+    assert words in str(refused.value)
+
+
+def test_threads_are_the_workers_cpus_or_an_even_share_of_the_machines() -> None:
+    machine = len(os.sched_getaffinity(0))
+    assert threads_per_worker(scaling(2, cpus=3)) == 3
+    assert threads_per_worker(scaling(2, cpus=0.5)) == 1
+    assert threads_per_worker(scaling(1)) == machine
+    assert threads_per_worker(scaling(10 * machine)) == 1
+
+
+def test_workers_see_only_their_own_gpus_and_keep_the_thread_count_that_was_set(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa,GPU-bb,GPU-cc,GPU-dd")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+
+    def train() -> None:
+        ids = drivetrain.get_context().worker.accelerator_ids
+        names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+        drivetrain.report({"ids": ids, **{name: os.environ[name] for name in names}})
+
+    collector = Collector()
+    DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=2, use_gpu=True, resources_per_worker={"GPU": 2}, runtime="local"),
+        run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, callbacks=[collector]),
+    ).fit()
+
+    assert [collector.metrics_of(rank)[0]["CUDA_VISIBLE_DEVICES"] for rank in range(2)] == [
+        "GPU-aa,GPU-bb",
+        "GPU-cc,GPU-dd",
+    ]
+    assert collector.metrics_of(1)[0]["ids"] == ["GPU-cc", "GPU-dd"]
+    assert collector.metrics_of(1)[0]["OMP_NUM_THREADS"] == "7"

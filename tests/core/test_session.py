@@ -1,0 +1,169 @@
+import array
+import enum
+import multiprocessing
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drivetrain
+from drivetrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig, SessionError
+from drivetrain.session import plain_metrics
+
+
+class Tensor:
+    """What a framework's tensor looks like from outside."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+
+    def item(self) -> float:
+        return 0.5
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"weights": Tensor(2, 3)}, "of shape (2, 3) as metric 'weights'"),
+        ({"weights": Tensor(0)}, "of shape (0,) as metric 'weights'"),
+        ({"losses": (x for x in range(3))}, "a generator as metric 'losses'"),
+        ({"peer": socket.socket}, "as metric 'peer'"),
+        ({"raw": b"bytes"}, "a bytes as metric 'raw'"),
+        ({"when": {1, 2}}, "a set as metric 'when'"),
+        ({"z": 1j}, "a complex as metric 'z'"),
+        ({"a": {"b": [0, {"c": object()}]}}, "a object as metric 'a.b[1].c'"),
+        ({"a": [1, Tensor(4)]}, "of shape (4,) as metric 'a[1]'"),
+        ({"a": {1: 2}}, "strings as names in metric 'a', found 1"),
+        ({3: 1}, "strings as names of metrics, found 3"),
+        ([("a", 1)], "a mapping from metric to value, found a list"),
+        (None, "a mapping from metric to value, found a NoneType"),
+    ],
+)
+def test_value_that_is_not_plain_is_refused_by_the_name_of_its_key(metrics: Any, words: str) -> None:
+    with pytest.raises(SessionError) as refused:
+        plain_metrics(metrics)
+
+    assert words in str(refused.value)
+
+
+def test_open_socket_is_refused_by_the_name_of_its_key() -> None:
+    with socket.socket() as open_socket, pytest.raises(SessionError, match=r"a socket\.socket as metric 'peer'"):
+        plain_metrics({"peer": open_socket})
+
+
+def test_numbers_of_frameworks_become_plain_ones() -> None:
+    numpy = pytest.importorskip("numpy")
+    metrics = {
+        "scalar": numpy.float32(0.5),
+        "double": numpy.float64(0.25),
+        "integer": numpy.int64(3),
+        "flag": numpy.bool_(True),
+        "one": numpy.array([[7]]),
+        "tensor": Tensor(),
+        "enum": Colour.RED,
+        "nested": {"values": (1, numpy.int8(2))},
+    }
+
+    values = plain_metrics(metrics)
+
+    assert values == {
+        **{"scalar": 0.5, "double": 0.25, "integer": 3, "flag": True, "one": 7, "tensor": 0.5, "enum": 1},
+        "nested": {"values": [1, 2]},
+    }
+    assert [type(value) for value in values.values()] == [float, float, int, bool, int, float, int, dict]
+
+
+def test_array_without_item_is_refused_by_the_name_of_its_key() -> None:
+    with pytest.raises(SessionError, match="as metric 'buffer'"):
+        plain_metrics({"buffer": array.array("d", [1.0])})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: drivetrain.report({}), drivetrain.get_checkpoint, drivetrain.get_context],
+    ids=["report", "get_checkpoint", "get_context"],
+)
+def test_call_outside_a_train_function_says_so(call: Callable[[], object]) -> None:
+    with pytest.raises(SessionError, match=r"inside a train function, found no training in this process.*trainer\.fit"):
+        call()
+
+
+def run_here(function: Callable[[], Any], tmp_path: Path) -> Any:
+    run_config = RunConfig(name="run", storage_path=tmp_path, verbose=0)
+    return DataParallelTrainer(function, scaling_config=ScalingConfig(num_workers=0), run_config=run_config).fit()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"metrics": {"a": 1}, "reduce": {"a": "median"}}, "one of mean, sum, min, max for 'a', found 'median'"),
+        ({"metrics": {"a": 1}, "reduce": {"b": "mean"}}, "a number reported as 'b', found 'no such metric'"),
+        ({"metrics": {"a": "text"}, "reduce": {"a": "mean"}}, "a number reported as 'a', found 'text'"),
+        ({"metrics": {"a": True}, "reduce": {"a": "mean"}}, "a number reported as 'a', found True"),
+        ({"metrics": {}, "checkpoint": "directory"}, "wants a Checkpoint, found 'directory'"),
+    ],
+)
+def test_report_refuses_what_it_cannot_take_and_the_run_can_go_on(
+    tmp_path: Path, arguments: dict[str, Any], words: str
+) -> None:
+    def train() -> str:
+        with pytest.raises(SessionError) as refused:
+            drivetrain.report(**arguments)
+        drivetrain.report({"step": 1})
+        return str(refused.value)
+
+    result = run_here(train, tmp_path)
+
+    assert words in result.return_value
+    assert result.metrics["_training_iteration"] == 1
+
+
+def test_report_from_a_child_process_is_refused(tmp_path: Path) -> None:
+    def train() -> str:
+        context = multiprocessing.get_context("fork")
+        receiver, sender = context.Pipe()
+
+        def child() -> None:
+            try:
+                drivetrain.report({"step": 0})
+            except SessionError as error:
+                sender.send(str(error))
+
+        process = context.Process(target=child)
+        process.start()
+        process.join(30)
+        return receiver.recv()
+
+    assert "found a child process of it" in run_here(train, tmp_path).return_value
+
+
+def test_fit_inside_a_train_function_of_this_process_is_refused(tmp_path: Path) -> None:
+    def train() -> None:
+        run_here(lambda: None, tmp_path / "inner")
+
+    with pytest.raises(drivetrain.TrainingFailedError, match="fit\\(\\) cannot be called inside one here"):
+        run_here(train, tmp_path)
+
+
+def test_metrics_are_copied_when_they_are_reported(tmp_path: Path) -> None:
+    def train() -> None:
+        metrics = {"values": [1]}
+        drivetrain.report(metrics)
+        metrics["values"].append(2)
+        assert set(metrics) == {"values"}
+
+    assert run_here(train, tmp_path).metrics["values"] == [1]
+
+
+def test_checkpoint_of_a_directory_is_a_reference_that_reads_nothing(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.from_directory(tmp_path / "later")
+
+    with pytest.raises(drivetrain.CheckpointError, match="found none at"), checkpoint.as_directory():
+        pass
+    assert checkpoint == Checkpoint(str(tmp_path / "later"))

@@ -1,0 +1,114 @@
+"""A start that takes too long is ended, and says who was where."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from drivetrain import (
+    Backend,
+    DataParallelTrainer,
+    FailureKind,
+    RunConfig,
+    ScalingConfig,
+    TrainContext,
+    TrainingFailedError,
+    WaitTimeoutError,
+    WorkerGroup,
+)
+from tests.support import Pipe, listening, tell, wait_for_release, wait_until_gone
+
+
+def wait_for_the_others(gate: str) -> None:
+    """Like a collective that one rank never joins."""
+    wait_for_release(gate)
+
+
+class BlocksInSession(Backend):
+    name = "the collective"
+
+    def __init__(self, gate: str, pids: str) -> None:
+        self.gate = gate
+        self.pids = pids
+
+    def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> AbstractContextManager[None]:
+        import os
+
+        tell(self.pids, os.getpid())
+        if context.get_world_rank() == 1:
+            wait_for_the_others(self.gate)
+        return contextlib.nullcontext()
+
+
+class BlocksInRendezvous(BlocksInSession):
+    def rendezvous(self, group: WorkerGroup) -> list[dict[str, str]]:
+        group.run(wait_for_the_others, self.gate, ranks=[1])
+        return [{}, {}]
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Pipe]:
+    with listening(tmp_path / "gate") as pipe:
+        yield pipe
+
+
+@pytest.fixture
+def pids(tmp_path: Path) -> Iterator[Pipe]:
+    with listening(tmp_path / "pids") as pipe:
+        yield pipe
+
+
+def fit(backend: Backend, tmp_path: Path, function: Callable[..., object] = lambda: None, seconds: float = 1.0) -> None:
+    DataParallelTrainer(
+        function,
+        backend_config=backend,
+        scaling_config=ScalingConfig(num_workers=2, runtime="local"),
+        run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, start_timeout_s=seconds),
+    ).fit()
+
+
+def test_rank_that_hangs_in_its_set_up_is_named_with_its_phase_and_its_stack(
+    tmp_path: Path, gate: Pipe, pids: Pipe
+) -> None:
+    started = time.monotonic()
+    with pytest.raises(TrainingFailedError) as failed:
+        fit(BlocksInSession(gate.path, pids.path), tmp_path)
+
+    assert time.monotonic() - started < 20
+    cause = failed.value.__cause__
+    assert isinstance(cause, WaitTimeoutError)
+    assert cause.ranks == (1,)
+    assert failed.value.kind is FailureKind.HANG
+    assert "start_timeout_s" in str(failed.value)
+    assert "rank 1 is setting up the collective" in str(cause)
+    assert "wait_for_the_others" in str(cause), "the stack shows where"
+    assert "rank 0 is" not in str(cause)
+    wait_until_gone(pids.receive_pids(2))
+
+
+def test_rank_that_hangs_in_the_rendezvous_is_named_with_its_stack(tmp_path: Path, gate: Pipe, pids: Pipe) -> None:
+    with pytest.raises(TrainingFailedError) as failed:
+        fit(BlocksInRendezvous(gate.path, pids.path), tmp_path)
+
+    cause = failed.value.__cause__
+    assert isinstance(cause, WaitTimeoutError)
+    assert cause.ranks == (1,)
+    assert "ranks [1] to run wait_for_the_others" in str(cause)
+    assert str(cause).count("wait_for_the_others") > 1, "the stack shows where"
+    assert failed.value.kind is FailureKind.HANG
+
+
+def test_train_function_itself_may_take_longer_than_the_start(tmp_path: Path, gate: Pipe, pids: Pipe) -> None:
+    class NeverBlocks(BlocksInSession):
+        def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+    def train() -> None:
+        import threading
+
+        assert not threading.Event().wait(1.0)
+
+    fit(NeverBlocks(gate.path, pids.path), tmp_path, train, seconds=0.8)

@@ -1,0 +1,123 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from drivetrain import CheckpointError, ConfigurationError, Result, StorageError
+from drivetrain.storage import Storage, open_storage, runs_directory
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A directory with a checkpoint's files."""
+    directory = tmp_path / "source"
+    (directory / "deep" / "er").mkdir(parents=True)
+    (directory / "a.txt").write_text("a")
+    (directory / "deep" / "er" / "b.txt").write_text("bb")
+    return directory
+
+
+def test_file_is_replaced_as_a_whole_and_leaves_no_draft(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    storage.write_bytes("deep/file.json", b"one")
+    storage.write_bytes("deep/file.json", b"two")
+
+    assert storage.read_bytes("deep/file.json") == b"two"
+    assert os.listdir(tmp_path / "deep") == ["file.json"]
+    assert storage.read_bytes("missing") is None
+
+
+def test_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    (tmp_path / "taken").mkdir()
+
+    with pytest.raises(StorageError, match=r"cannot write .*taken"):
+        storage.write_bytes("taken", b"data")
+    assert os.listdir(tmp_path) == ["taken"]
+
+
+def test_directory_is_put_with_its_sizes(tmp_path: Path, source: Path) -> None:
+    storage = Storage(tmp_path / "run")
+
+    assert storage.put_directory(source, "checkpoint", rank=0) == {"a.txt": 1, "deep/er/b.txt": 2}
+    assert storage.path("checkpoint", "deep", "er", "b.txt").read_text() == "bb"
+
+
+def test_same_content_of_several_ranks_is_settled_to_one_file(tmp_path: Path, source: Path) -> None:
+    storage = Storage(tmp_path / "run")
+    files = {rank: storage.put_directory(source, "checkpoint", rank=rank) for rank in range(3)}
+
+    storage.settle_duplicates("checkpoint", files)
+
+    assert sorted(os.listdir(storage.path("checkpoint"))) == ["a.txt", "deep"]
+
+
+@pytest.mark.parametrize("content", ["b", "longer"])
+def test_different_content_of_two_ranks_is_refused_with_both_named(tmp_path: Path, source: Path, content: str) -> None:
+    storage = Storage(tmp_path / "run")
+    files = {0: storage.put_directory(source, "checkpoint", rank=0)}
+    (source / "a.txt").write_text(content)
+    files[2] = storage.put_directory(source, "checkpoint", rank=2)
+
+    with pytest.raises(CheckpointError, match=r"ranks 0 and 2 reported 'a\.txt'"):
+        storage.settle_duplicates("checkpoint", files)
+
+
+def test_directory_without_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "deep").mkdir(parents=True)
+    storage = Storage(tmp_path / "run")
+
+    with pytest.raises(CheckpointError, match=r"at least one file, found .* empty"):
+        storage.put_directory(tmp_path / "empty", "checkpoint", rank=0)
+    with pytest.raises(CheckpointError, match="a directory that exists, found none"):
+        storage.put_directory(tmp_path / "missing", "checkpoint", rank=0)
+
+
+def test_delete_takes_files_trees_links_and_what_is_not_there(tmp_path: Path, source: Path) -> None:
+    storage = Storage(tmp_path)
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "file").write_text("")
+
+    for name in ("link", "file", "missing"):
+        storage.delete(name)
+    assert source.is_dir()
+    storage.delete("source")
+    assert os.listdir(tmp_path) == []
+
+
+def test_storage_that_another_node_does_not_share_is_told_from_the_drivers(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    with pytest.raises(StorageError, match="wants a storage_path that all of them share"):
+        storage.require_run("0123abcd")
+    storage.write_bytes("run.json", b'{"id": "0123abcd"}')
+    storage.require_run("0123abcd")
+    with pytest.raises(StorageError, match="wants a storage_path that all of them share"):
+        storage.require_run("another")
+
+
+def test_run_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StorageError, match="has a file above it"):
+        open_storage(tmp_path / "file" / "run")
+
+
+def test_runs_are_kept_where_the_argument_the_variable_or_the_home_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("DRIVETRAIN_STORAGE_PATH", raising=False)
+    assert runs_directory(None) == tmp_path / "drivetrain_results"
+    monkeypatch.setenv("DRIVETRAIN_STORAGE_PATH", str(tmp_path / "variable"))
+    assert runs_directory(None) == tmp_path / "variable"
+    assert runs_directory("~/mine") == tmp_path / "mine"
+    assert runs_directory(f"file://{tmp_path}") == tmp_path
+    monkeypatch.chdir(tmp_path)
+    assert runs_directory("relative") == tmp_path / "relative"
+    with pytest.raises(ConfigurationError, match="storage_filesystem"):
+        runs_directory(tmp_path, object())
+
+
+def test_result_of_something_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"a run directory with a run\.json"):
+        Result.from_path(tmp_path)

@@ -1,0 +1,116 @@
+import pickle
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from drivetrain.events import Exited, Failed, PhaseEntered, Pickled, Reported, Returned
+from drivetrain.runtime.wire import Channel, Inbox, as_event, frame
+
+EVENTS = [
+    PhaseEntered(1, "setting up", 1.5),
+    Reported(0, 3, 2.5, {"loss": 0.5, "nested": [1, {"a": None}]}, {"weights": 3}, {"loss": "mean"}),
+    Returned(0, Pickled(b"value")),
+    Failed(2, 3.5, "training", b"error"),
+    Exited(3, -9, ""),
+]
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    worker, controller = socket.socketpair()
+    with worker, controller:
+        yield worker, controller
+
+
+def test_events_arrive_as_they_were_sent(ends: tuple[socket.socket, socket.socket]) -> None:
+    channel, inbox = Channel(ends[0]), Inbox(ends[1])
+    for event in EVENTS:
+        channel.send_event(event)
+
+    received = [as_event(message) for message in inbox.read()]
+
+    assert received == EVENTS
+    assert [type(event) for event in received] == [type(event) for event in EVENTS]
+
+
+def test_result_of_a_call_is_no_event() -> None:
+    assert as_event(("result", True, b"")) is None
+
+
+def test_message_that_comes_byte_by_byte_is_delivered_when_it_is_whole(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    worker, inbox = ends[0], Inbox(ends[1])
+    data = frame(("one", 1)) + frame(("two", 2))
+    received = []
+    for place in range(len(data)):
+        worker.send(data[place : place + 1])
+        received.append(list(inbox.read()))
+
+    first = len(frame(("one", 1))) - 1
+    assert received[first] == [("one", 1)]
+    assert received[-1] == [("two", 2)]
+    assert sum(map(len, received)) == 2
+
+
+def test_reading_an_empty_line_does_not_wait_and_closes_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
+    inbox = Inbox(ends[1])
+
+    assert list(inbox.read()) == []
+    assert not inbox.closed
+
+
+def test_what_a_worker_said_before_it_died_is_taken_and_its_half_message_is_not(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    worker, inbox = ends[0], Inbox(ends[1])
+    worker.sendall(frame("whole") + frame("half")[:-1])
+    worker.close()
+
+    assert list(inbox.read_rest()) == ["whole"]
+    assert inbox.closed
+
+
+def test_rest_of_a_line_that_a_child_of_the_worker_keeps_open_is_taken_without_waiting(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    worker, inbox = ends[0], Inbox(ends[1])
+    for number in range(100):
+        worker.sendall(frame(number))
+
+    assert list(inbox.read_rest()) == list(range(100))
+    assert not inbox.closed
+
+
+def test_message_larger_than_every_buffer_arrives_whole(ends: tuple[socket.socket, socket.socket]) -> None:
+    channel, inbox = Channel(ends[0]), Inbox(ends[1])
+    large = b"x" * (8 << 20)
+    sender = threading.Thread(target=channel.send, args=(large,))
+    sender.start()
+    ends[1].setblocking(True)
+    received: list[bytes] = []
+    while not received and not inbox.closed:
+        ends[1].recv(1, socket.MSG_PEEK)  # waits until there is something
+        received += inbox.read()
+    sender.join()
+
+    assert received == [large]
+
+
+def test_commands_are_received_whole_and_the_end_is_told(ends: tuple[socket.socket, socket.socket]) -> None:
+    channel, controller = Channel(ends[0]), ends[1]
+    controller.sendall(frame(("call", b"payload")))
+    assert channel.receive() == ("call", b"payload")
+    controller.sendall(frame("cut off")[:5])
+    controller.close()
+    assert channel.receive() is None
+
+
+def test_frame_is_a_length_and_a_pickle() -> None:
+    data = frame({"a": 1})
+
+    assert struct.unpack(">Q", data[:8]) == (len(data) - 8,)
+    assert pickle.loads(data[8:]) == {"a": 1}

@@ -1,0 +1,37 @@
+"""The examples in docstrings run."""
+
+import doctest
+import importlib
+import os
+import pkgutil
+from pathlib import Path
+
+import drivetrain
+import drivetrain_torch
+import pytest
+
+
+def examples() -> list[doctest.DocTest]:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = []
+    for package in (drivetrain, drivetrain_torch):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if module.name != "drivetrain_torch._warmup":  # imported for an effect that only workers want
+                found += [test for test in finder.find(importlib.import_module(module.name)) if test.examples]
+    return found
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
+def test_example_runs(
+    example: doctest.DocTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DRIVETRAIN_STORAGE_PATH", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", os.fspath(tmp_path))
+    failed, attempted = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
+    assert attempted
+    assert not failed, capsys.readouterr().out
+
+
+def test_the_classes_users_meet_first_have_an_example() -> None:
+    names = {example.name.rpartition(".")[2] for example in examples()}
+    assert {"DataParallelTrainer", "ScalingConfig", "Checkpoint", "TorchTrainer"} <= names

@@ -1,0 +1,195 @@
+"""Every code block of the documentation is executed, and prints what the page says."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import CODE, DOCS, PAGES, PROGRAMS, Page
+from tests.support import ROOT
+
+_RAY = 'runtime="ray"'
+_LONGEST_LINE = 88  # what a page shows without scrolling
+
+
+def run_script(script: Path, directory: Path, *, limit_s: float = 100) -> str:
+    """Runs a script as a reader would, in a directory of its own, and returns its standard output."""
+    finished = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=directory,
+        env={
+            **os.environ,
+            "DRIVETRAIN_STORAGE_PATH": str(directory / "runs"),
+            "PYTHONWARNINGS": "error",  # in the workers as well
+            "PYTHONPATH": os.pathsep.join([str(CODE / "tally"), *_declare_tally(directory)]),
+            "OMP_NUM_THREADS": "1",
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    assert finished.returncode == 0, f"{script.name} failed:\n{finished.stdout}\n{finished.stderr}"
+    assert "Warning" not in finished.stderr, finished.stderr
+    return finished.stdout
+
+
+def _declare_tally(directory: Path) -> Iterator[str]:
+    """Installs the entry point of the documentation's example plugin, as its pyproject.toml declares it."""
+    import tomllib
+
+    project = tomllib.loads((CODE / "tally" / "pyproject.toml").read_text())["project"]
+    site = directory / "site-packages"
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    lines = []
+    for group, points in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    yield str(site)
+
+
+def as_script(page: Page) -> str:
+    """The python blocks of a page as one script, each line where it is in the page."""
+    lines = [""] * page.text.count("\n")
+    for block in page.of_kind("python"):
+        code = block.content.splitlines()
+        lines[block.line - 1 : block.line - 1 + len(code)] = code
+    return "\n".join(lines) + "\n"
+
+
+def find_output(expected: str, printed: str) -> bool:
+    """Whether lines were printed, one after another; ``...`` stands for anything within a line."""
+    pattern = "\n".join(
+        ".*".join(map(re.escape, line.split("..."))) for line in expected.rstrip("\n").split("\n")
+    )
+    return re.search(rf"^{pattern}$", printed, re.MULTILINE) is not None
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page)))
+        for page in PROGRAMS
+    ],
+)
+def test_blocks_of_a_page_run_and_print_what_it_says(page: Page, tmp_path: Path) -> None:
+    script = tmp_path / f"{page.path.stem}.py"
+    script.write_text(as_script(page))
+
+    printed = run_script(script, tmp_path)
+
+    for block in page.of_kind("text output"):
+        assert find_output(block.content, printed), (
+            f"{page}:{block.line} shows\n{block.content}\nbut printed was\n{printed}"
+        )
+
+
+def test_every_block_is_of_a_kind_that_is_checked() -> None:
+    kinds = {"python", "shell", "text output"}
+    known_directives = re.compile(r"\{(toctree|eval-rst|literalinclude)\}")
+    unknown = [
+        f"{page}:{block.line} {block.info!r}"
+        for page in PAGES
+        for block in page.blocks
+        if block.info not in kinds and not known_directives.match(block.info)
+    ]
+    assert not unknown
+
+
+def test_code_fits_on_the_page() -> None:
+    long = [
+        f"{page}:{block.line}"
+        for page in PAGES
+        if page.path.is_relative_to(DOCS)
+        for block in page.blocks
+        if block.info in ("python", "shell") and max(map(len, block.content.splitlines())) > _LONGEST_LINE
+    ]
+    assert not long
+
+
+def test_included_files_are_executed_by_some_test() -> None:
+    included = {
+        name
+        for page in PAGES
+        for block in page.blocks
+        for name in re.findall(r"^\{literalinclude\} (\S+)", block.info)
+    }
+    executed_elsewhere = {
+        # test_porting.py
+        *("code/digits_before.py", "code/digits_after.py", "code/digits.diff"),
+        # test_backend_example.py, and the blocks of the page
+        *("code/tally/drivetrain_tally.py", "code/tally/test_drivetrain_tally.py", "code/tally/pyproject.toml"),
+        # text: the exception tree
+        "../../packages/core/src/drivetrain/errors.py",
+    }
+    assert included == executed_elsewhere
+
+
+# --- shell blocks ---
+
+
+def shell_commands() -> Iterator[tuple[str, list[str]]]:
+    for page in PAGES:
+        for block in page.of_kind("shell"):
+            lines = block.content.replace("\\\n", " ").splitlines()
+            for command in [part for line in lines for part in line.split("&&")]:
+                yield f"{page}:{block.line}", shlex.split(command)
+
+
+@pytest.mark.parametrize(("place", "words"), [pytest.param(*found, id=shlex.join(found[1])) for found in shell_commands()])
+def test_command_exists_and_names_what_exists(place: str, words: list[str]) -> None:
+    program = Path(words[0]).name
+    if words[0].startswith(".venv/bin/"):
+        assert program in ("nox", "pip"), f"{place}: the page's own environment has no {program}"
+    else:
+        scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        assert shutil.which(program, path=scripts), f"{place}: there is no command {program}"
+    if program == "nox" and "-s" in words:
+        session = words[words.index("-s") + 1]
+        assert re.search(rf"^def {session}\(", (ROOT / "noxfile.py").read_text(), re.MULTILINE), place
+    for word in words[1:]:
+        if word.startswith(("./packages/", "docs/", "examples/", "tests/")):
+            assert (ROOT / word.partition("[")[0]).exists(), f"{place}: there is no {word}"
+        if (extra := re.search(r"\[(\w+)\]$", word)) is not None:
+            core = (ROOT / "packages/core/pyproject.toml").read_text()
+            assert re.search(rf"^{extra[1]} = ", core, re.MULTILINE), f"{place}: there is no extra {extra[1]}"
+
+
+def test_readme_has_the_command_that_ci_runs() -> None:
+    *_, command = (ROOT / ".ci" / "run").read_text().splitlines()
+    shown = [block.content.strip() for block in PAGES[0].of_kind("shell")]
+    assert command in shown
+    assert f"{command} -s demo" in shown
+
+
+def test_command_that_lists_plugins_shows_an_installed_one(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(CODE / "tally"), *_declare_tally(tmp_path)])
+    listed = subprocess.run(
+        [sys.executable, "-c", "import sys; from drivetrain.cli import main; sys.exit(main(['plugins']))"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert re.search(r"^backend +tally +drivetrain-tally +0\.1\.0 +installed$", listed, re.MULTILINE)
+
+
+def test_links_between_files_lead_somewhere() -> None:
+    broken = [
+        f"{page}: {target}"
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.text)
+        if "://" not in target and not (page.path.parent / target).exists()
+    ]
+    assert not broken

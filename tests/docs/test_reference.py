@@ -1,0 +1,58 @@
+"""The documentation builds without a warning, and its API reference has every public name."""
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sphinx.util.inventory import InventoryFile
+
+from tests.docs.pages import DOCS
+
+_MODULES = (
+    *("drivetrain", "drivetrain.errors", "drivetrain.callback", "drivetrain.runtime.base", "drivetrain.testing"),
+    "drivetrain_torch",
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built pages."""
+    target = tmp_path_factory.mktemp("docs")
+    build = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
+    finished = subprocess.run(
+        [*build, "-d", str(target / "doctrees"), str(DOCS), str(target / "html")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return target / "html"
+
+
+def public_names() -> Iterator[str]:
+    for name in _MODULES:
+        for public in importlib.import_module(name).__all__:
+            yield f"{name}.{public}"
+
+
+def test_every_public_name_is_in_the_reference(built: Path) -> None:
+    inventory = InventoryFile.loads((built / "objects.inv").read_bytes(), uri="")
+    described = {name for domain in inventory.data.values() for name in domain}
+    assert not sorted(set(public_names()) - described)
+
+
+def test_built_pages_load_nothing_from_elsewhere(built: Path) -> None:
+    import re
+
+    loaded = re.compile(r"""<(?:script|img|iframe)\b[^>]*\bsrc=["'](?:https?:)?//|<link\b[^>]*stylesheet[^>]*//""")
+    pages = list(built.rglob("*.html"))
+    assert pages
+    assert not [page.name for page in pages if loaded.search(page.read_text())]
+
+
+def test_built_pages_say_nothing_about_the_machine_they_were_built_on(built: Path) -> None:
+    assert not [page.name for page in built.rglob("*.html") if str(DOCS.parent) in page.read_text()]

@@ -1,0 +1,218 @@
+"""What the tests of several folders share: words from other processes and their ends, waited for with a deadline."""
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from drivetrain import Callback, Report
+
+ROOT = Path(__file__).parents[1]
+DEADLINE_S = 30.0
+
+
+class Pipe:
+    """A named pipe between a test and processes that it does not start itself.
+
+    They say lines with :func:`tell`, or wait at :func:`wait_for_release`; the test is on the other side.
+    """
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = str(path)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._data = b""
+
+    def receive(self, count: int = 1, *, deadline_s: float = DEADLINE_S) -> list[str]:
+        """The next lines, in the order in which they came."""
+        deadline = time.monotonic() + deadline_s
+        while self._data.count(b"\n") < count:
+            ready, _, _ = select.select([self._descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"waited {deadline_s} s for {count} lines, found {self._data!r}"
+            self._data += os.read(self._descriptor, 65536)
+        *lines, self._data = self._data.split(b"\n", count)
+        return [line.decode() for line in lines]
+
+    def receive_pids(self, count: int) -> list[int]:
+        """The next lines as process ids."""
+        return [int(line) for line in self.receive(count)]
+
+    def release(self, count: int = 1) -> None:
+        """Lets so many waiting processes go on."""
+        os.write(self._descriptor, b"." * count)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def tell(path: str, line: object) -> None:
+    """Says a line to the test that made the :class:`Pipe`."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def wait_for_release(path: str) -> None:
+    """Waits until somebody releases one process more at that :class:`Pipe`."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        ready, _, _ = select.select([descriptor], [], [], 2 * DEADLINE_S)
+        assert ready, f"nobody released {path}"
+        os.read(descriptor, 1)
+    finally:
+        os.close(descriptor)
+
+
+def release(path: str) -> None:
+    """Lets one process that waits at a :class:`Pipe` go on, from another process than the test's."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, b".")
+    finally:
+        os.close(descriptor)
+
+
+def wait_until_gone(pids: Iterable[int], *, deadline_s: float = DEADLINE_S) -> None:
+    """Waits until none of the processes runs any more."""
+    deadline = time.monotonic() + deadline_s
+    left = []
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                left.append(f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes()!r}")
+        finally:
+            os.close(descriptor)
+    assert not left, f"still running after {deadline_s} s: {left}"
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Driver:
+    """A script that runs as a process of its own, as a user would start it.
+
+    Everything it starts, and that inherits its environment, can be told by a mark in that environment.
+    """
+
+    _PREAMBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+    def __init__(self, directory: Path, source: str, arguments: Any, environment: dict[str, str]) -> None:
+        script = directory / "driver_script.py"
+        script.write_text(self._PREAMBLE + source)
+        self._mark = f"DRIVETRAIN_TEST_MARK={secrets.token_hex(8)}"
+        name, _, value = self._mark.partition("=")
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), json.dumps(arguments)],
+            cwd=directory,
+            env={**os.environ, **environment, "PYTHONPATH": paths, name: value},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+
+    def wait(self, *, deadline_s: float = DEADLINE_S) -> tuple[int, str, str]:
+        """Its exit status, standard output and standard error."""
+        output, errors = self.process.communicate(timeout=deadline_s)
+        return self.process.returncode, output, errors
+
+    def interrupt(self) -> None:
+        """Ctrl-C, as a terminal does it: to the whole process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        """``kill -9`` of the driver alone."""
+        self.process.kill()
+
+    def offspring(self) -> list[int]:
+        """What runs with this driver's mark, the driver itself left out."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal() or int(entry.name) == self.process.pid:
+                continue
+            with contextlib.suppress(OSError):
+                if self._mark.encode() in (entry / "environ").read_bytes() and is_running(int(entry.name)):
+                    found.append(int(entry.name))
+        return found
+
+    def wait_until_nothing_is_left(self, *, deadline_s: float = DEADLINE_S) -> None:
+        deadline = time.monotonic() + deadline_s
+        while pids := self.offspring():
+            wait_until_gone(pids, deadline_s=max(0.0, deadline - time.monotonic()))
+
+    def clean_up(self) -> None:
+        """Ends whatever a failed test has left."""
+        for pid in [self.process.pid, *self.offspring()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+class Collector(Callback):
+    """Keeps what the callbacks of a run are told."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+        self.checkpoints: list[str] = []
+        self.failures: list[Any] = []
+        self.attempts = 0
+
+    def on_group_start(self, run: Any, attempt: int, workers: Any) -> None:
+        self.attempts += 1
+
+    def on_report(self, run: Any, report: Report) -> None:
+        self.reports.append(report)
+
+    def on_checkpoint(self, run: Any, checkpoint: Any) -> None:
+        self.checkpoints.append(checkpoint.name)
+
+    def on_failure(self, run: Any, failure: Any, retrying: bool) -> None:
+        self.failures.append(failure)
+
+    def metrics_of(self, rank: int) -> list[dict[str, Any]]:
+        return [report.metrics for report in self.reports if report.rank == rank]
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """A file of JSON lines."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def snapshot(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file under a directory, with its time of change and content."""
+    return {
+        str(file.relative_to(directory)): (file.stat().st_mtime_ns, file.read_bytes())
+        for file in sorted(directory.rglob("*"))
+        if file.is_file()
+    }
+
+
+@contextlib.contextmanager
+def listening(path: Path) -> Iterator[Pipe]:
+    """A :class:`Pipe` for the time of a ``with`` block."""
+    pipe = Pipe(path)
+    try:
+        yield pipe
+    finally:
+        pipe.close()

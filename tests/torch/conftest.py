@@ -1,0 +1,56 @@
+"""Real trainings of two processes on this machine."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain import FailureConfig, Result, RunConfig, ScalingConfig
+from drivetrain_torch import TorchTrainer
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    """Gives every test the same environment, as only then workers are forked from the server of the test before."""
+    os.environ["PYTEST_CURRENT_TEST"] = "tests/torch"
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., Result]:
+    """Runs a train function, on two local workers if nothing else is asked for."""
+
+    def run(
+        function: Callable[..., Any],
+        config: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 2,
+        max_failures: int = 0,
+        callbacks: tuple[Any, ...] = (),
+        **options: Any,
+    ) -> Result:
+        return TorchTrainer(
+            function,
+            train_loop_config=config,
+            scaling_config=ScalingConfig(num_workers=workers, runtime="local" if workers else "inprocess"),
+            run_config=RunConfig(
+                storage_path=tmp_path,
+                verbose=0,
+                callbacks=callbacks,
+                failure_config=FailureConfig(max_failures=max_failures),
+                start_timeout_s=60,
+            ),
+            **options,
+        ).fit()
+
+    return run
+
+
+def gather(value: Any) -> list[Any]:
+    """Every rank's value, by rank; called on every rank."""
+    import torch.distributed as dist
+
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

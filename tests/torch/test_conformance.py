@@ -1,0 +1,17 @@
+"""The conformance kit, on the torch backend."""
+
+from drivetrain.testing import BackendConformance
+from drivetrain_torch import TorchConfig
+
+
+class TestTorch(BackendConformance):
+    config = TorchConfig()
+    runtimes = ("local",)
+
+    @staticmethod
+    def all_sum(value: float) -> float:
+        import torch
+
+        tensor = torch.tensor([value])
+        torch.distributed.all_reduce(tensor)
+        return tensor.item()

@@ -1,0 +1,79 @@
+"""Which devices a worker finds. There is no GPU here: nothing in these tests calls CUDA."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig, SessionError
+from drivetrain_torch import get_device, get_devices
+from drivetrain_torch._devices import cuda_indices
+
+
+def train() -> tuple[torch.device, list[torch.device]]:
+    return get_device(), get_devices()
+
+
+@pytest.fixture
+def found(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[torch.device, list[torch.device]]:
+    """What rank 0 finds, with the parameter's scaling, and no backend that would call CUDA."""
+    return (
+        DataParallelTrainer(
+            train,
+            scaling_config=ScalingConfig(**request.param),
+            run_config=RunConfig(storage_path=tmp_path, verbose=0),
+        )
+        .fit()
+        .return_value
+    )
+
+
+@pytest.mark.parametrize(
+    "found", [{"num_workers": 0}, {"num_workers": 2, "runtime": "local"}], indirect=True, ids=["inprocess", "local"]
+)
+def test_without_gpus_the_device_is_the_cpu(found: tuple[torch.device, list[torch.device]]):
+    assert found == (torch.device("cpu"), [torch.device("cpu")])
+
+
+@pytest.fixture
+def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4,3,2,1,0")
+
+
+@pytest.mark.usefixtures("eight_gpus")
+@pytest.mark.parametrize(
+    "found",
+    [{"num_workers": 2, "use_gpu": True, "resources_per_worker": {"GPU": 3}, "runtime": "local"}],
+    indirect=True,
+)
+def test_worker_with_several_gpus_finds_all_of_them(found: tuple[torch.device, list[torch.device]]):
+    assert found == (torch.device("cuda:0"), [torch.device("cuda", index) for index in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "indices"),
+    [
+        ([], None, []),
+        ([], "0,1", []),
+        (["3"], "3", [0]),
+        (["2", "3"], "2,3", [0, 1]),
+        (["2", "3"], "0,1,2,3", [2, 3]),
+        (["2"], "3, 2", [1]),
+        (["2", "3"], None, [2, 3]),
+        (["GPU-5a", "MIG-7"], "GPU-11,GPU-5a,MIG-7", [1, 2]),
+    ],
+)
+def test_gpus_are_numbered_among_those_that_the_process_sees(gpus: list[str], visible: str | None, indices: list[int]):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert cuda_indices(gpus, environment) == indices
+
+
+def test_gpu_that_the_process_cannot_see_is_named():
+    with pytest.raises(ConfigurationError, match="'0,1' hides 3"):
+        cuda_indices(["1", "3"], {"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+@pytest.mark.parametrize("function", [get_device, get_devices])
+def test_outside_a_train_function_there_is_no_device(function: object):
+    with pytest.raises(SessionError, match="inside a train function"):
+        function()

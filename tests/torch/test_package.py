@@ -1,0 +1,98 @@
+"""What the package shows, and what it touches."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+import drivetrain_torch
+from drivetrain import ConfigurationError, DataParallelTrainer, Result, RunConfig, ScalingConfig, TrainingFailedError
+from drivetrain_torch import TorchConfig, TorchTrainer, TorchXLAConfig
+
+SOURCES = sorted(Path(drivetrain_torch.__file__).parent.glob("*.py"))
+
+
+def test_public_names_are_these():
+    assert sorted(drivetrain_torch.__all__) == [
+        "TorchConfig",
+        "TorchTrainer",
+        "TorchXLAConfig",
+        "enable_reproducibility",
+        "get_device",
+        "get_devices",
+        "prepare_data_loader",
+        "prepare_model",
+    ]
+
+
+def test_importing_the_package_and_making_a_trainer_loads_no_torch():
+    code = (
+        "import json, sys, drivetrain_torch as d; d.TorchTrainer(print, torch_config=d.TorchXLAConfig()); "
+        "print(json.dumps([name for name in sys.modules if name.partition('.')[0] in ('torch', 'numpy', 'ray')]))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert json.loads(output) == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_only_public_names_of_the_core_are_imported(source: Path):
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "drivetrain":
+            assert node.module == "drivetrain"
+            assert {name.name for name in node.names} <= set(drivetrain.__all__)
+        if isinstance(node, ast.Import):
+            assert not any(name.name.startswith("drivetrain.") for name in node.names)
+
+
+@pytest.mark.parametrize("config", [TorchConfig, TorchXLAConfig])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"backend": ""}, "backend=.*found ''"),
+        ({"backend": "cuda:"}, "backend="),
+        ({"backend": 3}, "backend=.*found 3"),
+        ({"init_method": "file"}, "init_method=.*'env' or 'tcp', found 'file'"),
+        ({"timeout_s": 0}, "timeout_s=.*found 0"),
+        ({"timeout_s": float("inf")}, "timeout_s="),
+        ({"timeout_s": "60"}, "timeout_s=.*found '60'"),
+        ({"timeout_s": True}, "timeout_s="),
+    ],
+)
+def test_wrong_value_is_refused_when_the_config_is_made(config: type[TorchConfig], values: dict, message: str):
+    with pytest.raises(ConfigurationError, match=f"{config.__name__}.{message}"):
+        config(**values)
+
+
+def test_something_else_in_place_of_the_config_is_refused():
+    with pytest.raises(ConfigurationError, match=r"torch_config=.* wants a TorchConfig, found 'nccl'"):
+        TorchTrainer(print, torch_config="nccl")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl", None])
+def test_backend_names_of_torch_are_taken(backend: str | None):
+    assert TorchConfig(backend=backend).backend == backend
+
+
+def test_backend_is_found_by_its_name(tmp_path: Path):
+    def train() -> str:
+        import torch
+
+        return torch.distributed.get_backend()
+
+    result = DataParallelTrainer(
+        train,
+        backend_config="torch",
+        scaling_config=ScalingConfig(num_workers=2, runtime="local"),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    ).fit()
+    assert result.return_value == "gloo"
+
+
+def test_missing_torch_xla_is_told_with_what_to_install(fit: Callable[..., Result]):
+    with pytest.raises(TrainingFailedError, match="pip install torch_xla"):
+        fit(print, torch_config=TorchXLAConfig())

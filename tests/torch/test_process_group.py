@@ -1,0 +1,209 @@
+"""The process group around a train function."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import drivetrain
+from drivetrain import ConfigurationError, Result, TrainingFailedError
+from drivetrain_torch import TorchConfig, prepare_model
+from tests.torch.conftest import gather
+
+GROUP_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "GLOO_SOCKET_IFNAME")
+
+
+def group_variables() -> dict[str, str]:
+    return {name: os.environ[name] for name in GROUP_VARIABLES if name in os.environ}
+
+
+def test_train_function_finds_the_group_ready(fit: Callable[..., Result]):
+    def train() -> list[tuple[Any, ...]]:
+        context = drivetrain.get_context()
+        assert (dist.get_rank(), dist.get_world_size()) == (context.get_world_rank(), context.get_world_size())
+        return gather((dist.get_rank(), dist.get_backend(), torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]))
+
+    ranks = fit(train).return_value
+    assert [rank[:2] for rank in ranks] == [(0, "gloo"), (1, "gloo")]
+    assert all(str(threads) == variable for _, _, threads, variable in ranks)
+
+
+def test_second_fit_of_one_driver_has_a_group_of_its_own(fit: Callable[..., Result]):
+    def train() -> list[int]:
+        return gather(int(os.environ["MASTER_PORT"]))
+
+    first, second = (fit(train).return_value for _ in range(2))
+    assert len(set(first)) == len(set(second)) == 1
+
+
+def test_group_that_the_user_makes_connects_to_the_store_that_is_there(fit: Callable[..., Result]):
+    def train() -> float:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item()
+
+    assert fit(train).return_value == 2
+
+
+def test_second_init_process_group_is_the_users_error_with_torchs_words(fit: Callable[..., Result]):
+    def train() -> None:
+        dist.init_process_group("gloo")
+
+    with pytest.raises(TrainingFailedError, match="initialize the default process group twice") as caught:
+        fit(train)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize(("method", "names"), [("env", GROUP_VARIABLES), ("tcp", ("GLOO_SOCKET_IFNAME",))])
+def test_init_method_decides_about_variables_and_not_about_the_group(
+    fit: Callable[..., Result], method: str, names: tuple[str, ...]
+):
+    def train() -> list[dict[str, str]]:
+        return gather(group_variables())
+
+    for variables in fit(train, torch_config=TorchConfig(init_method=method)).return_value:
+        assert set(variables) == set(names)
+        assert variables["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_network_interface_of_the_users_choice_is_kept(fit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch):
+    def train() -> list[str]:
+        return gather(os.environ["GLOO_SOCKET_IFNAME"])
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,lo")
+    assert fit(train).return_value == ["lo,lo"] * 2
+
+
+def test_backend_that_torch_does_not_have_is_told_as_a_failed_set_up(fit: Callable[..., Result]):
+    with pytest.raises(TrainingFailedError, match=r"failed while setting up torch: .*NCCL"):
+        fit(print, torch_config=TorchConfig(backend="nccl"))
+
+
+def test_collective_that_a_rank_never_joins_ends_after_the_timeout(fit: Callable[..., Result]):
+    def train() -> None:
+        if dist.get_rank() == 1:
+            threading.Event().wait(60)
+        dist.all_reduce(torch.ones(1))
+
+    begun = time.monotonic()
+    with pytest.raises(TrainingFailedError, match=r"rank 0 .*[Tt]imed out"):
+        fit(train, torch_config=TorchConfig(timeout_s=1))
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+@pytest.mark.parametrize("waits_in", ["all_reduce", "DistributedDataParallel"])
+def test_rank_that_returns_early_is_an_error_of_the_peer_that_waits_for_it(
+    fit: Callable[..., Result], leaver: int, waits_in: str
+):
+    def train(config: dict[str, Any]) -> None:
+        model = prepare_model(torch.nn.Linear(2, 2))
+        model(torch.ones(1, 2)).sum().backward()
+        if dist.get_rank() == config["leaver"]:
+            return
+        if config["waits_in"] == "all_reduce":
+            dist.all_reduce(torch.ones(1))
+        model(torch.ones(1, 2)).sum().backward()
+
+    begun = time.monotonic()
+    with pytest.raises(TrainingFailedError, match=rf"ranks that had finished already: {leaver}") as caught:
+        fit(train, {"leaver": leaver, "waits_in": waits_in})
+    assert caught.value.rank == 1 - leaver
+    assert time.monotonic() - begun < 30
+
+
+def test_rank_that_returns_early_is_an_error_on_the_first_start_of_a_driver_too(tmp_path: Path):
+    """Nothing is imported before the first workers are forked, so what they import may take hold of the group."""
+    script = tmp_path / "early.py"
+    script.write_text(
+        "import sys, drivetrain\n"
+        "from drivetrain_torch import TorchTrainer, prepare_model\n"
+        "def train():\n"
+        "    import torch\n"
+        "    model = prepare_model(torch.nn.Linear(2, 2))\n"
+        "    while torch.distributed.get_rank() == 0:\n"
+        "        model(torch.ones(1, 2)).sum().backward()\n"
+        "TorchTrainer(train, scaling_config=drivetrain.ScalingConfig(num_workers=2, runtime='local'),\n"
+        "    run_config=drivetrain.RunConfig(storage_path=sys.argv[1])).fit()\n"
+    )
+    ended = subprocess.run([sys.executable, script, tmp_path], check=False, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "ranks that had finished already: 1" in ended.stderr
+
+
+def test_in_process_run_puts_everything_back_so_that_the_next_one_works(
+    fit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+):
+    def train() -> dict[str, str]:
+        assert dist.get_world_size() == 1
+        return group_variables()
+
+    monkeypatch.setenv("MASTER_ADDR", "somewhere")
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads() + 1))
+    before = (dict(os.environ), torch.get_num_threads())
+    for _ in range(2):
+        assert set(fit(train, workers=0).return_value) == set(GROUP_VARIABLES)
+        assert (dict(os.environ), torch.get_num_threads()) == before
+        assert not dist.is_initialized()
+
+
+def test_in_process_run_that_fails_puts_everything_back(fit: Callable[..., Result]):
+    def train() -> None:
+        raise LookupError("in the train function")
+
+    before = dict(os.environ)
+    with pytest.raises(TrainingFailedError, match="in the train function"):
+        fit(train, workers=0)
+    assert dict(os.environ) == before
+    assert not dist.is_initialized()
+
+
+def test_group_of_the_driver_itself_is_refused_and_left_alone(fit: Callable[..., Result]):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(TrainingFailedError, match="destroy_process_group") as caught:
+            fit(print, workers=0)
+        assert isinstance(caught.value.__cause__, ConfigurationError)
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_modules_imported_before_the_fork_start_no_thread_and_touch_no_gpu():
+    backend = TorchConfig().create()
+    code = (
+        "import importlib, json, os, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "if (pid := os.fork()) == 0:\n"  # libraries that can, end their threads here
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "import torch\n"
+        "print(json.dumps([len(os.listdir('/proc/self/task')), torch.cuda.is_initialized()]))\n"
+    )
+    for modules in (backend.preload, (*backend.preload, *backend.warmup)):
+        output = subprocess.run([sys.executable, "-c", code, *modules], check=True, capture_output=True, text=True)
+        assert json.loads(output.stdout) == [1, False]
+
+
+def test_first_wrapped_model_of_a_later_run_imports_nothing_of_the_compiler(fit: Callable[..., Result]):
+    def train() -> int:
+        before = set(sys.modules)
+        prepare_model(torch.nn.Linear(2, 2))
+        return len(set(sys.modules) - before)
+
+    for _ in range(20):  # the first run of a driver does not wait for the warm-up
+        if (imported := fit(train).return_value) < 20:
+            break
+    assert imported < 20
