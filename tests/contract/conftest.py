@@ -88,20 +88,18 @@ class RuntimeUnderTest:
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
     """A Ray of this test session's own."""
-    # Its workers import this repository's helpers, and must be told before they are started.
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before])])
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     import ray
 
-    ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
-    try:
-        yield ray.get_runtime_context().gcs_address
-    finally:
-        ray.shutdown()
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        # Its workers import this repository's helpers, and must be told before they are started.
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        # Ray's default from its next version on; without it, it warns.
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
+        try:
+            yield ray.get_runtime_context().gcs_address
+        finally:
+            ray.shutdown()
 
 
 INPROCESS = pytest.param("inprocess", id="inprocess")

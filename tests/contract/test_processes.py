@@ -20,10 +20,11 @@ from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig
 
 given = json.loads(sys.argv[1])
 
-def fit(function, config=None):
+def fit(function, config=None, **options):
     return DataParallelTrainer(
         function,
         train_loop_config=config,
+        **options,
         scaling_config=ScalingConfig(num_workers=given["num_workers"], runtime=given["runtime"]),
         run_config=RunConfig(name="run", storage_path=given["storage_path"], verbose=0, start_timeout_s=60),
     ).fit()
@@ -41,6 +42,10 @@ def train(config):
         child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
         tell(given["pipe"], child.pid)
     wait_for_release(given["gate"])
+
+class WaitsInItsSetUp(drivetrain.Backend):
+    def session(self, context, rendezvous):
+        train({})
 
 if __name__ == "__main__":
     fit(train)
@@ -242,3 +247,20 @@ def test_second_run_of_the_same_driver_starts_afresh(runtime: RuntimeUnderTest) 
 
     assert first.return_value == second.return_value == {"leftovers": [], "checkpoint": None}
     assert Path(first.path) != Path(second.path)
+
+
+@with_processes
+def test_ctrl_c_while_the_workers_are_still_starting_leaves_no_process(
+    runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe
+) -> None:
+    source = WAIT.replace("fit(train)", "fit(lambda: None, backend_config=WaitsInItsSetUp())")
+    driver = runtime.start_driver(source, {"pipe": pipe.path, "gate": gate.path, "child": False})
+    pids = pipe.receive_pids(2)
+
+    driver.interrupt()
+
+    _, output, errors = driver.wait()
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert "fit() returned" not in output
+    wait_until_gone(pids)
+    driver.wait_until_nothing_is_left()

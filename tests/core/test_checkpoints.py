@@ -147,7 +147,7 @@ start = manager.latest.index + 1 if manager.latest else 1
 for index in itertools.count(start):
     (source / "weights.txt").write_text("x" * 100_000)
     files = storage.put_directory(source, f"checkpoint_{index:06d}", rank=0)
-    manager.commit(index=index, iteration=index, files={0: files}, metrics={"padding": "y" * 10_000})
+    manager.commit(index=index, iteration=index, files={0: files}, metrics={"padding": "y" * 100_000})
     print(index, flush=True)
 """
 
@@ -170,7 +170,8 @@ def test_process_killed_at_any_instant_of_a_commit_leaves_a_manifest_whose_check
             assert process.stdout is not None
             for _ in range(kill_after):
                 last = int(process.stdout.readline())
-                read_manifest(storage)  # while the other process is at it
+            for _ in range(300):  # while the other process is at it
+                assert read_manifest(storage)[-1].index >= last
             process.kill()
             process.wait()
 

@@ -10,8 +10,10 @@ from tests.docs.pages import CODE
 
 def test_example_backend_passes_the_conformance_kit(tmp_path: Path) -> None:
     finished = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "-W", "error"]
-        + ["--rootdir", str(CODE / "tally"), str(CODE / "tally")],
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "-W", "error"),
+            *("--rootdir", str(CODE / "tally"), str(CODE / "tally")),
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,

@@ -6,9 +6,10 @@ import os
 import pkgutil
 from pathlib import Path
 
+import pytest
+
 import drivetrain
 import drivetrain_torch
-import pytest
 
 
 def examples() -> list[doctest.DocTest]:

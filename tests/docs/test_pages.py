@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from tests.docs.pages import CODE, DOCS, PAGES, PROGRAMS, Page
 from tests.support import ROOT
 
-_RAY = 'runtime="ray"'
+_RAY = "import ray"
 _LONGEST_LINE = 88  # what a page shows without scrolling
 
 
@@ -43,15 +44,11 @@ def run_script(script: Path, directory: Path, *, limit_s: float = 100) -> str:
 
 def _declare_tally(directory: Path) -> Iterator[str]:
     """Installs the entry point of the documentation's example plugin, as its pyproject.toml declares it."""
-    import tomllib
-
     project = tomllib.loads((CODE / "tally" / "pyproject.toml").read_text())["project"]
     site = directory / "site-packages"
     info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    )
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
     lines = []
     for group, points in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
@@ -70,18 +67,13 @@ def as_script(page: Page) -> str:
 
 def find_output(expected: str, printed: str) -> bool:
     """Whether lines were printed, one after another; ``...`` stands for anything within a line."""
-    pattern = "\n".join(
-        ".*".join(map(re.escape, line.split("..."))) for line in expected.rstrip("\n").split("\n")
-    )
+    pattern = "\n".join(".*".join(map(re.escape, line.split("..."))) for line in expected.rstrip("\n").split("\n"))
     return re.search(rf"^{pattern}$", printed, re.MULTILINE) is not None
 
 
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page)))
-        for page in PROGRAMS
-    ],
+    [pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page))) for page in PROGRAMS],
 )
 def test_blocks_of_a_page_run_and_print_what_it_says(page: Page, tmp_path: Path) -> None:
     script = tmp_path / f"{page.path.stem}.py"
@@ -120,10 +112,7 @@ def test_code_fits_on_the_page() -> None:
 
 def test_included_files_are_executed_by_some_test() -> None:
     included = {
-        name
-        for page in PAGES
-        for block in page.blocks
-        for name in re.findall(r"^\{literalinclude\} (\S+)", block.info)
+        name for page in PAGES for block in page.blocks for name in re.findall(r"^\{literalinclude\} (\S+)", block.info)
     }
     executed_elsewhere = {
         # test_porting.py
@@ -136,9 +125,6 @@ def test_included_files_are_executed_by_some_test() -> None:
     assert included == executed_elsewhere
 
 
-# --- shell blocks ---
-
-
 def shell_commands() -> Iterator[tuple[str, list[str]]]:
     for page in PAGES:
         for block in page.of_kind("shell"):
@@ -147,7 +133,9 @@ def shell_commands() -> Iterator[tuple[str, list[str]]]:
                 yield f"{page}:{block.line}", shlex.split(command)
 
 
-@pytest.mark.parametrize(("place", "words"), [pytest.param(*found, id=shlex.join(found[1])) for found in shell_commands()])
+@pytest.mark.parametrize(
+    ("place", "words"), [pytest.param(*found, id=shlex.join(found[1])) for found in shell_commands()]
+)
 def test_command_exists_and_names_what_exists(place: str, words: list[str]) -> None:
     program = Path(words[0]).name
     if words[0].startswith(".venv/bin/"):

@@ -1,6 +1,7 @@
 """The documentation builds without a warning, and its API reference has every public name."""
 
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,8 +47,6 @@ def test_every_public_name_is_in_the_reference(built: Path) -> None:
 
 
 def test_built_pages_load_nothing_from_elsewhere(built: Path) -> None:
-    import re
-
     loaded = re.compile(r"""<(?:script|img|iframe)\b[^>]*\bsrc=["'](?:https?:)?//|<link\b[^>]*stylesheet[^>]*//""")
     pages = list(built.rglob("*.html"))
     assert pages

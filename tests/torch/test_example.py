@@ -1,12 +1,11 @@
 """examples/digits.py, as users start it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from tests.support import ROOT
 
@@ -15,6 +14,7 @@ def run_example(storage_path: Path, *options: str) -> subprocess.CompletedProces
     return subprocess.run(
         [sys.executable, "examples/digits.py", "--storage-path", storage_path, *options],
         cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # more would only get in the way of what runs beside the tests
         check=False,
         capture_output=True,
         text=True,
@@ -35,8 +35,7 @@ def test_example_reaches_its_accuracy_and_shows_where_the_run_is(tmp_path: Path)
     assert 2 <= len(list(directory.glob("checkpoint_*"))) <= 3, "the best two, and the latest"
 
 
-@pytest.mark.parametrize("options", [("--runtime", "local"), ("--runtime", "inprocess")], ids=lambda given: given[1])
-def test_example_that_stays_below_its_accuracy_fails(tmp_path: Path, options: tuple[str, ...]):
-    ended = run_example(tmp_path, "--epochs", "1", *options)
+def test_example_that_stays_below_its_accuracy_fails(tmp_path: Path):
+    ended = run_example(tmp_path, "--epochs", "1", "--runtime", "inprocess")
     assert ended.returncode == 1
     assert "of the held-out digits" in ended.stdout, ended.stderr

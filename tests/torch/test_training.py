@@ -85,7 +85,7 @@ def test_workers_start_from_rank_0s_parameters(fit: Callable[..., Result]):
     assert len(set(fit(train).return_value)) == 1
 
 
-@pytest.mark.parametrize(("workers", "strategy"), [(0, "ddp"), (1, "ddp"), (1, "fsdp"), (2, None)])
+@pytest.mark.parametrize(("workers", "strategy"), [(2, None), (0, "ddp"), (1, "ddp"), (1, "fsdp")])
 def test_model_is_not_wrapped_where_it_needs_no_wrapper(fit: Callable[..., Result], workers: int, strategy: str | None):
     def train(config: dict[str, Any]) -> bool:
         model = make_model()
@@ -195,6 +195,14 @@ def test_runs_with_the_same_seed_are_identical(fit: Callable[..., Result], num_w
     )
     assert first == second
     assert first != other
+
+
+def test_function_that_is_pickled_by_value_may_use_torchs_backends(fit: Callable[..., Result]):
+    def train() -> bool:
+        torch.backends.cudnn.benchmark = True
+        return torch.backends.cudnn.benchmark
+
+    assert fit(train).return_value
 
 
 def test_reproducibility_chooses_deterministic_algorithms(fit: Callable[..., Result]):

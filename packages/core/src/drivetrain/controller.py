@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import pickle
 import time
 from collections import deque
@@ -37,7 +38,7 @@ from drivetrain.runtime.output import tail_log
 from drivetrain.runtime.worker import TrainTask
 from drivetrain.storage import Storage
 
-__all__ = ["Controller", "Outcome", "RunFailed"]
+__all__ = ["Controller", "Outcome", "RunFailed", "controller_failure"]
 
 _SETTLE_S = 0.03
 """After an exception on one rank: how long a process's death, which would explain it, may take to be noticed."""
@@ -138,7 +139,7 @@ class Controller:
         except (RunFailed, ConfigurationError, PluginError, ResourceError):
             raise
         except Exception as error:  # of a backend, a callback or the runtime
-            raise RunFailed(_controller_failure(error)) from None
+            raise RunFailed(controller_failure(error)) from None
 
     def _drive(self, group: Group, number: int) -> Outcome:
         """Has a group train, and closes what the attempt has opened; the first thing that went wrong is raised."""
@@ -333,12 +334,12 @@ class _Attempt:
 
     def _met(self, metrics: Mapping[str, Any]) -> bool:
         condition = self._run.run_config.stop
-        if callable(condition):
-            try:
+        try:
+            if callable(condition):
                 return bool(condition(self._run.id, metrics))
-            except Exception as error:
-                raise CallbackError(f"RunConfig(stop=...) raised {type(error).__name__}: {error}") from error
-        return any(metrics.get(key, float("-inf")) >= bound for key, bound in (condition or {}).items())
+            return any(metrics.get(key, -math.inf) >= bound for key, bound in (condition or {}).items())
+        except Exception as error:  # whatever a user's function, or comparing a metric that is no number, raises
+            raise CallbackError(f"RunConfig(stop=...) raised {type(error).__name__}: {error}") from error
 
     def _complete(self, matched: MatchedReport) -> None:
         """No rank can add to this report any more: combine its values, then commit its checkpoint."""
@@ -475,7 +476,8 @@ class _Attempt:
         return Outcome(metrics=self.metrics, return_value=value)
 
 
-def _controller_failure(error: Exception) -> Failure:
+def controller_failure(error: Exception) -> Failure:
+    """The failure that an exception on the controller's side amounts to."""
     if isinstance(error, CallbackError):
         return Failure(kind=FailureKind.USER_ERROR, summary=str(error), exception=error.__cause__ or error)
     kind = classify(error)

@@ -115,6 +115,6 @@ def combine(reports: Mapping[int, Mapping[str, Any]], reduce: Mapping[str, str])
     """
     combined: dict[str, float] = {}
     for key, how in reduce.items():
-        values = [metrics[key] for _, metrics in sorted(reports.items()) if key in metrics]
+        values = [metrics[key] for _, metrics in sorted(reports.items()) if isinstance(metrics.get(key), (int, float))]
         combined[key] = _REDUCERS[how](values)
     return combined

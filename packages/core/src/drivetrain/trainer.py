@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import io
 import json
 import os
 import platform
@@ -13,6 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import ModuleType
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -25,8 +28,9 @@ from drivetrain.checkpoints import CheckpointManager
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.console import Console
 from drivetrain.context import Run
-from drivetrain.controller import Controller, RunFailed
+from drivetrain.controller import Controller, RunFailed, controller_failure
 from drivetrain.errors import (
+    CallbackError,
     ConfigurationError,
     PluginNotFoundError,
     RunExistsError,
@@ -161,6 +165,8 @@ class DataParallelTrainer:
             outcome = controller.run()
         except RunFailed as failed:
             error = self._explain(failed, run, storage)
+        except CallbackError as raised:
+            error = self._explain(RunFailed(controller_failure(raised)), run, storage)
         except BaseException as raised:
             error = raised
         unheard = dispatcher.close("on_run_end", error)
@@ -340,11 +346,21 @@ def _ray_is_connected() -> bool:
     return bool(ray is not None and ray.is_initialized())
 
 
+class _FunctionPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Also pickles, by name, modules that are of a class of their own, as ``torch.backends.cudnn`` is."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
+
+
 def _pickle_function(function: Callable[..., Any], config: Mapping[str, Any] | None) -> bytes:
     """Pickles what the workers run; on failure names the object that cannot be pickled."""
     try:
-        pickled: bytes = cloudpickle.dumps((function, config if config is not None else {}))
-        return pickled
+        data = io.BytesIO()
+        _FunctionPickler(data).dump((function, config if config is not None else {}))
+        return data.getvalue()
     except Exception as error:  # whatever a user's object may raise
         culprit = _find_unpicklable(function, config) or "the train function"
         raise SerializationError(

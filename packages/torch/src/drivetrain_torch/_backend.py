@@ -17,7 +17,7 @@ from drivetrain_torch._devices import get_devices
 __all__ = ["TorchBackend", "TorchXLABackend"]
 
 _store: Any = None
-"""The store that this process serves, if it is rank 0's; other ranks may need it for as long as the process lives."""
+"""The store that this process serves, if it is rank 0's: it outlives the session, as other ranks may still need it."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,14 @@ class TorchBackend(Backend):
                 yield
             except BaseException:
                 if alone:  # this may be the driver's own process, which goes on
-                    _leave(alone)
+                    _leave()
                 raise
-            _leave(alone)
+            _leave()
+
+    def close(self) -> None:
+        """Closes the store, where the controller's process is the worker; elsewhere it ends with rank 0's process."""
+        global _store
+        _store = None
 
     def load(self) -> None:
         """Imports what the process group's backend needs beside torch."""
@@ -134,14 +139,11 @@ def _open_store(address: str, port: int, world_size: int, timeout_s: float, *, s
     )
 
 
-def _leave(alone: bool) -> None:
-    global _store
+def _leave() -> None:
     import torch.distributed as dist
 
     if dist.is_initialized():  # the train function may have destroyed it
         dist.destroy_process_group()
-    if alone:
-        _store = None
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ class PreparedLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Gives a sampler that shuffles by epoch the number of the next one; any other sampler needs none."""
-        for sampler in (self._loader.sampler, self._loader.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
+        for sampler in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                 set_epoch(epoch)
 

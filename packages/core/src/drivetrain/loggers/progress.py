@@ -60,8 +60,7 @@ class ProgressLine(Callback):
     def on_failure(self, run: Run, failure: Failure, retrying: bool) -> None:
         """Says that the run starts again, and why."""
         if retrying:
-            since = f"from {self._checkpoint}" if self._checkpoint else "from the beginning"
-            run.console.print(f"{failure.summary}; starting again {since}", error=True)
+            run.console.print(f"{failure.summary}; starting again", error=True)
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         """Leaves the last state as a line."""

@@ -15,9 +15,7 @@ import os
 import re
 import secrets
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -28,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.context import WorkerInfo
 from drivetrain.errors import ConfigurationError, PluginNotFoundError, ResourceError, WorkerDiedError
 from drivetrain.runtime.base import GroupSpec, rank_environment
-from drivetrain.runtime.output import log_name
+from drivetrain.runtime.output import LogFollower, log_name, open_log
 from drivetrain.runtime.remote import RemoteGroup
 from drivetrain.runtime.stacks import answer_to_signal, collect_stacks
 from drivetrain.runtime.wire import Channel, frame, receive, receive_bytes
-from drivetrain.runtime.worker import serve
+from drivetrain.runtime.worker import flush_output, serve
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -85,46 +83,69 @@ class RayWorker:
         for name in preload:
             with contextlib.suppress(Exception):  # the backend's set-up meets the same error, and tells it
                 importlib.import_module(name)
-        serve(Channel(connection))
+        global _output
+        channel = Channel(connection)
+        _output = _Output(channel)
+        serve(channel, settle_output=_output.settle)
+
+
+class _Output:
+    """In a worker: where its standard output and error go."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._follower: LogFollower | None = None
+
+    def redirect(self, log: Path, rank: int, *, shown: bool) -> None:
+        """Has them go to the log, and to the driver too where that shows them."""
+        flush_output()
+        descriptor = open_log(log.parent, rank)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+        if shown:
+            self._follower = LogFollower(log, lambda data: self._channel.send(("output", data)))
+
+    def settle(self) -> None:
+        """Waits until everything that was printed has reached the log, and the driver."""
+        flush_output()
+        if self._follower is not None:
+            self._follower.catch_up()
+
+
+_output: _Output | None = None  # one worker to a process
 
 
 def _set_up(
-    environment: Mapping[str, str], module_path: Sequence[str], log: Path | None, shown: bool, stacks: Path
-) -> None:
-    """Makes an actor's process what the local runtime's workers are: variables, output, stacks."""
+    rank: int, environment: Mapping[str, str], module_path: Sequence[str], log: Path | None, shown: bool
+) -> int:
+    """Makes an actor's process what the local runtime's workers are: variables, output, stacks.
+
+    Returns:
+        The descriptor, in this process, to read its stacks from.
+    """
     for name, value in environment.items():
         if name != "OMP_NUM_THREADS" or name not in os.environ:
             os.environ[name] = value
     sys.path.extend(entry for entry in module_path if entry not in sys.path)
-    os.mkfifo(stacks)
-    answer_to_signal(os.open(stacks, os.O_RDWR | os.O_NONBLOCK))
+    read_end, write_end = os.pipe()
+    answer_to_signal(write_end)
     # On a node that does not share the run directory, the output stays with Ray's own logs.
-    if log is not None and log.parent.parent.exists():
-        log.parent.mkdir(exist_ok=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if shown:
-            # A process of its own, so that what a worker says as it crashes is still written.
-            read_end, descriptor = os.pipe()
-            subprocess.Popen(["tee", "-a", str(log)], stdin=read_end, start_new_session=True)
-            os.close(read_end)
-        else:
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.close(descriptor)
+    if _output is not None and log is not None and log.parent.parent.exists():
+        _output.redirect(log, rank, shown=shown)
+    return read_end
 
 
-def _read_stacks(targets: Mapping[int, tuple[int, str]]) -> dict[int, str]:
-    """On a worker's node: asks processes for their stacks."""
+def _read_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
+    """On a worker's node: asks processes for their stacks; by rank, a process id and a descriptor in that process."""
     with contextlib.ExitStack() as opened:
-        descriptors: dict[int, tuple[int, int]] = {}
-        for rank, (pid, path) in targets.items():
+        ours: dict[int, tuple[int, int]] = {}
+        for rank, (pid, descriptor) in targets.items():
             with contextlib.suppress(OSError):
-                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-                opened.callback(os.close, descriptor)
-                descriptors[rank] = (pid, descriptor)
-        return collect_stacks(descriptors)
+                pipe = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
+                opened.callback(os.close, pipe)
+                ours[rank] = (pid, pipe)
+        return collect_stacks(ours)
 
 
 class RayGroup(RemoteGroup):
@@ -138,7 +159,7 @@ class RayGroup(RemoteGroup):
         self._spec = spec
         self._actors: dict[int, Any] = {}  # by index until every worker has said where it is, then by rank
         self._rank_of: dict[int, int] = {}
-        self._stack_files: dict[int, str] = {}
+        self._stack_pipes: dict[int, int] = {}
         self._ended: deque[tuple[int, str]] = deque()
         self._dead: dict[int, str] = {}
         self._wake_read, self._wake_write = socket.socketpair()
@@ -169,11 +190,11 @@ class RayGroup(RemoteGroup):
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        by_node: dict[str, dict[int, tuple[int, str]]] = {}
+        by_node: dict[str, dict[int, tuple[int, int]]] = {}
         for rank in ranks:
-            if rank in self._stack_files and rank not in self._gone:
+            if rank in self._stack_pipes and rank not in self._gone:
                 worker = self.workers[rank]
-                by_node.setdefault(worker.node_id, {})[rank] = (worker.pid, self._stack_files[rank])
+                by_node.setdefault(worker.node_id, {})[rank] = (worker.pid, self._stack_pipes[rank])
         ask = ray.remote(_read_stacks)
         answers = [
             ask.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
@@ -267,10 +288,11 @@ class RayGroup(RemoteGroup):
             environment = rank_environment(worker, world_size=len(self.workers), local_world_size=local_world_size)
             environment["OMP_NUM_THREADS"] = threads
             log = spec.log_directory / log_name(worker.rank) if spec.log_directory else None
-            stacks = Path(tempfile.gettempdir(), f"drivetrain_stacks_{secrets.token_hex(8)}")
-            self._stack_files[worker.rank] = str(stacks)
-            arguments[worker.rank] = (environment, tuple(sys.path), log, worker.rank in spec.shown_ranks, stacks)
-        self.run_each(_set_up, arguments)
+            shown = worker.rank in spec.shown_ranks
+            if shown:
+                self.show_output(worker.rank, spec.console)
+            arguments[worker.rank] = (worker.rank, environment, tuple(sys.path), log, shown)
+        self._stack_pipes = dict(enumerate(self.run_each(_set_up, arguments)))
 
     def _end_actors(self) -> None:
         """Ends every actor, and waits until Ray has seen to it."""

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from drivetrain.console import Console
 from drivetrain.context import WorkerInfo
 from drivetrain.errors import WaitTimeoutError, WorkerDiedError
 from drivetrain.events import Event, Exited
 from drivetrain.failure import describe_exit, rebuild_exception
+from drivetrain.runtime.output import LineEcho
 from drivetrain.runtime.wire import Inbox, as_event, frame
 from drivetrain.runtime.worker import TrainTask
 
@@ -43,6 +45,7 @@ class RemoteGroup:
         self._results: dict[int, tuple[bool, bytes]] = {}
         self._events: deque[Event] = deque()
         self._gone: dict[int, Exited] = {}
+        self._echoes: dict[int, LineEcho] = {}
 
     def watch(self, source: socket.socket | int, handle: Callable[[], object]) -> None:
         """Has :meth:`pump` call a function whenever a descriptor can be read."""
@@ -59,6 +62,10 @@ class RemoteGroup:
         connection.settimeout(max(1.0, self._deadline - time.monotonic()))
         inbox = self._inboxes[rank] = Inbox(connection)
         self.watch(connection, lambda: self._read(rank, inbox))
+
+    def show_output(self, rank: int, console: Console) -> None:
+        """Has the output that a worker sends over its line shown."""
+        self._echoes[rank] = LineEcho(rank, console)
 
     def note_exit(self, rank: int, exit_code: int | None, reason: str = "") -> None:
         """Notes that a worker's process is gone, after taking what it said before."""
@@ -131,6 +138,8 @@ class RemoteGroup:
 
     def close_lines(self) -> None:
         """Closes the selector and every line."""
+        for echo in self._echoes.values():
+            echo.finish()
         for inbox in self._inboxes.values():
             inbox.socket.close()
         self._selector.close()
@@ -156,7 +165,9 @@ class RemoteGroup:
     def _take(self, rank: int, messages: Any) -> None:
         for message in messages:
             event = as_event(message)
-            if event is None:
-                self._results[rank] = message[1:]
-            else:
+            if event is not None:
                 self._events.append(event)
+            elif message[0] == "output":
+                self._echoes[rank].feed(message[1])
+            else:
+                self._results[rank] = message[1:]

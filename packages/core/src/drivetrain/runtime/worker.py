@@ -24,7 +24,7 @@ from drivetrain.runtime.wire import Channel
 from drivetrain.session import Session, activate
 from drivetrain.storage import Storage
 
-__all__ = ["TrainTask", "execute", "serve"]
+__all__ = ["TrainTask", "execute", "flush_output", "serve"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,23 +50,41 @@ class TrainTask:
     first_index: int
 
 
-def serve(channel: Channel) -> None:
-    """Executes commands on the calling thread, which is to be the main one, until the channel closes."""
+def flush_output() -> None:
+    """Has everything that was printed reach the standard output and error."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def serve(channel: Channel, settle_output: Callable[[], None] = flush_output) -> None:
+    """Executes commands on the calling thread, which is to be the main one, until the channel closes.
+
+    Args:
+        channel: where commands come from.
+        settle_output: called before the end of the train function is told, so that its output comes before it.
+    """
     while (message := channel.receive()) is not None:
         command, payload = message
         if command == "call":
             channel.send(("result", *_call(payload)))
         elif command == "train":
-            execute(pickle.loads(payload), channel.send_event)
-            _flush_output()
+            execute(pickle.loads(payload), channel.send_event, settle_output=settle_output)
 
 
-def execute(task: TrainTask, emit: Callable[[Event], None], *, in_driver: bool = False) -> None:
+def execute(
+    task: TrainTask,
+    emit: Callable[[Event], None],
+    *,
+    settle_output: Callable[[], None] = flush_output,
+    in_driver: bool = False,
+) -> None:
     """Runs a train function in its session, and emits how it ended.
 
     Args:
         task: what to run.
         emit: takes the events.
+        settle_output: see :func:`serve`.
         in_driver: this is the driver's own process: values and exceptions stay the objects that they are, and
             Ctrl-C and ``sys.exit()`` mean the driver.
     """
@@ -97,15 +115,16 @@ def execute(task: TrainTask, emit: Callable[[Event], None], *, in_driver: bool =
                     value = function(config) if takes_config(function) else function()
                 enter(f"taking {task.backend.name} down")
     except Exception as error:
-        _flush_output()
+        settle_output()
         emit(Failed(rank, time.time(), phase, error if in_driver else capture_failure(error)))
     except (KeyboardInterrupt, SystemExit) as error:
         if in_driver:
             raise
         emit(Failed(rank, time.time(), phase, capture_failure(error)))
     else:
-        _flush_output()
-        emit(Returned(rank, None if rank else value if in_driver else _pickle_value(value)))
+        returned = None if rank else value if in_driver else _pickle_value(value)
+        settle_output()
+        emit(Returned(rank, returned))
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
@@ -151,9 +170,3 @@ def _pickle_value(value: Any) -> Pickled | None:
             stacklevel=1,
         )
         return None
-
-
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
