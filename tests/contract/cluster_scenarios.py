@@ -1,4 +1,4 @@
-"""What a driver does on Ray clusters of several nodes; run by test_ray_cluster.py as a script, one cluster a process."""
+"""What a driver does on Ray clusters of several nodes; test_ray_cluster.py runs it as a script, one cluster a process."""
 
 import contextlib
 import ctypes

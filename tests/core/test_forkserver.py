@@ -51,11 +51,17 @@ def test_next_run_of_the_same_driver_uses_the_same_server(tmp_path):
     assert first == second
 
 
-def test_environment_that_has_changed_gets_a_new_server_and_the_old_one_ends(tmp_path, monkeypatch):
-    first, _ = fit(server_and_modules, tmp_path).return_value
-    monkeypatch.setenv("SOMETHING_A_FRAMEWORK_READS_ON_IMPORT", "1")
-    second, _ = fit(server_and_modules, tmp_path).return_value
-    assert first != second
+def test_variable_that_preloaded_modules_may_read_gets_a_new_server_once_changed(tmp_path, write_module, monkeypatch):
+    write_module("preloaded_quiet", "")
+    backend = Preloads("preloaded_quiet")
+    backend.preload_environment = ("READ_ON_IMPORT",)
+    first, _ = fit(server_and_modules, tmp_path, backend).return_value
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
+    second, _ = fit(server_and_modules, tmp_path, backend).return_value
+    assert second == first
+    monkeypatch.setenv("READ_ON_IMPORT", "1")
+    third, _ = fit(server_and_modules, tmp_path, backend).return_value
+    assert third != first
     wait_until_gone([first])
 
 

@@ -1,6 +1,5 @@
 """Real trainings of two processes on this machine."""
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,6 @@ import pytest
 
 from drivetrain import FailureConfig, Result, RunConfig, ScalingConfig
 from drivetrain_torch import TorchTrainer
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call() -> None:
-    """Gives every test the same environment, as only then workers are forked from the server of the test before."""
-    os.environ["PYTEST_CURRENT_TEST"] = "tests/torch"
 
 
 @pytest.fixture

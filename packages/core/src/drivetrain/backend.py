@@ -52,11 +52,14 @@ class Backend(ABC):
         preload: modules to import before workers are started, once for all of them where the runtime can; they
             must start no threads and touch no accelerator.
         warmup: further modules that make a start faster and that a first start need not wait for; same rules.
+        preload_environment: how the names of the environment variables begin that those modules may read while they
+            are imported. When one of them has changed, the next start imports anew. All of them unless it is set.
     """
 
     name: str = "backend"
     preload: Sequence[str] = ()
     warmup: Sequence[str] = ()
+    preload_environment: Sequence[str] = ("",)
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         """On the controller: what each rank has to know to find the others, such as an address and a port.

@@ -172,6 +172,7 @@ class Controller:
             scaling=self._run.scaling_config,
             preload=self._backend.preload,
             warmup=self._backend.warmup,
+            preload_environment=self._backend.preload_environment,
             log_directory=self._storage.path("logs") if config.log_to_file else None,
             shown_ranks=shown[config.worker_output],
             console=self._run.console,

@@ -29,6 +29,7 @@ class GroupSpec:
         scaling: the resources of each, and where to place them.
         preload: see :class:`~drivetrain.Backend`.
         warmup: see :class:`~drivetrain.Backend`.
+        preload_environment: see :class:`~drivetrain.Backend`.
         log_directory: where ``rank_N.log`` files go; None for nowhere.
         shown_ranks: whose output is also shown on the console.
         console: where it is shown.
@@ -39,6 +40,7 @@ class GroupSpec:
     scaling: ScalingConfig
     preload: Sequence[str]
     warmup: Sequence[str]
+    preload_environment: Sequence[str]
     log_directory: Path | None
     shown_ranks: frozenset[int]
     console: Console

@@ -6,8 +6,7 @@ moment they end, and ends all of them, with whatever processes they started, whe
 the driver included; should it die itself, the kernel ends its children.
 
 It talks to the driver over a stream socket. The driver sends ``("fork", token, ForkRequest)`` with the worker's file
-descriptors, ``("kill", token, signal)`` and ``("warm", modules)``; it answers ``("forked", token, pid)`` and
-``("exited", token, exit code)``.
+descriptors, and ``("warm", modules)``; it answers ``("forked", token, pid)`` and ``("exited", token, exit code)``.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +39,7 @@ __all__ = ["ForkRequest", "main", "receive", "send"]
 _HEADER = struct.Struct(">I")
 _MAX_DESCRIPTORS = 8
 _PR_SET_PDEATHSIG = 1
+_WARM_AFTER_S = 2.0  # workers that have just started want the cores for themselves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +101,7 @@ class _Server:
         self._control = control
         self._tokens: dict[int, int] = {}  # pid -> token
         self._warmup: list[str] = []
+        self._warm_from = 0.0
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -111,7 +113,7 @@ class _Server:
         """Handles whatever comes, until the driver is gone."""
         watched: list[Any] = [self._control, self._wake_read, self._driver]
         while True:
-            idle_s = 0 if self._warmup else None
+            idle_s = max(0.0, self._warm_from - time.monotonic()) if self._warmup else None
             ready, _, _ = select.select(watched, [], [], idle_s)
             if self._driver in ready:
                 return
@@ -121,7 +123,7 @@ class _Server:
             self._reap()
             if self._control in ready and not self._handle():
                 return
-            if not ready and self._warmup:
+            if not ready:
                 _import_all([self._warmup.pop(0)])
                 if not self._warmup:
                     gc.collect()
@@ -141,12 +143,9 @@ class _Server:
         message, descriptors = received
         if message[0] == "fork":
             self._fork(message[1], message[2], descriptors)
-        elif message[0] == "kill":
-            for pid, token in self._tokens.items():
-                if token == message[1]:
-                    _kill_group(pid, message[2])
         elif message[0] == "warm":
             self._warmup = [name for name in message[1] if name not in sys.modules]
+            self._warm_from = time.monotonic() + _WARM_AFTER_S
         return True
 
     def _fork(self, token: int, request: ForkRequest, descriptors: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from drivetrain.context import WorkerInfo
 from drivetrain.errors import ConfigurationError
 from drivetrain.events import Event
 from drivetrain.runtime.base import GroupSpec, rank_environment
+from drivetrain.runtime.resources import partition_gpus, visible_gpus
 from drivetrain.runtime.worker import TrainTask, execute
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class _Unwind(BaseException):
 class InProcessGroup:
     """A group of this process alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: tuple[str, ...]) -> None:
         self.workers = (
             WorkerInfo(
                 rank=0,
@@ -39,6 +41,7 @@ class InProcessGroup:
                 hostname=socket.gethostname(),
                 ip="127.0.0.1",
                 pid=os.getpid(),
+                accelerator_ids=gpus,
             ),
         )
         self._task: TrainTask | None = None
@@ -82,16 +85,17 @@ class InProcessRuntime:
     name = "inprocess"
 
     def validate(self, scaling: ScalingConfig) -> None:
-        """Refuses more workers than this process can be."""
+        """Refuses more workers than this process can be, and more GPUs than this machine has."""
         if scaling.num_workers > 1:
             raise ConfigurationError(
                 f'the "inprocess" runtime wants num_workers 0 or 1, found {scaling.num_workers}: use runtime="local"'
             )
+        _own_gpus(scaling)
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[InProcessGroup]:
         """Sets the rank variables for the time of the run, and puts back what was there."""
-        group = InProcessGroup()
+        group = InProcessGroup(_own_gpus(spec.scaling))
         variables = rank_environment(group.workers[0], world_size=1, local_world_size=1)
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
@@ -103,3 +107,7 @@ class InProcessRuntime:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+def _own_gpus(scaling: ScalingConfig) -> tuple[str, ...]:
+    return partition_gpus(dataclasses.replace(scaling, num_workers=1), visible_gpus())[0]

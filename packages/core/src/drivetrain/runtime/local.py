@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.context import WorkerInfo
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalRuntime"]
 
 _END_WAIT_S = 10.0
+_INTERPRETER_VARIABLES = ("PYTHON", "LD_", "MALLOC_")
 _GRACE_S = 3.0
 
 
@@ -63,10 +65,6 @@ class _Server:
         forkserver.send(self.control, ("fork", self._next_token, request), descriptors)
         return self._next_token
 
-    def kill(self, token: int, number: int) -> None:
-        with contextlib.suppress(OSError):
-            forkserver.send(self.control, ("kill", token, number))
-
     def warm(self, modules: Sequence[str]) -> None:
         """Has further modules imported while nobody waits for a worker; the first call counts."""
         if not self.warmed and modules:
@@ -90,10 +88,11 @@ class _IdleServer:
         self._lock = threading.Lock()
         self._server: _Server | None = None
 
-    def take(self, preload: Sequence[str], environment: Mapping[str, str]) -> _Server:
+    def take(self, spec: GroupSpec, environment: Mapping[str, str]) -> _Server:
         """The server that is kept, if it fits and lives; otherwise a new one."""
-        # The environment is part of the key because a framework may have read it while it was imported.
-        key = (tuple(preload), frozenset(environment.items()), tuple(sys.path))
+        prefixes = (*_INTERPRETER_VARIABLES, *(spec.preload_environment if spec.preload else ()))
+        read = frozenset((name, value) for name, value in environment.items() if name.startswith(prefixes))
+        key = (tuple(spec.preload), read, tuple(sys.path))
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
@@ -102,7 +101,7 @@ class _IdleServer:
                 return server
             if mine:
                 server.close()
-        return _Server(key, preload, environment)
+        return _Server(key, spec.preload, environment)
 
     def give_back(self, server: _Server) -> None:
         with self._lock:
@@ -132,6 +131,7 @@ class LocalGroup(RemoteGroup):
         self._spec = spec
         self._ranks: dict[int, int] = {}  # token -> rank
         self._pids: dict[int, int] = {}
+        self._processes: dict[int, int] = {}  # rank -> descriptor that tells of its process's end
         self._stack_pipes: dict[int, int] = {}
         self._outputs: list[OutputPipe] = []
         self.watch(server.control, self._hear_server)
@@ -226,9 +226,22 @@ class LocalGroup(RemoteGroup):
             return  # of a group that is over
         if kind == "forked":
             self._pids[rank] = value
+            self._watch_process(rank, value)
         elif kind == "exited":
+            self._note_end(rank, value)
+
+    def _watch_process(self, rank: int, pid: int) -> None:
+        """Notices the end of a process by itself, as the server may be busy importing."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended already, and the server says so
+            process = self._processes[rank] = os.pidfd_open(pid)
+            self.watch(process, lambda: self._note_end(rank, _exit_code_of_zombie(pid)))
+
+    def _note_end(self, rank: int, exit_code: int | None) -> None:
+        if (process := self._processes.get(rank)) is not None:
+            self.forget(process)
+        if exit_code is not None:  # otherwise the server has taken it, and says so
             self._read_output(rank)
-            self.note_exit(rank, value)
+            self.note_exit(rank, exit_code)
 
     def _show(self, pipe: OutputPipe) -> None:
         pipe.read()
@@ -241,9 +254,10 @@ class LocalGroup(RemoteGroup):
                 output.drain()
 
     def _signal_all(self, number: int) -> None:
-        for token, rank in self._ranks.items():
+        for rank, process in self._processes.items():
             if rank not in self._gone:
-                self._server.kill(token, number)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, number)
 
     def _wait_for_exits(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -254,7 +268,7 @@ class LocalGroup(RemoteGroup):
             self._select(remaining)
 
     def _close_pipes(self) -> None:
-        for descriptor in self._stack_pipes.values():
+        for descriptor in (*self._stack_pipes.values(), *self._processes.values()):
             os.close(descriptor)
         for output in self._outputs:
             output.close()
@@ -274,7 +288,7 @@ class LocalRuntime:
         """Forks the workers; on leaving they end at once, or with a grace of seconds when the driver is interrupted."""
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", str(threads_per_worker(spec.scaling)))
-        server = _idle_server.take(spec.preload, environment)
+        server = _idle_server.take(spec, environment)
         group: LocalGroup | None = None
         grace_s = 0.0
         try:
@@ -297,3 +311,13 @@ class LocalRuntime:
                     done = lambda: _idle_server.give_back(server)  # noqa: E731
         finally:
             done()
+
+
+def _exit_code_of_zombie(pid: int) -> int | None:
+    """How a process has ended that its parent has not asked about yet; None if it has."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, wait_status = fields[0], int(fields[-1])
+    return os.waitstatus_to_exitcode(wait_status) if state == b"Z" else None

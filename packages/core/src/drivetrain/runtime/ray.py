@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RayRuntime"]
 
+_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # where ray.init() is documented to look
 _TOKEN_BYTES = 32
 _HELLO_WAIT_S = 10.0
 _NOTICE_WAIT_S = 2.0
@@ -333,13 +334,9 @@ def _connect(scaling: ScalingConfig) -> None:
 
     if ray.is_initialized():
         return
-    try:
-        ray.init(address=os.environ.get("RAY_ADDRESS") or "auto", logging_level=logging.ERROR)
-    except ConnectionError as error:
-        if os.environ.get("RAY_ADDRESS"):
-            raise ConfigurationError(
-                f"RAY_ADDRESS={os.environ['RAY_ADDRESS']!r} wants a running Ray cluster there, found none: {error}"
-            ) from error
+    configured = os.environ.get("RAY_ADDRESS")
+    address = configured or _running_cluster()
+    if address is None:
         wanted = scaling.total_resources.get("CPU", 0)
         ray.init(
             address="local",
@@ -347,6 +344,28 @@ def _connect(scaling: ScalingConfig) -> None:
             include_dashboard=False,
             logging_level=logging.ERROR,
         )
+        return
+    try:
+        ray.init(address=address, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise ConfigurationError(
+            f"{'RAY_ADDRESS' if configured else 'the Ray cluster here'}={address!r} wants a running Ray cluster, "
+            f"found none: {error}"
+        ) from error
+
+
+def _running_cluster() -> str | None:
+    """The cluster that ``ray.init()`` would find on this machine, if it answers.
+
+    Ray itself waits for minutes for one that has died and left its address behind.
+    """
+    try:
+        address = _CURRENT_CLUSTER.read_text().strip()
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=_HELLO_WAIT_S):
+            return address
+    except (OSError, ValueError):
+        return None
 
 
 def _reserve(spec: GroupSpec, deadline: float, resources: contextlib.ExitStack) -> PlacementGroup:

@@ -1,0 +1,56 @@
+"""``python -m benchmarks [names...] [--pairs N] [--without SIDE] [--json FILE]``."""
+
+import argparse
+import importlib
+import json
+from pathlib import Path
+
+from benchmarks.measure import Bench, machine, scratch
+
+NAMES = ("report", "end", "start_local", "start_ray", "memory", "steps", "scale")
+
+
+def main() -> None:
+    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in NAMES}
+    listed = "\n".join(f"  {name:12} {modules[name].__doc__.splitlines()[0]}" for name in NAMES)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measures drivetrain beside its peers, pair by pair.",
+        epilog=f"benchmarks:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="name", help="which to run (all)")
+    parser.add_argument("--pairs", type=int, help="how many times each side runs (each benchmark has a default)")
+    parser.add_argument("--without", action="append", default=[], metavar="SIDE", help="leave out, such as 'Ray Train'")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where all values go")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(NAMES):
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; known are {', '.join(NAMES)}")
+
+    found = {"machine": machine(), "benchmarks": {}}
+    print(json.dumps(found["machine"]))
+    for name in options.names or NAMES:
+        module = modules[name]
+        print(f"\n== {name}: {module.__doc__.splitlines()[0]}", flush=True)
+        with scratch() as directory:
+            bench = Bench(directory, options.pairs or module.PAIRS, options.without)
+            quantities = []
+            for quantity in module.measure(bench):
+                quantities.append(quantity)
+                print("\n" + "\n".join(quantity.lines()), flush=True)
+        for command, side in bench.commands.items():
+            print(f"\n{side}:\n  {command}")
+        for failure in bench.failures:
+            print(f"\nFAILED {failure}", flush=True)
+        found["benchmarks"][name] = {
+            "pairs": bench.pairs,
+            "commands": bench.commands,
+            "quantities": [quantity.as_dict() for quantity in quantities],
+            "failures": bench.failures,
+        }
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""What the jobs share: options, and time stamps in a file that the benchmark reads."""
+
+import argparse
+import json
+import os
+import time
+from typing import Any
+
+
+def options(**defaults: Any) -> dict[str, Any]:
+    """The options of a job by name, with their defaults, and those that every job has."""
+    parser = argparse.ArgumentParser()
+    for name, default in {"stamps": "", "storage": "", "hold": "", **defaults}.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    return vars(parser.parse_args())
+
+
+def stamp(config: dict[str, Any], name: str, **facts: Any) -> None:
+    """Notes that this process has come to a point, now."""
+    line = json.dumps({"name": name, "time": time.time(), "pid": os.getpid(), **facts})
+    file = os.open(config["stamps"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(file, f"{line}\n".encode())
+    os.close(file)
+
+
+def hold(config: dict[str, Any]) -> None:
+    """Waits at a point until the benchmark has weighed the processes, if it wants to."""
+    if config["hold"]:
+        stamp(config, "held")
+        while not os.path.exists(config["hold"]):
+            time.sleep(0.02)
+
+
+def end(config: dict[str, Any], rank: int) -> None:
+    """Leaves the train function; with ``--fail 1`` rank 1 by an exception, while the others go on for a minute."""
+    if config["fail"] and rank != 1:
+        time.sleep(60)
+    stamp(config, "leaving")
+    if config["fail"]:
+        raise RuntimeError("as the benchmark asks for")

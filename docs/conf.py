@@ -1,0 +1,91 @@
+"""How Sphinx builds the documentation. Nothing is fetched, so a build works without a network."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+
+import drivetrain
+import drivetrain.testing
+import drivetrain_torch
+
+project = "drivetrain"
+author = "The drivetrain authors"
+copyright = "The drivetrain authors"
+release = version = drivetrain.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+exclude_patterns = ["_build"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autosummary_generate = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_class_signature = "mixed"
+python_maximum_signature_line_length = 80
+python_display_short_literal_types = True
+# Shown with the parameters' style: a list of names, types and meanings, not an entry for each.
+napoleon_custom_sections = [("Attributes", "params_style")]
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = f"drivetrain {release}"
+html_static_path = ["_static"]
+html_css_files = ["drivetrain.css"]
+html_copy_source = False
+html_show_sphinx = False
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+
+
+def _load_names_for_annotations() -> None:
+    """Executes each module's ``if TYPE_CHECKING:`` block, so that annotations resolve and link to what they name."""
+    for package in (drivetrain, drivetrain_torch):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if found.name == "drivetrain_torch._warmup":  # imported for an effect that only workers want
+                continue
+            module = importlib.import_module(found.name)
+            for node in ast.parse(inspect.getsource(module)).body:
+                if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+                    block = ast.Module(node.body, type_ignores=[])
+                    exec(compile(block, module.__file__ or found.name, "exec"), vars(module))
+
+
+def _mend_signature(app, what, name, obj, options, signature, returns):
+    """Shows default factories as something that Sphinx can parse, and no arguments for protocols."""
+    if signature == "(*args, **kwargs)" and getattr(obj, "_is_protocol", False):
+        return "", returns
+    if signature and "<factory>" in signature:
+        return signature.replace("<factory>", "..."), returns
+    return None
+
+
+_property_lines = {}
+
+
+def _before_napoleon(app, what, name, obj, options, lines):
+    if what == "property":
+        _property_lines[name] = list(lines)
+
+
+def _after_napoleon(app, what, name, obj, options, lines):
+    """Undoes that napoleon takes the words before a colon in a property's first line for its type."""
+    if what == "property":
+        lines[:] = _property_lines.pop(name)
+
+
+def setup(app):
+    _load_names_for_annotations()
+    app.connect("autodoc-process-signature", _mend_signature)
+    app.connect("autodoc-process-docstring", _before_napoleon, priority=100)
+    app.connect("autodoc-process-docstring", _after_napoleon, priority=900)
