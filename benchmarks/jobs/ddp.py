@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-BATCH, FEATURES, CLASSES = 64, 64, 10
-WARMUP_STEPS = 50
+BATCH, FEATURES, CLASSES = 256, 64, 10
+WARMUP_STEPS = 400  # past what either side does in the background after a start
 
 
-def make_model(width: int = 128) -> nn.Module:
+def make_model(width: int = 512) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, CLASSES)

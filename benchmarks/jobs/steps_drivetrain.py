@@ -14,7 +14,7 @@ def train_func(config):
 
 
 if __name__ == "__main__":
-    config = options(steps=1000)
+    config = options(steps=800)
     trainer = TorchTrainer(
         train_func,
         train_loop_config=config,

@@ -1,4 +1,4 @@
-"""What a driver does on Ray clusters of several nodes; test_ray_cluster.py runs it as a script, one cluster a process."""
+"""What a driver does on Ray clusters of several nodes; test_ray_cluster.py runs each with a cluster of its own."""
 
 import contextlib
 import ctypes

@@ -27,7 +27,7 @@ def test_output_of_each_rank_is_in_its_log(runtime: RuntimeUnderTest) -> None:
         assert sorted(log.splitlines()) == sorted(f"rank {rank} {line}" for line in LINES)
 
 
-@on_this_machine
+@with_processes
 def test_output_of_rank_0_is_shown_in_whole_lines_with_its_rank(
     runtime: RuntimeUnderTest, capfd: pytest.CaptureFixture[str]
 ) -> None:

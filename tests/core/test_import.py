@@ -37,10 +37,11 @@ MODULES = {
 PUBLIC_NAMES = set(
     """
     Backend BackendConfig Callback CallbackError Checkpoint CheckpointConfig CheckpointError ConfigurationError
-    DataParallelTrainer DrivetrainError FailureConfig FailureKind PluginBrokenError PluginError PluginNotFoundError
-    RemoteError Report ResourceError Result RunConfig RunExistsError ScalingConfig SerializationError SessionError
-    StorageError SyncConfig TrainContext TrainingFailedError WaitTimeoutError WorkerDiedError WorkerGroup WorkerInfo
-    __version__ get_checkpoint get_context report
+    CommittedCheckpoint DataParallelTrainer DrivetrainError Failure FailureConfig FailureKind FailurePolicy
+    PluginBrokenError PluginError PluginNotFoundError RemoteError Report ResourceError Result Run RunConfig
+    RunExistsError ScalingConfig SerializationError SessionError StorageError SyncConfig TrainContext
+    TrainingFailedError WaitTimeoutError WorkerDiedError WorkerGroup WorkerInfo __version__ get_checkpoint
+    get_context report
     """.split()  # noqa: SIM905 - a list of forty quoted names is harder to read
 )
 

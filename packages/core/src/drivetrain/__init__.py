@@ -4,8 +4,9 @@ from drivetrain._version import __version__
 from drivetrain.backend import Backend, BackendConfig, WorkerGroup
 from drivetrain.callback import Callback, Report
 from drivetrain.checkpoint import Checkpoint
+from drivetrain.checkpoints import CommittedCheckpoint
 from drivetrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, SyncConfig
-from drivetrain.context import TrainContext, WorkerInfo
+from drivetrain.context import Run, TrainContext, WorkerInfo
 from drivetrain.errors import (
     CallbackError,
     CheckpointError,
@@ -25,6 +26,8 @@ from drivetrain.errors import (
     WaitTimeoutError,
     WorkerDiedError,
 )
+from drivetrain.failure import Failure
+from drivetrain.policy import FailurePolicy
 from drivetrain.result import Result
 from drivetrain.session import get_checkpoint, get_context, report
 from drivetrain.trainer import DataParallelTrainer
@@ -37,11 +40,14 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointError",
+    "CommittedCheckpoint",
     "ConfigurationError",
     "DataParallelTrainer",
     "DrivetrainError",
+    "Failure",
     "FailureConfig",
     "FailureKind",
+    "FailurePolicy",
     "PluginBrokenError",
     "PluginError",
     "PluginNotFoundError",
@@ -49,6 +55,7 @@ __all__ = [
     "Report",
     "ResourceError",
     "Result",
+    "Run",
     "RunConfig",
     "RunExistsError",
     "ScalingConfig",

@@ -45,7 +45,7 @@ class Backend(ABC):
 
     The controller calls :meth:`rendezvous` once the worker processes are up, and hands each rank its mapping. Each
     worker enters :meth:`session`, runs the train function in it, and leaves it. The controller calls :meth:`close`
-    when the group has ended, however it ended. The object is pickled to the workers.
+    when the attempt is over, however it went, and then ends the processes. The object is pickled to the workers.
 
     Attributes:
         name: what messages call the backend.

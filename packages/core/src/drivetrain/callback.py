@@ -8,8 +8,8 @@ When each hook is called::
         while the ranks report:
             on_report(run, report)              for every report of every rank, in each rank's order
             on_checkpoint(run, checkpoint)      for every commit
-        on_failure(run, failure, retrying)      if the attempt failed
         on_group_stop(run, attempt)
+        on_failure(run, failure, retrying)      if the attempt failed
     on_run_end(run, error)                      however the run ended
 """
 
@@ -46,8 +46,9 @@ class Report(NamedTuple):
 class Callback:
     """Base of everything that watches a run from the controller. Every hook does nothing until it is overridden.
 
-    Hooks are called one at a time, on the thread that called ``fit()``. One that raises ends the run with a
-    :class:`~drivetrain.errors.CallbackError`. See :mod:`drivetrain.callback` for when each is called.
+    Hooks are called one at a time, on the thread that called ``fit()``. One that raises fails the run: ``fit()``
+    raises a :class:`~drivetrain.TrainingFailedError` whose cause is the hook's exception, or from ``on_run_end`` a
+    :class:`~drivetrain.CallbackError`. See :mod:`drivetrain.callback` for when each is called.
     """
 
     def on_run_start(self, run: Run) -> None:

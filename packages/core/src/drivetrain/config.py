@@ -142,7 +142,7 @@ class ScalingConfig:
 
     @property
     def total_resources(self) -> dict[str, float]:
-        """Everything the run asks a cluster for: the workers' resources and the trainer's."""
+        """Everything that the run asks a cluster to provide: the workers' resources and the trainer's."""
         total = dict(self.trainer_resources or {})
         worker = {"CPU": 1.0, **({"GPU": 1.0} if self.use_gpu else {}), **(self.resources_per_worker or {})}
         for name, amount in worker.items():

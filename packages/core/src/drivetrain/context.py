@@ -48,7 +48,12 @@ class TrainContext:
         worker: where this worker is.
         world_size: number of workers in the group.
         local_world_size: number of workers on this worker's node.
+        experiment_name: the run's name.
+        trial_id: an id of the run that stays the same over attempts and resumes.
+        trial_dir: the directory for files that the train function writes beside its checkpoints.
         attempt: 0 for the first start of the group, 1 after the first restart, and so on.
+        metadata: what the trainer was made with.
+        trial_resources: the resources that the whole run asked for.
     """
 
     worker: WorkerInfo

@@ -130,11 +130,14 @@ class DataParallelTrainer:
             The result; everything in it is on storage as well.
 
         Raises:
-            TrainingFailedError: a worker failed and no retry was left; ``__cause__`` is the root cause.
+            TrainingFailedError: a worker or a callback failed and no retry was left; ``__cause__`` is the root cause.
             ConfigurationError: the configs ask for what cannot be; nothing was started.
+            ResourceError: more is asked for than exists, or becomes free in time.
+            PluginError: the runtime or a callback is not installed, or does not load; nothing was started.
             SerializationError: the train function or its config cannot be pickled; nothing was started.
             RunExistsError: a run of that name exists, and resuming was not asked for; it was left as it is.
             StorageError: the run directory cannot be written.
+            CallbackError: a callback raised in ``on_run_end``, after a training that succeeded.
             KeyboardInterrupt: Ctrl-C; every worker has ended.
         """
         function = _pickle_function(self._function, self._config)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import random
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -119,8 +120,9 @@ def enable_reproducibility(seed: int = 0) -> None:
     import torch
 
     random.seed(seed)
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
-        numpy_random.seed(seed)
+    with contextlib.suppress(ModuleNotFoundError):
+        # Imported if it is there, for whether something else has done so differs between a first and a later start.
+        importlib.import_module("numpy.random").seed(seed)
     torch.manual_seed(seed)  # the GPUs' as well; data loader workers take theirs from it
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

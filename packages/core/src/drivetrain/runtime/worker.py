@@ -104,6 +104,7 @@ def execute(
         emit=emit,
     )
     value: Any = None
+    failed_at: float | None = None
     try:
         enter("loading the train function")
         function, config = pickle.loads(task.function)
@@ -111,16 +112,20 @@ def execute(
             enter(f"setting up {task.backend.name}")
             with task.backend.session(task.context, task.rendezvous):
                 enter(TRAINING)
-                with contextlib.suppress(_CleanExit), _exit_as_return():
-                    value = function(config) if takes_config(function) else function()
+                try:
+                    with contextlib.suppress(_CleanExit), _exit_as_return():
+                        value = function(config) if takes_config(function) else function()
+                except BaseException:
+                    failed_at = time.time()  # before the backend is left, which may take its time or fail others
+                    raise
                 enter(f"taking {task.backend.name} down")
     except Exception as error:
         settle_output()
-        emit(Failed(rank, time.time(), phase, error if in_driver else capture_failure(error)))
+        emit(Failed(rank, failed_at or time.time(), phase, error if in_driver else capture_failure(error)))
     except (KeyboardInterrupt, SystemExit) as error:
         if in_driver:
             raise
-        emit(Failed(rank, time.time(), phase, capture_failure(error)))
+        emit(Failed(rank, failed_at or time.time(), phase, capture_failure(error)))
     else:
         returned = None if rank else value if in_driver else _pickle_value(value)
         settle_output()
