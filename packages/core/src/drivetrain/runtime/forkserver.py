@@ -1,9 +1,9 @@
 """The process that local workers are forked from.
 
 It imports the framework once, before any worker exists, and stays: N workers pay one import, and a restart, or the
-next ``fit()`` of the same driver, pays none. It has one thread, touches no accelerator, reaps its children the
-moment they end, and ends all of them, with whatever processes they started, when the driver is gone, a ``kill -9`` of
-the driver included; should it die itself, the kernel ends its children.
+next ``fit()`` of the same driver, pays none. It forks only while it has one thread, touches no accelerator, reaps its
+children the moment they end, and ends all of them, with whatever processes they started, when the driver is gone, a
+``kill -9`` of the driver included; should it die itself, the kernel ends its children.
 
 It talks to the driver over a stream socket. The driver sends ``("fork", token, ForkRequest)`` with the worker's file
 descriptors, and ``("warm", modules)``; it answers ``("forked", token, pid)`` and ``("exited", token, exit code)``.
@@ -24,7 +24,7 @@ import signal
 import socket
 import struct
 import sys
-import time
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ __all__ = ["ForkRequest", "main", "receive", "send"]
 _HEADER = struct.Struct(">I")
 _MAX_DESCRIPTORS = 8
 _PR_SET_PDEATHSIG = 1
-_WARM_AFTER_S = 2.0  # workers that have just started want the cores for themselves
+_WARMUP_NICENESS = 5  # workers that have just started want the cores more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +77,8 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]] | None:
 def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> None:
     """Serves the driver until it closes the line or dies; never returns to a caller with children left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the driver's to handle
+    # Collections would cost an import a tenth of its time, and later touch, and so copy, what workers share.
+    gc.disable()
     control = socket.socket(fileno=control_descriptor)
     server = _Server(control, driver_pid)
     _import_all(preload)
@@ -87,8 +89,6 @@ def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> No
             f"f.main({control_descriptor}, (), {driver_pid})"
         )
         os.execv(sys.executable, [sys.executable, "-c", code])
-    gc.collect()
-    gc.freeze()  # keeps the collector from touching, and so copying, what workers share with this process
     try:
         server.loop()
     finally:
@@ -100,8 +100,7 @@ class _Server:
     def __init__(self, control: socket.socket, driver_pid: int) -> None:
         self._control = control
         self._tokens: dict[int, int] = {}  # pid -> token
-        self._warmup: list[str] = []
-        self._warm_from = 0.0
+        self._warmup: threading.Thread | None = None
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -113,8 +112,7 @@ class _Server:
         """Handles whatever comes, until the driver is gone."""
         watched: list[Any] = [self._control, self._wake_read, self._driver]
         while True:
-            idle_s = max(0.0, self._warm_from - time.monotonic()) if self._warmup else None
-            ready, _, _ = select.select(watched, [], [], idle_s)
+            ready, _, _ = select.select(watched, [], [])
             if self._driver in ready:
                 return
             if self._wake_read in ready:
@@ -123,11 +121,6 @@ class _Server:
             self._reap()
             if self._control in ready and not self._handle():
                 return
-            if not ready:
-                _import_all([self._warmup.pop(0)])
-                if not self._warmup:
-                    gc.collect()
-                    gc.freeze()
 
     def end_children(self) -> None:
         for pid in self._tokens:
@@ -144,11 +137,15 @@ class _Server:
         if message[0] == "fork":
             self._fork(message[1], message[2], descriptors)
         elif message[0] == "warm":
-            self._warmup = [name for name in message[1] if name not in sys.modules]
-            self._warm_from = time.monotonic() + _WARM_AFTER_S
+            self._warmup = threading.Thread(target=_warm_up, args=(message[1],))
+            self._warmup.start()
         return True
 
     def _fork(self, token: int, request: ForkRequest, descriptors: Sequence[int]) -> None:
+        if self._warmup is not None:  # a fork wants a single thread
+            self._warmup.join()
+            self._warmup = None
+        gc.freeze()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 on: about threads, which _forks_cleanly saw to
             pid = os.fork()
@@ -165,6 +162,7 @@ class _Server:
             server_pid = os.getppid()
             os.setsid()  # its own process group, so that it can be ended together with what it starts
             _die_with_parent(server_pid)
+            gc.enable()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -217,6 +215,12 @@ def _import_all(names: Sequence[str]) -> None:
         # A worker that needs the module meets the same error where it can be told, in the backend's set-up.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+
+
+def _warm_up(names: Sequence[str]) -> None:
+    """Imports on a thread of its own, which the next fork waits for."""
+    os.setpriority(os.PRIO_PROCESS, 0, _WARMUP_NICENESS)  # of this thread alone, on Linux
+    _import_all(names)
 
 
 def _forks_cleanly() -> bool:

@@ -72,13 +72,10 @@ class _Server:
         self.warmed = True
 
     def close(self) -> None:
-        """Ends the server, and with it every worker it still has."""
+        """Ends the server, and with it every worker it still has: the kernel sees to that."""
         self.control.close()
-        try:
-            self._process.wait(_END_WAIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
 
 
 class _IdleServer:
@@ -258,6 +255,8 @@ class LocalGroup(RemoteGroup):
             if rank not in self._gone:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process, number)
+                    if number == signal.SIGKILL:  # with whatever it has started; the server ends what is left
+                        os.killpg(self._pids[rank], number)
 
     def _wait_for_exits(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -265,7 +264,7 @@ class LocalGroup(RemoteGroup):
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return
-            self._select(remaining)
+            self._select(self._selector, remaining)
 
     def _close_pipes(self) -> None:
         for descriptor in (*self._stack_pipes.values(), *self._processes.values()):

@@ -213,7 +213,7 @@ class RayGroup(RemoteGroup):
         """Ray knows more about why, and says so at once, unless it is the node that is gone."""
         deadline = time.monotonic() + _NOTICE_WAIT_S
         while rank not in self._gone and (remaining := deadline - time.monotonic()) > 0:
-            self._select(remaining)
+            self._select(self._selector, remaining)
         self.note_exit(rank, None, "closed its connection to the driver")
 
     def _start(self, index: int, group: PlacementGroup, address: tuple[str, int], token: bytes) -> None:
@@ -303,7 +303,7 @@ class RayGroup(RemoteGroup):
             ray.kill(actor)
         deadline = time.monotonic() + _END_WAIT_S
         while len(self._dead) < len(self._actors) and (remaining := deadline - time.monotonic()) > 0:
-            self._select(remaining)
+            self._select(self._selector, remaining)
 
 
 class RayRuntime:

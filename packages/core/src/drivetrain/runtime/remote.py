@@ -16,7 +16,7 @@ import cloudpickle
 from drivetrain.console import Console
 from drivetrain.context import WorkerInfo
 from drivetrain.errors import WaitTimeoutError, WorkerDiedError
-from drivetrain.events import Event, Exited
+from drivetrain.events import Event, Exited, Reported
 from drivetrain.failure import describe_exit, rebuild_exception
 from drivetrain.runtime.output import LineEcho
 from drivetrain.runtime.wire import Inbox, as_event, frame
@@ -25,6 +25,9 @@ from drivetrain.runtime.worker import TrainTask
 __all__ = ["RemoteGroup"]
 
 T = TypeVar("T")
+
+_REST_S = 0.005
+_FEW = 64
 
 
 class RemoteGroup:
@@ -41,6 +44,8 @@ class RemoteGroup:
         self.workers: Sequence[WorkerInfo] = ()
         self._deadline = deadline
         self._selector = selectors.DefaultSelector()
+        self._urgent = selectors.DefaultSelector()  # all but the lines
+        self._resting = False
         self._inboxes: dict[int, Inbox] = {}
         self._results: dict[int, tuple[bool, bytes]] = {}
         self._events: deque[Event] = deque()
@@ -49,19 +54,21 @@ class RemoteGroup:
 
     def watch(self, source: socket.socket | int, handle: Callable[[], object]) -> None:
         """Has :meth:`pump` call a function whenever a descriptor can be read."""
-        self._selector.register(source, selectors.EVENT_READ, handle)
+        for selector in (self._selector, self._urgent):
+            selector.register(source, selectors.EVENT_READ, handle)
 
     def forget(self, source: socket.socket | int) -> None:
         """Ends :meth:`watch`."""
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(source)
+        for selector in (self._selector, self._urgent):
+            with contextlib.suppress(KeyError, ValueError):
+                selector.unregister(source)
 
     def add_line(self, rank: int, connection: socket.socket) -> None:
         """Takes the controller's end of a worker's line."""
         # Reading never waits; a worker that takes no commands is given up on when it should have been training.
         connection.settimeout(max(1.0, self._deadline - time.monotonic()))
         inbox = self._inboxes[rank] = Inbox(connection)
-        self.watch(connection, lambda: self._read(rank, inbox))
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(rank, inbox))
 
     def show_output(self, rank: int, console: Console) -> None:
         """Has the output that a worker sends over its line shown."""
@@ -110,9 +117,19 @@ class RemoteGroup:
             self._send(rank, frame(("train", cloudpickle.dumps(task))))
 
     def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
-        """See :meth:`drivetrain.runtime.base.Group.pump`."""
+        """See :meth:`drivetrain.runtime.base.Group.pump`.
+
+        Waking a process that waits costs whoever wakes it more than a report costs otherwise. After a few reports, and
+        nothing else, the lines are therefore left alone for some milliseconds, as network cards do with packets, and
+        only the other descriptors are waited for: a rank that reports often wakes nobody up.
+        """
+        if self._resting:
+            self._resting = False
+            if self._select(self._urgent, _REST_S if timeout_s is None else min(_REST_S, timeout_s)):
+                return
         if not self._events:
-            self._select(timeout_s)
+            self._select(self._selector, timeout_s)
+        self._resting = 0 < len(self._events) <= _FEW and all(type(event) is Reported for event in self._events)
         while self._events:
             deliver(self._events.popleft())
 
@@ -130,7 +147,7 @@ class RemoteGroup:
                 f"the time for the start of the workers (RunConfig.start_timeout_s) is over, waiting for {what}{shown}",
                 ranks=ranks,
             )
-        self._select(remaining)
+        self._select(self._selector, remaining)
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """See :meth:`drivetrain.runtime.base.Group.stacks`."""
@@ -143,10 +160,15 @@ class RemoteGroup:
         for inbox in self._inboxes.values():
             inbox.socket.close()
         self._selector.close()
+        self._urgent.close()
 
-    def _select(self, timeout_s: float | None) -> None:
-        for key, _ in self._selector.select(timeout_s):
+    @staticmethod
+    def _select(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
+        """Handles what can be read; False when the time was over first."""
+        ready = selector.select(timeout_s)
+        for key, _ in ready:
             key.data()
+        return bool(ready)
 
     def _send(self, rank: int, data: bytes) -> None:
         # A worker that is gone, or takes nothing, is noticed by whoever waits for what it should have answered.
