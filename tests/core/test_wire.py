@@ -2,11 +2,13 @@ import pickle
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from drivetrain.events import Exited, Failed, PhaseEntered, Pickled, Reported, Returned
+from drivetrain.runtime.remote import RemoteGroup
 from drivetrain.runtime.wire import Channel, Inbox, as_event, frame
 
 EVENTS = [
@@ -114,3 +116,18 @@ def test_frame_is_a_length_and_a_pickle() -> None:
 
     assert struct.unpack(">Q", data[:8]) == (len(data) - 8,)
     assert pickle.loads(data[8:]) == {"a": 1}
+
+
+def test_end_of_a_worker_is_noted_at_once_while_somebody_keeps_its_line_open():
+    ours, theirs = socket.socketpair()
+    group = RemoteGroup(time.monotonic() + 60)
+    group.add_line(0, ours)
+    with theirs:
+        Channel(theirs).send_event(PhaseEntered(0, "training", 1.0))
+        started = time.monotonic()
+        group.note_exit(0, 3)
+        assert time.monotonic() - started < 1
+        heard = []
+        group.pump(heard.append, 0)
+    group.close_lines()
+    assert heard == [PhaseEntered(0, "training", 1.0), Exited(0, 3, "")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import select
 import selectors
 import socket
 import time
@@ -65,8 +66,6 @@ class RemoteGroup:
 
     def add_line(self, rank: int, connection: socket.socket) -> None:
         """Takes the controller's end of a worker's line."""
-        # Reading never waits; a worker that takes no commands is given up on when it should have been training.
-        connection.settimeout(max(1.0, self._deadline - time.monotonic()))
         inbox = self._inboxes[rank] = Inbox(connection)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(rank, inbox))
 
@@ -171,9 +170,17 @@ class RemoteGroup:
         return bool(ready)
 
     def _send(self, rank: int, data: bytes) -> None:
-        # A worker that is gone, or takes nothing, is noticed by whoever waits for what it should have answered.
+        """Sends a command, and gives up on a worker that is gone or that takes nothing until it should be training.
+
+        Whoever waits for what it should have answered notices.
+        """
+        connection = self._inboxes[rank].socket
+        writable = select.poll()
+        writable.register(connection, select.POLLOUT)
+        rest = memoryview(data)
         with contextlib.suppress(OSError):
-            self._inboxes[rank].socket.sendall(data)
+            while rest and writable.poll(1000 * max(0.0, self._deadline - time.monotonic())):
+                rest = rest[connection.send(rest) :]
 
     def _read(self, rank: int, inbox: Inbox) -> None:
         self._take(rank, inbox.read())

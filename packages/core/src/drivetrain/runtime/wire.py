@@ -81,6 +81,7 @@ class Inbox:
     """The reading end of the line, which the controller holds: takes what is there, never waits for a whole message."""
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         self.socket = connection
         self.closed = False
@@ -89,7 +90,7 @@ class Inbox:
     def read(self) -> Iterator[Any]:
         """Reads once, without waiting, and yields the messages that are complete."""
         try:
-            part = self.socket.recv(_BUFFER_BYTES, socket.MSG_DONTWAIT)
+            part = self.socket.recv(_BUFFER_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except ConnectionError:
