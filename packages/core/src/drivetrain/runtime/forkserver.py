@@ -76,7 +76,6 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]] | None:
 
 def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> None:
     """Serves the driver until it closes the line or dies; never returns to a caller with children left."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the driver's to handle
     # Collections would cost an import a tenth of its time, and later touch, and so copy, what workers share.
     gc.disable()
     control = socket.socket(fileno=control_descriptor)

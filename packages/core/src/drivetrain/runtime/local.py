@@ -51,6 +51,7 @@ class _Server:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=dict(environment),
+                start_new_session=True,  # Ctrl-C in the terminal is the driver's to handle
             )
         self.warmed = False
         self._next_token = 0

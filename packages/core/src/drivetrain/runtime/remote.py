@@ -27,7 +27,7 @@ __all__ = ["RemoteGroup"]
 
 T = TypeVar("T")
 
-_REST_S = 0.005
+_REST_S = 0.02
 _FEW = 64
 
 
@@ -119,7 +119,7 @@ class RemoteGroup:
         """See :meth:`drivetrain.runtime.base.Group.pump`.
 
         Waking a process that waits costs whoever wakes it more than a report costs otherwise. After a few reports, and
-        nothing else, the lines are therefore left alone for some milliseconds, as network cards do with packets, and
+        nothing else, the lines are therefore left alone for 20 ms, as network cards do with packets, and
         only the other descriptors are waited for: a rank that reports often wakes nobody up.
         """
         if self._resting:
