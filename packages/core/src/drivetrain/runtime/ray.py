@@ -158,7 +158,7 @@ class RayGroup(RemoteGroup):
         super().__init__(time.monotonic() + spec.start_timeout_s)
         resources.callback(self.close_lines)
         self._spec = spec
-        self._actors: dict[int, Any] = {}  # by index until every worker has said where it is, then by rank
+        self._actors: dict[int, Any] = {}  # by index, the order in which they were asked for
         self._rank_of: dict[int, int] = {}
         self._stack_pipes: dict[int, int] = {}
         self._ended: deque[tuple[int, str]] = deque()

@@ -125,6 +125,7 @@ def execute(
     except (KeyboardInterrupt, SystemExit) as error:
         if in_driver:
             raise
+        settle_output()
         emit(Failed(rank, failed_at or time.time(), phase, capture_failure(error)))
     else:
         returned = None if rank else value if in_driver else _pickle_value(value)
