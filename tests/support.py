@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain import Callback, Report
+from drivetrain.storage import Storage
+from drivetrain.storage.filesystem import LocalFilesystem
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 30.0
@@ -105,6 +107,11 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def local_storage(directory: Path) -> Storage:
+    """A run directory on this machine's disk."""
+    return Storage(LocalFilesystem(), str(directory))
 
 
 class Driver:

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,15 +9,15 @@ import pytest
 
 from drivetrain import Checkpoint, CheckpointConfig, CheckpointError, StorageError
 from drivetrain.checkpoints import CheckpointManager, CommittedCheckpoint, rank_checkpoints, read_manifest
-from drivetrain.storage import Storage
-from tests.support import ROOT
+from drivetrain.storage import Storage, StoredFile
+from tests.support import ROOT, local_storage
 
 
 def commit(manager: CheckpointManager, storage: Storage, index: int, **metrics: float) -> CommittedCheckpoint:
-    directory = storage.path(f"checkpoint_{index:06d}")
+    directory = Path(storage.path(f"checkpoint_{index:06d}"))
     directory.mkdir()
     (directory / "weights.txt").write_text(str(index))
-    files = {0: {"weights.txt": len(str(index))}}
+    files = {0: {"weights.txt": StoredFile(len(str(index)))}}
     return manager.commit(index=index, iteration=index, files=files, metrics=metrics)
 
 
@@ -25,11 +26,11 @@ def indexes(entries: list[CommittedCheckpoint]) -> list[int]:
 
 
 def directories(storage: Storage) -> list[str]:
-    return [name for name in storage.list_directories() if name.startswith("checkpoint_")]
+    return [name for name in storage.list_names()[0] if name.startswith("checkpoint_")]
 
 
 def test_committed_checkpoints_are_what_another_process_reads(tmp_path: Path) -> None:
-    storage = Storage(tmp_path)
+    storage = local_storage(tmp_path)
     manager = CheckpointManager(storage, metadata={"dataset": "digits"})
     assert manager.latest is None
     commit(manager, storage, 1, loss=0.5)
@@ -56,11 +57,12 @@ def test_committed_checkpoints_are_what_another_process_reads(tmp_path: Path) ->
 def test_retention_keeps_the_best_and_never_deletes_the_latest(
     tmp_path: Path, config: CheckpointConfig, kept: list[int]
 ) -> None:
-    storage = Storage(tmp_path)
+    storage = local_storage(tmp_path)
     manager = CheckpointManager(storage, config)
     for index, score in enumerate((3.0, 9.0, 1.0, 8.0, 2.0), 1):
         commit(manager, storage, index, score=score)
 
+    manager.close()
     assert indexes(manager.committed) == indexes(read_manifest(storage)) == kept
     assert directories(storage) == [entry.name for entry in manager.committed]
 
@@ -76,60 +78,93 @@ def test_not_a_number_ranks_last_and_later_ones_win_ties() -> None:
 
 
 def test_sweep_deletes_what_was_never_committed_and_nothing_else(tmp_path: Path) -> None:
-    storage = Storage(tmp_path)
+    storage = local_storage(tmp_path)
     manager = CheckpointManager(storage)
     commit(manager, storage, 1)
     for name in ("checkpoint_000002", "artifacts", "checkpoint_mine"):
-        storage.path(name).mkdir()
+        Path(storage.path(name)).mkdir()
 
-    assert manager.sweep() == ["checkpoint_000002"]
-    assert storage.list_directories() == ["artifacts", "checkpoint_000001", "checkpoint_mine"]
+    assert manager.sweep() == (["checkpoint_000002"], 2)
+    assert storage.list_names()[0] == ["artifacts", "checkpoint_000001", "checkpoint_mine"]
 
 
 def test_rank_that_was_not_waited_for_adds_its_files_to_a_committed_checkpoint(tmp_path: Path) -> None:
-    storage = Storage(tmp_path)
+    storage = local_storage(tmp_path)
     manager = CheckpointManager(storage)
     entry = commit(manager, storage, 1)
-    storage.path(entry.name, "late.txt").write_text("late")
+    Path(storage.path(entry.name, "late.txt")).write_text("late")
 
-    assert manager.commit(index=1, iteration=1, files={1: {"late.txt": 4}}, metrics={}) == entry
-    listing = json.loads(storage.path(entry.name, ".files.json").read_text())
-    assert listing["files"] == {"late.txt": 4, "weights.txt": 1}
+    assert manager.commit(index=1, iteration=1, files={1: {"late.txt": StoredFile(4)}}, metrics={}) == entry
+    listing = json.loads(Path(storage.path(entry.name, ".checkpoint.json")).read_text())
+    assert listing["files"] == {"late.txt": [4, None], "weights.txt": [1, None]}
     assert indexes(manager.committed) == [1]
 
 
 def test_collision_commits_nothing(tmp_path: Path) -> None:
-    storage = Storage(tmp_path)
+    storage = local_storage(tmp_path)
     manager = CheckpointManager(storage)
     files = {}
     for rank in range(2):
         source = tmp_path / f"of_{rank}"
         source.mkdir()
         (source / "weights.txt").write_text(f"of {rank}")
-        files[rank] = storage.put_directory(source, "checkpoint_000001", rank=rank)
+        files[rank] = storage.put_directory(str(source), "checkpoint_000001", rank=rank)
 
     with pytest.raises(CheckpointError, match="ranks 0 and 1"):
         manager.commit(index=1, iteration=1, files=files, metrics={})
     assert read_manifest(storage) == []
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "wants a checkpoint manifest"),
-        (b'{"version": 1, "check', "wants a checkpoint manifest"),
-        (b"[]", "wants a checkpoint manifest"),
-        (b'{"version": 1}', "wants a checkpoint manifest"),
-        (b'{"version": 1, "checkpoints": [{"name": "x"}]}', "wants a checkpoint manifest"),
-        (b'{"version": 99, "checkpoints": []}', "upgrade drivetrain"),
-    ],
-)
-def test_manifest_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, content: bytes, words: str) -> None:
-    (tmp_path / "manifest.json").write_bytes(content)
+DAMAGED = [
+    b"", b'{"version": 1, "check', b"[]", b'{"version": 1}', b'{"version": 1, "checkpoints": [{"name": "x"}]}', None
+]  # fmt: skip
 
-    with pytest.raises(StorageError, match=words) as refused:
-        CheckpointManager(Storage(tmp_path))
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_damaged_or_deleted_manifest_is_named_and_made_again_from_the_checkpoints_that_verify(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    storage = local_storage(tmp_path)
+    manager = CheckpointManager(storage)
+    entries = [commit(manager, storage, index, loss=1 / index) for index in (1, 2, 3)]
+    Path(storage.path(entries[2].name, "weights.txt")).write_text("longer than it was")
+    manifest = tmp_path / "manifest.json"
+    if content is None:
+        manifest.unlink()
+    else:
+        manifest.write_bytes(content)
+    said: list[str] = []
+
+    again = CheckpointManager(storage, warn=said.append)
+
+    assert again.committed == entries[:2]
+    assert str(manifest) in said[0]
+    assert "2 checkpoints were found by their own lists, the newest being" in said[0]
+
+
+def test_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(b'{"version": 99, "checkpoints": []}')
+
+    with pytest.raises(StorageError, match="upgrade drivetrain") as refused:
+        CheckpointManager(local_storage(tmp_path))
     assert str(tmp_path / "manifest.json") in str(refused.value)
+
+
+def test_newest_checkpoint_that_verifies_is_the_one_to_continue_from(tmp_path: Path) -> None:
+    storage = local_storage(tmp_path)
+    manager = CheckpointManager(storage)
+    entries = [commit(manager, storage, index) for index in (1, 2, 3, 4)]
+    Path(storage.path(entries[3].name, "weights.txt")).unlink()
+    os.truncate(storage.path(entries[2].name, "weights.txt"), 0)
+    said: list[str] = []
+
+    again = CheckpointManager(storage, warn=said.append)
+
+    assert again.verify() == entries[1]
+    assert "checkpoint_000004/weights.txt is missing" in said[0]
+    assert "checkpoint_000003/weights.txt has 0 bytes instead of 1" in said[1]
+    assert again.last_index == 4, "the index of a damaged checkpoint is not used again"
+    assert again.sweep() == ([], 0), "what was committed is no orphan, damaged or not"
 
 
 COMMIT_FOR_EVER = """
@@ -137,16 +172,16 @@ import itertools, sys
 from pathlib import Path
 from drivetrain import CheckpointConfig
 from drivetrain.checkpoints import CheckpointManager
-from drivetrain.storage import Storage
+from tests.support import local_storage
 
-storage = Storage(Path(sys.argv[1]))
+storage = local_storage(Path(sys.argv[1]))
 source = Path(sys.argv[2])
 manager = CheckpointManager(storage, CheckpointConfig(num_to_keep=3))
 manager.sweep()
 start = manager.latest.index + 1 if manager.latest else 1
 for index in itertools.count(start):
     (source / "weights.txt").write_text("x" * 100_000)
-    files = storage.put_directory(source, f"checkpoint_{index:06d}", rank=0)
+    files = storage.put_directory(str(source), f"checkpoint_{index:06d}", rank=0)
     manager.commit(index=index, iteration=index, files={0: files}, metrics={"padding": "y" * 100_000})
     print(index, flush=True)
 """
@@ -158,7 +193,7 @@ def test_process_killed_at_any_instant_of_a_commit_leaves_a_manifest_whose_check
     run, source = tmp_path / "run", tmp_path / "source"
     run.mkdir()
     source.mkdir()
-    storage = Storage(run)
+    storage = local_storage(run)
     last = 0
     for kill_after in (1, 2, 5, 7, 11):
         with subprocess.Popen(
@@ -178,7 +213,7 @@ def test_process_killed_at_any_instant_of_a_commit_leaves_a_manifest_whose_check
         entries = read_manifest(storage)
         assert entries[-1].index >= last, "what was committed stays committed"
         for entry in entries:
-            weights = storage.path(entry.name, "weights.txt")
+            weights = Path(storage.path(entry.name, "weights.txt"))
             assert weights.read_text() == "x" * 100_000
         CheckpointManager(storage).sweep()
         assert directories(storage) == [entry.name for entry in entries]

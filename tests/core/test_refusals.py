@@ -162,9 +162,22 @@ def test_storage_path_that_cannot_be_written_is_refused(storage_path: Path) -> N
     )
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/runs", "gs://bucket"])
-def test_storage_that_is_not_supported_is_refused(storage_path: Path, path: str) -> None:
-    refuse(ConfigurationError, "local or mounted filesystem", storage_path, run={"storage_path": path})
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("nosuch://bucket/runs", "Protocol not known"),
+        ("s3://", "a bucket or directory after s3://"),
+        ("memory://runs", "only this process can see"),
+        ("box://runs", "pip install"),
+    ],
+)
+def test_storage_that_cannot_be_used_is_refused(storage_path: Path, path: str, words: str) -> None:
+    refuse(ConfigurationError, words, storage_path, run={"storage_path": path})
+
+
+def test_object_that_is_no_filesystem_is_refused(storage_path: Path) -> None:
+    words = "storage_filesystem wants a pyarrow.fs.FileSystem or an fsspec filesystem"
+    refuse(ConfigurationError, words, storage_path, run={"storage_filesystem": object()})
 
 
 def test_more_gpus_than_there_are_are_refused(storage_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,18 @@ import pytest
 
 from drivetrain.events import Reported
 from drivetrain.reports import ReportMatcher, combine
+from drivetrain.storage import StoredFile
 
 
 def report(
     rank: int,
     number: int,
     *,
-    files: dict[str, int] | None = None,
+    files: dict[str, StoredFile] | None = None,
     reduce: dict[str, str] | None = None,
     **metrics: float,
 ) -> Reported:
-    return Reported(rank, number, 0.0, metrics, files, reduce)
+    return Reported(rank, number, 0.0, metrics, files, reduce, None if files is None else "checkpoint")
 
 
 class Clock:
@@ -32,12 +33,12 @@ def test_report_without_checkpoint_and_combination_waits_for_nobody() -> None:
 def test_checkpoint_is_complete_when_every_rank_has_passed_its_report() -> None:
     matcher = ReportMatcher(3)
 
-    assert matcher.add(report(0, 1, files={"a": 1}, step=1)) == []
+    assert matcher.add(report(0, 1, files={"a": StoredFile(1)}, step=1)) == []
     assert matcher.add(report(1, 1)) == []
     assert matcher.holds(1)
-    (matched,) = matcher.add(report(2, 1, files={"c": 3}))
+    (matched,) = matcher.add(report(2, 1, files={"c": StoredFile(3)}))
 
-    assert (matched.number, matched.files) == (1, {0: {"a": 1}, 2: {"c": 3}})
+    assert (matched.number, matched.files) == (1, {0: {"a": StoredFile(1)}, 2: {"c": StoredFile(3)}})
     assert matched.metrics[0] == {"step": 1}
     assert not matcher.holds(1)
 
@@ -45,7 +46,7 @@ def test_checkpoint_is_complete_when_every_rank_has_passed_its_report() -> None:
 def test_held_reports_are_settled_in_order() -> None:
     matcher = ReportMatcher(2)
     for number in (1, 2, 3):
-        assert matcher.add(report(0, number, files={"a": number})) == []
+        assert matcher.add(report(0, number, files={"a": StoredFile(number)})) == []
 
     assert [matched.number for matched in matcher.add(report(1, 1))] == [1]
     assert [matched.number for matched in matcher.finish(1)] == [2, 3]
@@ -55,30 +56,30 @@ def test_checkpoint_of_a_rank_that_finishes_is_not_waited_for() -> None:
     matcher = ReportMatcher(2)
     assert matcher.finish(1) == []
 
-    assert [matched.number for matched in matcher.add(report(0, 1, files={"a": 1}))] == [1]
+    assert [matched.number for matched in matcher.add(report(0, 1, files={"a": StoredFile(1)}))] == [1]
 
 
 def test_rank_that_never_reports_is_not_waited_for_once_others_have_gone_on_for_long() -> None:
     clock = Clock()
     matcher = ReportMatcher(2, clock)
-    assert matcher.add(report(0, 1, files={"a": 1})) == []
+    assert matcher.add(report(0, 1, files={"a": StoredFile(1)})) == []
     clock.seconds = 60.0
     assert matcher.add(report(0, 2)) == []
 
     assert [matched.number for matched in matcher.add(report(0, 3))] == [1]
-    assert [matched.number for matched in matcher.add(report(0, 4, files={"a": 1}))] == [4]
+    assert [matched.number for matched in matcher.add(report(0, 4, files={"a": StoredFile(1)}))] == [4]
 
 
 def test_silent_rank_is_waited_for_again_once_it_reports() -> None:
     clock = Clock()
     matcher = ReportMatcher(2, clock)
-    matcher.add(report(0, 1, files={"a": 1}))
+    matcher.add(report(0, 1, files={"a": StoredFile(1)}))
     clock.seconds = 60.0
     matcher.add(report(0, 2))
     matcher.add(report(0, 3))
     matcher.add(report(1, 1))
 
-    assert matcher.add(report(0, 4, files={"a": 1})) == []
+    assert matcher.add(report(0, 4, files={"a": StoredFile(1)})) == []
 
 
 def test_rank_that_is_only_slow_is_waited_for() -> None:
@@ -88,7 +89,7 @@ def test_rank_that_is_only_slow_is_waited_for() -> None:
     matcher.add(report(0, 1))
     for number in range(2, 9):
         clock.seconds += 60.0
-        assert matcher.add(report(0, number, files={"a": 1})) == []
+        assert matcher.add(report(0, number, files={"a": StoredFile(1)})) == []
 
     assert [matched.number for matched in matcher.add(report(1, 2))] == [2]
 

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from drivetrain import CheckpointError, ConfigurationError, Result, StorageError
-from drivetrain.storage import Storage, open_storage, runs_directory
+from drivetrain.storage import StoredFile, open_storage, runs_location
+from tests.support import local_storage
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_file_is_replaced_as_a_whole_and_leaves_no_draft(tmp_path: Path) -> None:
-    storage = Storage(tmp_path)
+    storage = local_storage(tmp_path)
     storage.write_bytes("deep/file.json", b"one")
     storage.write_bytes("deep/file.json", b"two")
 
@@ -28,24 +29,27 @@ def test_file_is_replaced_as_a_whole_and_leaves_no_draft(tmp_path: Path) -> None
 
 
 def test_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
-    storage = Storage(tmp_path)
+    storage = local_storage(tmp_path)
     (tmp_path / "taken").mkdir()
 
-    with pytest.raises(StorageError, match=r"cannot write .*taken"):
+    with pytest.raises(StorageError, match=r"cannot write taken"):
         storage.write_bytes("taken", b"data")
     assert os.listdir(tmp_path) == ["taken"]
 
 
 def test_directory_is_put_with_its_sizes(tmp_path: Path, source: Path) -> None:
-    storage = Storage(tmp_path / "run")
+    storage = local_storage(tmp_path / "run")
 
-    assert storage.put_directory(source, "checkpoint", rank=0) == {"a.txt": 1, "deep/er/b.txt": 2}
-    assert storage.path("checkpoint", "deep", "er", "b.txt").read_text() == "bb"
+    assert storage.put_directory(str(source), "checkpoint", rank=0) == {
+        "a.txt": StoredFile(1),
+        "deep/er/b.txt": StoredFile(2),
+    }
+    assert Path(storage.path("checkpoint", "deep", "er", "b.txt")).read_text() == "bb"
 
 
 def test_same_content_of_several_ranks_is_settled_to_one_file(tmp_path: Path, source: Path) -> None:
-    storage = Storage(tmp_path / "run")
-    files = {rank: storage.put_directory(source, "checkpoint", rank=rank) for rank in range(3)}
+    storage = local_storage(tmp_path / "run")
+    files = {rank: storage.put_directory(str(source), "checkpoint", rank=rank) for rank in range(3)}
 
     storage.settle_duplicates("checkpoint", files)
 
@@ -54,10 +58,10 @@ def test_same_content_of_several_ranks_is_settled_to_one_file(tmp_path: Path, so
 
 @pytest.mark.parametrize("content", ["b", "longer"])
 def test_different_content_of_two_ranks_is_refused_with_both_named(tmp_path: Path, source: Path, content: str) -> None:
-    storage = Storage(tmp_path / "run")
-    files = {0: storage.put_directory(source, "checkpoint", rank=0)}
+    storage = local_storage(tmp_path / "run")
+    files = {0: storage.put_directory(str(source), "checkpoint", rank=0)}
     (source / "a.txt").write_text(content)
-    files[2] = storage.put_directory(source, "checkpoint", rank=2)
+    files[2] = storage.put_directory(str(source), "checkpoint", rank=2)
 
     with pytest.raises(CheckpointError, match=r"ranks 0 and 2 reported 'a\.txt'"):
         storage.settle_duplicates("checkpoint", files)
@@ -65,16 +69,16 @@ def test_different_content_of_two_ranks_is_refused_with_both_named(tmp_path: Pat
 
 def test_directory_without_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty" / "deep").mkdir(parents=True)
-    storage = Storage(tmp_path / "run")
+    storage = local_storage(tmp_path / "run")
 
     with pytest.raises(CheckpointError, match=r"at least one file, found .* empty"):
-        storage.put_directory(tmp_path / "empty", "checkpoint", rank=0)
+        storage.put_directory(str(tmp_path / "empty"), "checkpoint", rank=0)
     with pytest.raises(CheckpointError, match="a directory that exists, found none"):
-        storage.put_directory(tmp_path / "missing", "checkpoint", rank=0)
+        storage.put_directory(str(tmp_path / "missing"), "checkpoint", rank=0)
 
 
 def test_delete_takes_files_trees_links_and_what_is_not_there(tmp_path: Path, source: Path) -> None:
-    storage = Storage(tmp_path)
+    storage = local_storage(tmp_path)
     (tmp_path / "link").symlink_to(source)
     (tmp_path / "file").write_text("")
 
@@ -86,7 +90,7 @@ def test_delete_takes_files_trees_links_and_what_is_not_there(tmp_path: Path, so
 
 
 def test_storage_that_another_node_does_not_share_is_told_from_the_drivers(tmp_path: Path) -> None:
-    storage = Storage(tmp_path)
+    storage = local_storage(tmp_path)
     with pytest.raises(StorageError, match="wants a storage_path that all of them share"):
         storage.require_run("0123abcd")
     storage.write_bytes("run.json", b'{"id": "0123abcd"}')
@@ -99,7 +103,7 @@ def test_run_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(StorageError, match="has a file above it"):
-        open_storage(tmp_path / "file" / "run")
+        open_storage(local_storage(tmp_path / "file" / "run"))
 
 
 def test_runs_are_kept_where_the_argument_the_variable_or_the_home_says(
@@ -107,15 +111,15 @@ def test_runs_are_kept_where_the_argument_the_variable_or_the_home_says(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("DRIVETRAIN_STORAGE_PATH", raising=False)
-    assert runs_directory(None) == tmp_path / "drivetrain_results"
+    assert runs_location(None).root == str(tmp_path / "drivetrain_results")
     monkeypatch.setenv("DRIVETRAIN_STORAGE_PATH", str(tmp_path / "variable"))
-    assert runs_directory(None) == tmp_path / "variable"
-    assert runs_directory("~/mine") == tmp_path / "mine"
-    assert runs_directory(f"file://{tmp_path}") == tmp_path
+    assert runs_location(None).root == str(tmp_path / "variable")
+    assert runs_location("~/mine").root == str(tmp_path / "mine")
+    assert runs_location(f"file://{tmp_path}").root == str(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert runs_directory("relative") == tmp_path / "relative"
+    assert runs_location("relative").root == str(tmp_path / "relative")
     with pytest.raises(ConfigurationError, match="storage_filesystem"):
-        runs_directory(tmp_path, object())
+        runs_location(tmp_path, object())
 
 
 def test_result_of_something_that_is_no_run_is_refused(tmp_path: Path) -> None:

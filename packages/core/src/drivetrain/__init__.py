@@ -5,7 +5,14 @@ from drivetrain.backend import Backend, BackendConfig, WorkerGroup
 from drivetrain.callback import Callback, Report
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.checkpoints import CommittedCheckpoint
-from drivetrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, SyncConfig
+from drivetrain.config import (
+    CheckpointConfig,
+    CheckpointUploadMode,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    SyncConfig,
+)
 from drivetrain.context import Run, TrainContext, WorkerInfo
 from drivetrain.errors import (
     CallbackError,
@@ -19,6 +26,7 @@ from drivetrain.errors import (
     RemoteError,
     ResourceError,
     RunExistsError,
+    RunInUseError,
     SerializationError,
     SessionError,
     StorageError,
@@ -40,6 +48,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointError",
+    "CheckpointUploadMode",
     "CommittedCheckpoint",
     "ConfigurationError",
     "DataParallelTrainer",
@@ -58,6 +67,7 @@ __all__ = [
     "Run",
     "RunConfig",
     "RunExistsError",
+    "RunInUseError",
     "ScalingConfig",
     "SerializationError",
     "SessionError",

@@ -5,6 +5,7 @@ When each hook is called::
     on_run_start(run)
     for each attempt:
         on_group_start(run, attempt, workers)
+        on_resume(run, iteration)               unless it is the first of a new run
         while the ranks report:
             on_report(run, report)              for every report of every rank, in each rank's order
             on_checkpoint(run, checkpoint)      for every commit
@@ -56,6 +57,9 @@ class Callback:
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
         """The workers of an attempt are up; the first attempt is 0."""
+
+    def on_resume(self, run: Run, iteration: int) -> None:
+        """The attempt goes on after an iteration, 0 being the start; what was reported beyond it is made again."""
 
     def on_report(self, run: Run, report: Report) -> None:
         """A rank reported."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import os
 import re
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from drivetrain.policy import FailurePolicy
     from drivetrain.runtime.base import Runtime
 
-__all__ = ["CheckpointConfig", "FailureConfig", "RunConfig", "ScalingConfig", "SyncConfig"]
+__all__ = ["CheckpointConfig", "CheckpointUploadMode", "FailureConfig", "RunConfig", "ScalingConfig", "SyncConfig"]
 
 StopCondition = Mapping[str, float] | Callable[[str, Mapping[str, Any]], bool]
 
@@ -150,15 +151,33 @@ class ScalingConfig:
         return total
 
 
+class CheckpointUploadMode(str, enum.Enum):
+    """When ``report`` stores a checkpoint's files; each mode also goes by its value."""
+
+    SYNC = "sync"
+    """Before it returns."""
+    ASYNC = "async"
+    """In the background; ``report`` returns once nothing that happens to the directory can harm the files."""
+    NO_UPLOAD = "none"
+    """Not at all: they are in the run directory already."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """Which checkpoints are kept.
+    """Which checkpoints are kept, and how they are stored.
+
+    The rules add up: a checkpoint is kept if one of them keeps it. The latest is always kept, and so are those that
+    are pinned (:meth:`Checkpoint.pin() <drivetrain.Checkpoint.pin>`) or being read on this machine.
 
     Attributes:
-        num_to_keep: how many committed checkpoints to keep; None keeps all. The latest one is always kept,
-            on top of the best ``num_to_keep`` where it is not among them.
+        num_to_keep: how many committed checkpoints to keep, the best ones; None keeps all.
         checkpoint_score_attribute: the reported metric that ranks checkpoints; None ranks by recency.
         checkpoint_score_order: ``"max"`` or ``"min"``: which end of that metric is better.
+        keep_last: how many of the latest to keep on top of those.
+        keep_every: keep every so many-th checkpoint of the run as well; None for no such rule.
+        max_uploads_in_flight: how many checkpoints of a worker may be uploading in the background; ``report`` waits
+            for one to finish where there are as many.
+        checksums: take checksums also of files that are stored locally. Elsewhere they are always taken.
         checkpoint_frequency: for trainers that own the training loop: checkpoint every so many iterations; 0 for never.
         checkpoint_at_end: for trainers that own the training loop: also checkpoint when training ends.
     """
@@ -166,6 +185,10 @@ class CheckpointConfig:
     num_to_keep: int | None = None
     checkpoint_score_attribute: str | None = None
     checkpoint_score_order: str = "max"
+    keep_last: int = 1
+    keep_every: int | None = None
+    max_uploads_in_flight: int = 2
+    checksums: bool = False
     checkpoint_frequency: int = 0
     checkpoint_at_end: bool | None = None
 
@@ -176,6 +199,16 @@ class CheckpointConfig:
         if self.checkpoint_score_attribute is not None:
             _check_instance(owner, "checkpoint_score_attribute", self.checkpoint_score_attribute, str)
         _check_choice(owner, "checkpoint_score_order", self.checkpoint_score_order, ("max", "min"))
+        _check_int(owner, "keep_last", self.keep_last, minimum=1)
+        if self.keep_every is not None:
+            _check_int(owner, "keep_every", self.keep_every, minimum=1)
+        if self.num_to_keep is None and (self.keep_last != 1 or self.keep_every is not None):
+            raise ConfigurationError(
+                "CheckpointConfig(keep_last=..., keep_every=...) add to what num_to_keep keeps, and num_to_keep=None "
+                "keeps everything: set num_to_keep"
+            )
+        _check_int(owner, "max_uploads_in_flight", self.max_uploads_in_flight, minimum=1)
+        _check_bool(owner, "checksums", self.checksums)
         _check_int(owner, "checkpoint_frequency", self.checkpoint_frequency, minimum=0)
         if self.checkpoint_at_end is not None:
             _check_bool(owner, "checkpoint_at_end", self.checkpoint_at_end)
@@ -213,27 +246,32 @@ class FailureConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncConfig:
-    """How artifacts that workers write to ``get_context().get_trial_dir()`` reach the storage.
+    """How files reach a storage that is not local: metrics, logs, and the artifacts that workers write.
 
-    On local storage that directory is in the run directory, so nothing has to be copied.
+    Artifacts are what a train function writes to ``get_context().get_trial_dir()``. On local storage that directory
+    is in the run directory, so nothing has to be copied.
 
     Attributes:
-        sync_period: seconds between two uploads of artifacts.
-        sync_timeout: seconds that one upload may take.
+        sync_period: seconds between two uploads of metrics, logs and artifacts that have changed. Metrics are uploaded
+            with each checkpoint as well.
+        sync_timeout: seconds that one transfer may take, be it of artifacts or of a checkpoint, up or down.
         sync_artifacts: upload artifacts at all.
         sync_artifacts_on_checkpoint: upload them with each checkpoint as well.
+        transfer_threads: how many files, or parts of big ones, a process transfers at a time.
     """
 
     sync_period: float = 300.0
     sync_timeout: float = 1800.0
     sync_artifacts: bool = False
     sync_artifacts_on_checkpoint: bool = True
+    transfer_threads: int = 8
 
     def __post_init__(self) -> None:
         _check_seconds("SyncConfig", "sync_period", self.sync_period)
         _check_seconds("SyncConfig", "sync_timeout", self.sync_timeout)
         _check_bool("SyncConfig", "sync_artifacts", self.sync_artifacts)
         _check_bool("SyncConfig", "sync_artifacts_on_checkpoint", self.sync_artifacts_on_checkpoint)
+        _check_int("SyncConfig", "transfer_threads", self.transfer_threads, minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,9 +280,10 @@ class RunConfig:
 
     Attributes:
         name: the run's directory under ``storage_path``; None makes one from the trainer's name and the time.
-        storage_path: where runs are kept; None takes the ``DRIVETRAIN_STORAGE_PATH`` variable, and without it
-            ``~/drivetrain_results``.
-        storage_filesystem: a filesystem object that ``storage_path`` is a path on; None for this machine's.
+        storage_path: where runs are kept: a path, or a URI such as ``s3://bucket/path``, with options after a ``?``;
+            None takes the ``DRIVETRAIN_STORAGE_PATH`` variable, and without it ``~/drivetrain_results``.
+        storage_filesystem: the ``pyarrow.fs`` or fsspec filesystem that ``storage_path`` is a path on, then without
+            a protocol; None for the one that ``storage_path`` names.
         failure_config: what happens after a failure.
         checkpoint_config: which checkpoints are kept.
         sync_config: how artifacts reach the storage.
@@ -255,7 +294,10 @@ class RunConfig:
         log_to_file: write each worker's output to ``logs/rank_N.log`` in the run directory.
         worker_output: whose output is also shown here, with the rank in front: ``"rank0"``, ``"all"`` or ``"none"``.
         resume: ``"never"`` refuses a name that exists; ``"auto"`` continues it from its latest committed
-            checkpoint if there is one and starts it otherwise; ``"must"`` continues it or fails.
+            checkpoint if there is one and starts it otherwise; ``"must"`` continues it or fails; the path or URI of a
+            run directory continues that run.
+        chdir_to_trial_dir: run the train function with ``get_context().get_trial_dir()`` as its working directory;
+            by default that is the one that the driver was started in.
         detailed_metrics: also fill in ``_date``, ``_hostname``, ``_node_ip``, ``_pid`` and ``_time_total_s``.
         start_timeout_s: seconds until every worker must be running the train function.
     """
@@ -271,7 +313,8 @@ class RunConfig:
     verbose: int = 1
     log_to_file: bool = True
     worker_output: Literal["rank0", "all", "none"] = "rank0"
-    resume: Literal["never", "auto", "must"] = "never"
+    resume: Literal["never", "auto", "must"] | str | os.PathLike[str] = "never"
+    chdir_to_trial_dir: bool = False
     detailed_metrics: bool = False
     start_timeout_s: float = 600.0
 
@@ -285,7 +328,7 @@ class RunConfig:
                     "put the directories before it into storage_path"
                 )
         if self.storage_path is not None and not isinstance(self.storage_path, (str, os.PathLike)):
-            raise ConfigurationError(f"RunConfig(storage_path=...) wants a path, found {self.storage_path!r}")
+            raise ConfigurationError(f"RunConfig(storage_path=...) wants a path or URI, found {self.storage_path!r}")
         _default(self, "failure_config", FailureConfig)
         _default(self, "checkpoint_config", CheckpointConfig)
         _default(self, "sync_config", SyncConfig)
@@ -304,11 +347,27 @@ class RunConfig:
         _check_choice(owner, "verbose", self.verbose, (0, 1, 2))
         _check_bool(owner, "log_to_file", self.log_to_file)
         _check_choice(owner, "worker_output", self.worker_output, ("rank0", "all", "none"))
-        _check_choice(owner, "resume", self.resume, ("never", "auto", "must"))
+        self._check_resume()
+        _check_bool(owner, "chdir_to_trial_dir", self.chdir_to_trial_dir)
         if self.resume == "must" and self.name is None:
             raise ConfigurationError('RunConfig(resume="must") needs the name of the run to resume: set name')
         _check_bool(owner, "detailed_metrics", self.detailed_metrics)
         _check_seconds(owner, "start_timeout_s", self.start_timeout_s)
+
+    def _check_resume(self) -> None:
+        modes = ("never", "auto", "must")
+        if self.resume in modes:
+            return
+        if not isinstance(self.resume, os.PathLike) and "/" not in str(self.resume):
+            raise ConfigurationError(
+                f"RunConfig(resume=...) wants one of {', '.join(map(repr, modes))} or the path of a run directory, "
+                f"found {self.resume!r}"
+            )
+        if self.name is not None or self.storage_path is not None:
+            raise ConfigurationError(
+                "RunConfig(resume=<path>) names the run already: take name and storage_path out, or use "
+                'resume="must" with them'
+            )
 
 
 def _check_stop(stop: object) -> None:

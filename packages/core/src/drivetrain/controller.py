@@ -22,6 +22,7 @@ from drivetrain.checkpoints import CheckpointManager, CommittedCheckpoint
 from drivetrain.context import Run, TrainContext, WorkerInfo
 from drivetrain.errors import (
     CallbackError,
+    CheckpointError,
     ConfigurationError,
     FailureKind,
     PluginError,
@@ -29,13 +30,14 @@ from drivetrain.errors import (
     WaitTimeoutError,
     WorkerDiedError,
 )
-from drivetrain.events import TRAINING, Event, Exited, Failed, PhaseEntered, Pickled, Reported, Returned
+from drivetrain.events import TRAINING, Event, Exited, Failed, PhaseEntered, Pickled, Reported, Returned, Uploaded
 from drivetrain.failure import Failure, classify, describe_exit, rebuild_exception
 from drivetrain.policy import FailurePolicy
 from drivetrain.reports import MatchedReport, ReportMatcher, combine
 from drivetrain.runtime.base import Group, GroupSpec, Runtime
 from drivetrain.runtime.output import tail_log
 from drivetrain.runtime.worker import TrainTask
+from drivetrain.session import SessionOptions
 from drivetrain.storage import Storage
 
 __all__ = ["Controller", "Outcome", "RunFailed", "controller_failure"]
@@ -82,6 +84,8 @@ class Controller:
         callbacks: the dispatcher.
         policy: decides about retries.
         metadata: the trainer's metadata, for the context.
+        start: how many drivers have worked on the run, this one included.
+        last_index: the highest report index that the run has used.
     """
 
     def __init__(
@@ -97,6 +101,8 @@ class Controller:
         callbacks: Callbacks,
         policy: FailurePolicy,
         metadata: Mapping[str, Any],
+        start: int = 1,
+        last_index: int = 0,
     ) -> None:
         self._run = run
         self._runtime = runtime
@@ -108,8 +114,8 @@ class Controller:
         self._callbacks = callbacks
         self._policy = policy
         self._metadata = metadata
-        latest = checkpoints.latest
-        self._last_index = latest.index if latest else 0
+        self._number_of_start = start
+        self._last_index = max(last_index, checkpoints.last_index)
 
     def run(self) -> Outcome:
         """Runs attempts until one succeeds.
@@ -129,7 +135,7 @@ class Controller:
                 if unheard is not None or not retrying:
                     raise
                 history.append(failed.failure)
-                self._checkpoints.sweep()
+                self._last_index = max(self._last_index, self._checkpoints.sweep()[1])
 
     def _run_attempt(self, number: int) -> Outcome:
         try:
@@ -173,7 +179,7 @@ class Controller:
             preload=self._backend.preload,
             warmup=self._backend.warmup,
             preload_environment=self._backend.preload_environment,
-            log_directory=self._storage.path("logs") if config.log_to_file else None,
+            log_directory=self._run.path / "logs" if config.log_to_file else None,
             shown_ranks=shown[config.worker_output],
             console=self._run.console,
             start_timeout_s=config.start_timeout_s,
@@ -181,9 +187,19 @@ class Controller:
 
     def _start(self, group: Group, number: int) -> _Attempt:
         rendezvous = self._backend.rendezvous(group)
-        latest = self._checkpoints.latest
+        self._probe_storage(group)
+        latest = self._checkpoints.verify()
         checkpoint = self._checkpoints.checkpoint(latest) if latest else self._initial_checkpoint
+        if number > 0 or self._number_of_start > 1:
+            self._callbacks.call("on_resume", latest.iteration if latest else 0)
         world_size = len(group.workers)
+        config = self._run.run_config
+        options = SessionOptions(
+            checkpoints=config.checkpoint_config,
+            sync=config.sync_config,
+            start=self._number_of_start,
+            chdir=config.chdir_to_trial_dir,
+        )
         attempt = _Attempt(
             run=self._run,
             workers=group.workers,
@@ -206,7 +222,7 @@ class Controller:
                         local_world_size=sum(other.node_id == worker.node_id for other in group.workers),
                         experiment_name=self._run.name,
                         trial_id=self._run.id,
-                        trial_dir=str(self._storage.path("artifacts")),
+                        trial_dir="",
                         attempt=number,
                         metadata=self._metadata,
                         trial_resources=self._run.scaling_config.total_resources,
@@ -214,11 +230,33 @@ class Controller:
                     storage=self._storage,
                     checkpoint=checkpoint,
                     first_index=self._last_index,
+                    options=options,
                 )
                 for worker in group.workers
             ]
         )
         return attempt
+
+    def _probe_storage(self, group: Group) -> None:
+        """Says at the start, and not hours later, that a node cannot reach the run directory."""
+        if len({worker.node_id for worker in group.workers}) == 1:
+            return
+        errors = group.run(_find_run, self._storage, self._run.id, self._number_of_start)
+        told: set[str] = set()
+        for worker, error in zip(group.workers, errors, strict=True):
+            if error is not None and worker.node_id not in told:
+                told.add(worker.node_id)
+                self._run.console.print(
+                    f"{self._run.name}: a checkpoint reported on {worker.hostname} will be refused: {error}", error=True
+                )
+
+
+def _find_run(storage: Storage, run_id: str, start: int) -> str | None:
+    try:
+        storage.require_run(run_id, start)
+    except Exception as error:  # whatever a filesystem's library raises
+        return str(error)
+    return None
 
 
 class _Attempt:
@@ -255,6 +293,7 @@ class _Attempt:
         self._exits: list[Failure] = []
         self._waiting_reports: deque[Reported] = deque()
         self._combined: dict[int, dict[str, float]] = {}
+        self._uploading: dict[int, MatchedReport] = {}
         self._stop_by: float | None = None
         self._stop_number = 0
         self._return_value: Any = None
@@ -282,6 +321,8 @@ class _Attempt:
         """Takes one event."""
         if isinstance(event, Reported):
             self._on_report(event)
+        elif isinstance(event, Uploaded):
+            self._on_upload(event)
         elif isinstance(event, PhaseEntered):
             self._on_phase(event)
         elif isinstance(event, Returned):
@@ -290,7 +331,7 @@ class _Attempt:
             self._on_failure(event)
         else:
             self._on_exit(event)
-        if self._stop_by is not None and not self._matcher.holds(self._stop_number):
+        if self._stop_by is not None and not self._matcher.holds(self._stop_number) and not self._uploading:
             raise _Stop
 
     def _on_report(self, event: Reported) -> None:
@@ -347,8 +388,26 @@ class _Attempt:
         if matched.reduce:
             self._combined[matched.number] = combine(matched.metrics, matched.reduce)
         self._flush_reports()
-        if not matched.files:
+        if matched.uploading:
+            self._uploading[matched.number] = matched
+        elif matched.directories:
+            self._commit(matched)
+
+    def _on_upload(self, event: Uploaded) -> None:
+        matched = self._matcher.held(event.number) or self._uploading.get(event.number)
+        if matched is None:  # of a rank that was not waited for, and its report has not been settled
             return
+        matched.files[event.rank] = event.files
+        matched.uploading.discard(event.rank)
+        if not matched.uploading and event.number in self._uploading:
+            self._commit(self._uploading.pop(event.number))
+
+    def _commit(self, matched: MatchedReport) -> None:
+        names = sorted(set(matched.directories.values()))
+        if len(names) > 1:
+            raise CheckpointError(
+                f"the ranks want to name the directory of a checkpoint the same, found {', '.join(names)}"
+            )
         metrics = dict(matched.metrics[min(matched.metrics)])
         metrics.update(combine(matched.metrics, matched.reduce))
         entry: CommittedCheckpoint = self._checkpoints.commit(
@@ -356,6 +415,7 @@ class _Attempt:
             iteration=self._first_iteration + matched.number,
             files=matched.files,
             metrics=metrics,
+            name=names[0],
         )
         self._callbacks.call("on_checkpoint", entry)
 
@@ -415,14 +475,15 @@ class _Attempt:
                 phase=self._phase[event.rank],
                 exception=WorkerDiedError(summary, rank=event.rank, exit_code=event.exit_code),
                 summary=summary,
-                log_tail=tail_log(self._storage.path("logs") if self._run.run_config.log_to_file else None, event.rank),
+                log_tail=tail_log(self._run.path / "logs" if self._run.run_config.log_to_file else None, event.rank),
             )
         )
 
     def _patience(self, group: Group) -> float | None:
         """Seconds to wait for the next event; raises when a bounded wait is over."""
         if self._stop_by is not None:
-            remaining = self._stop_by - time.monotonic()
+            patience = self._run.run_config.sync_config.sync_timeout if self._uploading else 0.0
+            remaining = self._stop_by + patience - time.monotonic()
             if remaining <= 0:
                 raise _Stop
             return remaining

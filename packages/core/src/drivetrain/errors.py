@@ -12,7 +12,8 @@ many of them are raised in a worker process and shown in the driver.
     ├── SessionError                report() and its kin called where, or how, they cannot work
     ├── StorageError                the run directory cannot be read or written
     │   ├── RunExistsError          a run of that name is already there
-    │   └── CheckpointError         a checkpoint that is missing, empty, or reported twice with different files
+    │   ├── RunInUseError           another driver is working on the run
+    │   └── CheckpointError         a checkpoint that is missing, empty, damaged, or reported twice with different files
     ├── ResourceError               more CPUs, GPUs or nodes asked for than exist
     ├── WaitTimeoutError            a bounded wait expired; names what was waited for, and which ranks are missing
     ├── WorkerDiedError             a worker process or its node ended before its train function returned
@@ -41,6 +42,7 @@ __all__ = [
     "RemoteError",
     "ResourceError",
     "RunExistsError",
+    "RunInUseError",
     "SerializationError",
     "SessionError",
     "StorageError",
@@ -97,8 +99,12 @@ class RunExistsError(StorageError):
     """A run of that name is already in the storage path, and the run was not asked to resume."""
 
 
+class RunInUseError(StorageError):
+    """Another driver is working on the run; the message says which."""
+
+
 class CheckpointError(StorageError):
-    """A checkpoint is missing, empty, or reported by two ranks with different content."""
+    """A checkpoint is missing, empty, damaged, or reported by two ranks with different content."""
 
 
 class ResourceError(DrivetrainError):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-__all__ = ["TRAINING", "Event", "Exited", "Failed", "PhaseEntered", "Pickled", "Reported", "Returned"]
+if TYPE_CHECKING:
+    from drivetrain.storage.filesystem import StoredFile
+
+__all__ = ["TRAINING", "Event", "Exited", "Failed", "PhaseEntered", "Pickled", "Reported", "Returned", "Uploaded"]
 
 TRAINING = "running the train function"
 
@@ -22,15 +25,25 @@ class Reported(NamedTuple):
     """A rank called ``report``.
 
     ``number`` is 1 for its first report in this attempt; ``time`` is Unix time in seconds by its clock;
-    ``files`` are the sizes of the checkpoint files it has uploaded, by relative path, or None without a checkpoint.
+    ``directory`` is the checkpoint's, in the run directory, or None without a checkpoint; ``files`` are those it has
+    uploaded, by relative path, or None while they are being uploaded.
     """
 
     rank: int
     number: int
     time: float
     metrics: dict[str, Any]
-    files: dict[str, int] | None
+    files: dict[str, StoredFile] | None
     reduce: Mapping[str, str] | None
+    directory: str | None = None
+
+
+class Uploaded(NamedTuple):
+    """The files of a report that said they were being uploaded have been."""
+
+    rank: int
+    number: int
+    files: dict[str, StoredFile]
 
 
 class Pickled(NamedTuple):
@@ -63,4 +76,4 @@ class Exited(NamedTuple):
     reason: str
 
 
-Event = PhaseEntered | Reported | Returned | Failed | Exited
+Event = PhaseEntered | Reported | Uploaded | Returned | Failed | Exited

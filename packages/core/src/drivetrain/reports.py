@@ -13,9 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.events import Reported
+
+if TYPE_CHECKING:
+    from drivetrain.storage import StoredFile
 
 __all__ = ["MatchedReport", "ReportMatcher", "combine"]
 
@@ -31,13 +34,17 @@ class MatchedReport:
     Attributes:
         number: their number, from 1 in each attempt.
         metrics: each rank's metrics.
-        files: the checkpoint files of each rank that had some: sizes in bytes by relative path.
+        files: the checkpoint files of each rank that had some, by relative path.
+        uploading: the ranks whose files are still being uploaded.
+        directories: the directory that each of those ranks named for the checkpoint.
         reduce: the combinations asked for.
     """
 
     number: int
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
-    files: dict[int, dict[str, int]] = field(default_factory=dict)
+    files: dict[int, dict[str, StoredFile]] = field(default_factory=dict)
+    uploading: set[int] = field(default_factory=set)
+    directories: dict[int, str] = field(default_factory=dict)
     reduce: dict[str, str] = field(default_factory=dict)
     held_from: float = 0.0
 
@@ -61,11 +68,15 @@ class ReportMatcher:
         """Whether a report of that number or a smaller one waits for another rank."""
         return bool(self._held) and min(self._held) <= number
 
+    def held(self, number: int) -> MatchedReport | None:
+        """The report of that number, if it waits for another rank."""
+        return self._held.get(number)
+
     def add(self, event: Reported) -> list[MatchedReport]:
         """Takes a rank's report, and returns what it settles, in order."""
         self._passed[event.rank] = event.number
         self._silent.discard(event.rank)
-        if event.files is None and not event.reduce:
+        if event.directory is None and not event.reduce:
             if not self._held:
                 return []
             if (held := self._held.get(event.number)) is not None:
@@ -75,8 +86,12 @@ class ReportMatcher:
         if held is None:
             held = self._held[event.number] = MatchedReport(event.number, held_from=self._clock())
         held.metrics[event.rank] = event.metrics
-        if event.files is not None:
-            held.files[event.rank] = event.files
+        if event.directory is not None:
+            held.directories[event.rank] = event.directory
+            if event.files is None:
+                held.uploading.add(event.rank)
+            else:
+                held.files[event.rank] = event.files
         held.reduce.update(event.reduce or {})
         return self._settle()
 

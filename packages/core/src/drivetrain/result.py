@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.checkpoints import CommittedCheckpoint, rank_checkpoints, read_manifest
 from drivetrain.errors import StorageError, TrainingFailedError
 from drivetrain.loggers.jsonfile import result_file
-from drivetrain.storage import RUN_FILE, Storage
+from drivetrain.storage import RUN_FILE, Storage, locate, redact
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ERROR_FILE", "Result"]
+__all__ = ["ERROR_FILE", "Result", "last_metrics"]
 
 ERROR_FILE = "error.json"
 
@@ -29,45 +29,47 @@ class Result:
 
     Attributes:
         metrics: the latest metrics of rank 0, whether or not a checkpoint came with them; None without a report.
-        path: the run directory.
+        storage: the run directory.
         error: the error that ended the run; None if it succeeded.
         return_value: what the train function returned on rank 0.
     """
 
     metrics: dict[str, Any] | None
-    path: str
+    storage: Storage
     error: Exception | None = None
     return_value: Any = None
 
     @classmethod
-    def from_path(cls, path: str | os.PathLike[str]) -> Result:
+    def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any | None = None) -> Result:
         """Reads the result of a run from its directory; the run may have finished, have failed, or still go on.
 
         Args:
-            path: the run directory.
+            path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
+            storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
 
         Raises:
             StorageError: there is no run.
+            ConfigurationError: the path is on a storage that cannot be used.
         """
-        storage = Storage(Path(path).expanduser().absolute())
+        storage = Storage(*locate(path, storage_filesystem, what="Result.from_path"))
         if storage.read_bytes(RUN_FILE) is None:
             raise StorageError(
-                f"Result.from_path wants a run directory with a {RUN_FILE}, found none in {storage.root}"
+                f"Result.from_path wants a run directory with a {RUN_FILE}, found none in {redact(os.fspath(path))}"
             )
         error = None
         if (data := storage.read_bytes(ERROR_FILE)) is not None:
             error = TrainingFailedError(json.loads(data)["message"])
-        metrics = None
-        for metrics in _read_reports(storage.path(result_file(0))):  # noqa: B007 - the last one is wanted
-            pass
-        return cls(metrics=metrics, path=str(storage.root), error=error)
+        return cls(metrics=last_metrics(storage), storage=storage, error=error)
+
+    @property
+    def path(self) -> str:
+        """The run directory, on its filesystem."""
+        return self.storage.root
 
     @property
     def filesystem(self) -> Any:
-        """The fsspec filesystem that ``path`` is on."""
-        from fsspec.implementations.local import LocalFileSystem
-
-        return LocalFileSystem()
+        """The filesystem of fsspec or pyarrow that ``path`` is on."""
+        return self.storage.filesystem.handle
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -85,7 +87,7 @@ class Result:
         """Every report of rank 0, a row each; needs pandas."""
         import pandas as pd
 
-        return pd.DataFrame.from_records(list(_read_reports(Path(self.path, result_file(0)))))
+        return pd.DataFrame.from_records(list(_read_reports(self.storage)))
 
     def get_best_checkpoint(self, metric: str, mode: str = "max") -> Checkpoint | None:
         """The kept checkpoint with the best value of a metric.
@@ -106,17 +108,28 @@ class Result:
         return self._checkpoint(rank_checkpoints(having, metric, mode)[0]) if having else None
 
     def _entries(self) -> list[CommittedCheckpoint]:
-        return read_manifest(Storage(Path(self.path)))
+        return read_manifest(self.storage)
 
     def _checkpoint(self, entry: CommittedCheckpoint) -> Checkpoint:
-        return Checkpoint(Path(self.path, entry.name))
+        return Checkpoint.in_storage(self.storage, entry.name)
 
 
-def _read_reports(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.endswith("\n"):  # a run that was killed, or still goes on, may have written a part
-                    yield json.loads(line)
-    except FileNotFoundError:
-        return
+def last_metrics(storage: Storage) -> dict[str, Any] | None:
+    """The metrics of the last report of rank 0 that is on storage; None without any."""
+    metrics = None
+    for metrics in _read_reports(storage):  # noqa: B007 - the last one is wanted
+        pass
+    return metrics
+
+
+def _read_reports(storage: Storage) -> Iterator[dict[str, Any]]:
+    with contextlib.ExitStack() as stack:
+        lines: Iterable[bytes] = ()
+        if not storage.is_local:
+            lines = (storage.read_bytes(result_file(0)) or b"").splitlines(keepends=True)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                lines = stack.enter_context(open(storage.path(result_file(0)), "rb"))
+        for line in lines:
+            if line.endswith(b"\n"):  # a run that was killed, or still goes on, may have written a part
+                yield json.loads(line)

@@ -5,28 +5,46 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain.checkpoint import Checkpoint
+from drivetrain.config import CheckpointConfig, CheckpointUploadMode, SyncConfig
 from drivetrain.context import TrainContext
 from drivetrain.errors import SessionError
-from drivetrain.events import Event, Reported
-from drivetrain.storage import Storage
+from drivetrain.events import Event, Reported, Uploaded
+from drivetrain.storage import Storage, StoredFile
+from drivetrain.uploads import UploadRequest, Uploads
 
-__all__ = ["REDUCTIONS", "Session", "activate", "checkpoint_name", "get_checkpoint", "get_context", "report"]
+__all__ = ["REDUCTIONS", "Session", "SessionOptions", "activate", "get_checkpoint", "get_context", "report"]
 
 REDUCTIONS = ("mean", "sum", "min", "max")
+_DIRECTORY_NAME = re.compile(r"(?!checkpoint_\d+$)[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
+_TAKEN_NAMES = ("artifacts", "logs")
 
 _PLAIN_TYPES = frozenset((bool, int, float, str, type(None)))
 
 
-def checkpoint_name(index: int) -> str:
-    """The directory of the checkpoint that belongs to a report, by the report's index in the run."""
-    return f"checkpoint_{index:06d}"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionOptions:
+    """What a run's configuration says about its workers' side.
+
+    Attributes:
+        checkpoints: how checkpoints are stored.
+        sync: how artifacts are.
+        start: how many drivers have worked on the run, this one included.
+        chdir: run the function in its directory for artifacts.
+    """
+
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    start: int | None = None
+    chdir: bool = False
 
 
 class Session:
@@ -38,6 +56,10 @@ class Session:
         checkpoint: what to resume from.
         first_index: index in the run that the report before the first one of this attempt has.
         emit: delivers an event to the controller; blocks while the controller is too far behind.
+        options: see there.
+        on_checkpoint: called when a report had a checkpoint.
+        emit_from_threads: ``emit`` may be called from any thread; otherwise what happens in the background is told with
+            the next report.
     """
 
     def __init__(
@@ -48,21 +70,29 @@ class Session:
         checkpoint: Checkpoint | None,
         first_index: int,
         emit: Callable[[Event], None],
+        options: SessionOptions | None = None,
+        on_checkpoint: Callable[[], None] = lambda: None,
+        emit_from_threads: bool = True,
     ) -> None:
         self.context = context
         self.checkpoint = checkpoint
+        self._options = options or SessionOptions()
+        self._on_checkpoint = on_checkpoint
+        self._emit_from_threads = emit_from_threads
+        self._finished: deque[Uploaded] = deque()
         self._storage = storage
         self._first_index = first_index
         self._emit = emit
         self._rank = context.get_world_rank()
         self._count = 0
+        self._uploads = Uploads(storage, self._rank, self._options.checkpoints)
         self._process = os.getpid()
         self._lock = threading.Lock()
 
     def report(
-        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, reduce: Mapping[str, str] | None
+        self, metrics: Mapping[str, Any], upload: UploadRequest | None = None, reduce: Mapping[str, str] | None = None
     ) -> None:
-        """Uploads the checkpoint, then hands everything to the controller."""
+        """Uploads the checkpoint, or begins to, then hands everything to the controller."""
         if os.getpid() != self._process:
             raise SessionError(
                 "report() wants to be called in the worker's own process, found a child process of it "
@@ -71,19 +101,45 @@ class Session:
         values = plain_metrics(metrics)
         if reduce is not None:
             _check_reductions(reduce, values)
-        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-            raise SessionError(
-                f"report(checkpoint=...) wants a Checkpoint, found {checkpoint!r}: use Checkpoint.from_directory(path)"
-            )
         with self._lock:
-            files = None
-            if checkpoint is not None:
-                self._storage.require_run(self.context.get_trial_id())
-                name = checkpoint_name(self._first_index + self._count + 1)
-                files = self._storage.put_directory(Path(checkpoint.path), name, rank=self._rank)
-                self.checkpoint = Checkpoint(self._storage.path(name))
-            self._count += 1
-            self._emit(Reported(self._rank, self._count, time.time(), values, files, reduce))
+            self._uploads.raise_failure()
+            self._tell_finished()
+            if upload is None:
+                self._count += 1
+                self._emit(Reported(self._rank, self._count, time.time(), values, None, reduce))
+                return
+            self._storage.require_run(self.context.get_trial_id(), self._options.start)
+            number = self._count + 1
+            prepared = self._uploads.prepare(upload, self._first_index + number)
+            stored = Checkpoint.in_storage(self._storage, prepared.directory)
+            self._count = number
+            self._emit(Reported(self._rank, number, time.time(), values, prepared.files, reduce, prepared.directory))
+            if prepared.finish is None:
+                self.checkpoint = stored
+            else:
+                self._uploads.begin(prepared, lambda files: self._on_uploaded(number, stored, files))
+            self._on_checkpoint()
+
+    def finish(self) -> None:
+        """Waits for the uploads in the background.
+
+        Raises:
+            StorageError: one of them failed.
+        """
+        self._uploads.drain()
+        self._tell_finished()
+
+    def _on_uploaded(self, number: int, stored: Checkpoint, files: dict[str, StoredFile]) -> None:
+        self.checkpoint = stored
+        event = Uploaded(self._rank, number, files)
+        if self._emit_from_threads:
+            self._emit(event)
+        else:
+            self._finished.append(event)
+
+    def _tell_finished(self) -> None:
+        while self._finished:
+            self._emit(self._finished.popleft())
 
 
 _active: Session | None = None
@@ -105,13 +161,20 @@ def activate(session: Session) -> Iterator[None]:
 
 
 def report(
-    metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None, *, reduce: Mapping[str, str] | None = None
+    metrics: Mapping[str, Any],
+    checkpoint: Checkpoint | None = None,
+    *,
+    reduce: Mapping[str, str] | None = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode | str = CheckpointUploadMode.SYNC,
+    checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+    delete_local_checkpoint_after_upload: bool = False,
 ) -> None:
     """Reports metrics, and a checkpoint if there is one, from inside a train function.
 
     Every rank may report, as often as it likes; the call is not a barrier. Metrics are handed over at once, so
     what was reported is kept even if the process dies in the next instant. A checkpoint's files are copied to the
-    run directory before the call returns; it is committed once every rank that still runs has made as many reports.
+    run directory; it is committed once they are there and every rank that still runs has made as many reports.
 
     Args:
         metrics: plain values (numbers, strings, None, and lists and mappings of them) by name. A tensor or
@@ -120,17 +183,55 @@ def report(
             merged into one checkpoint.
         reduce: for metrics to combine over all ranks, the way: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"``. The
             run's metrics then hold the combined value.
+        checkpoint_dir_name: the checkpoint's directory in the run directory, the same on all ranks and new in the run;
+            None for ``checkpoint_<number of the report>``.
+        checkpoint_upload_mode: a :class:`~drivetrain.CheckpointUploadMode` or its value. ``"sync"`` stores the files
+            before the call returns; ``"async"`` in the background, whatever happens to the directory meanwhile, and
+            an error is raised by the next report or at the end of the function; ``"none"`` takes a checkpoint
+            that is in the run directory already.
+        checkpoint_upload_fn: stores the checkpoint instead: takes it and the directory's name, and returns it as it
+            is in the run directory. Called in the background if the mode is ``"async"``.
+        delete_local_checkpoint_after_upload: give the local directory away. On the storage's own filesystem it is moved
+            instead of copied.
 
     Raises:
         SessionError: called outside a train function, or with a value that is not plain; the message names the key.
-        CheckpointError: the checkpoint's directory does not exist or holds no files.
+        CheckpointError: the checkpoint's directory does not exist or holds no files, or its name is taken.
+        StorageError: the checkpoint, or one before it in the background, could not be stored.
 
     Example:
         A report of rank 0's accuracy, and of the mean loss over all ranks::
 
             drivetrain.report({"loss": loss, "accuracy": accuracy}, reduce={"loss": "mean"})
     """
-    _require("report").report(metrics, checkpoint, reduce)
+    session = _require("report")
+    if checkpoint is None:
+        session.report(metrics, None, reduce)
+        return
+    if not isinstance(checkpoint, Checkpoint):
+        raise SessionError(
+            f"report(checkpoint=...) wants a Checkpoint, found {checkpoint!r}: use Checkpoint.from_directory(path)"
+        )
+    try:
+        mode = CheckpointUploadMode(checkpoint_upload_mode)
+    except ValueError:
+        raise SessionError(
+            f"report(checkpoint_upload_mode=...) wants 'sync', 'async' or 'none', found {checkpoint_upload_mode!r}"
+        ) from None
+    name = checkpoint_dir_name
+    if name is not None and (name in _TAKEN_NAMES or not _DIRECTORY_NAME.fullmatch(str(name))):
+        raise SessionError(
+            "report(checkpoint_dir_name=...) wants a plain directory name that is not one of drivetrain's own, "
+            f"found {name!r}"
+        )
+    request = UploadRequest(
+        checkpoint=checkpoint,
+        directory=name,
+        mode=mode,
+        function=checkpoint_upload_fn,
+        delete_local=delete_local_checkpoint_after_upload,
+    )
+    session.report(metrics, request, reduce)
 
 
 def get_checkpoint() -> Checkpoint | None:

@@ -7,33 +7,25 @@ import inspect
 import io
 import json
 import os
-import platform
-import secrets
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 
-from drivetrain._version import __version__
 from drivetrain.backend import Backend, BackendConfig, NoBackend
 from drivetrain.callback import Callback, Callbacks
 from drivetrain.checkpoint import Checkpoint
-from drivetrain.checkpoints import CheckpointManager
 from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.console import Console
 from drivetrain.context import Run
 from drivetrain.controller import Controller, RunFailed, controller_failure
 from drivetrain.errors import (
     CallbackError,
     ConfigurationError,
     PluginNotFoundError,
-    RunExistsError,
     SerializationError,
     StorageError,
     TrainingFailedError,
@@ -43,9 +35,13 @@ from drivetrain.loggers.jsonfile import JsonLogger
 from drivetrain.loggers.progress import ProgressLine
 from drivetrain.plugins import load_plugin
 from drivetrain.policy import RetryBudget
-from drivetrain.result import ERROR_FILE, Result
+from drivetrain.result import ERROR_FILE, Result, last_metrics
+from drivetrain.rundir import OpenRun, TrainerFile, open_run
 from drivetrain.runtime.base import Runtime
-from drivetrain.storage import RUN_FILE, Storage, open_storage, runs_directory
+from drivetrain.storage import Storage, redact
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["DataParallelTrainer"]
 
@@ -84,6 +80,7 @@ class DataParallelTrainer:
     """
 
     _default_backend: ClassVar[type[BackendConfig]] = BackendConfig
+    _backend_argument: ClassVar[str] = "backend_config"
 
     def __init__(
         self,
@@ -108,6 +105,7 @@ class DataParallelTrainer:
             raise ConfigurationError(f"metadata wants values that JSON knows: {error}") from error
         self._function = train_loop_per_worker
         self._config = None if train_loop_config is None else dict(train_loop_config)
+        self._given_backend = backend_config
         self._backend = _resolve_backend(self._default_backend() if backend_config is None else backend_config)
         self._scaling = scaling_config or ScalingConfig()
         self._run_config = run_config or RunConfig()
@@ -136,6 +134,7 @@ class DataParallelTrainer:
             PluginError: the runtime or a callback is not installed, or does not load; nothing was started.
             SerializationError: the train function or its config cannot be pickled; nothing was started.
             RunExistsError: a run of that name exists, and resuming was not asked for; it was left as it is.
+            RunInUseError: another driver is working on the run.
             StorageError: the run directory cannot be written.
             CallbackError: a callback raised in ``on_run_end``, after a training that succeeded.
             KeyboardInterrupt: Ctrl-C; every worker has ended.
@@ -144,11 +143,81 @@ class DataParallelTrainer:
         runtime = _resolve_runtime(self._scaling)
         runtime.validate(self._scaling)
         callbacks = self._make_callbacks()
-        if self._resume_from is not None and not os.path.isdir(self._resume_from.path):
+        if self._resume_from is not None and not self._resume_from.exists():
             raise ConfigurationError(
                 f"resume_from_checkpoint wants a checkpoint that exists, found no directory at {self._resume_from.path}"
             )
-        run, storage, checkpoints = self._open_run(Console())
+        if runtime.name != "inprocess":
+            _require_shared(self._run_config)
+        with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file(function)) as opened:
+            return self._fit(opened, function, runtime, callbacks)
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any] | None = None,
+        *,
+        storage_filesystem: Any | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """A trainer that continues a run: what it was made with comes from the run's directory.
+
+        ``fit()`` goes on from the run's latest committed checkpoint, in its directory, with its metrics files.
+
+        Args:
+            path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
+            train_loop_per_worker: the train function, if it is not to be the stored one.
+            storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
+            arguments: the trainer's other arguments, each in place of the stored one. The name, the storage path and
+                the resume mode of a ``run_config`` are those of the run.
+
+        Raises:
+            StorageError: there is no run, or not what it was made with.
+            ConfigurationError: an argument is of the wrong type.
+            SerializationError: something stored cannot be loaded here; give it anew.
+        """
+        stored = TrainerFile.read(path, storage_filesystem)
+        if train_loop_per_worker is not None:
+            arguments["train_loop_per_worker"] = train_loop_per_worker
+        known = ("train_loop_config", "scaling_config", "run_config", "metadata", cls._backend_argument)
+        values = stored.load({"train_loop_per_worker", *known} - arguments.keys())
+        values.update(arguments)
+        where = os.fspath(path)
+        values["run_config"] = replace(
+            values.get("run_config") or RunConfig(),
+            name=None,
+            storage_path=None,
+            storage_filesystem=storage_filesystem,
+            resume=where if storage_filesystem is not None or "://" in where else os.path.abspath(where),
+        )
+        return cls(**values)
+
+    @classmethod
+    def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any | None = None) -> bool:
+        """Whether there is a run in that directory that :meth:`restore` can continue.
+
+        Args:
+            path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
+            storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
+
+        Raises:
+            ConfigurationError: the path is on a storage that cannot be used.
+            StorageError: the storage cannot be read.
+        """
+        return TrainerFile.exists(path, storage_filesystem)
+
+    def _fit(self, opened: OpenRun, function: bytes, runtime: Runtime, callbacks: list[Callback]) -> Result:
+        storage, checkpoints = opened.storage, opened.checkpoints
+        run = Run(
+            name=opened.name,
+            id=opened.id,
+            path=opened.directory,
+            scaling_config=self._scaling,
+            run_config=self._run_config,
+            train_loop_config=self._config,
+            console=opened.console,
+        )
         dispatcher = Callbacks(callbacks, run)
         controller = Controller(
             run=run,
@@ -161,20 +230,25 @@ class DataParallelTrainer:
             callbacks=dispatcher,
             policy=self._run_config.failure_config.policy or RetryBudget(self._run_config.failure_config),
             metadata=self._metadata,
+            start=opened.start,
+            last_index=opened.last_index,
         )
         error: BaseException | None = None
         try:
             dispatcher.call("on_run_start")
             outcome = controller.run()
+            checkpoints.close()
         except RunFailed as failed:
             error = self._explain(failed, run, storage)
-        except CallbackError as raised:
+        except (CallbackError, StorageError) as raised:
             error = self._explain(RunFailed(controller_failure(raised)), run, storage)
         except BaseException as raised:
             error = raised
         unheard = dispatcher.close("on_run_end", error)
         if error is None and unheard is None:
-            return Result(metrics=outcome.metrics, path=str(storage.root), return_value=outcome.return_value)
+            opened.push()
+            metrics = outcome.metrics if outcome.metrics is not None else last_metrics(storage)
+            return Result(metrics=metrics, storage=storage, return_value=outcome.return_value)
         if error is not None and unheard is not None:
             run.console.print(f"{run.name}: {unheard}", error=True)
         error = error or unheard
@@ -182,6 +256,28 @@ class DataParallelTrainer:
         if isinstance(error, TrainingFailedError) and self._run_config.failure_config.fail_fast == "raise":
             error = error.__cause__ or error
         raise error
+
+    def _facts(self) -> dict[str, Any]:
+        """What ``run.json`` says about the configuration."""
+        return {
+            "trainer": type(self).__name__,
+            "scaling_config": repr(self._scaling),
+            "run_config": redact(repr(self._run_config)),
+            "train_loop_config": repr(self._config),
+        }
+
+    def _trainer_file(self, function: bytes) -> TrainerFile:
+        """What :meth:`restore` makes a trainer from; a filesystem object may hold credentials, and is left out."""
+        return TrainerFile.of(
+            function=function,
+            values={
+                "train_loop_config": self._config,
+                "scaling_config": self._scaling,
+                "run_config": replace(self._run_config, storage_filesystem=None),
+                "metadata": self._metadata,
+                self._backend_argument: self._given_backend,
+            },
+        )
 
     def _make_callbacks(self) -> list[Callback]:
         chosen: list[Callback] = [JsonLogger(), CsvLogger()]
@@ -191,68 +287,10 @@ class DataParallelTrainer:
             chosen.append(load_plugin("callback", callback)() if isinstance(callback, str) else callback)
         return chosen
 
-    def _open_run(self, console: Console) -> tuple[Run, Storage, CheckpointManager]:
-        """Opens the run directory, new or to be resumed, and says which."""
-        config = self._run_config
-        directory = runs_directory(config.storage_path, config.storage_filesystem)
-        name = config.name or f"{type(self).__name__}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
-        exists = Storage(directory / name).exists(RUN_FILE)
-        if config.resume == "must" and not exists:
-            raise StorageError(f'RunConfig(resume="must") wants a run {name!r} in {directory}, found none')
-        if exists and config.resume == "never":
-            raise RunExistsError(
-                f"a run {name!r} exists in {directory} and was left as it is: choose another name, delete it, or "
-                'continue it with RunConfig(resume="auto")'
-            )
-        storage = open_storage(directory / name)
-        if not exists and config.resume != "auto" and any(storage.root.iterdir()):
-            raise RunExistsError(
-                f"the run directory {storage.root} wants to be new or empty, found files of something else in it: "
-                "choose another name"
-            )
-        facts = json.loads(storage.read_bytes(RUN_FILE) or b"{}")
-        facts.setdefault("id", secrets.token_hex(4))
-        facts.setdefault("created", time.time())
-        facts.update(
-            version=1,
-            name=name,
-            drivetrain=__version__,
-            python=platform.python_version(),
-            scaling_config=repr(self._scaling),
-            run_config=repr(config),
-            train_loop_config=repr(self._config),
-        )
-        checkpoints = CheckpointManager(storage, config.checkpoint_config, self._metadata)
-        if exists:
-            swept = checkpoints.sweep()
-            latest = checkpoints.latest
-            found = (
-                f"continues from {latest.name}"
-                if latest
-                else "starts from the beginning, as no checkpoint was committed"
-            )
-            leftovers = f" ({len(swept)} uncommitted checkpoints deleted)" if swept else ""
-            if config.verbose:
-                console.print(f"{name}: resume={config.resume!r}, found {storage.root}, {found}{leftovers}", error=True)
-        storage.write_bytes(RUN_FILE, json.dumps(facts, indent=2).encode())
-        for stale in (ERROR_FILE, "error.txt"):
-            storage.delete(stale)
-        storage.path("artifacts").mkdir(exist_ok=True)
-        run = Run(
-            name=name,
-            id=facts["id"],
-            path=storage.root,
-            scaling_config=self._scaling,
-            run_config=config,
-            train_loop_config=self._config,
-            console=console,
-        )
-        return run, storage, checkpoints
-
     def _explain(self, failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedError:
         """The error for the user, which is also written to the run directory."""
         failure = failed.failure
-        lines = [f"{failure.summary} [{failure.kind.value}]", *failed.notes, f"run directory: {run.path}"]
+        lines = [f"{failure.summary} [{failure.kind.value}]", *failed.notes, f"run directory: {storage.root}"]
         if failure.log_tail:
             lines.append(f"the last lines of its log:\n{failure.log_tail}")
         message = "\n  ".join(lines)
@@ -280,6 +318,17 @@ class _Part:
 
     name: str
     value: Any
+
+
+def _require_shared(config: RunConfig) -> None:
+    """Refuses a storage that other processes cannot see."""
+    path = config.storage_path if config.resume in ("never", "auto", "must") else config.resume
+    protocol = getattr(config.storage_filesystem, "protocol", None)
+    if str(path).startswith("memory://") or "memory" in (protocol if isinstance(protocol, tuple) else (protocol,)):
+        raise ConfigurationError(
+            f"storage_path wants a storage that the workers share, found {path}, which only this process can see: "
+            "use another storage, or ScalingConfig(num_workers=0)"
+        )
 
 
 def _check_optional(name: str, value: object, kind: type[Any]) -> None:

@@ -41,6 +41,8 @@ class TorchTrainer(DataParallelTrainer):
         2.0
     """
 
+    _backend_argument = "torch_config"
+
     def __init__(
         self,
         train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],

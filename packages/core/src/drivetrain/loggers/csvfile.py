@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["CsvLogger"]
 
 _NAME = "progress.csv"
+_ITERATION = "_training_iteration"
 
 
 class CsvLogger(Callback):
@@ -39,6 +40,21 @@ class CsvLogger(Callback):
         if not self._columns or not metrics.keys() <= set(self._columns):
             self._file = self._widen(self._file, metrics)
         self._file.write(_row(metrics.get(column, "") for column in self._columns))
+
+    def on_resume(self, run: Run, iteration: int) -> None:
+        """Drops the rows that will be written again."""
+        self.on_run_end(run, None)
+        path = run.path / _NAME
+        if not path.exists():
+            return
+        draft = path.with_name(f".{_NAME}.draft")
+        with path.open(newline="", encoding="utf-8") as old, draft.open("wb") as new:
+            rows = csv.DictReader(old)
+            new.write(_row(rows.fieldnames or ()))
+            for row in rows:
+                if not _is_after(row.get(_ITERATION), iteration):
+                    new.write(_row(row.get(column) or "" for column in rows.fieldnames or ()))
+        os.replace(draft, path)
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         """Closes the file."""
@@ -64,6 +80,11 @@ class CsvLogger(Callback):
                 new.write(_row(row.get(column) or "" for column in self._columns))
         os.replace(draft, path)
         return io.FileIO(path, "a")
+
+
+def _is_after(value: str | None, iteration: int) -> bool:
+    """Whether a row is of a later iteration, or so short that a killed run has left it."""
+    return value is None or not value.isdecimal() or int(value) > iteration
 
 
 def _row(values: Iterable[Any]) -> bytes:

@@ -38,11 +38,33 @@ class JsonLogger(Callback):
             file = self._files[report.rank] = _open_for_lines(run.path / result_file(report.rank))
         os.write(file, f"{_encode(report.metrics)}\n".encode())
 
+    def on_resume(self, run: Run, iteration: int) -> None:
+        """Drops the lines that will be written again."""
+        self._close()
+        for path in run.path.glob("result*.json"):
+            _drop_lines_after(path, iteration)
+
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         """Closes the files."""
+        self._close()
+
+    def _close(self) -> None:
         while self._files:
             with contextlib.suppress(OSError):
                 os.close(self._files.popitem()[1])
+
+
+def _drop_lines_after(path: os.PathLike[str], iteration: int) -> None:
+    """Ends a file after the last line whose iteration is not beyond the given one."""
+    end = 0
+    with open(path, "r+b") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                if line.endswith(b"\n") and json.loads(line).get("_training_iteration", 0) <= iteration:
+                    end += len(line)
+                    continue
+            break
+        file.truncate(end)
 
 
 def _open_for_lines(path: os.PathLike[str]) -> int:

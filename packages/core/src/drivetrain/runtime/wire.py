@@ -14,12 +14,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from drivetrain.events import Event, Exited, Failed, PhaseEntered, Reported, Returned
+from drivetrain.events import Event, Exited, Failed, PhaseEntered, Reported, Returned, Uploaded
 
 __all__ = ["Channel", "Inbox", "as_event", "frame", "receive", "receive_bytes"]
 
 _HEADER = struct.Struct(">Q")
-_EVENTS = (PhaseEntered, Reported, Returned, Failed, Exited)
+_EVENTS = (PhaseEntered, Reported, Returned, Failed, Exited, Uploaded)
 _CODES = {kind: code for code, kind in enumerate(_EVENTS)}
 _BUFFER_BYTES = 1 << 20
 

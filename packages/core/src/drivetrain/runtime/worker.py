@@ -10,7 +10,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
@@ -21,8 +21,9 @@ from drivetrain.context import TrainContext
 from drivetrain.events import TRAINING, Event, Failed, PhaseEntered, Pickled, Returned
 from drivetrain.failure import capture_failure
 from drivetrain.runtime.wire import Channel
-from drivetrain.session import Session, activate
+from drivetrain.session import Session, SessionOptions, activate
 from drivetrain.storage import Storage
+from drivetrain.workspace import open_workspace
 
 __all__ = ["TrainTask", "execute", "flush_output", "serve"]
 
@@ -39,6 +40,7 @@ class TrainTask:
         storage: the run directory.
         checkpoint: what to resume from.
         first_index: index in the run of the report before this attempt's first.
+        options: what the run's configuration says about the worker's side.
     """
 
     function: bytes
@@ -48,6 +50,7 @@ class TrainTask:
     storage: Storage
     checkpoint: Checkpoint | None
     first_index: int
+    options: SessionOptions = field(default_factory=SessionOptions)
 
 
 def flush_output() -> None:
@@ -96,25 +99,29 @@ def execute(
         phase = name
         emit(PhaseEntered(rank, name, time.time()))
 
-    session = Session(
-        context=task.context,
-        storage=task.storage,
-        checkpoint=task.checkpoint,
-        first_index=task.first_index,
-        emit=emit,
-    )
     value: Any = None
     failed_at: float | None = None
     try:
         enter("loading the train function")
         function, config = pickle.loads(task.function)
-        with activate(session):
-            enter(f"setting up {task.backend.name}")
-            with task.backend.session(task.context, task.rendezvous):
+        enter(f"setting up {task.backend.name}")
+        with open_workspace(task.storage, task.context, task.options) as (context, on_checkpoint):
+            session = Session(
+                context=context,
+                storage=task.storage,
+                checkpoint=task.checkpoint,
+                first_index=task.first_index,
+                emit=emit,
+                options=task.options,
+                on_checkpoint=on_checkpoint,
+                emit_from_threads=not in_driver,
+            )
+            with activate(session), task.backend.session(context, task.rendezvous):
                 enter(TRAINING)
                 try:
                     with contextlib.suppress(_CleanExit), _exit_as_return():
                         value = function(config) if takes_config(function) else function()
+                    session.finish()
                 except BaseException:
                     failed_at = time.time()  # before the backend is left, which may take its time or fail others
                     raise

@@ -1,0 +1,134 @@
+"""Directories that processes of one node share for a while: downloads, and what waits for its upload.
+
+A directory belongs to whoever holds the shared lock of the file beside it. The last one to leave deletes it. Locks end
+with their process, so what a killed process has left is unlocked, and swept by the next that comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+from drivetrain.errors import StorageError
+
+__all__ = ["share_directory", "sweep", "try_lock"]
+
+_LOCK = ".lock"
+_READY = ".ready"
+_LOOK_S = 0.02
+
+
+@contextlib.contextmanager
+def share_directory(
+    kind: str, key: str, *, fill: Callable[[str], None] | None = None, wait_s: float = 1800.0
+) -> Iterator[str]:
+    """A local directory that is shared with all processes of this user and node that ask for the same one.
+
+    Args:
+        kind: what it is for.
+        key: which one.
+        fill: puts the content into the empty directory; called by one process, while the others wait.
+        wait_s: seconds to wait for that other process.
+
+    Raises:
+        StorageError: the wait is over.
+    """
+    base = _base(kind)
+    sweep(kind)
+    descriptor = _enter(os.path.join(base, key), fill, wait_s)
+    try:
+        yield os.path.join(base, key)
+    finally:
+        _leave(os.path.join(base, key), descriptor)
+
+
+def sweep(kind: str) -> None:
+    """Deletes the directories of that kind whose processes have all ended."""
+    base = _base(kind)
+    for name in os.listdir(base):
+        if name.endswith(_LOCK):
+            with contextlib.suppress(OSError):
+                descriptor = os.open(os.path.join(base, name), os.O_RDWR)
+                _leave(os.path.join(base, name.removesuffix(_LOCK)), descriptor)
+
+
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Takes ``fcntl.LOCK_SH`` or ``LOCK_EX`` on an open file if that is possible at once."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_file_at(descriptor: int, path: str) -> bool:
+    """Whether an open file is still the one at a path."""
+    try:
+        there, here = os.stat(path), os.fstat(descriptor)
+    except FileNotFoundError:
+        return False
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def _base(kind: str) -> str:
+    top = os.path.join(tempfile.gettempdir(), f"drivetrain-{os.getuid()}")
+    base = os.path.join(top, kind)
+    os.makedirs(base, mode=0o700, exist_ok=True)
+    status = os.lstat(top)
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
+        raise StorageError(f"{top} wants to be this user's own directory, found another's: set TMPDIR")
+    return base
+
+
+def _enter(path: str, fill: Callable[[str], None] | None, wait_s: float) -> int:
+    """Takes the shared lock of a directory that is ready, and makes it ready where nobody has."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        descriptor = os.open(path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if try_lock(descriptor, fcntl.LOCK_SH) and is_file_at(descriptor, path + _LOCK):
+                if os.path.exists(path + _READY):
+                    keep, descriptor = descriptor, -1
+                    return keep
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                if try_lock(descriptor, fcntl.LOCK_EX) and is_file_at(descriptor, path + _LOCK):
+                    _make_ready(path, fill, descriptor)
+                    continue  # an exclusive lock cannot be made a shared one without a gap
+            holder = os.pread(descriptor, 100, 0).decode(errors="replace") or "another process"
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        if time.monotonic() > deadline:
+            raise StorageError(f"waited {wait_s:g} s for {holder} on this node to fill {path}")
+        time.sleep(_LOOK_S)
+
+
+def _make_ready(path: str, fill: Callable[[str], None] | None, descriptor: int) -> None:
+    if os.path.exists(path + _READY):
+        return
+    shutil.rmtree(path, ignore_errors=True)  # what a killed process has left
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
+    os.makedirs(path)
+    if fill is not None:
+        fill(path)
+    os.close(os.open(path + _READY, os.O_WRONLY | os.O_CREAT, 0o600))
+
+
+def _leave(path: str, descriptor: int) -> None:
+    """Gives the lock back, and deletes the directory if nobody else holds one."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a forked child has inherited the descriptor
+        if try_lock(descriptor, fcntl.LOCK_EX) and is_file_at(descriptor, path + _LOCK):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + _READY)
+            shutil.rmtree(path, ignore_errors=True)
+            os.unlink(path + _LOCK)
+    finally:
+        os.close(descriptor)
