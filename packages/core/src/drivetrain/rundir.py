@@ -23,7 +23,7 @@ from drivetrain.checkpoints import CheckpointManager, checkpoint_name
 from drivetrain.config import RunConfig
 from drivetrain.console import Console
 from drivetrain.errors import RunExistsError, SerializationError, StorageError
-from drivetrain.storage import RUN_FILE, Storage, locate, open_storage, redact, runs_location
+from drivetrain.storage import RUN_FILE, Storage, locate, open_storage, quick, redact, runs_location
 from drivetrain.storage.lock import LOCK_FILE, RunLock
 from drivetrain.storage.mirror import Mirror
 from drivetrain.storage.node import share_directory, sweep
@@ -162,10 +162,10 @@ def open_run(
     console = Console()
     storage, mode = _find(config, str(facts["trainer"]))
     name = posixpath.basename(storage.root)
-    _look(storage, name, mode)
-    open_storage(storage)
+    _look(quick(storage), name, mode)
+    open_storage(quick(storage))
     with contextlib.ExitStack() as stack:
-        lock = RunLock(storage, console)
+        lock = RunLock(quick(storage), console)
         stack.enter_context(lock.hold())
         exists = _look(storage, name, mode)
         record = json.loads(storage.read_bytes(RUN_FILE) or b"{}")

@@ -213,6 +213,7 @@ class DataParallelTrainer:
             name=opened.name,
             id=opened.id,
             path=opened.directory,
+            location=storage.root,
             scaling_config=self._scaling,
             run_config=self._run_config,
             train_loop_config=self._config,

@@ -34,7 +34,7 @@ class ProgressLine(Callback):
     def on_run_start(self, run: Run) -> None:
         """Says where the run is kept."""
         self._started = time.monotonic()
-        run.console.print(f"run directory: {run.path}", error=True)
+        run.console.print(f"run directory: {run.location}", error=True)
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
         """Shows that workers are up."""

@@ -9,6 +9,7 @@ import os
 import posixpath
 import socket
 import stat
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,7 +30,7 @@ from drivetrain.storage.filesystem import (
 from drivetrain.storage.remote import locate, redact
 from drivetrain.storage.transfer import Job, Limits, explain, run_jobs
 
-__all__ = ["RUN_FILE", "Storage", "StoredFile", "locate", "open_storage", "redact", "runs_location"]
+__all__ = ["RUN_FILE", "Storage", "StoredFile", "locate", "open_storage", "quick", "redact", "runs_location"]
 
 RUN_FILE = "run.json"
 
@@ -65,7 +66,7 @@ class Storage:
 
     def exists(self, name: str) -> bool:
         """Whether a file or directory of that name is there."""
-        return bool(self._call(f"look for {name}", lambda: self.filesystem.exists(self.path(name))))
+        return bool(self.call(f"look for {name}", lambda: self.filesystem.exists(self.path(name))))
 
     def read_bytes(self, name: str) -> bytes | None:
         """The content of a file, or None where there is none."""
@@ -76,7 +77,7 @@ class Storage:
             except FileNotFoundError:
                 return None
 
-        data: bytes | None = self._call(f"read {name}", read)
+        data: bytes | None = self.call(f"read {name}", read)
         return data
 
     def write_bytes(
@@ -90,7 +91,7 @@ class Storage:
             durable: it is on the disk when this returns, and so survives a power failure.
             midway: called when everything is written, and before anybody can see it.
         """
-        self._call(
+        self.call(
             f"write {name}",
             lambda: self.filesystem.write_bytes(self.path(name), data, durable=durable, midway=midway),
         )
@@ -109,19 +110,19 @@ class Storage:
 
     def list_names(self, name: str = "") -> tuple[list[str], list[str]]:
         """The names of the directories and of the files directly in a directory, each sorted."""
-        found: tuple[list[str], list[str]] = self._call(
+        found: tuple[list[str], list[str]] = self.call(
             f"list {name or 'the run'}", lambda: self.filesystem.list_names(self.path(name))
         )
         return found
 
     def walk(self, name: str) -> dict[str, int]:
         """The size in bytes of each file under a directory, by relative path."""
-        found: dict[str, int] = self._call(f"list {name}", lambda: self.filesystem.walk(self.path(name)))
+        found: dict[str, int] = self.call(f"list {name}", lambda: self.filesystem.walk(self.path(name)))
         return found
 
     def delete(self, name: str) -> None:
         """Deletes a file or a directory tree; nothing happens where there is none."""
-        self._call(f"delete {name}", lambda: self.filesystem.delete(self.path(name)))
+        self.call(f"delete {name}", lambda: self.filesystem.delete(self.path(name)))
 
     def require_run(self, run_id: str, start: int | None = None) -> None:
         """Makes sure that this is the run's directory also as this process, maybe on another node, sees it.
@@ -358,7 +359,7 @@ class Storage:
             for relative, status in found.items()
         }
 
-    def _call(self, what: str, call: Callable[[], Any]) -> Any:
+    def call(self, what: str, call: Callable[[], Any]) -> Any:
         """A single operation, with a deadline where it crosses a network."""
         (result,) = run_jobs(
             [Job(self.root, call)], what=f"cannot {what}:", limits=self.limits, in_thread=not self.is_local
@@ -366,33 +367,36 @@ class Storage:
         return result
 
 
+def quick(storage: Storage) -> Storage:
+    """The same storage for someone who wants to know soon whether it can be used."""
+    limits = replace(storage.limits, deadline_s=min(storage.limits.deadline_s, _PROBE_S), attempts=3)
+    return Storage(storage.filesystem, storage.root, limits)
+
+
 def open_storage(storage: Storage) -> None:
     """Makes the directory where it is missing, and finds out whether it can be written.
+
+    On an object store, where there are no directories, the first file that is written will tell.
 
     Raises:
         StorageError: it is a file, or cannot be made or written.
     """
-    probe = storage.path(f".probe-{os.getpid()}-{socket.gethostname()}")
-
-    def write() -> None:
-        storage.filesystem.make_directory(storage.root)
-        storage.filesystem.write_bytes(probe, b"")
-        storage.filesystem.delete(probe)
-
-    limits = replace(storage.limits, deadline_s=min(storage.limits.deadline_s, _PROBE_S), attempts=3)
+    if not storage.is_local:
+        storage.call("make the run directory", partial(storage.filesystem.make_directory, storage.root))
+        return
     try:
-        run_jobs([Job(storage.root, write)], what="probe", limits=limits, in_thread=not storage.is_local)
-    except StorageError as error:
-        cause = error.__cause__
-        if isinstance(cause, FileExistsError):
-            raise StorageError(f"the run directory {storage.root} is a file: choose another path") from None
-        if isinstance(cause, NotADirectoryError):
-            raise StorageError(f"the run directory {storage.root} has a file above it: choose another path") from None
-        reason = explain(cause) if cause is not None else str(error)
+        os.makedirs(storage.root, exist_ok=True)
+        with tempfile.TemporaryFile(dir=storage.root):
+            pass
+    except FileExistsError:
+        raise StorageError(f"the run directory {storage.root} is a file: choose another path") from None
+    except NotADirectoryError:
+        raise StorageError(f"the run directory {storage.root} has a file above it: choose another path") from None
+    except OSError as error:
         raise StorageError(
-            f"the run directory {storage.root} cannot be written ({reason}): "
+            f"the run directory {storage.root} cannot be written ({explain(error)}): "
             "choose another storage_path, or mend its permissions"
-        ) from cause
+        ) from error
 
 
 def runs_location(storage_path: str | os.PathLike[str] | None, filesystem: object | None = None) -> Storage:

@@ -1,0 +1,326 @@
+"""Checkpoints that several processes write together, each its own part, and as many or fewer load."""
+
+import copy
+import os
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as save_otherwise
+from torch.distributed.device_mesh import init_device_mesh
+
+import drivetrain
+from drivetrain import Checkpoint, CheckpointError, ConfigurationError, Result, TrainingFailedError
+from drivetrain_torch import load_sharded, prepare_model, save_sharded
+from tests.torch.conftest import gather
+
+STRATEGIES = ["ddp", "fsdp", "fully_shard"]
+STEPS = 6
+SAVED = 3
+
+
+def make_model(seed: int = 7, hidden: int = 8, layers: int = 1) -> torch.nn.Sequential:
+    """On four ranks, some have no part of the last layer when it is sharded."""
+    torch.manual_seed(seed)
+    more = [torch.nn.Linear(2, 2) for _ in range(layers - 1)]
+    return torch.nn.Sequential(torch.nn.Linear(4, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 2), *more)
+
+
+def parallelize(model: torch.nn.Sequential, strategy: str) -> torch.nn.Module:
+    if strategy != "fully_shard":
+        return prepare_model(model, parallel_strategy=strategy)
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(model[0], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> float:
+    """One step on this rank's part of a batch of eight; the loss of the whole batch."""
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))[rank::size]
+    optimizer.zero_grad()
+    loss = (model(batch) - 1).square().mean()
+    loss.backward()
+    optimizer.step()
+    return sum(gather(loss.item())) / size if size > 1 else loss.item()
+
+
+def whole_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+    """The state of the model and of the optimizer, with nothing sharded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return copy.deepcopy(get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True)))
+
+
+def assert_identical(found: tuple[Any, Any], wanted: tuple[Any, Any]) -> None:
+    torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=0)
+    torch.testing.assert_close(found[1]["state"], wanted[1]["state"], rtol=0, atol=0)
+    assert found[1]["param_groups"] == wanted[1]["param_groups"]
+
+
+def train(config: dict[str, Any]) -> dict[str, Any]:
+    """Trains and saves half-way, or goes on from there; warnings are errors."""
+    checkpoint = drivetrain.get_checkpoint()
+    model = parallelize(make_model(seed=7 if checkpoint is None else 8), config["strategy"])
+    optimizer = make_optimizer(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.7)
+    found: dict[str, Any] = {"losses": []}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = 0
+        if checkpoint is not None:
+            with checkpoint.as_directory() as directory:
+                extra = load_sharded(directory, model, optimizer)
+            done = extra["done"]
+            scheduler.load_state_dict(extra["scheduler"])
+        for step in range(done, STEPS):
+            if step == SAVED:
+                found["state"] = whole_state(model, optimizer)
+            if step == SAVED and checkpoint is None:
+                with TemporaryDirectory() as directory:
+                    extra = {"done": step, "scheduler": scheduler.state_dict()}
+                    save_sharded(directory, model, optimizer, extra=extra)
+                    found["files"] = gather(sorted(os.listdir(directory)))
+                    drivetrain.report({}, checkpoint=Checkpoint.from_directory(directory))
+            found["losses"].append(train_step(model, optimizer, step))
+            scheduler.step()
+    return found
+
+
+def assert_each_rank_wrote_its_part(result: Result) -> None:
+    files = result.return_value["files"]
+    assert files == [[".metadata", "__0_0.distcp"], *([f"__{rank}_0.distcp"] for rank in range(1, len(files)))]
+    with result.checkpoint.as_directory() as directory:
+        assert all(os.path.getsize(Path(directory, name)) for names in files for name in names)
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, [2]), (4, [2, 1])])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_training_goes_on_exactly_from_where_it_was_saved(
+    fit: Callable[..., Result], strategy: str, saved_by: int, loaded_by: list[int]
+):
+    undisturbed = fit(train, {"strategy": strategy}, workers=saved_by)
+    assert_each_rank_wrote_its_part(undisturbed)
+    for workers in loaded_by:
+        resumed = fit(train, {"strategy": strategy}, workers=workers, resume_from_checkpoint=undisturbed.checkpoint)
+        assert_identical(resumed.return_value["state"], undisturbed.return_value["state"])
+        assert resumed.return_value["losses"] == pytest.approx(undisturbed.return_value["losses"][SAVED:], abs=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fully_shard"])
+def test_model_without_an_optimizer_is_saved_whole(fit: Callable[..., Result], tmp_path: Path, strategy: str):
+    def train(config: dict[str, Any]) -> None:
+        save_sharded(config["directory"], parallelize(make_model(), config["strategy"]))
+
+    fit(train, {"directory": tmp_path / "shared", "strategy": strategy})
+    model = make_model(seed=8)
+    load_sharded(tmp_path / "shared", model)
+    torch.testing.assert_close(model.state_dict(), make_model().state_dict(), rtol=0, atol=0)
+
+
+def test_checkpoint_of_one_strategy_is_loaded_by_another_and_by_a_plain_module(fit: Callable[..., Result]):
+    saved = fit(train, {"strategy": "fsdp"})
+    other = fit(train, {"strategy": "fully_shard"}, resume_from_checkpoint=saved.checkpoint)
+    assert_identical(other.return_value["state"], saved.return_value["state"])
+    model = make_model(seed=8)
+    optimizer = make_optimizer(model)
+    extra = load_sharded(saved.checkpoint.path, model, optimizer)
+    assert extra["done"] == SAVED
+    optimizer.param_groups[0].pop("initial_lr")
+    saved.return_value["state"][1]["param_groups"][0].pop("initial_lr")
+    assert_identical(whole_state(model, optimizer), saved.return_value["state"])
+
+
+def test_ranks_may_share_a_directory_and_what_each_has_its_own_of_is_rank_0s(
+    fit: Callable[..., Result], tmp_path: Path
+):
+    def train(config: dict[str, Any]) -> list[Any]:
+        rank = dist.get_rank()
+        model = prepare_model(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)))
+        model.module[1].running_mean.fill_(rank)
+        model.module[1].running_var.fill_(rank)
+        save_sharded(config["directory"], model, make_optimizer(model), extra={"rank": rank, 3: torch.arange(2)})
+        extra = load_sharded(config["directory"], model)
+        return gather([*extra, extra["rank"], extra[3].tolist(), [float(buffer.sum()) for buffer in model.buffers()]])
+
+    values = fit(train, {"directory": tmp_path / "shared"}).return_value
+    assert values == [["rank", 3, 0, [0, 1], [0.0, 0.0, 0.0]]] * 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_lone_worker_needs_nothing_else(fit: Callable[..., Result], workers: int):
+    saved = fit(train, {"strategy": "ddp"}, workers=workers)
+    resumed = fit(train, {"strategy": "ddp"}, workers=workers, resume_from_checkpoint=saved.checkpoint)
+    assert_identical(resumed.return_value["state"], saved.return_value["state"])
+    assert resumed.return_value["losses"] == saved.return_value["losses"][SAVED:]
+
+
+def one_adam(model: torch.nn.Sequential) -> list[torch.optim.Optimizer]:
+    return [make_optimizer(model)]
+
+
+def plain_sgd(model: torch.nn.Sequential) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+
+def groups(model: torch.nn.Sequential) -> list[torch.optim.Optimizer]:
+    first = {"params": model[0].parameters(), "lr": torch.tensor(0.2)}
+    return [torch.optim.Adam([first, {"params": model[2].parameters(), "weight_decay": 0.1}])]
+
+
+def one_for_each_layer(model: torch.nn.Sequential) -> list[torch.optim.Optimizer]:
+    return [torch.optim.Adam(model[0].parameters()), torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)]
+
+
+def none(model: torch.nn.Sequential) -> list[torch.optim.Optimizer]:
+    return []
+
+
+@pytest.mark.parametrize("trained_layers", [0, 1, 2])
+@pytest.mark.parametrize("make", [one_adam, plain_sgd, groups, one_for_each_layer, none])
+def test_optimizers_get_back_their_state_whatever_they_are(
+    tmp_path: Path, make: Callable[..., list[torch.optim.Optimizer]], trained_layers: int
+):
+    model = make_model()
+    optimizers = make(model)
+    parameters = list(model.parameters())[: 2 * trained_layers]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    for optimizer in optimizers:
+        optimizer.step()
+    save_sharded(tmp_path, model, optimizers)
+    other_model = make_model(seed=8)
+    others = make(other_model)
+    train_step(other_model, plain_sgd(other_model)[0])
+    assert load_sharded(tmp_path, other_model, others) == {}
+    torch.testing.assert_close(other_model.state_dict(), model.state_dict(), rtol=0, atol=0)
+    for found, wanted in zip(others, optimizers, strict=True):
+        torch.testing.assert_close(found.state_dict(), wanted.state_dict(), rtol=0, atol=0)
+
+
+def test_model_alone_is_loaded_from_a_checkpoint_with_an_optimizer(tmp_path: Path):
+    model = make_model()
+    save_sharded(tmp_path, model, make_optimizer(model))
+    other = make_model(seed=8)
+    load_sharded(tmp_path, other)
+    torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A checkpoint of the model and of Adam."""
+    model = make_model()
+    save_sharded(tmp_path / "saved", model, make_optimizer(model))
+    return tmp_path / "saved"
+
+
+def assert_refused(directory: Path, message: str, model: torch.nn.Module | None = None, *optimizers: Any) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_sharded(directory, model or make_model(), optimizers)
+    assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
+
+
+def test_directory_that_is_no_sharded_checkpoint_is_refused(tmp_path: Path):
+    assert_refused(tmp_path / "nothing", r"wants a checkpoint of drivetrain_torch\.save_sharded, found .* without")
+    Path(tmp_path, "model.pt").touch()
+    assert_refused(tmp_path, r"without \.metadata, which rank 0 writes: pass the directory of a committed checkpoint")
+    Path(tmp_path, ".metadata").write_text("{}")
+    assert_refused(tmp_path, r"whose \.metadata cannot be read .*: use another one")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+def test_checkpoint_of_other_code_is_refused(tmp_path: Path):
+    save_otherwise({"model": make_model().state_dict()}, checkpoint_id=tmp_path)
+    assert_refused(tmp_path, "made by other code: load it with torch.distributed.checkpoint.load")
+
+
+def test_lost_or_shortened_file_is_named(saved: Path):
+    file = Path(saved, "__0_0.distcp")
+    os.truncate(file, file.stat().st_size - 1)
+    assert_refused(saved, r"of whose files __0_0\.distcp is missing or cut short: have every rank report")
+    file.unlink()
+    assert_refused(saved, r"of whose files __0_0\.distcp is missing or cut short: have every rank report")
+
+
+def test_damaged_file_is_named_with_what_torch_found(saved: Path):
+    file = Path(saved, "__0_0.distcp")
+    file.write_bytes(b"x" * file.stat().st_size)
+    assert_refused(saved, "could not read .*saved: rank 0 got ")
+
+
+def test_checkpoint_of_another_model_is_refused_with_what_differs(saved: Path):
+    wanted = "wants a checkpoint of this model, found .*/saved"
+    change = "make them as they were when it was saved"
+    assert_refused(saved, rf"{wanted} without model\.3\.weight, model\.3\.bias: {change}", make_model(layers=2))
+    assert_refused(saved, rf"{wanted} with model\.2\.weight, model\.2\.bias: {change}", make_model()[:1])
+    assert_refused(saved, rf"{wanted} with model\.0\.weight of shape \(8, 4\), not \(9, 4\), ", make_model(hidden=9))
+
+
+def test_checkpoint_of_another_optimizer_is_refused_with_what_differs(saved: Path):
+    model = make_model()
+    names = r"optimizer\.state\.0\.weight\.{}, .* and {} more"
+    momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = f"without {names.format('momentum_buffer', 1)}; with {names.format('step', 9)}: make them"
+    assert_refused(saved, f"wants a checkpoint of this model and optimizer, found .*/saved {found}", model, momentum)
+    assert_refused(saved, r"with optimizer\.state\.2\.weight", model, torch.optim.AdamW(model[0].parameters()))
+    save_sharded(saved / "sgd", model, plain_sgd(model))
+    assert_refused(saved / "sgd", r"without optimizer\.state\.0\.weight\.step", model, make_optimizer(model))
+    save_sharded(saved / "alone", model)
+    assert_refused(saved / "alone", "of a model alone in .*: call it without optimizers", model, make_optimizer(model))
+
+
+def test_directory_with_a_checkpoint_is_not_written_to(saved: Path):
+    with pytest.raises(CheckpointError, match=r"wants a directory without a checkpoint, found one in .*/saved: give"):
+        save_sharded(saved, make_model())
+
+
+def test_extra_that_cannot_be_pickled_is_told(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"could not write the checkpoint: rank 0 got .*lambda"):
+        save_sharded(tmp_path, make_model(), extra={"function": lambda: 0})
+
+
+@pytest.mark.parametrize("function", [save_sharded, load_sharded])
+def test_wrong_arguments_are_refused(tmp_path: Path, function: Callable[..., Any]):
+    model = make_model()
+    name = function.__name__
+    with pytest.raises(ConfigurationError, match=rf"{name} wants a torch\.nn\.Module, found \{{\}}"):
+        function(tmp_path, {})
+    with pytest.raises(ConfigurationError, match=f"{name} wants optimizers of torch.optim, found 3"):
+        function(tmp_path, model, 3)
+    with pytest.raises(ConfigurationError, match="model's own parameters, found AdamW with others: make it of"):
+        function(tmp_path, model, make_optimizer(make_model()))
+
+
+def test_all_ranks_are_told_which_rank_could_not_write(fit: Callable[..., Result], tmp_path: Path):
+    def train(config: dict[str, Any]) -> list[str]:
+        directory = config["file"] / "under" if dist.get_rank() else config["directory"]
+        with pytest.raises(CheckpointError) as caught:
+            save_sharded(directory, make_model())
+        return gather(str(caught.value))
+
+    file = tmp_path / "file"
+    file.touch()
+    first, second = fit(train, {"file": file, "directory": tmp_path / "directory"}).return_value
+    assert first == second
+    assert "could not write the checkpoint: rank 1 got NotADirectoryError" in first
+
+
+def test_run_that_resumes_from_a_checkpoint_with_a_lost_file_says_so(fit: Callable[..., Result]):
+    saved = fit(train, {"strategy": "fully_shard"})
+    Path(saved.checkpoint.path, "__1_0.distcp").unlink()
+    with pytest.raises(TrainingFailedError, match=r"__1_0\.distcp is missing") as caught:
+        fit(train, {"strategy": "fully_shard"}, resume_from_checkpoint=saved.checkpoint)
+    assert isinstance(caught.value.__cause__, CheckpointError)
