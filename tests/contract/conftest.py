@@ -95,6 +95,8 @@ def ray_address() -> Iterator[str]:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
         # Ray's default from its next version on; without it, it warns.
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # What the S3 server of the tests wants of clients.
+        patch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
         ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
         try:
             yield ray.get_runtime_context().gcs_address

@@ -189,7 +189,7 @@ class Checkpoint:
                 raise ValueError("no object")
         except ValueError as error:
             raise CheckpointError(f"{where} wants a JSON object, found something else: {error}") from error
-        if found.keys() != {"version", "metadata"}:
+        if found.keys() != {"version", "metadata"} or not isinstance(found["version"], int):
             return found  # of another tool, which keeps it plain
         _check_version(found["version"], where, CheckpointError)
         metadata: dict[str, Any] = found["metadata"]

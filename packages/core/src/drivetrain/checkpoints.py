@@ -159,11 +159,13 @@ class CheckpointManager:
         self._storage.settle_duplicates(name, files)
         known = next((entry for entry in self.committed if entry.name == name), None)
         if known and known.index != index:
-            raise CheckpointError(f"checkpoint_dir_name={name!r} wants a new name, and that one is committed already")
+            raise CheckpointError(
+                f"a checkpoint wants a directory that is new in the run, found {name!r}, which is committed already"
+            )
         merged = self._listed(name) if known else {}
         merged |= {path: facts for rank in sorted(files) for path, facts in files[rank].items()}
-        if not merged:  # nobody uploaded anything, as it was in place
-            merged = {path: StoredFile(size) for path, size in self._storage.walk(name).items()}
+        if not all(files.values()):  # a rank uploaded nothing, as it was in place
+            merged = {path: StoredFile(size) for path, size in self._storage.walk(name).items()} | merged
         if self._metadata:
             checkpoint = Checkpoint.in_storage(self._storage, name)
             checkpoint.set_metadata({**self._metadata, **checkpoint.get_metadata()})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.checkpoints import CommittedCheckpoint, rank_checkpoints, read_manifest
-from drivetrain.errors import StorageError, TrainingFailedError
+from drivetrain.errors import FailureKind, StorageError, TrainingFailedError
 from drivetrain.loggers.jsonfile import result_file
 from drivetrain.storage import RUN_FILE, Storage, locate, redact
 
@@ -58,7 +58,8 @@ class Result:
             )
         error = None
         if (data := storage.read_bytes(ERROR_FILE)) is not None:
-            error = TrainingFailedError(json.loads(data)["message"])
+            record = json.loads(data)
+            error = TrainingFailedError(record["message"], kind=FailureKind(record["kind"]), rank=record["rank"])
         return cls(metrics=last_metrics(storage), storage=storage, error=error)
 
     @property

@@ -19,7 +19,8 @@ from typing import Any
 import cloudpickle
 
 from drivetrain._version import __version__
-from drivetrain.checkpoints import CheckpointManager, checkpoint_name
+from drivetrain.checkpoint import LISTING_FILE
+from drivetrain.checkpoints import CheckpointManager
 from drivetrain.config import RunConfig
 from drivetrain.console import Console
 from drivetrain.errors import RunExistsError, SerializationError, StorageError
@@ -216,11 +217,13 @@ def _find(config: RunConfig, trainer: str) -> tuple[Storage, str]:
     if config.resume not in ("never", "auto", "must"):
         filesystem, root = locate(config.resume, config.storage_filesystem, what="RunConfig(resume=...)")
         storage = Storage(filesystem, root, limits)
-        if checkpoint_name(0)[:11] in posixpath.basename(root) and not storage.exists(RUN_FILE):
-            raise StorageError(
-                f"RunConfig(resume=...) wants a run directory, found the checkpoint {root}: name the directory above "
-                "it, or start a new run from it with resume_from_checkpoint=Checkpoint(path)"
-            )
+        if not quick(storage).exists(RUN_FILE):
+            if storage.exists(LISTING_FILE):
+                raise StorageError(
+                    f"RunConfig(resume=...) wants a run directory, found the checkpoint {root}: name the directory "
+                    "above it, or start a new run from it with resume_from_checkpoint=Checkpoint(path)"
+                )
+            raise StorageError(f"RunConfig(resume=...) wants a run directory with a {RUN_FILE}, found none in {root}")
         return storage, "must"
     runs = runs_location(config.storage_path, config.storage_filesystem)
     name = config.name or f"{trainer}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"

@@ -16,16 +16,15 @@ from typing import Any
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.config import CheckpointConfig, CheckpointUploadMode, SyncConfig
 from drivetrain.context import TrainContext
-from drivetrain.errors import SessionError
+from drivetrain.errors import SessionError, StorageError
 from drivetrain.events import Event, Reported, Uploaded
 from drivetrain.storage import Storage, StoredFile
-from drivetrain.uploads import UploadRequest, Uploads
+from drivetrain.uploads import RESERVED_NAMES, UploadRequest, Uploads
 
 __all__ = ["REDUCTIONS", "Session", "SessionOptions", "activate", "get_checkpoint", "get_context", "report"]
 
 REDUCTIONS = ("mean", "sum", "min", "max")
-_DIRECTORY_NAME = re.compile(r"(?!checkpoint_\d+$)[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
-_TAKEN_NAMES = ("artifacts", "logs")
+_DIRECTORY_NAME = re.compile(r"(?!checkpoint_\d+$|result.*\.json$)[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
 
 _PLAIN_TYPES = frozenset((bool, int, float, str, type(None)))
 
@@ -85,6 +84,7 @@ class Session:
         self._emit = emit
         self._rank = context.get_world_rank()
         self._count = 0
+        self._stored_number = 0
         self._uploads = Uploads(storage, self._rank, self._options.checkpoints)
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -115,7 +115,7 @@ class Session:
             self._count = number
             self._emit(Reported(self._rank, number, time.time(), values, prepared.files, reduce, prepared.directory))
             if prepared.finish is None:
-                self.checkpoint = stored
+                self._note_stored(number, stored)
             else:
                 self._uploads.begin(prepared, lambda files: self._on_uploaded(number, stored, files))
             self._on_checkpoint()
@@ -129,8 +129,19 @@ class Session:
         self._uploads.drain()
         self._tell_finished()
 
+    def wait_for_uploads(self) -> None:
+        """Waits for the uploads in the background, and tells of those that end well."""
+        with contextlib.suppress(StorageError):
+            self._uploads.drain()
+        self._tell_finished()
+
+    def _note_stored(self, number: int, stored: Checkpoint) -> None:
+        if number > self._stored_number:  # an earlier upload may take longer than a later one
+            self._stored_number = number
+            self.checkpoint = stored
+
     def _on_uploaded(self, number: int, stored: Checkpoint, files: dict[str, StoredFile]) -> None:
-        self.checkpoint = stored
+        self._note_stored(number, stored)
         event = Uploaded(self._rank, number, files)
         if self._emit_from_threads:
             self._emit(event)
@@ -190,7 +201,8 @@ def report(
             an error is raised by the next report or at the end of the function; ``"none"`` takes a checkpoint
             that is in the run directory already.
         checkpoint_upload_fn: stores the checkpoint instead: takes it and the directory's name, and returns it as it
-            is in the run directory. Called in the background if the mode is ``"async"``.
+            is in the run directory. Called in the background if the mode is ``"async"``, so the local directory has to
+            stay until then.
         delete_local_checkpoint_after_upload: give the local directory away. On the storage's own filesystem it is moved
             instead of copied.
 
@@ -219,7 +231,7 @@ def report(
             f"report(checkpoint_upload_mode=...) wants 'sync', 'async' or 'none', found {checkpoint_upload_mode!r}"
         ) from None
     name = checkpoint_dir_name
-    if name is not None and (name in _TAKEN_NAMES or not _DIRECTORY_NAME.fullmatch(str(name))):
+    if name is not None and (str(name) != name or name in RESERVED_NAMES or not _DIRECTORY_NAME.fullmatch(name)):
         raise SessionError(
             "report(checkpoint_dir_name=...) wants a plain directory name that is not one of drivetrain's own, "
             f"found {name!r}"

@@ -189,7 +189,9 @@ class DataParallelTrainer:
             name=None,
             storage_path=None,
             storage_filesystem=storage_filesystem,
-            resume=where if storage_filesystem is not None or "://" in where else os.path.abspath(where),
+            resume=where
+            if storage_filesystem is not None or "://" in where
+            else os.path.abspath(os.path.expanduser(where)),
         )
         return cls(**values)
 
@@ -238,13 +240,14 @@ class DataParallelTrainer:
         try:
             dispatcher.call("on_run_start")
             outcome = controller.run()
-            checkpoints.close()
         except RunFailed as failed:
             error = self._explain(failed, run, storage)
         except (CallbackError, StorageError) as raised:
             error = self._explain(RunFailed(controller_failure(raised)), run, storage)
         except BaseException as raised:
             error = raised
+        finally:
+            checkpoints.close()
         unheard = dispatcher.close("on_run_end", error)
         if error is None and unheard is None:
             opened.push()

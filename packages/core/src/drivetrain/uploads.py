@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import posixpath
 import secrets
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from drivetrain.checkpoint import LISTING_FILE, Checkpoint
@@ -24,11 +26,16 @@ from drivetrain.storage import Storage, StoredFile
 from drivetrain.storage.filesystem import LocalFilesystem
 from drivetrain.storage.node import share_directory
 
-__all__ = ["Upload", "UploadRequest", "Uploads"]
+__all__ = ["RESERVED_NAMES", "Upload", "UploadRequest", "Uploads"]
 
 UploadFunction = Callable[[Checkpoint, str], Checkpoint]
 
 _FILES = "files"
+
+RESERVED_NAMES = (
+    "artifacts", "logs", "manifest.json", "run.json", "trainer.pkl", "error.json", "error.txt", "progress.csv",
+)  # fmt: skip
+"""What is in a run directory beside checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +78,7 @@ class Uploads:
         self._config = config
         self._free = threading.BoundedSemaphore(config.max_uploads_in_flight)
         self._threads: list[threading.Thread] = []
-        self._failure: Exception | None = None
+        self._failures: list[Exception] = []
 
     def raise_failure(self) -> None:
         """Raises the error of a background upload that failed since the last call.
@@ -79,9 +86,11 @@ class Uploads:
         Raises:
             StorageError: the storage's error is its cause.
         """
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise StorageError(f"a checkpoint was not stored, as its background upload failed: {failure}") from failure
+        failures, self._failures = self._failures, []
+        if failures:
+            count = "a checkpoint was" if len(failures) == 1 else f"{len(failures)} checkpoints were"
+            reasons = "; ".join(str(failure) or type(failure).__name__ for failure in failures)
+            raise StorageError(f"{count} not stored, as the background upload failed: {reasons}") from failures[0]
 
     def prepare(self, request: UploadRequest, index: int) -> Upload:
         """Stores a checkpoint's files, or makes them safe for storing them in the background.
@@ -95,15 +104,16 @@ class Uploads:
             StorageError: it could not be stored.
         """
         directory = request.directory or checkpoint_name(index)
+        if request.delete_local and self._is_committed(request.checkpoint):
+            request = replace(request, delete_local=False)  # the run may have to go on from it
         if request.mode is CheckpointUploadMode.NO_UPLOAD and request.function is None:
             return self._adopt(request.checkpoint, request.directory)
         if request.directory is not None:
             self._announce(request.directory)
         if request.function is not None:
-            function = request.function
-
-            def finish() -> dict[str, StoredFile]:
-                return self._adopt(function(request.checkpoint, directory), directory).files or {}
+            finish: Callable[[], dict[str, StoredFile]] = partial(
+                self._have_uploaded, request, request.function, directory
+            )
         elif request.mode is CheckpointUploadMode.ASYNC and not self._goes_at_once(request):
             finish = self._set_aside(request, directory)
         else:
@@ -128,7 +138,7 @@ class Uploads:
             try:
                 deliver(finish())
             except Exception as error:
-                self._failure = self._failure or error
+                self._failures.append(error)
             finally:
                 self._free.release()
 
@@ -169,31 +179,52 @@ class Uploads:
         with contextlib.ExitStack() as stack:
             source = stack.enter_context(request.checkpoint.as_directory())
             aside = stack.enter_context(share_directory("uploads", secrets.token_hex(8)))
-            safe, give_away = os.path.join(aside, _FILES), request.delete_local
-            if give_away:
-                try:
-                    os.rename(source, safe)
-                except OSError:  # another filesystem: it is read where it is
-                    safe = source
-            else:
-                Storage(LocalFilesystem(), aside, self._storage.limits).put_directory(source, _FILES)
+            place = Storage(LocalFilesystem(), aside, self._storage.limits)
+            place.put_directory(source, _FILES, give_away=request.delete_local)
+            if request.delete_local:
+                shutil.rmtree(source, ignore_errors=True)
             kept = stack.pop_all()
 
         def finish() -> dict[str, StoredFile]:
             with kept:
-                return self._put(safe, directory, give_away, polite=True)
+                return self._put(os.path.join(aside, _FILES), directory, True, polite=True)
 
         return finish
 
+    def _have_uploaded(self, request: UploadRequest, function: UploadFunction, directory: str) -> dict[str, StoredFile]:
+        """Stores a checkpoint with the user's own function."""
+        stored = function(request.checkpoint, directory)
+        if not isinstance(stored, Checkpoint):
+            raise CheckpointError(
+                f"checkpoint_upload_fn wants to return the Checkpoint as it is in the run directory, found {stored!r}"
+            )
+        files = self._adopt(stored, directory).files or {}
+        if request.delete_local and request.checkpoint.is_local and request.checkpoint != stored:
+            shutil.rmtree(request.checkpoint.path, ignore_errors=True)
+        return files
+
+    def _is_committed(self, checkpoint: Checkpoint) -> bool:
+        """Whether it is a checkpoint of this run, in its place."""
+        name = self._name_of(checkpoint)
+        return name is not None and self._storage.exists(f"{name}/{LISTING_FILE}")
+
+    def _name_of(self, checkpoint: Checkpoint) -> str | None:
+        """Its directory in the run directory; None where it is elsewhere."""
+        if checkpoint.is_local != self._storage.is_local:
+            return None
+        if not checkpoint.is_local and checkpoint.filesystem != self._storage.filesystem.handle:
+            return None
+        path = posixpath.normpath(checkpoint.path)
+        name = path.removeprefix(f"{posixpath.normpath(self._storage.root)}/")
+        return None if name == path or name.startswith(".") or name in RESERVED_NAMES else name
+
     def _adopt(self, checkpoint: Checkpoint, directory: str | None) -> Upload:
         """Takes a directory for a checkpoint that is in the run directory already."""
-        name = checkpoint.path.removeprefix(f"{self._storage.root}/")
-        if name == checkpoint.path or (
-            not checkpoint.is_local and checkpoint.filesystem != self._storage.filesystem.handle
-        ):
+        name = self._name_of(checkpoint)
+        if name is None:
             raise CheckpointError(
-                f"a checkpoint that is not to be uploaded wants to be in the run directory {self._storage.root}, "
-                f"found {checkpoint.path}"
+                "a checkpoint that is not to be uploaded wants a directory of its own in the run directory "
+                f"{self._storage.root}, found {checkpoint.path}"
             )
         if directory is not None and name != directory:
             raise CheckpointError(f"the checkpoint wants to be in {directory!r} of the run directory, found {name!r}")

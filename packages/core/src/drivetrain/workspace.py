@@ -45,10 +45,8 @@ def open_workspace(
             directory = storage.path(ARTIFACTS)
             on_checkpoint: Callable[[], None] = lambda: None  # noqa: E731 - the same name as below
         else:
-            key = staging_key(context.get_trial_id(), options.start)
-            staged = stack.enter_context(share_directory(STAGED_RUNS, key))
+            staged, on_checkpoint = stack.enter_context(_staged(storage, context, options))
             directory = os.path.join(staged, ARTIFACTS)
-            on_checkpoint = stack.enter_context(_synced(directory, storage, context, options))
         os.makedirs(directory, exist_ok=True)
         if options.chdir:
             stack.callback(os.chdir, os.getcwd())
@@ -57,24 +55,35 @@ def open_workspace(
 
 
 @contextlib.contextmanager
-def _synced(
-    directory: str, storage: Storage, context: TrainContext, options: SessionOptions
-) -> Iterator[Callable[[], None]]:
-    os.makedirs(directory, exist_ok=True)
+def _staged(
+    storage: Storage, context: TrainContext, options: SessionOptions
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A directory that the node's ranks share, one of which uploads from it; the last to leave uploads the rest."""
     sync = options.sync
-    if not sync.sync_artifacts:
-        try:
-            yield lambda: None
-        finally:
-            if context.get_local_rank() == 0 and (left := sum(1 for _ in walk_local(directory))):
-                _warn(f"{left} files in get_trial_dir() are not kept: SyncConfig(sync_artifacts=True) uploads them")
-        return
-    if context.get_local_rank() != 0:  # the node's ranks share the directory
-        yield lambda: None
-        return
-    mirror = Mirror(directory, storage, ARTIFACTS, period_s=sync.sync_period, warn=_warn)
-    with mirror.running():
-        yield mirror.wake if sync.sync_artifacts_on_checkpoint else lambda: None
+
+    def mirror(staged: str) -> Mirror:
+        return Mirror(
+            os.path.join(staged, ARTIFACTS),
+            storage,
+            ARTIFACTS,
+            period_s=sync.sync_period,
+            warn=_warn,
+            state=os.path.join(staged, "uploaded.json"),
+        )
+
+    def finish(staged: str) -> None:
+        if sync.sync_artifacts:
+            mirror(staged).try_push()
+        elif left := sum(1 for _ in walk_local(os.path.join(staged, ARTIFACTS))):
+            _warn(f"{left} files in get_trial_dir() are not kept: SyncConfig(sync_artifacts=True) uploads them")
+
+    key = f"{staging_key(context.get_trial_id(), options.start)}-{context.attempt}"
+    with share_directory(STAGED_RUNS, key, before_deletion=finish) as staged:
+        if not sync.sync_artifacts or context.get_local_rank() != 0:
+            yield staged, lambda: None
+            return
+        with mirror(staged).running() as running:
+            yield staged, running.wake if sync.sync_artifacts_on_checkpoint else lambda: None
 
 
 def _warn(line: str) -> None:

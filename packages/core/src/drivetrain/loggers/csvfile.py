@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ class CsvLogger(Callback):
             return
         draft = path.with_name(f".{_NAME}.draft")
         with path.open(newline="", encoding="utf-8") as old, draft.open("wb") as new:
-            rows = csv.DictReader(old)
+            rows = csv.DictReader(_without_part(old))
             new.write(_row(rows.fieldnames or ()))
             for row in rows:
                 if not _is_after(row.get(_ITERATION), iteration):
@@ -82,8 +82,13 @@ class CsvLogger(Callback):
         return io.FileIO(path, "a")
 
 
+def _without_part(lines: Iterable[str]) -> Iterator[str]:
+    """The lines but for one without an end, which a killed run has left, and whose numbers may lack digits."""
+    return (line for line in lines if line.endswith(("\n", "\r")))
+
+
 def _is_after(value: str | None, iteration: int) -> bool:
-    """Whether a row is of a later iteration, or so short that a killed run has left it."""
+    """Whether a row is of a later iteration, or too short."""
     return value is None or not value.isdecimal() or int(value) > iteration
 
 

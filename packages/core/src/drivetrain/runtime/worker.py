@@ -122,8 +122,10 @@ def execute(
                     with contextlib.suppress(_CleanExit), _exit_as_return():
                         value = function(config) if takes_config(function) else function()
                     session.finish()
-                except BaseException:
+                except BaseException as error:
                     failed_at = time.time()  # before the backend is left, which may take its time or fail others
+                    if in_driver and isinstance(error, Exception):  # no end of a process ends its uploads
+                        session.wait_for_uploads()
                     raise
                 enter(f"taking {task.backend.name} down")
     except Exception as error:

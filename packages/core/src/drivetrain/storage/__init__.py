@@ -10,6 +10,7 @@ import posixpath
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -212,14 +213,18 @@ class Storage:
                 other = first.setdefault(relative, facts)
                 if other.size != facts.size or (other.crc32 or facts.crc32) != (facts.crc32 or other.crc32):
                     raise _collision(name, relative, files)
-        if not self.is_local or len(files) < 2:
+        if not self.is_local:
             return
         for rank in sorted(files):
             duplicates = self.path(name, _duplicates_of(rank))
             if not os.path.isdir(duplicates):
                 continue
             for relative, _ in walk_local(duplicates):
-                if not _same_content(os.path.join(duplicates, relative), self.path(name, relative)):
+                own, first_one = os.path.join(duplicates, relative), self.path(name, relative)
+                if not os.path.lexists(first_one):  # of a rank that could not store it in the end
+                    os.makedirs(os.path.dirname(first_one), exist_ok=True)
+                    os.rename(own, first_one)
+                elif not _same_content(own, first_one):
                     raise _collision(name, relative, files)
             self.filesystem.delete(duplicates)
 
@@ -274,8 +279,7 @@ class Storage:
             _make_parent(local, made)
             with open(local, "wb") as file:
                 file.truncate(size)
-            for start in range(0, size, CHUNK_BYTES):
-                count = min(CHUNK_BYTES, size - start)
+            for start, count in self._ranges(name, relative, size):
                 jobs.append(Job(relative, partial(self._get_range, relative, name, local, start, count)))
         what = f"download of {self.path(name)}"
         run_jobs(jobs, what=what, limits=self.limits, in_thread=not self.is_local or len(jobs) > 4)
@@ -289,6 +293,13 @@ class Storage:
                     f"with, found {sizes[relative]} bytes: the file is damaged, use another checkpoint"
                 )
         return sorted(sizes)
+
+    def _ranges(self, name: str, relative: str, size: int) -> Sequence[tuple[int, int]]:
+        """The pieces of a file that are worth copying: a big local one may have holes."""
+        if self.is_local and size > CHUNK_BYTES:
+            with open(self.path(name, relative), "rb", buffering=0) as file:
+                return list(data_ranges(file.fileno(), size, os.fstat(file.fileno()).st_blocks * 512))
+        return [(start, min(CHUNK_BYTES, size - start)) for start in range(0, size, CHUNK_BYTES)]
 
     def _get_range(self, relative: str, name: str, local: str, start: int, count: int) -> None:
         descriptor = os.open(local, os.O_WRONLY)
@@ -313,7 +324,7 @@ class Storage:
 
     def _take_over(self, source: str, name: str) -> bool:
         """Moves a directory as a whole, if that is possible and means the same as copying it."""
-        if any(os.path.islink(os.path.join(source, relative)) for relative, _ in walk_local(source)):
+        if has_links(source):
             return False
         target = self.path(name)
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -328,7 +339,19 @@ class Storage:
     def _copy(
         self, source: str, name: str, found: Mapping[str, os.stat_result], rank: int, checksums: bool, limits: Limits
     ) -> dict[str, StoredFile]:
-        target = self.path(name)
+        claims = _Claims(self.path(name), rank)
+        try:
+            self._copy_claimed(source, found, claims, limits)
+        except BaseException:
+            claims.withdraw()
+            raise
+        return {
+            relative: StoredFile(status.st_size, checksum(os.path.join(source, relative)) if checksums else None)
+            for relative, status in found.items()
+        }
+
+    def _copy_claimed(self, source: str, found: Mapping[str, os.stat_result], claims: _Claims, limits: Limits) -> None:
+        target = claims.target
         made: set[str] = set()
         jobs: list[Job] = []
         batch: list[tuple[str, str, int]] = []
@@ -338,10 +361,10 @@ class Storage:
             if status.st_size <= CHUNK_BYTES:
                 batch.append((origin, relative, status.st_mode))
                 if len(batch) == _BATCH_FILES:
-                    jobs.append(Job(relative, partial(_copy_files, batch, target, rank)))
+                    jobs.append(Job(relative, partial(_copy_files, batch, claims)))
                     batch = []
                 continue
-            descriptor = _claim(target, relative, rank, status.st_mode)
+            descriptor = claims.claim(relative, status.st_mode)
             try:
                 os.truncate(descriptor, status.st_size)
                 destination = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -351,13 +374,9 @@ class Storage:
                 for start, count in data_ranges(file.fileno(), status.st_size, status.st_blocks * 512):
                     jobs.append(Job(relative, partial(_copy_part, origin, destination, start, count)))
         if batch:
-            jobs.append(Job(batch[0][1], partial(_copy_files, batch, target, rank)))
+            jobs.append(Job(batch[0][1], partial(_copy_files, batch, claims)))
         limits = replace(limits, threads=min(limits.threads, os.cpu_count() or 1))
         run_jobs(jobs, what=f"copy of {source} to {target}", limits=limits, in_thread=len(jobs) > 1)
-        return {
-            relative: StoredFile(status.st_size, checksum(os.path.join(source, relative)) if checksums else None)
-            for relative, status in found.items()
-        }
 
     def call(self, what: str, call: Callable[[], Any]) -> Any:
         """A single operation, with a deadline where it crosses a network."""
@@ -421,22 +440,56 @@ def _make_parent(path: str, made: set[str]) -> None:
         made.add(parent)
 
 
-def _claim(target: str, relative: str, rank: int, mode: int) -> int:
-    """Creates and opens a file, or one under the rank's own directory if another rank was first."""
-    mode = stat.S_IMODE(mode) | stat.S_IWUSR
-    try:
-        return os.open(os.path.join(target, relative), os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    except FileExistsError:
-        duplicate = os.path.join(target, _duplicates_of(rank), relative)
-        os.makedirs(os.path.dirname(duplicate), exist_ok=True)
-        return os.open(duplicate, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+class _Claims:
+    """The files that one copy creates in a directory, several ranks' copies going there.
+
+    Those of a copy that fails are withdrawn: the rank may try again, and would take them for another rank's.
+    """
+
+    def __init__(self, target: str, rank: int) -> None:
+        self.target = target
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._withdrawn = False
+        self._paths: list[str] = []
+
+    def claim(self, relative: str, mode: int) -> int:
+        """Creates and opens a file, or one under the rank's own directory if another rank was first."""
+        mode = stat.S_IMODE(mode) | stat.S_IWUSR
+        path = os.path.join(self.target, relative)
+        with self._lock:
+            if self._withdrawn:
+                raise StorageError("given up, as another piece failed")
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            except FileExistsError:
+                path = os.path.join(self.target, _duplicates_of(self._rank), relative)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            self._paths.append(path)
+        return descriptor
+
+    def withdraw(self) -> None:
+        """Deletes what was created, and has nothing more be."""
+        with self._lock:
+            self._withdrawn = True
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
-def _copy_files(batch: Sequence[tuple[str, str, int]], target: str, rank: int) -> None:
+def has_links(directory: str) -> bool:
+    """Whether moving a directory would move a link, and not what it stands for."""
+    return os.path.islink(directory) or any(
+        os.path.islink(os.path.join(directory, relative)) for relative, _ in walk_local(directory)
+    )
+
+
+def _copy_files(batch: Sequence[tuple[str, str, int]], claims: _Claims) -> None:
     for origin, relative, mode in batch:
         source = os.open(origin, os.O_RDONLY)
         try:
-            copy = _claim(target, relative, rank, mode)
+            copy = claims.claim(relative, mode)
             try:
                 copy_range(source, copy, 0, os.fstat(source).st_size)
             finally:

@@ -90,14 +90,17 @@ class RunLock:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
+        _held.add(descriptor)
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, self._facts(0), 0)
             yield
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            os.close(descriptor)
+            if descriptor in _held:
+                _held.remove(descriptor)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                os.close(descriptor)
 
     @contextlib.contextmanager
     def _hold_object(self) -> Iterator[None]:
@@ -171,14 +174,26 @@ class RunLock:
         return json.dumps(facts).encode()
 
 
+_held: set[int] = set()
+"""Open files with a lock of this process. A child that outlives it must not keep the run locked."""
+
+
+def _let_go() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 class _NoLocks(Exception):
     """A filesystem that has no locks."""
 
 
 def _parse(data: bytes) -> dict[str, Any]:
     try:
-        facts: dict[str, Any] = json.loads(data)
-        return facts
+        facts = json.loads(data)
+        return facts if isinstance(facts, dict) else {}
     except ValueError:
         return {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,17 +29,29 @@ class Mirror:
         prefix: the directory in the storage; empty for the storage itself.
         period_s: seconds between two rounds.
         warn: told what went wrong with a round.
+        state: a file that keeps what was uploaded, for another process's mirror of the same directory.
     """
 
     def __init__(
-        self, directory: str, storage: Storage, prefix: str, *, period_s: float, warn: Callable[[str], None]
+        self,
+        directory: str,
+        storage: Storage,
+        prefix: str,
+        *,
+        period_s: float,
+        warn: Callable[[str], None],
+        state: str | None = None,
     ) -> None:
+        self._state_file = state
         self._directory = directory
         self._storage = storage
         self._prefix = prefix
         self._period_s = period_s
         self._warn = warn
-        self._known: dict[str, tuple[int, int]] = {}
+        self._known: dict[str, list[int]] = {}
+        if state is not None:
+            with contextlib.suppress(FileNotFoundError, ValueError), open(state, encoding="utf-8") as file:
+                self._known = json.load(file)
         self._lock = threading.Lock()
         self._warned = False
         self._ended = False
@@ -65,9 +78,9 @@ class Mirror:
         """
         with self._lock:
             changed = {
-                relative: (status.st_size, status.st_mtime_ns)
+                relative: [status.st_size, status.st_mtime_ns]
                 for relative, status in walk_local(self._directory)
-                if self._known.get(relative) != (status.st_size, status.st_mtime_ns)
+                if self._known.get(relative) != [status.st_size, status.st_mtime_ns]
             }
             if not changed:
                 return
@@ -78,6 +91,9 @@ class Mirror:
             ]
             run_jobs(jobs, what=f"upload to {self._storage.path(self._prefix)}", limits=self._storage.limits)
             self._known.update(changed)
+            if self._state_file is not None:
+                with open(self._state_file, "w", encoding="utf-8") as file:
+                    json.dump(self._known, file)
 
     def try_push(self) -> None:
         """Uploads what has changed; warns, the first time, if that fails."""
@@ -113,6 +129,6 @@ class Mirror:
                 self.try_push()
 
 
-def _state(path: str) -> tuple[int, int]:
+def _state(path: str) -> list[int]:
     status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
+    return [status.st_size, status.st_mtime_ns]

@@ -26,7 +26,12 @@ _LOOK_S = 0.02
 
 @contextlib.contextmanager
 def share_directory(
-    kind: str, key: str, *, fill: Callable[[str], None] | None = None, wait_s: float = 1800.0
+    kind: str,
+    key: str,
+    *,
+    fill: Callable[[str], None] | None = None,
+    before_deletion: Callable[[str], None] | None = None,
+    wait_s: float = 1800.0,
 ) -> Iterator[str]:
     """A local directory that is shared with all processes of this user and node that ask for the same one.
 
@@ -34,6 +39,7 @@ def share_directory(
         kind: what it is for.
         key: which one.
         fill: puts the content into the empty directory; called by one process, while the others wait.
+        before_deletion: called by the last one to leave.
         wait_s: seconds to wait for that other process.
 
     Raises:
@@ -45,7 +51,7 @@ def share_directory(
     try:
         yield os.path.join(base, key)
     finally:
-        _leave(os.path.join(base, key), descriptor)
+        _leave(os.path.join(base, key), descriptor, before_deletion)
 
 
 def sweep(kind: str) -> None:
@@ -121,11 +127,13 @@ def _make_ready(path: str, fill: Callable[[str], None] | None, descriptor: int) 
     os.close(os.open(path + _READY, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
-def _leave(path: str, descriptor: int) -> None:
+def _leave(path: str, descriptor: int, before_deletion: Callable[[str], None] | None = None) -> None:
     """Gives the lock back, and deletes the directory if nobody else holds one."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a forked child has inherited the descriptor
         if try_lock(descriptor, fcntl.LOCK_EX) and is_file_at(descriptor, path + _LOCK):
+            if before_deletion is not None:
+                before_deletion(path)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + _READY)
             shutil.rmtree(path, ignore_errors=True)

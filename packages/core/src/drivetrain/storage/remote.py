@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from drivetrain.crashpoints import is_armed, reach
 from drivetrain.errors import ConfigurationError
@@ -96,12 +96,12 @@ def _with_small_puts(scheme: str, uri: str) -> str:
 def _open_with_fsspec(uri: str) -> tuple[Filesystem, str]:
     from fsspec.core import url_to_fs
 
-    parts = urlsplit(uri)
-    options: dict[str, Any] = dict(parse_qsl(parts.query))
-    if parts.scheme == "s3" and (endpoint := options.pop("endpoint_override", None)) is not None:
+    bare, _, query = uri.partition("?")
+    options: dict[str, Any] = dict(parse_qsl(query))
+    if bare.startswith("s3://") and (endpoint := options.pop("endpoint_override", None)) is not None:
         secure = options.pop("scheme", "https")
         options["endpoint_url"] = endpoint if "://" in endpoint else f"{secure}://{endpoint}"
-    filesystem, path = url_to_fs(parts._replace(query="").geturl(), **options)
+    filesystem, path = url_to_fs(bare, **options)
     return FsspecFilesystem(filesystem), path
 
 
