@@ -70,6 +70,7 @@ class S3Server:
       which nothing can be written any more, and to delete one together with others is an error. pyarrow's
       ``delete_dir`` and ``delete_file`` do both: the one where a directory has directories, the other for a directory
       that it has just emptied. ``FaultProxy(server, markers=True)`` keeps them from the server.
+    - It answers a request for a range with the range, but with status 200 instead of 206. obstore minds.
     - What others than its clients change in the directory is not seen. The option against it, ``--dir-cache-time=0``,
       hashes every object again for every request and makes it hang. To look for what was stored is fine.
 

@@ -24,7 +24,7 @@ def run(scenario, tmp_path):
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
-    return json.loads(finished.stdout.splitlines()[-1])
+    return {**json.loads(finished.stdout.splitlines()[-1]), "said": finished.stderr}
 
 
 def test_ranks_are_packed_by_node_and_the_drivers_node_comes_first(tmp_path):
@@ -56,8 +56,9 @@ def test_interrupt_while_waiting_for_resources_ends_the_wait(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a node takes a mount, and that takes root")
-def test_storage_that_the_nodes_do_not_share_is_refused_at_the_first_checkpoint(tmp_path):
+def test_storage_that_the_nodes_do_not_share_is_said_at_the_start_and_refused_at_the_first_checkpoint(tmp_path):
     seen = run("storage_that_the_nodes_do_not_share", tmp_path)
     assert seen["error"] == "TrainingFailedError"
     assert seen["cause"] == "StorageError"
     assert "a run on several nodes wants a storage_path that all of them share" in seen["message"]
+    assert "a checkpoint reported on" in seen["said"].partition("Traceback")[0]

@@ -7,19 +7,23 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import CODE, DOCS, PAGES, PROGRAMS, Page
+from tests.s3 import FaultProxy, S3Server
 from tests.support import ROOT
 
 _RAY = "import ray"
+_S3 = "s3://models/"
 _LONGEST_LINE = 88  # what a page shows without scrolling
 
 
-def run_script(script: Path, directory: Path, *, limit_s: float = 100) -> str:
+def run_script(
+    script: Path, directory: Path, *, environment: Mapping[str, str] | None = None, limit_s: float = 100
+) -> str:
     """Runs a script as a reader would, in a directory of its own, and returns its standard output."""
     finished = subprocess.run(
         [sys.executable, str(script)],
@@ -30,6 +34,7 @@ def run_script(script: Path, directory: Path, *, limit_s: float = 100) -> str:
             "PYTHONWARNINGS": "error",  # in the workers as well
             "PYTHONPATH": os.pathsep.join([str(CODE / "tally"), *_declare_tally(directory)]),
             "OMP_NUM_THREADS": "1",
+            **(environment or {}),
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -71,15 +76,26 @@ def find_output(expected: str, printed: str) -> bool:
     return re.search(rf"^{pattern}$", printed, re.MULTILINE) is not None
 
 
+@pytest.fixture
+def bucket(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The variables with which a page that keeps runs in a bucket finds it on this machine."""
+    if _S3 not in as_script(page):
+        yield {}
+        return
+    with S3Server(tmp_path_factory.mktemp("served")) as server, FaultProxy(server, markers=True) as proxy:
+        server.make_bucket("models")
+        yield {**server.environment, "AWS_ENDPOINT_URL": proxy.endpoint}
+
+
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page))) for page in PROGRAMS],
 )
-def test_blocks_of_a_page_run_and_print_what_it_says(page: Page, tmp_path: Path) -> None:
+def test_blocks_of_a_page_run_and_print_what_it_says(page: Page, bucket: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / f"{page.path.stem}.py"
     script.write_text(as_script(page))
 
-    printed = run_script(script, tmp_path)
+    printed = run_script(script, tmp_path, environment=bucket)
 
     for block in page.of_kind("text output"):
         assert find_output(block.content, printed), (

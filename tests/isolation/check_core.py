@@ -42,6 +42,28 @@ def check_two_workers_report(storage_path: str) -> None:
     assert (result.metrics["step"], result.metrics["rank"]) == (2, 0), result.metrics
 
 
+def check_storages_that_need_nothing_else_work(storage_path: str) -> None:
+    """Local paths by URI, and fsspec's own; others say what to install."""
+    from drivetrain import ConfigurationError, DataParallelTrainer, Result, RunConfig, ScalingConfig
+
+    for uri in (f"file://{storage_path}/by-uri", "memory://runs"):
+        trainer = DataParallelTrainer(
+            train_func,
+            train_loop_config={"steps": 3},
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(name="isolation", storage_path=uri, verbose=0),
+        )
+        trainer.fit()
+        assert Result.from_path(f"{uri}/isolation").metrics["step"] == 2
+    try:
+        Result.from_path("s3://bucket/run")
+    except ConfigurationError as error:
+        assert "pip install pyarrow" in str(error), error
+    else:
+        raise AssertionError("S3 without any package for it")
+    assert not loaded_modules("import drivetrain; drivetrain.Checkpoint('/tmp')") & (HEAVY | {"fsspec"})
+
+
 def check_dependencies_are_complete() -> None:
     subprocess.run([sys.executable, "-m", "pip", "check"], check=True)
 
@@ -51,4 +73,5 @@ if __name__ == "__main__":
     check_import_is_light()
     with tempfile.TemporaryDirectory() as directory:
         check_two_workers_report(directory)
+        check_storages_that_need_nothing_else_work(directory)
     print("ok: drivetrain alone")

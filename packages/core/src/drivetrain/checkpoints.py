@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import posixpath
 import queue
 import re
 import threading
@@ -22,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import quote, unquote
 
 from drivetrain.checkpoint import LISTING_FILE, VERSION, Checkpoint, own_files, parse_listing
 from drivetrain.config import CheckpointConfig
@@ -33,6 +33,7 @@ __all__ = [
     "MANIFEST",
     "CheckpointManager",
     "CommittedCheckpoint",
+    "announcement",
     "checkpoint_name",
     "rank_checkpoints",
     "read_manifest",
@@ -40,7 +41,7 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 PENDING = ".pending"
-"""Where a rank leaves the name of a directory that no pattern tells, before it uploads to it."""
+"""Where the names of directories are left that no pattern tells, while they are yet to be committed or deleted."""
 
 _CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})")
 _DELETIONS_AHEAD = 4
@@ -49,6 +50,11 @@ _DELETIONS_AHEAD = 4
 def checkpoint_name(index: int) -> str:
     """The directory of the checkpoint that belongs to a report, by the report's index in the run."""
     return f"checkpoint_{index:06d}"
+
+
+def announcement(name: str) -> str:
+    """The file that tells a sweep of a checkpoint's directory that no pattern tells."""
+    return f"{PENDING}/{quote(name, safe='')}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,20 +183,23 @@ class CheckpointManager:
             time=time.time(),
             ordinal=max((entry.ordinal for entry in self.committed), default=0) + 1,
         )
+        self._before_commit()  # as a list without a manifest counts too
         listing = {"version": VERSION, "entry": asdict(entry), "files": dict(sorted(own_files(merged).items()))}
         self._storage.write_bytes(f"{name}/{LISTING_FILE}", json.dumps(listing).encode(), durable=False)
         if known:
             return known
         entries = sorted([*self.committed, entry], key=lambda entry: entry.index)
         kept = retained(entries, self._config, self._is_protected)
-        self._before_commit()
+        dropped = [old for old in entries if old not in kept]
+        for old in dropped:
+            if not _CHECKPOINT_NAME.fullmatch(old.name):
+                self._storage.write_bytes(announcement(old.name), b"", durable=False)
         reach("before manifest write")
         self._write_manifest(kept)
         reach("after manifest write")
-        dropped = [old for old in entries if old not in kept]
         self.committed = kept
-        if name != checkpoint_name(index):
-            self._storage.delete(f"{PENDING}/{posixpath.basename(name)}")
+        if name != checkpoint_name(index) and entry in kept:
+            self._storage.delete(announcement(name))
         if dropped:
             for old in dropped:
                 self._encoded.pop(old.name, None)
@@ -203,7 +212,7 @@ class CheckpointManager:
         return self.committed[-1].name if self.committed else ""
 
     def sweep(self) -> tuple[list[str], int]:
-        """Deletes checkpoint directories that were never committed.
+        """Deletes checkpoint directories that were never committed, or that retention has dropped.
 
         Returns:
             Their names, and the highest report index among them, which must not be used again: a worker of a node
@@ -213,15 +222,16 @@ class CheckpointManager:
         names = {entry.name for entry in self.committed}
         directories, _ = self._storage.list_names()
         orphans = [name for name in directories if _CHECKPOINT_NAME.fullmatch(name) and name not in names]
-        announced = self._storage.list_names(PENDING)[1] if PENDING in directories else []
-        orphans += [name for name in announced if name in directories and name not in names]
+        announced = [unquote(file) for file in self._storage.list_names(PENDING)[1]] if PENDING in directories else []
+        orphans += [name for name in announced if name.partition("/")[0] in directories and name not in names]
         deleted = []
         for name in orphans:
             reach("during sweep")
             if Checkpoint.in_storage(self._storage, name).delete_unless_held():
                 deleted.append(name)
         for name in announced:
-            self._storage.delete(f"{PENDING}/{name}")
+            if name in deleted or name not in orphans:
+                self._storage.delete(announcement(name))
         numbers = [int(match[1]) for name in orphans if (match := _CHECKPOINT_NAME.fullmatch(name))]
         return deleted, max(numbers, default=0)
 
@@ -291,15 +301,18 @@ class _Janitor:
             try:
                 self._storage.flush_to_disk(newest)
                 reach("during retention")
-                held = [
-                    name
-                    for name in [*held, *dropped]
-                    if not Checkpoint.in_storage(self._storage, name).delete_unless_held()
-                ]
+                held = [name for name in [*held, *dropped] if not self._delete(name)]
             except Exception as error:  # deleting is no reason to lose the run
                 self._error = f"a dropped checkpoint could not be deleted, the next start of the run will: {error}"
             finally:
                 self._work.task_done()
+
+    def _delete(self, name: str) -> bool:
+        if not Checkpoint.in_storage(self._storage, name).delete_unless_held():
+            return False
+        if not _CHECKPOINT_NAME.fullmatch(name):
+            self._storage.delete(announcement(name))
+        return True
 
 
 def retained(

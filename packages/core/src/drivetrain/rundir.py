@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import os
 import pickle
@@ -20,7 +21,7 @@ import cloudpickle
 
 from drivetrain._version import __version__
 from drivetrain.checkpoint import LISTING_FILE
-from drivetrain.checkpoints import CheckpointManager
+from drivetrain.checkpoints import MANIFEST, CheckpointManager
 from drivetrain.config import RunConfig
 from drivetrain.console import Console
 from drivetrain.errors import RunExistsError, SerializationError, StorageError
@@ -37,6 +38,7 @@ TRAINER_FILE = "trainer.pkl"
 ERROR_FILES = ("error.json", "error.txt")
 VERSION = 1
 _METRICS = ("result*.json", "progress.csv")
+_DRAFTS = tuple(f".{name}.????????" for name in (MANIFEST, RUN_FILE, TRAINER_FILE, *ERROR_FILES))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +170,7 @@ def open_run(
     with contextlib.ExitStack() as stack:
         lock = RunLock(quick(storage), console)
         stack.enter_context(lock.hold())
+        _sweep_drafts(storage)
         exists = _look(storage, name, mode)
         record = json.loads(storage.read_bytes(RUN_FILE) or b"{}")
         record.setdefault("id", secrets.token_hex(4))
@@ -249,6 +252,13 @@ def _look(storage: Storage, name: str, mode: str) -> bool:
                 "choose another name"
             )
     return exists
+
+
+def _sweep_drafts(storage: Storage) -> None:
+    """Deletes what drivers have left that were killed while they replaced a file."""
+    for name in storage.list_names()[1]:
+        if any(fnmatch.fnmatchcase(name, draft) for draft in _DRAFTS):
+            storage.delete(name)
 
 
 def _stage(

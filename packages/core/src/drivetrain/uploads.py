@@ -19,7 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from drivetrain.checkpoint import LISTING_FILE, Checkpoint
-from drivetrain.checkpoints import PENDING, checkpoint_name
+from drivetrain.checkpoints import announcement, checkpoint_name
 from drivetrain.config import CheckpointConfig, CheckpointUploadMode
 from drivetrain.errors import CheckpointError, StorageError
 from drivetrain.storage import Storage, StoredFile
@@ -79,6 +79,7 @@ class Uploads:
         self._free = threading.BoundedSemaphore(config.max_uploads_in_flight)
         self._threads: list[threading.Thread] = []
         self._failures: list[Exception] = []
+        self._used: set[str] = set()
 
     def raise_failure(self) -> None:
         """Raises the error of a background upload that failed since the last call.
@@ -103,8 +104,12 @@ class Uploads:
             CheckpointError: there is nothing to store, or it is in the wrong place.
             StorageError: it could not be stored.
         """
-        directory = request.directory or checkpoint_name(index)
-        if request.delete_local and self._is_committed(request.checkpoint):
+        upload = self._prepare(request, request.directory or checkpoint_name(index))
+        self._used.add(upload.directory)
+        return upload
+
+    def _prepare(self, request: UploadRequest, directory: str) -> Upload:
+        if request.delete_local and self._is_of_run(request.checkpoint):
             request = replace(request, delete_local=False)  # the run may have to go on from it
         if request.mode is CheckpointUploadMode.NO_UPLOAD and request.function is None:
             return self._adopt(request.checkpoint, request.directory)
@@ -138,6 +143,7 @@ class Uploads:
             try:
                 deliver(finish())
             except Exception as error:
+                self._used.discard(upload.directory)
                 self._failures.append(error)
             finally:
                 self._free.release()
@@ -203,10 +209,10 @@ class Uploads:
             shutil.rmtree(request.checkpoint.path, ignore_errors=True)
         return files
 
-    def _is_committed(self, checkpoint: Checkpoint) -> bool:
+    def _is_of_run(self, checkpoint: Checkpoint) -> bool:
         """Whether it is a checkpoint of this run, in its place."""
         name = self._name_of(checkpoint)
-        return name is not None and self._storage.exists(f"{name}/{LISTING_FILE}")
+        return name is not None and (name in self._used or self._storage.exists(f"{name}/{LISTING_FILE}"))
 
     def _name_of(self, checkpoint: Checkpoint) -> str | None:
         """Its directory in the run directory; None where it is elsewhere."""
@@ -234,6 +240,9 @@ class Uploads:
 
     def _announce(self, directory: str) -> None:
         """Leaves word of a directory that no pattern tells, so that it is swept if it is never committed."""
-        if self._storage.exists(f"{directory}/{LISTING_FILE}"):
-            raise CheckpointError(f"checkpoint_dir_name={directory!r} wants a new name, and that one is there already")
-        self._storage.write_bytes(f"{PENDING}/{directory}", b"", durable=False)
+        if directory in self._used or self._storage.exists(f"{directory}/{LISTING_FILE}"):
+            raise CheckpointError(
+                f"report(checkpoint_dir_name=...) wants a name that is new in the run, found {directory!r}, which a "
+                "checkpoint has already"
+            )
+        self._storage.write_bytes(announcement(directory), b"", durable=False)

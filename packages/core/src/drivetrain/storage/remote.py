@@ -219,6 +219,8 @@ class ArrowFilesystem(_Remote):
                 self.handle.delete_dir(path)
             elif kind:
                 self.handle.delete_file(path)
+        except FileNotFoundError:
+            return
         except OSError:
             # pyarrow then marks the directory above as one that may be empty, which not every S3 server takes.
             if self._type(path):
