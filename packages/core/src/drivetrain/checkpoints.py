@@ -194,6 +194,7 @@ class CheckpointManager:
         for old in dropped:
             if not _CHECKPOINT_NAME.fullmatch(old.name):
                 self._storage.write_bytes(announcement(old.name), b"", durable=False)
+        self._before_commit()
         reach("before manifest write")
         self._write_manifest(kept)
         reach("after manifest write")

@@ -187,7 +187,7 @@ class Storage:
             if not self.is_local:
                 stored = self._upload(source, name, found, limits)
             elif give_away and self._take_over(source, name):
-                stored = {relative: StoredFile(status.st_size) for relative, status in found.items()}
+                stored = _describe(self.path(name), found, checksums)
             else:
                 stored = self._copy(source, name, found, rank, checksums, limits)
         except OSError as error:
@@ -266,11 +266,14 @@ class Storage:
         Raises:
             StorageError: a file could not be copied, or is not what it should be.
         """
-        sizes = {
-            relative: size
-            for relative, size in self.walk(name).items()
-            if (not include or _matches(relative, include)) and not (exclude and _matches(relative, exclude))
-        }
+
+        def is_wanted(relative: str) -> bool:
+            return (not include or _matches(relative, include)) and not (exclude and _matches(relative, exclude))
+
+        sizes = {relative: size for relative, size in self.walk(name).items() if is_wanted(relative)}
+        for relative in files or ():
+            if relative not in sizes and is_wanted(relative):
+                raise CheckpointError(f"{self.path(name, relative)} is missing: use another checkpoint")
         jobs: list[Job] = []
         os.makedirs(target, exist_ok=True)
         made: set[str] = set()
@@ -345,10 +348,7 @@ class Storage:
         except BaseException:
             claims.withdraw()
             raise
-        return {
-            relative: StoredFile(status.st_size, checksum(os.path.join(source, relative)) if checksums else None)
-            for relative, status in found.items()
-        }
+        return _describe(source, found, checksums)
 
     def _copy_claimed(self, source: str, found: Mapping[str, os.stat_result], claims: _Claims, limits: Limits) -> None:
         target = claims.target
@@ -431,6 +431,13 @@ def runs_location(storage_path: str | os.PathLike[str] | None, filesystem: objec
     if storage_path is None:
         storage_path = os.environ.get("DRIVETRAIN_STORAGE_PATH") or "~/drivetrain_results"
     return Storage(*locate(storage_path, filesystem, what="storage_path"))
+
+
+def _describe(directory: str, found: Mapping[str, os.stat_result], checksums: bool) -> dict[str, StoredFile]:
+    return {
+        relative: StoredFile(status.st_size, checksum(os.path.join(directory, relative)) if checksums else None)
+        for relative, status in found.items()
+    }
 
 
 def _make_parent(path: str, made: set[str]) -> None:

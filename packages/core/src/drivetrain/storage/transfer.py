@@ -30,6 +30,7 @@ _TRANSIENT = {
     errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EPIPE, errno.ECONNREFUSED,
     errno.ECONNRESET, errno.ECONNABORTED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN,
 }  # fmt: skip
+_PERMANENT = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _PERMANENT_WORDS = (
     "ACCESS_DENIED", "NO_SUCH_BUCKET", "NO_SUCH_KEY", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH",
     "UNRECOGNIZED_CLIENT", "MISSING_AUTHENTICATION_TOKEN", "NoSuchBucket", "AccessDenied", "Forbidden",
@@ -64,6 +65,8 @@ class Job(NamedTuple):
 
 def is_transient(error: BaseException) -> bool:
     """Whether trying again may help."""
+    if isinstance(error, _PERMANENT):
+        return False
     if isinstance(error, OSError):
         if error.errno is not None:
             return error.errno in _TRANSIENT
