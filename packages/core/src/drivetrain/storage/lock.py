@@ -98,7 +98,7 @@ class RunLock:
         finally:
             if descriptor in _held:
                 _held.remove(descriptor)
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # the lock ends with the file's descriptor
                     os.unlink(path)
                 os.close(descriptor)
 

@@ -56,6 +56,8 @@ def share_directory(
 
 def sweep(kind: str) -> None:
     """Deletes the directories of that kind whose processes have all ended."""
+    if not os.path.isdir(_place(kind)):
+        return
     base = _base(kind)
     for name in os.listdir(base):
         if name.endswith(_LOCK):
@@ -82,9 +84,13 @@ def is_file_at(descriptor: int, path: str) -> bool:
     return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
 
+def _place(kind: str) -> str:
+    return os.path.join(tempfile.gettempdir(), f"drivetrain-{os.getuid()}", kind)
+
+
 def _base(kind: str) -> str:
-    top = os.path.join(tempfile.gettempdir(), f"drivetrain-{os.getuid()}")
-    base = os.path.join(top, kind)
+    base = _place(kind)
+    top = os.path.dirname(base)
     os.makedirs(base, mode=0o700, exist_ok=True)
     status = os.lstat(top)
     if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):

@@ -118,6 +118,7 @@ def run_jobs(jobs: Sequence[Job], *, what: str, limits: Limits, in_thread: bool 
                 done.put((number, _attempt(jobs[number], deadline, gate, limits.attempts), None))
             except Exception as error:
                 done.put((number, None, error))
+                gate.set()
             finally:
                 current.pop(number, None)
 
