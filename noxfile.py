@@ -87,7 +87,7 @@ def types(session: nox.Session) -> None:
     run_in_dev(session, "mypy")
 
 
-@nox.session(requires=["test_core", "test_torch", "test_contract"], venv_backend="none")
+@nox.session(requires=["test_core", "test_torch", "test_contract", "test_crashes"], venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Run the tests of every package and the contract of every runtime."""
 
@@ -108,6 +108,12 @@ def test_torch(session: nox.Session) -> None:
 def test_contract(session: nox.Session) -> None:
     """Run the same contract tests on the inprocess, local and ray runtimes."""
     run_in_dev(session, "pytest", "tests/contract", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_crashes(session: nox.Session) -> None:
+    """Kill a job at every point of the storage protocol, on a local disk and on an S3 server."""
+    run_in_dev(session, "pytest", "tests/crash", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")

@@ -141,6 +141,51 @@ def test_run_in_a_bucket_is_restored_by_its_uri(runtime: RuntimeUnderTest, bucke
     assert list(result.metrics_dataframe["step"]) == [0, 1, 2, 3, 4, 5]
 
 
+def store_in_bucket(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    context = drivetrain.get_context()
+    filesystem, path = context.get_run_filesystem(), f"{context.get_run_dir()}/{name}"
+    with checkpoint.as_directory() as directory:
+        for file in Path(directory).iterdir():
+            with filesystem.open_output_stream(f"{path}/{file.name}") as stream:
+                stream.write(file.read_bytes().upper())
+    return Checkpoint(path, filesystem)
+
+
+def train_writing_there(config: dict) -> None:
+    """The function stores the files: as the upload, or before the report."""
+    rank = drivetrain.get_context().get_world_rank()
+    for step in range(3):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, f"{rank}.txt").write_text(f"step {step}")
+            checkpoint = Checkpoint.from_directory(directory)
+            if config["mode"] == "none":
+                stored = store_in_bucket(checkpoint, f"own_{step}")
+                drivetrain.report({"step": step}, stored, checkpoint_upload_mode="none")
+            else:
+                drivetrain.report({"step": step}, checkpoint, checkpoint_upload_fn=store_in_bucket)
+
+
+@pytest.mark.parametrize("mode", ["none", "function"])
+def test_train_function_can_store_its_checkpoints_in_the_bucket_itself(
+    runtime: RuntimeUnderTest, bucket: Bucket, mode: str
+) -> None:
+    result = runtime.fit(
+        train_writing_there,
+        {"mode": mode},
+        checkpoint_config=CheckpointConfig(num_to_keep=2),
+        **bucket.options,
+    )
+
+    assert result.checkpoint is not None
+    result.checkpoint.verify()
+    names = [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints]
+    assert names == (["own_1", "own_2"] if mode == "none" else ["checkpoint_000002", "checkpoint_000003"])
+    with result.checkpoint.as_directory() as directory:
+        found = {file.name: file.read_text() for file in Path(directory).glob("*.txt")}
+    assert found == {f"{rank}.txt": "STEP 2" for rank in range(runtime.world())}
+    assert not [name for name in bucket.run.walk("") if name.startswith(("own_0", "checkpoint_000001"))]
+
+
 KILLED_DRIVER = """
 import json, os, sys
 import drivetrain

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from drivetrain.config import RunConfig, ScalingConfig
     from drivetrain.console import Console
+    from drivetrain.storage import Storage
 
 __all__ = ["Run", "TrainContext", "WorkerInfo"]
 
@@ -50,6 +51,7 @@ class TrainContext:
         local_world_size: number of workers on this worker's node.
         experiment_name: the run's name.
         trial_id: an id of the run that stays the same over attempts and resumes.
+        storage: the run directory.
         trial_dir: the directory for files that the train function writes beside its checkpoints.
         attempt: 0 for the first start of the group, 1 after the first restart, and so on.
         metadata: what the trainer was made with.
@@ -61,7 +63,8 @@ class TrainContext:
     local_world_size: int
     experiment_name: str
     trial_id: str
-    trial_dir: str
+    storage: Storage
+    trial_dir: str = ""
     attempt: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
     trial_resources: Mapping[str, float] = field(default_factory=dict)
@@ -101,6 +104,14 @@ class TrainContext:
     def get_trial_dir(self) -> str:
         """The directory for files that the train function writes beside its checkpoints."""
         return self.trial_dir
+
+    def get_run_dir(self) -> str:
+        """The run directory, as a path on :meth:`get_run_filesystem`; on local storage a directory of this machine."""
+        return self.storage.root
+
+    def get_run_filesystem(self) -> Any:
+        """The filesystem of fsspec or pyarrow that the run directory is on."""
+        return self.storage.filesystem.handle
 
     def get_trial_resources(self) -> dict[str, float]:
         """The resources that the whole run asked for, workers and trainer added up."""

@@ -18,7 +18,7 @@ from drivetrain.config import CheckpointConfig, CheckpointUploadMode, SyncConfig
 from drivetrain.context import TrainContext
 from drivetrain.errors import SessionError, StorageError
 from drivetrain.events import Event, Reported, Uploaded
-from drivetrain.storage import Storage, StoredFile
+from drivetrain.storage import StoredFile
 from drivetrain.uploads import RESERVED_NAMES, UploadRequest, Uploads
 
 __all__ = ["REDUCTIONS", "Session", "SessionOptions", "activate", "get_checkpoint", "get_context", "report"]
@@ -51,7 +51,6 @@ class Session:
 
     Args:
         context: the facts that :func:`get_context` hands out.
-        storage: the run directory, where checkpoints are uploaded to.
         checkpoint: what to resume from.
         first_index: index in the run that the report before the first one of this attempt has.
         emit: delivers an event to the controller; blocks while the controller is too far behind.
@@ -65,7 +64,6 @@ class Session:
         self,
         *,
         context: TrainContext,
-        storage: Storage,
         checkpoint: Checkpoint | None,
         first_index: int,
         emit: Callable[[Event], None],
@@ -79,13 +77,13 @@ class Session:
         self._on_checkpoint = on_checkpoint
         self._emit_from_threads = emit_from_threads
         self._finished: deque[Uploaded] = deque()
-        self._storage = storage
+        self._storage = context.storage
         self._first_index = first_index
         self._emit = emit
         self._rank = context.get_world_rank()
         self._count = 0
         self._stored_number = 0
-        self._uploads = Uploads(storage, self._rank, self._options.checkpoints)
+        self._uploads = Uploads(context.storage, self._rank, self._options.checkpoints)
         self._process = os.getpid()
         self._lock = threading.Lock()
 

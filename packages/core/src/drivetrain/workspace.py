@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from drivetrain.context import TrainContext
 from drivetrain.session import SessionOptions
-from drivetrain.storage import Storage
 from drivetrain.storage.filesystem import walk_local
 from drivetrain.storage.mirror import Mirror
 from drivetrain.storage.node import share_directory
@@ -28,12 +27,11 @@ def staging_key(run_id: str, start: int | None) -> str:
 
 @contextlib.contextmanager
 def open_workspace(
-    storage: Storage, context: TrainContext, options: SessionOptions
+    context: TrainContext, options: SessionOptions
 ) -> Iterator[tuple[TrainContext, Callable[[], None]]]:
     """Makes the directory for artifacts on this node, and uploads from it if that is asked for.
 
     Args:
-        storage: the run directory.
         context: the worker's facts.
         options: see there.
 
@@ -41,11 +39,11 @@ def open_workspace(
         The facts with the directory in them, and what to call when a checkpoint was reported.
     """
     with contextlib.ExitStack() as stack:
-        if storage.is_local:
-            directory = storage.path(ARTIFACTS)
+        if context.storage.is_local:
+            directory = context.storage.path(ARTIFACTS)
             on_checkpoint: Callable[[], None] = lambda: None  # noqa: E731 - the same name as below
         else:
-            staged, on_checkpoint = stack.enter_context(_staged(storage, context, options))
+            staged, on_checkpoint = stack.enter_context(_staged(context, options))
             directory = os.path.join(staged, ARTIFACTS)
         os.makedirs(directory, exist_ok=True)
         if options.chdir:
@@ -55,16 +53,14 @@ def open_workspace(
 
 
 @contextlib.contextmanager
-def _staged(
-    storage: Storage, context: TrainContext, options: SessionOptions
-) -> Iterator[tuple[str, Callable[[], None]]]:
+def _staged(context: TrainContext, options: SessionOptions) -> Iterator[tuple[str, Callable[[], None]]]:
     """A directory that the node's ranks share, one of which uploads from it; the last to leave uploads the rest."""
     sync = options.sync
 
     def mirror(staged: str) -> Mirror:
         return Mirror(
             os.path.join(staged, ARTIFACTS),
-            storage,
+            context.storage,
             ARTIFACTS,
             period_s=sync.sync_period,
             warn=_warn,

@@ -22,7 +22,6 @@ from drivetrain.events import TRAINING, Event, Failed, PhaseEntered, Pickled, Re
 from drivetrain.failure import capture_failure
 from drivetrain.runtime.wire import Channel
 from drivetrain.session import Session, SessionOptions, activate
-from drivetrain.storage import Storage
 from drivetrain.workspace import open_workspace
 
 __all__ = ["TrainTask", "execute", "flush_output", "serve"]
@@ -37,7 +36,6 @@ class TrainTask:
         backend: sets the framework up around it.
         rendezvous: this rank's mapping for the backend.
         context: the facts that the function can ask for.
-        storage: the run directory.
         checkpoint: what to resume from.
         first_index: index in the run of the report before this attempt's first.
         options: what the run's configuration says about the worker's side.
@@ -47,7 +45,6 @@ class TrainTask:
     backend: Backend
     rendezvous: Mapping[str, str]
     context: TrainContext
-    storage: Storage
     checkpoint: Checkpoint | None
     first_index: int
     options: SessionOptions = field(default_factory=SessionOptions)
@@ -105,10 +102,9 @@ def execute(
         enter("loading the train function")
         function, config = pickle.loads(task.function)
         enter(f"setting up {task.backend.name}")
-        with open_workspace(task.storage, task.context, task.options) as (context, on_checkpoint):
+        with open_workspace(task.context, task.options) as (context, on_checkpoint):
             session = Session(
                 context=context,
-                storage=task.storage,
                 checkpoint=task.checkpoint,
                 first_index=task.first_index,
                 emit=emit,

@@ -106,19 +106,21 @@ def _open_with_fsspec(uri: str) -> tuple[Filesystem, str]:
 
 
 def _adapt(filesystem: Any) -> Filesystem:
-    arrow = sys.modules.get("pyarrow.fs")
-    if arrow is not None and isinstance(filesystem, arrow.FileSystem):
-        if isinstance(filesystem, arrow.LocalFileSystem):
-            return LocalFilesystem()
-        if isinstance(filesystem, arrow.PyFileSystem) and isinstance(filesystem.handler, arrow.FSSpecHandler):
-            return _adapt(filesystem.handler.fs)
-        return ArrowFilesystem(filesystem)
     spec = sys.modules.get("fsspec")
     if spec is not None and isinstance(filesystem, spec.AbstractFileSystem):
         protocol = filesystem.protocol
         if "file" in (protocol if isinstance(protocol, (list, tuple)) else [protocol]):
             return LocalFilesystem()
         return FsspecFilesystem(filesystem)
+    if "pyarrow" in sys.modules:  # not pyarrow.fs, which a filesystem that was unpickled does without
+        from pyarrow import fs
+
+        if isinstance(filesystem, fs.LocalFileSystem):
+            return LocalFilesystem()
+        if isinstance(filesystem, fs.PyFileSystem) and isinstance(filesystem.handler, fs.FSSpecHandler):
+            return _adapt(filesystem.handler.fs)
+        if isinstance(filesystem, fs.FileSystem):
+            return ArrowFilesystem(filesystem)
     raise ConfigurationError(
         f"storage_filesystem wants a pyarrow.fs.FileSystem or an fsspec filesystem, found {filesystem!r}"
     )

@@ -1,0 +1,157 @@
+"""Nothing is lost whatever is killed and when: the crash harness on a local disk and on a real S3 server.
+
+The number of random instants is 6 on each storage; ``DRIVETRAIN_CRASHES=200`` makes it 200.
+"""
+
+import itertools
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.testing.crash import POINTS, VICTIMS, Crash, CrashFound, CrashHarness
+from tests.s3 import FaultProxy, S3Server
+
+CRASHES = int(os.environ.get("DRIVETRAIN_CRASHES", "6"))
+SEED = int(os.environ.get("DRIVETRAIN_CRASH_SEED", "3"))
+
+# A sweep is over before there are workers.
+CASES = [
+    (point, victim)
+    for point, victim in itertools.product(POINTS, VICTIMS)
+    if point != "during sweep" or victim in ("driver", "both")
+]
+
+pytestmark = pytest.mark.timeout(60 + 10 * CRASHES)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> CrashHarness:
+    return CrashHarness(tmp_path_factory.mktemp("crashes"))
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashHarness]:
+    directory = tmp_path_factory.mktemp("crashes_on_s3")
+    with (
+        S3Server(directory / "served") as server,
+        FaultProxy(server, markers=True) as proxy,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        server.make_bucket("bucket")
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield CrashHarness(directory, storage_path=proxy.uri("bucket/crashes"))
+
+
+def random_crashes(harness: CrashHarness) -> Iterator[list[Crash]]:
+    """Up to three on one run, at moments between its start and its end."""
+    chosen, left = random.Random(SEED), CRASHES
+    while left > 0:
+        count = min(left, chosen.randint(1, 3))
+        yield [Crash(chosen.choice(VICTIMS), after_s=chosen.uniform(0.0, harness.duration_s)) for _ in range(count)]
+        left -= count
+
+
+@pytest.mark.parametrize(("point", "victim"), CASES)
+def test_run_on_a_local_disk_survives_a_kill_at_every_point_of_the_protocol(
+    local: CrashHarness, point: str, victim: str
+) -> None:
+    report = local.crash_at(point, victim, occurrence=3)
+
+    assert all(report.killed)
+
+
+@pytest.mark.parametrize(
+    ("point", "victim"), [(point, VICTIMS[number % 4]) for number, point in enumerate(POINTS[:-1])]
+)
+def test_run_in_a_bucket_survives_a_kill_at_every_point_of_the_protocol(
+    bucket: CrashHarness, point: str, victim: str
+) -> None:
+    report = bucket.crash_at(point, victim, occurrence=2)
+
+    assert all(report.killed)
+
+
+def test_run_in_a_bucket_survives_a_kill_during_a_sweep(bucket: CrashHarness) -> None:
+    assert all(bucket.crash_at("during sweep", "both").killed)
+
+
+@pytest.mark.slow
+def test_run_on_a_local_disk_survives_kills_at_random_instants(local: CrashHarness) -> None:
+    for crashes in random_crashes(local):
+        local.crash(*crashes)
+
+
+@pytest.mark.slow
+def test_run_in_a_bucket_survives_kills_at_random_instants(bucket: CrashHarness) -> None:
+    for crashes in random_crashes(bucket):
+        bucket.crash(*crashes)
+
+
+FORGETFUL = """
+import sys, pathlib, drivetrain, tempfile
+
+def train():
+    checkpoint = drivetrain.get_checkpoint()
+    start = 0
+    if checkpoint is not None and {resumes}:
+        start = int(pathlib.Path(checkpoint.path, "step").read_text())
+    for step in range(start + 1, 31):
+        with tempfile.TemporaryDirectory() as directory:
+            pathlib.Path(directory, "step").write_text(str(step))
+            drivetrain.report({{"step": step}}, drivetrain.Checkpoint(directory))
+
+drivetrain.DataParallelTrainer(
+    train,
+    scaling_config=drivetrain.ScalingConfig(num_workers=2, runtime="local"),
+    run_config=drivetrain.RunConfig(
+        name="run", resume="auto", failure_config=drivetrain.FailureConfig(max_failures=3)
+    ),
+).fit()
+"""
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_harness_finds_a_job_that_does_not_continue_from_its_checkpoint(tmp_path: Path, resumes: bool) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(FORGETFUL.format(resumes=resumes))
+    harness = CrashHarness(tmp_path, command=[sys.executable, str(job)])
+
+    if resumes:
+        assert harness.crash_at("after manifest write", occurrence=10).killed == (1,)
+        return
+    with pytest.raises(CrashFound, match="instead of 30"):
+        harness.crash_at("after manifest write", occurrence=10)
+
+
+def test_harness_finds_what_another_has_damaged(tmp_path: Path) -> None:
+    """The job empties a file of every checkpoint when it is started again."""
+    job = tmp_path / "job.py"
+    damage = """
+import os, pathlib
+for file in pathlib.Path(os.environ["DRIVETRAIN_STORAGE_PATH"]).glob("run/checkpoint_*/step"):
+    file.write_text("")
+"""
+    job.write_text(damage + FORGETFUL.format(resumes=True))
+
+    with pytest.raises(CrashFound, match="is damaged"):
+        CrashHarness(tmp_path, command=[sys.executable, str(job)]).crash_at("after manifest write", occurrence=10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"point": "at noon"}, "wants one of before upload"),
+        ({"victim": "bystander", "after_s": 1.0}, "wants one of driver"),
+        ({}, "either a point or a moment"),
+        ({"point": "mid-file", "after_s": 1.0}, "either a point or a moment"),
+    ],
+)
+def test_crash_that_cannot_be_is_refused(arguments: dict, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Crash(**arguments)
