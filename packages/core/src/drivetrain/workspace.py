@@ -26,9 +26,7 @@ def staging_key(run_id: str, start: int | None) -> str:
 
 
 @contextlib.contextmanager
-def open_workspace(
-    context: TrainContext, options: SessionOptions
-) -> Iterator[tuple[TrainContext, Callable[[], None]]]:
+def open_workspace(context: TrainContext, options: SessionOptions) -> Iterator[tuple[TrainContext, Callable[[], None]]]:
     """Makes the directory for artifacts on this node, and uploads from it if that is asked for.
 
     Args:
