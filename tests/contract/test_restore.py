@@ -186,7 +186,9 @@ def test_restored_trainer_takes_a_new_function_configs_metadata_and_number_of_wo
 
 
 @on_one_machine
-def test_run_that_can_be_restored_is_told_from_what_cannot(runtime: RuntimeUnderTest, gate: Pipe, tmp_path: Path) -> None:
+def test_run_that_can_be_restored_is_told_from_what_cannot(
+    runtime: RuntimeUnderTest, gate: Pipe, tmp_path: Path
+) -> None:
     failed = fail(runtime, gate, {"steps": 4, "fail_at": 2})
     finished = runtime.fit(count_up, {"steps": 2}, name="finished")
     (tmp_path / "empty").mkdir()
@@ -427,7 +429,9 @@ def test_second_driver_is_told_who_holds_the_run_and_gets_it_as_soon_as_that_one
 
 
 @on_one_machine
-def test_result_is_read_from_the_directory_of_a_run_that_has_finished_or_failed(runtime: RuntimeUnderTest, gate: Pipe) -> None:
+def test_result_is_read_from_the_directory_of_a_run_that_has_finished_or_failed(
+    runtime: RuntimeUnderTest, gate: Pipe
+) -> None:
     finished = runtime.fit(count_up, {"steps": 4}, name="finished")
     read = Result.from_path(finished.path)
     assert (read.metrics, read.error, read.path) == (finished.metrics, None, finished.path)
@@ -474,6 +478,11 @@ def damage_the_manifest_and_truncate_a_file(run: Path) -> None:
     truncate_a_file(run)
 
 
+def delete_the_manifest_and_a_file(run: Path) -> None:
+    delete_the_manifest(run)
+    delete_a_file(run)
+
+
 @pytest.mark.parametrize(
     ("damage", "continued", "named"),
     [
@@ -484,6 +493,11 @@ def damage_the_manifest_and_truncate_a_file(run: Path) -> None:
         (delete_the_manifest, 6, "run/manifest.json is missing"),
         (damage_the_manifest, 6, "run/manifest.json is damaged"),
         (damage_the_manifest_and_truncate_a_file, 4, "run/manifest.json is damaged"),
+        (
+            delete_the_manifest_and_a_file,
+            4,
+            "found by their own lists, the newest being checkpoint_000002, checkpoint_000004",
+        ),
     ],
 )
 @in_this_process
@@ -577,7 +591,9 @@ def test_checkpoint_given_to_a_trainer_is_used_until_the_run_has_one_of_its_own(
 
 
 @on_one_machine
-def test_clock_that_goes_backwards_changes_no_order(runtime: RuntimeUnderTest, gate: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_that_goes_backwards_changes_no_order(
+    runtime: RuntimeUnderTest, gate: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, calls = time.time, iter(range(1, 1_000_000))
     monkeypatch.setattr(time, "time", lambda: real() - 3600 * next(calls))
     config = CheckpointConfig(num_to_keep=2)
@@ -592,3 +608,32 @@ def test_clock_that_goes_backwards_changes_no_order(runtime: RuntimeUnderTest, g
     assert files_of(result.checkpoint)["0.txt"] == "12"
     assert_metrics_have_no_gap_and_no_duplicate(run, steps=12, world=runtime.world())
     assert len(committed_names(result.path)) == 2
+
+
+@pytest.mark.parametrize("manifest", ["kept", "deleted"])
+@on_one_machine
+def test_times_of_files_and_of_commits_do_not_tell_which_checkpoint_is_the_latest(
+    runtime: RuntimeUnderTest, manifest: str
+) -> None:
+    run = Path(runtime.fit(count_up, {"steps": 6}).path)
+    hour = 3600
+    for name, age in (("checkpoint_000002", -hour), ("checkpoint_000004", 0), ("checkpoint_000006", hour)):
+        place = run / name
+        moment = time.time() - age
+        listing = json.loads((place / ".checkpoint.json").read_text())
+        listing["entry"]["time"] = listing["entry"]["metrics"]["_timestamp"] = moment
+        (place / ".checkpoint.json").write_text(json.dumps(listing))
+        for path in (*place.rglob("*"), place):
+            os.utime(path, (moment, moment))
+    entries = json.loads((run / "manifest.json").read_text())
+    for entry, age in zip(entries["checkpoints"], (-hour, 0, hour), strict=True):
+        entry["time"] = entry["metrics"]["_timestamp"] = time.time() - age
+    (run / "manifest.json").write_text(json.dumps(entries))
+    if manifest == "deleted":
+        (run / "manifest.json").unlink()
+
+    assert Path(Result.from_path(run).checkpoint.path).name == "checkpoint_000006"  # type: ignore[union-attr]
+    result = runtime.fit(count_up, {"steps": 8}, resume="must", checkpoint_config=CheckpointConfig(num_to_keep=2))
+
+    assert result.return_value == [6, 7]
+    assert committed_names(result.path) == ["checkpoint_000006", "checkpoint_000008"]
