@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain import StorageError
+from drivetrain.storage import node as node_module
 from drivetrain.storage.node import share_directory, sweep
 from tests.support import ROOT, Pipe, listening, release
 
@@ -201,3 +202,25 @@ def test_wait_for_a_process_that_fills_a_directory_is_bounded_and_says_for_whom(
         share_directory("downloads", "weights", wait_s=0.1),
     ):
         pass
+
+
+def test_sweep_at_the_moment_in_which_the_last_one_leaves_takes_nothing_from_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = node_module.try_lock
+    swept: list[str] = []
+
+    def sweep_first(descriptor: int, kind: int) -> bool:
+        monkeypatch.setattr(node_module, "try_lock", real)
+        sweep("downloads")
+        swept.extend(os.listdir(node.base))
+        return real(descriptor, kind)
+
+    last: list[list[str]] = []
+    with share_directory("downloads", "weights", before_deletion=lambda path: last.append(os.listdir(path))) as path:
+        Path(path, "result").touch()
+        monkeypatch.setattr(node_module, "try_lock", sweep_first)
+
+    assert "weights" in swept
+    assert last == [["result"]]
+    assert os.listdir(node.base) == []
