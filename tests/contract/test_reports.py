@@ -191,6 +191,25 @@ def test_context_knows_ranks_sizes_names_directories_and_metadata(runtime: Runti
         assert Path(facts["trial_dir"], f"artifact_{rank}").read_text() == "made here"
 
 
+@pytest.mark.parametrize("chdir", [None, False, True])
+def test_working_directory_is_the_one_for_artifacts_if_that_is_asked_for(
+    runtime: RuntimeUnderTest, monkeypatch: pytest.MonkeyPatch, chdir: bool | None
+) -> None:
+    def train() -> None:
+        drivetrain.report({"cwd": os.getcwd(), "trial_dir": drivetrain.get_context().get_trial_dir()})
+
+    monkeypatch.chdir(runtime.storage_path)
+    collector = Collector()
+    options = {} if chdir is None else {"chdir_to_trial_dir": chdir}
+    result = runtime.fit(train, callbacks=[collector], **options)
+
+    assert os.getcwd() == str(runtime.storage_path), "the driver stays where it is"
+    for rank in range(runtime.world()):
+        (facts,) = collector.metrics_of(rank)
+        assert Path(facts["trial_dir"]).is_relative_to(result.path)
+        assert (facts["cwd"] == facts["trial_dir"]) is bool(chdir)
+
+
 def test_rank_variables_and_thread_count_are_those_of_torchrun(
     runtime: RuntimeUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

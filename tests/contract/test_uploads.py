@@ -509,7 +509,7 @@ def test_failure_of_an_upload_in_the_background_is_raised_by_the_next_report_onc
 
 @FAILURES
 def test_failure_of_the_last_upload_in_the_background_fails_the_run(
-    runtime: RuntimeUnderTest, cause: str, reason: str
+    runtime: RuntimeUnderTest, gate: Pipe, cause: str, reason: str
 ) -> None:
     if cause == "the storage":
         require_another_device(runtime.storage_path)
@@ -517,11 +517,15 @@ def test_failure_of_the_last_upload_in_the_background_fails_the_run(
     def train(config: dict) -> None:
         with tempfile.TemporaryDirectory() as directory:
             drivetrain.report({}, make(directory, **{"weights.txt": "the first"}))
-        if drivetrain.get_context().get_world_rank() == 0:
-            report_in_vain(config)
+        if drivetrain.get_context().get_world_rank() > 0:
+            release(config["gate"])
+            return
+        for _ in range(drivetrain.get_context().get_world_size() - 1):
+            wait_for_release(config["gate"])  # as the first is committed when all ranks have reported it
+        report_in_vain(config)
 
     with pytest.raises(TrainingFailedError, match=reason) as failed:
-        runtime.fit(train, {"storage_path": str(runtime.storage_path), "cause": cause})
+        runtime.fit(train, {"storage_path": str(runtime.storage_path), "cause": cause, "gate": gate.path})
     assert isinstance(failed.value.__cause__, StorageError)
     assert (failed.value.kind, failed.value.rank) == (FailureKind.STORAGE, 0)
     assert contents(drivetrain.Result.from_path(runtime.storage_path / "run")) == [{"weights.txt": "the first"}]

@@ -75,14 +75,15 @@ class TrainerFile:
     parts: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, *, function: bytes, values: Mapping[str, Any]) -> TrainerFile:
+    def of(cls, *, pickled: Mapping[str, bytes], values: Mapping[str, Any]) -> TrainerFile:
         """The file of a trainer; what cannot be pickled is left out, and has to be given anew.
 
         Args:
-            function: the pickled pair of train function and config.
+            pickled: arguments that are known to be possible to pickle, each on its own, so that one that can no
+                longer be loaded is no hindrance where it is given anew.
             values: the other arguments.
         """
-        parts = {"train_loop_per_worker": function}
+        parts = dict(pickled)
         for name, value in values.items():
             with contextlib.suppress(Exception):  # whatever a user's object may raise
                 parts[name] = cloudpickle.dumps(value)
@@ -136,12 +137,11 @@ class TrainerFile:
         values: dict[str, Any] = {}
         for name in sorted(names & self.parts.keys()):
             try:
-                value = pickle.loads(self.parts[name])
+                values[name] = pickle.loads(self.parts[name])
             except Exception as error:  # whatever a user's object may raise
                 raise SerializationError(
                     f"restore cannot load the stored {name} here ({type(error).__name__}: {error}): give it anew"
                 ) from error
-            values[name] = value[0] if name == "train_loop_per_worker" else value
         return values
 
 

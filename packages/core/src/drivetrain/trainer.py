@@ -149,7 +149,7 @@ class DataParallelTrainer:
             )
         if runtime.name != "inprocess":
             _require_shared(self._run_config)
-        with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file(function)) as opened:
+        with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file()) as opened:
             return self._fit(opened, function, runtime, callbacks)
 
     @classmethod
@@ -270,12 +270,11 @@ class DataParallelTrainer:
             "train_loop_config": repr(self._config),
         }
 
-    def _trainer_file(self, function: bytes) -> TrainerFile:
+    def _trainer_file(self) -> TrainerFile:
         """What :meth:`restore` makes a trainer from; a filesystem object may hold credentials, and is left out."""
         return TrainerFile.of(
-            function=function,
+            pickled={"train_loop_per_worker": _pickle(self._function), "train_loop_config": _pickle(self._config)},
             values={
-                "train_loop_config": self._config,
                 "scaling_config": self._scaling,
                 "run_config": replace(self._run_config, storage_filesystem=None),
                 "metadata": self._metadata,
@@ -411,12 +410,16 @@ class _FunctionPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
+def _pickle(value: Any) -> bytes:
+    data = io.BytesIO()
+    _FunctionPickler(data).dump(value)
+    return data.getvalue()
+
+
 def _pickle_function(function: Callable[..., Any], config: Mapping[str, Any] | None) -> bytes:
     """Pickles what the workers run; on failure names the object that cannot be pickled."""
     try:
-        data = io.BytesIO()
-        _FunctionPickler(data).dump((function, config if config is not None else {}))
-        return data.getvalue()
+        return _pickle((function, config if config is not None else {}))
     except Exception as error:  # whatever a user's object may raise
         culprit = _find_unpicklable(function, config) or "the train function"
         raise SerializationError(

@@ -21,6 +21,7 @@ __all__ = ["share_directory", "sweep", "try_lock"]
 
 _LOCK = ".lock"
 _READY = ".ready"
+_LEAVING = ".leaving"
 _LOOK_S = 0.02
 
 
@@ -59,11 +60,23 @@ def sweep(kind: str) -> None:
     if not os.path.isdir(_place(kind)):
         return
     base = _base(kind)
-    for name in os.listdir(base):
-        if name.endswith(_LOCK):
+    left: list[tuple[str, int]] = []
+    with _departure(base, fcntl.LOCK_EX | fcntl.LOCK_NB) as nobody_leaves:
+        names = [name for name in os.listdir(base) if name.endswith(_LOCK)] if nobody_leaves else []
+        for name in names:
             with contextlib.suppress(OSError):
-                descriptor = os.open(os.path.join(base, name), os.O_RDWR)
-                _leave(os.path.join(base, name.removesuffix(_LOCK)), descriptor)
+                descriptor = os.open(os.path.join(base, name), os.O_RDWR | os.O_CLOEXEC)
+                if try_lock(descriptor, fcntl.LOCK_EX):
+                    left.append((os.path.join(base, name.removesuffix(_LOCK)), descriptor))
+                else:
+                    os.close(descriptor)
+    for path, descriptor in left:
+        try:
+            with contextlib.suppress(OSError):
+                if is_file_at(descriptor, path + _LOCK):
+                    _delete(path)
+        finally:
+            os.close(descriptor)
 
 
 def try_lock(descriptor: int, kind: int) -> bool:
@@ -133,16 +146,45 @@ def _make_ready(path: str, fill: Callable[[str], None] | None, descriptor: int) 
     os.close(os.open(path + _READY, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
-def _leave(path: str, descriptor: int, before_deletion: Callable[[str], None] | None = None) -> None:
+def _leave(path: str, descriptor: int, before_deletion: Callable[[str], None] | None) -> None:
     """Gives the lock back, and deletes the directory if nobody else holds one."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a forked child has inherited the descriptor
-        if try_lock(descriptor, fcntl.LOCK_EX) and is_file_at(descriptor, path + _LOCK):
+        with _departure(os.path.dirname(path), fcntl.LOCK_SH):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a forked child has inherited the descriptor
+            is_last = try_lock(descriptor, fcntl.LOCK_EX)
+        if is_last and is_file_at(descriptor, path + _LOCK):
             if before_deletion is not None:
                 before_deletion(path)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path + _READY)
-            shutil.rmtree(path, ignore_errors=True)
-            os.unlink(path + _LOCK)
+            _delete(path)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _departure(base: str, kind: int) -> Iterator[bool]:
+    """Keeps a sweep out of the moment in which the last one to leave holds no lock, and has still to be called.
+
+    Yields:
+        Whether the lock was taken, which only ``LOCK_NB`` leaves open.
+    """
+    descriptor = os.open(base + _LEAVING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, kind)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _delete(path: str) -> None:
+    """Deletes a directory whose exclusive lock is held."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path + _READY)
+    shutil.rmtree(path, ignore_errors=True)
+    os.unlink(path + _LOCK)

@@ -1,0 +1,174 @@
+"""The lock of a run directory, between processes that are killed: the operating system's, or an object that beats."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain import RunInUseError, StorageError
+from drivetrain.console import Console
+from drivetrain.storage import Storage, locate
+from drivetrain.storage.lock import RunLock
+from tests.support import DEADLINE_S, ROOT, Pipe, listening, release, wait_until_gone
+
+YEARS_S = 3e8
+
+HOLDER = """
+import os, sys
+from pathlib import Path
+from drivetrain.console import Console
+from drivetrain.storage import lock
+from tests.core.test_lock import storage_of
+from tests.support import tell, wait_for_release
+
+kind, directory, pipe, gate, machine, forks = sys.argv[1:]
+if machine:
+    lock._machine = lambda: machine
+with lock.RunLock(storage_of(kind, Path(directory)), Console(), beat_s=0.05).hold():
+    if forks:
+        os.fork()
+    tell(pipe, os.getpid())
+    wait_for_release(gate)
+"""
+
+
+def storage_of(kind: str, directory: Path) -> Storage:
+    """A run directory on a filesystem of that kind, which several processes can see."""
+    if kind == "local":
+        return Storage(*locate(directory / "run", None, what="path"))
+    filesystem: Any
+    if kind == "fsspec":
+        import fsspec
+
+        filesystem = fsspec.filesystem("dir", path=str(directory), fs=fsspec.filesystem("file"))
+    else:
+        from pyarrow import fs
+
+        filesystem = fs.SubTreeFileSystem(str(directory), fs.LocalFileSystem())
+    return Storage(*locate("run", filesystem, what="path"))
+
+
+class Holder:
+    """Processes that hold the lock of a run."""
+
+    def __init__(self, directory: Path, pipe: Pipe, gate: Pipe) -> None:
+        self.directory = directory
+        self.file = directory / "run" / ".lock"
+        self._pipe = pipe
+        self._gate = gate
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, kind: str, *, machine: str = "", forks: bool = False) -> list[int]:
+        """Starts one, and returns its pid, and its child's, when it holds the lock."""
+        arguments = [kind, str(self.directory), self._pipe.path, self._gate.path, machine, "yes" if forks else ""]
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._processes.append(
+            subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], env={**os.environ, "PYTHONPATH": paths})
+        )
+        pid = self._processes[-1].pid
+        return sorted(self._pipe.receive_pids(2 if forks else 1), key=lambda found: found != pid)
+
+    def kill(self) -> None:
+        """``kill -9`` of the ones that were started, and of none of their children."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[Holder]:
+    (tmp_path / "run").mkdir()
+    with listening(tmp_path / "pipe") as pipe, listening(tmp_path / "gate") as gate:
+        made = Holder(tmp_path, pipe, gate)
+        yield made
+        made.kill()
+
+
+def take(kind: str, directory: Path, *, beat_s: float = 0.2) -> None:
+    """Takes the lock, and gives it back."""
+    lock = RunLock(storage_of(kind, directory), Console(), beat_s=beat_s)
+    with lock.hold():
+        lock.check()
+        assert json.loads((directory / "run" / ".lock").read_bytes())["pid"] == os.getpid()
+    assert not (directory / "run" / ".lock").exists()
+
+
+@pytest.mark.parametrize("age", [0.0, YEARS_S, -YEARS_S])
+@pytest.mark.parametrize("kind", ["local", "fsspec", "pyarrow"])
+def test_lock_of_a_process_of_this_machine_is_kept_while_it_lives_and_taken_at_once_when_it_was_killed(
+    holder: Holder, capfd: pytest.CaptureFixture[str], kind: str, age: float
+) -> None:
+    (pid,) = holder.start(kind)
+    os.utime(holder.file, (time.time() - age, time.time() - age))
+
+    with pytest.raises(RunInUseError, match=rf"is being worked on by process {pid} on "):
+        take(kind, holder.directory)
+    holder.kill()
+    if holder.file.exists():
+        os.utime(holder.file, (time.time() - age, time.time() - age))
+    take(kind, holder.directory, beat_s=DEADLINE_S)
+
+    assert capfd.readouterr().err == "", "nothing was waited for"
+
+
+def test_lock_is_dropped_by_a_killed_process_whose_child_goes_on(holder: Holder) -> None:
+    _, child = holder.start("local", forks=True)
+    with pytest.raises(RunInUseError):
+        take("local", holder.directory)
+
+    holder.kill()
+    take("local", holder.directory)
+
+    os.kill(child, 0)  # it is still there
+    release(str(holder.directory / "gate"))
+    wait_until_gone([child])
+
+
+@pytest.mark.parametrize("age", [0.0, YEARS_S, -YEARS_S])
+@pytest.mark.parametrize("kind", ["fsspec", "pyarrow"])
+def test_lock_of_another_machine_is_kept_while_it_beats_and_taken_when_it_is_silent(
+    holder: Holder, capfd: pytest.CaptureFixture[str], kind: str, age: float
+) -> None:
+    (pid,) = holder.start(kind, machine="another")
+    os.utime(holder.file, (time.time() - age, time.time() - age))
+
+    with pytest.raises(RunInUseError, match=rf"process {pid} on "):
+        take(kind, holder.directory, beat_s=2.0)
+    holder.kill()
+    os.utime(holder.file, (time.time() - age, time.time() - age))
+    began = time.monotonic()
+    take(kind, holder.directory, beat_s=0.2)
+
+    assert 0.5 <= time.monotonic() - began < 10.0
+    assert f"the run is locked by process {pid} on " in capfd.readouterr().err
+
+
+def write_the_lock_of_another(storage: Storage) -> None:
+    facts = {"token": "another", "pid": 1, "host": "elsewhere", "since": "yesterday"}
+    storage.write_bytes(".lock", json.dumps(facts).encode())
+
+
+@pytest.mark.parametrize("kind", ["fsspec", "pyarrow"])
+def test_holder_that_finds_its_lock_taken_says_by_whom_and_leaves_it_alone(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "run").mkdir()
+    storage = storage_of(kind, tmp_path)
+    lock = RunLock(storage, Console(), beat_s=0.02)
+
+    with lock.hold():
+        (beating,) = [thread for thread in threading.enumerate() if thread.name == "drivetrain run lock"]
+        # A beat that is on its way may write over it.
+        deadline = time.monotonic() + DEADLINE_S
+        while beating.is_alive():
+            assert time.monotonic() < deadline
+            write_the_lock_of_another(storage)
+            beating.join(0.1)
+        with pytest.raises(StorageError, match="has been taken over by process 1 on elsewhere"):
+            lock.check()
+    assert json.loads(storage.read_bytes(".lock") or b"")["token"] == "another"
