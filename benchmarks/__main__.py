@@ -7,12 +7,15 @@ from pathlib import Path
 
 from benchmarks.measure import Bench, machine, scratch
 
-NAMES = ("report", "end", "start_local", "start_ray", "memory", "steps", "scale")
+NAMES = (
+    *("report", "end", "start_local", "start_ray", "memory", "steps", "scale"),
+    *("checkpoint_local", "checkpoint_async", "commit", "s3", "upload_memory"),
+)
 
 
 def main() -> None:
     modules = {name: importlib.import_module(f"benchmarks.{name}") for name in NAMES}
-    listed = "\n".join(f"  {name:12} {modules[name].__doc__.splitlines()[0]}" for name in NAMES)
+    listed = "\n".join(f"  {name:16} {modules[name].__doc__.splitlines()[0]}" for name in NAMES)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measures drivetrain beside its peers, pair by pair.",

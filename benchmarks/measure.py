@@ -29,6 +29,8 @@ from typing import Any
 
 import psutil
 
+from tests.s3 import S3Server
+
 OURS = "drivetrain"
 JOBS = Path(__file__).parent / "jobs"
 
@@ -85,6 +87,11 @@ class Run:
 
     def named(self, name: str) -> list[dict[str, Any]]:
         return [stamp for stamp in self.stamps if stamp["name"] == name]
+
+    def facts(self, name: str, fact: str, **where: object) -> list[float]:
+        """A number of each stamp that says what is asked for, in their order."""
+        stamps = (stamp for stamp in self.named(name) if all(stamp.get(key) == value for key, value in where.items()))
+        return [stamp[fact] for stamp in stamps]
 
     def last(self, name: str) -> float:
         """When the last process came to a point."""
@@ -195,7 +202,7 @@ class Bench:
         self.pairs = pairs
         self.commands: dict[str, str] = {}  # to the side that runs it
         self.failures: list[str] = []
-        self._directory = directory
+        self.directory = directory
         self._without = tuple(without)
         self._count = 0
         # Processes whose parent has ended become ours, so that none that a job leaves behind goes unnoticed.
@@ -223,7 +230,7 @@ class Bench:
     def run(self, job: Job) -> Run:
         """Runs one job to its end, or to its time limit, and ends whatever it leaves running."""
         self._count += 1
-        directory = self._directory / str(self._count)
+        directory = self.directory / str(self._count)
         directory.mkdir(parents=True)
         stamps, release = directory / "stamps", directory / "release"
         command = [sys.executable, *job.launcher, str(JOBS / job.script), *job.options]
@@ -252,12 +259,26 @@ class Bench:
     @contextlib.contextmanager
     def ray_cluster(self, cpus: int) -> Iterator[str]:
         """A Ray cluster of one node that outlives the jobs, and its address."""
-        stamps, log = self._directory / "cluster", self._directory / "cluster.log"
+        stamps, log = self.directory / "cluster", self.directory / "cluster.log"
         command = [sys.executable, str(JOBS / "ray_cluster.py"), "--cpus", str(cpus), "--stamps", str(stamps)]
-        with log.open("wb") as output, self._child(command, output, _environment(self._directory)) as child:
+        with log.open("wb") as output, self._child(command, output, _environment(self.directory)) as child:
             if not child.wait_for(lambda: bool(_read_stamps(stamps)), time.monotonic() + _LIMIT_S):
                 raise RuntimeError(f"Ray did not start\n{_tail(log)}")
             yield _read_stamps(stamps)[0]["address"]
+
+    @contextlib.contextmanager
+    def s3_server(self, directory: Path) -> Iterator[S3Server]:
+        """An S3 server over a directory, with an empty bucket named ``bucket``; the jobs want its environment.
+
+        It gives way to all others here (nice 19), as if it were a machine of its own, as far as it can.
+        """
+        with S3Server(directory, ["--etag-hash="]) as server:
+            for thread in os.listdir(f"/proc/{server.pid}/task"):  # those it starts later inherit it
+                os.setpriority(os.PRIO_PROCESS, int(thread), 19)
+            server.make_bucket("bucket")
+            self._own.add(server.pid)
+            yield server
+        self._own.discard(server.pid)
 
     @contextlib.contextmanager
     def _child(self, command: Sequence[str], output: Any, environment: Mapping[str, str]) -> Iterator[_Child]:
@@ -340,6 +361,38 @@ def quantity(
     return Quantity(name=name, unit=unit, values=values, compared=compared, goals=goals)
 
 
+def readings(
+    name: str,
+    unit: str,
+    sides: Mapping[str, Sequence[Run]],
+    read: Callable[[Run, str], Sequence[float]],
+    *goals: Goal,
+    count: int,
+    compared: Sequence[tuple[str, str]] | None = None,
+) -> Quantity:
+    """Like :func:`quantity`, for jobs that measure something ``count`` times, and maybe several sides in turn.
+
+    Args:
+        name: what it is.
+        unit: of the values.
+        sides: the runs that have measured each side.
+        read: the numbers that a run has found for a side.
+        goals: for any of the sides.
+        count: how many numbers those are.
+        compared: the pairs of sides to take ratios of; None for each of ours with each peer.
+    """
+    values: dict[str, list[float | None]] = {}
+    for side, runs in sides.items():
+        values[side] = []
+        for run in runs:
+            found = [] if run.error else list(read(run, side))
+            assert run.error or len(found) == count, f"{name}: {side} wants {count} numbers, found {found}"
+            values[side] += found or [None] * count
+    if compared is None:
+        compared = [(OURS, side) for side in sides if not side.startswith(OURS)]
+    return Quantity(name=name, unit=unit, values=values, compared=compared, goals=goals)
+
+
 def over(found: Quantity, name: str, base: Sequence[float | None], *goals: Goal) -> Quantity:
     """What a quantity is over a base, which was measured in the same pairs."""
     values = {
@@ -351,7 +404,7 @@ def over(found: Quantity, name: str, base: Sequence[float | None], *goals: Goal)
 
 def machine() -> dict[str, Any]:
     """Facts about this machine and what is installed on it."""
-    names = ("drivetrain", "drivetrain-torch", "torch", "ray")
+    names = ("drivetrain", "drivetrain-torch", "torch", "ray", "pyarrow")
     versions = {}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

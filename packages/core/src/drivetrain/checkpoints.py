@@ -190,7 +190,8 @@ class CheckpointManager:
             return known
         entries = sorted([*self.committed, entry], key=lambda entry: entry.index)
         kept = retained(entries, self._config, self._is_protected)
-        dropped = [old for old in entries if old not in kept]
+        names = {old.name for old in kept}
+        dropped = [old for old in entries if old.name not in names]
         for old in dropped:
             if not _CHECKPOINT_NAME.fullmatch(old.name):
                 self._storage.write_bytes(announcement(old.name), b"", durable=False)

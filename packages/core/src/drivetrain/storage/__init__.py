@@ -26,6 +26,7 @@ from drivetrain.storage.filesystem import (
     copy_range,
     data_ranges,
     flush_to_disk,
+    walk_entries,
     walk_local,
 )
 from drivetrain.storage.remote import locate, redact
@@ -487,9 +488,7 @@ class _Claims:
 
 def has_links(directory: str) -> bool:
     """Whether moving a directory would move a link, and not what it stands for."""
-    return os.path.islink(directory) or any(
-        os.path.islink(os.path.join(directory, relative)) for relative, _ in walk_local(directory)
-    )
+    return os.path.islink(directory) or any(entry.is_symlink() for _, entry in walk_entries(directory))
 
 
 def _copy_files(batch: Sequence[tuple[str, str, int]], claims: _Claims) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from drivetrain.crashpoints import is_armed, reach
 
-__all__ = ["CHUNK_BYTES", "Filesystem", "LocalFilesystem", "StoredFile", "flush_to_disk", "walk_local"]
+__all__ = ["CHUNK_BYTES", "Filesystem", "LocalFilesystem", "StoredFile", "flush_to_disk", "walk_entries", "walk_local"]
 
 CHUNK_BYTES = 32 << 20
 """Bytes that one thread moves of a big file before it looks for the next piece of work."""
@@ -239,6 +239,15 @@ def walk_local(directory: str) -> Iterator[tuple[str, os.stat_result]]:
 
     A link to a file counts as the file, a link to a directory is not followed, and other things are left out.
     """
+    for relative, entry in walk_entries(directory):
+        with contextlib.suppress(FileNotFoundError):  # a link to nothing
+            status = entry.stat()
+            if stat.S_ISREG(status.st_mode):
+                yield relative, status
+
+
+def walk_entries(directory: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything under a directory but directories, in the same order, and without a look at each."""
     pending = [""]
     while pending:
         prefix = pending.pop()
@@ -251,11 +260,8 @@ def walk_local(directory: str) -> Iterator[tuple[str, os.stat_result]]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 below.append(f"{prefix}{entry.name}/")
-                continue
-            with contextlib.suppress(FileNotFoundError):  # a link to nothing
-                status = entry.stat()
-                if stat.S_ISREG(status.st_mode):
-                    yield f"{prefix}{entry.name}", status
+            else:
+                yield f"{prefix}{entry.name}", entry
         pending += reversed(below)
 
 
