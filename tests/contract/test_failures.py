@@ -295,3 +295,138 @@ def test_what_was_reported_is_kept_when_the_process_dies_in_the_next_instant(run
 
     lines = read_lines(runtime.storage_path / "run" / "result.json")
     assert [line["step"] for line in lines] == list(range(2_000))
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as PyTorch's is."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MemoryError("no more"), FailureKind.OUT_OF_MEMORY),
+        (OutOfMemoryError("CUDA out of memory"), FailureKind.OUT_OF_MEMORY),
+        (OSError(errno.ENOSPC, "No space left on device"), FailureKind.STORAGE),
+        (OSError(errno.EBADF, "mine"), FailureKind.USER_ERROR),
+    ],
+)
+def test_exception_is_classed_by_what_it_is(runtime: RuntimeUnderTest, error: Exception, kind: FailureKind) -> None:
+    def train() -> None:
+        raise error
+
+    with pytest.raises(TrainingFailedError) as failed:
+        runtime.fit(train, workers=1)
+
+    assert failed.value.kind is kind
+    assert str(failed.value).splitlines()[0].endswith(f"[{kind.value}]")
+
+
+@with_processes
+def test_preemptions_have_a_budget_of_their_own(runtime: RuntimeUnderTest) -> None:
+    """Twice a worker is told to go, then the function fails twice; one failure is allowed."""
+
+    def train() -> None:
+        attempt = drivetrain.get_context().attempt
+        if attempt < 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        raise ValueError(f"attempt {attempt}")
+
+    collector = Collector()
+    with pytest.raises(TrainingFailedError, match="attempt 3"):
+        runtime.fit(train, workers=1, failure_config=FailureConfig(max_failures=1), callbacks=[collector])
+
+    kinds = [failure.kind for failure in collector.failures]
+    assert kinds == [FailureKind.PREEMPTION] * 2 + [FailureKind.USER_ERROR] * 2
+
+
+@with_processes
+def test_number_of_preemptions_can_be_limited(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+
+    collector = Collector()
+    with pytest.raises(TrainingFailedError) as failed:
+        runtime.fit(
+            train,
+            workers=1,
+            failure_config=FailureConfig(max_failures=5, max_preemptions=1),
+            callbacks=[collector],
+        )
+
+    assert failed.value.kind is FailureKind.PREEMPTION
+    assert collector.attempts == 2
+
+
+def test_result_can_hold_the_error_instead(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        drivetrain.report({"step": 1})
+        raise ValueError(f"attempt {drivetrain.get_context().attempt}")
+
+    trainer = runtime.trainer(train, workers=1, failure_config=FailureConfig(max_failures=1))
+    result = trainer.fit(raise_on_failure=False)
+
+    assert isinstance(result.error, TrainingFailedError)
+    assert isinstance(result.error.__cause__, ValueError)
+    assert result.metrics is not None
+    assert result.metrics["step"] == 1
+
+
+def test_files_in_the_run_directory_say_what_the_console_says(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        raise ValueError(f"attempt {drivetrain.get_context().attempt}")
+
+    with pytest.raises(TrainingFailedError) as failed:
+        runtime.fit(train, workers=1, failure_config=FailureConfig(max_failures=2))
+
+    record = json.loads((runtime.storage_path / "run" / "error.json").read_text())
+    assert record["message"] == str(failed.value)
+    assert record["message"] in (runtime.storage_path / "run" / "error.txt").read_text()
+    assert "attempt 2 had ended so: rank 0 failed" in record["message"]
+    assert [earlier["summary"][-9:] for earlier in record["earlier_attempts"]] == ["attempt 0", "attempt 1"]
+    assert (record["kind"], record["rank"], record["exception"]) == ("user error", 0, "ValueError")
+
+
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+LIMIT_BYTES = 300 << 20
+OUT_OF_MEMORY_DRIVER = """
+import json, os, sys
+from pathlib import Path
+given = json.loads(sys.argv[1])
+Path(given["group"], "cgroup.procs").write_text(str(os.getpid()))
+import drivetrain
+
+def train():
+    hoard = []
+    while True:
+        hoard.append(b"x" * (1 << 24))
+
+try:
+    drivetrain.DataParallelTrainer(
+        train,
+        scaling_config=drivetrain.ScalingConfig(num_workers=given["num_workers"], runtime=given["runtime"]),
+        run_config=drivetrain.RunConfig(name="run", storage_path=given["storage_path"], verbose=0),
+    ).fit()
+except drivetrain.TrainingFailedError as error:
+    print(error.kind.name, error)
+"""
+
+
+@pytest.mark.parametrize("runtime", [LOCAL], indirect=True)
+@pytest.mark.skipif(not os.access(MEMORY_GROUPS, os.W_OK), reason="control groups of version 1 are not writable")
+def test_process_that_the_kernel_ended_for_its_memory_is_told_from_one_that_was_killed(
+    runtime: RuntimeUnderTest,
+) -> None:
+    group = MEMORY_GROUPS / f"drivetrain_{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
+        driver = runtime.start_driver(OUT_OF_MEMORY_DRIVER, {"group": str(group), "num_workers": 1})
+        status, output, errors = driver.wait()
+    finally:
+        group.rmdir()
+
+    assert status == 0, errors
+    assert output.startswith("OUT_OF_MEMORY ")
+    assert "was ended by the kernel, as memory ran out" in output

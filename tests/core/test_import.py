@@ -17,7 +17,7 @@ MAX_MODULES = 300
 
 # From the ground up: a module imports only from lines above its own.
 LAYERS = """
-    _version crashpoints errors console context policy loggers runtime runtime.stacks
+    _version control crashpoints errors console context policy loggers runtime runtime.stacks
     backend callback config failure plugins storage.filesystem storage.transfer runtime.output
     events storage.remote storage.node
     storage reports runtime.wire

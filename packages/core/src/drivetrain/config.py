@@ -222,11 +222,14 @@ class FailureConfig:
         max_failures: how many times to start again from the latest committed checkpoint; -1 for without limit.
         fail_fast: True gives up at the first failure whatever ``max_failures`` says; ``"raise"`` also lets
             ``fit()`` raise the root cause itself instead of a :class:`~drivetrain.TrainingFailedError`.
-        policy: decides instead of the two fields above.
+        max_preemptions: how many times to start again after a preemption, which ``max_failures`` does not count; -1
+            for without limit.
+        policy: decides instead of the fields above.
     """
 
     max_failures: int = 0
     fail_fast: bool | Literal["raise"] = False
+    max_preemptions: int = -1
     policy: FailurePolicy | None = None
 
     def __post_init__(self) -> None:
@@ -238,6 +241,7 @@ class FailureConfig:
                 f"FailureConfig(fail_fast={self.fail_fast!r}) never retries, and max_failures={self.max_failures} "
                 "asks for retries: set one of them"
             )
+        _check_int("FailureConfig", "max_preemptions", self.max_preemptions, minimum=-1)
         if self.policy is not None and not callable(getattr(self.policy, "decide", None)):
             raise ConfigurationError(
                 f"FailureConfig(policy=...) wants an object with decide(failure, history), found {self.policy!r}"
@@ -300,6 +304,8 @@ class RunConfig:
             by default that is the one that the driver was started in.
         detailed_metrics: also fill in ``_date``, ``_hostname``, ``_node_ip``, ``_pid`` and ``_time_total_s``.
         start_timeout_s: seconds until every worker must be running the train function.
+        hang_timeout_s: seconds without a report of any rank after which the run counts as hung, and ends with every
+            rank's stacks or starts again; None for never.
     """
 
     name: str | None = None
@@ -317,6 +323,7 @@ class RunConfig:
     chdir_to_trial_dir: bool = False
     detailed_metrics: bool = False
     start_timeout_s: float = 600.0
+    hang_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         owner = "RunConfig"
@@ -353,6 +360,8 @@ class RunConfig:
             raise ConfigurationError('RunConfig(resume="must") needs the name of the run to resume: set name')
         _check_bool(owner, "detailed_metrics", self.detailed_metrics)
         _check_seconds(owner, "start_timeout_s", self.start_timeout_s)
+        if self.hang_timeout_s is not None:
+            _check_seconds(owner, "hang_timeout_s", self.hang_timeout_s)
 
     def _check_resume(self) -> None:
         modes = ("never", "auto", "must")

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import faulthandler
 import math
 import pickle
+import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -58,12 +60,19 @@ class Outcome:
 
 
 class RunFailed(Exception):
-    """The last attempt failed; carries the root cause and the ranks that had failed or finished with it."""
+    """The last attempt failed.
+
+    Attributes:
+        failure: the root cause.
+        notes: a line for each other rank that had failed or finished with it.
+        history: the root causes of the attempts before.
+    """
 
     def __init__(self, failure: Failure, notes: Sequence[str] = ()) -> None:
         super().__init__(failure.summary)
         self.failure = failure
         self.notes = tuple(notes)
+        self.history: tuple[Failure, ...] = ()
 
 
 class _Stop(BaseException):
@@ -116,6 +125,18 @@ class Controller:
         self._metadata = metadata
         self._number_of_start = start
         self._last_index = max(last_index, checkpoints.last_index)
+        self._current: tuple[Group, _Attempt] | None = None
+
+    def describe(self) -> str:
+        """Where every rank is, with stacks; may be called from any thread."""
+        current = self._current
+        if current is None:
+            with tempfile.TemporaryFile() as file:
+                faulthandler.dump_traceback(file)
+                file.seek(0)
+                return f"no worker runs the train function now; the driver is at:\n{file.read().decode()}"
+        group, attempt = current
+        return attempt.diagnose(group)
 
     def run(self) -> Outcome:
         """Runs attempts until one succeeds.
@@ -128,12 +149,15 @@ class Controller:
             try:
                 return self._run_attempt(len(history))
             except RunFailed as failed:
+                failed.history = tuple(history)
                 retrying = _can_retry(failed.failure) and self._policy.decide(failed.failure, history)
                 unheard = self._callbacks.close("on_failure", failed.failure, retrying)
                 if unheard is not None:
                     failed.notes += (f"also: {unheard}",)
                 if unheard is not None or not retrying:
                     raise
+                if failed.failure.kind is FailureKind.HANG:
+                    self._run.console.print(f"{self._run.name}: {failed.failure.exception}", error=True)
                 history.append(failed.failure)
                 self._last_index = max(self._last_index, self._checkpoints.sweep()[1])
 
@@ -153,10 +177,12 @@ class Controller:
         ended_well = False
         try:
             attempt = self._start(group, number)
+            self._current = group, attempt
             outcome = attempt.follow(group)
             ended_well = True
             return outcome
         finally:
+            self._current = None
             if attempt is not None:
                 self._last_index = attempt.last_index
             error: Exception | None = self._callbacks.close("on_group_stop", number)
@@ -286,6 +312,8 @@ class _Attempt:
         self._phase = ["waiting to start"] * len(workers)
         self._starting = {worker.rank for worker in workers}
         self._running = {worker.rank for worker in workers}
+        self._progress_at = started
+        self._reports = [0] * len(workers)
         self._reported_at = [0.0] * len(workers)
         self._trained_from = [0.0] * len(workers)
         self._failures: list[Failure] = []
@@ -318,6 +346,7 @@ class _Attempt:
 
     def handle(self, event: Event) -> None:
         """Takes one event."""
+        self._progress_at = time.monotonic()
         if isinstance(event, Reported):
             self._on_report(event)
         elif isinstance(event, Uploaded):
@@ -335,6 +364,7 @@ class _Attempt:
 
     def _on_report(self, event: Reported) -> None:
         rank = event.rank
+        self._reports[rank] = event.number
         self.last_index = max(self.last_index, self._first_index + event.number)
         self._fill_in(event)
         settled = self._matcher.add(event)
@@ -469,7 +499,7 @@ class _Attempt:
             summary += ", before its train function returned (os._exit?)"
         self._exits.append(
             Failure(
-                kind=FailureKind.INFRASTRUCTURE,
+                kind=event.kind,
                 rank=event.rank,
                 phase=self._phase[event.rank],
                 exception=WorkerDiedError(summary, rank=event.rank, exit_code=event.exit_code),
@@ -486,22 +516,50 @@ class _Attempt:
             if remaining <= 0:
                 raise _Stop
             return remaining
-        if not self._starting:
+        config = self._run.run_config
+        if self._starting:
+            deadline, ranks = self._deadline, sorted(self._starting)
+            found = (
+                f"waited {config.start_timeout_s:g} s (RunConfig.start_timeout_s) for ranks {ranks} to reach the train "
+                "function"
+            )
+        elif config.hang_timeout_s is not None:
+            deadline, ranks = self._progress_at + config.hang_timeout_s, sorted(self._running)
+            found = (
+                f"waited {config.hang_timeout_s:g} s (RunConfig.hang_timeout_s) for a report of any of ranks {ranks}"
+            )
+        else:
             return None  # the user's own code may take its time
-        remaining = self._deadline - time.monotonic()
+        remaining = deadline - time.monotonic()
         if remaining > 0:
             return remaining
-        ranks = sorted(self._starting)
-        stacks = group.stacks(ranks)
-        where = "".join(
-            f"\n\nrank {rank} is {self._phase[rank]}" + (f", at:\n{stacks[rank]}" if rank in stacks else "")
-            for rank in ranks
-        )
-        raise WaitTimeoutError(
-            f"waited {self._run.run_config.start_timeout_s:g} s (RunConfig.start_timeout_s) for ranks {ranks} to reach "
-            f"the train function{where}",
-            ranks=ranks,
-        )
+        raise WaitTimeoutError(f"{found}\n\n{self.diagnose(group, ranks)}", ranks=ranks)
+
+    def diagnose(self, group: Group, ranks: Sequence[int] | None = None) -> str:
+        """Where ranks are, in words: phase, reports, and stacks. May be called from any thread.
+
+        Args:
+            group: theirs.
+            ranks: which; None for all that have not finished.
+        """
+        chosen = sorted(self._running) if ranks is None else ranks
+        stacks = group.stacks(chosen)
+        parts = [f"rank {rank} {self._whereabouts(rank)}:\n{stacks.get(rank, '  no answer')}" for rank in chosen]
+        reports = {rank: self._reports[rank] for rank in chosen}
+        if len(set(reports.values())) > 1:
+            counts = ", ".join(f"{count} of rank {rank}" for rank, count in reports.items())
+            parts.insert(0, f"The ranks do not agree on how often they have reported: {counts}.")
+        if finished := [rank for rank, phase in enumerate(self._phase) if phase == "finished"]:
+            parts.append(f"finished already: ranks {finished}")
+        return "\n\n".join(parts)
+
+    def _whereabouts(self, rank: int) -> str:
+        worker = self._workers[rank]
+        where = f"(process {worker.pid} on {worker.hostname}) is {self._phase[rank]}"
+        if not self._reports[rank]:
+            return f"{where}, has not reported yet, and is at"
+        ago = max(0.0, time.time() - self._reported_at[rank])  # by the clock of its node
+        return f"{where}, made report {self._reports[rank]} {ago:.1f} s ago, and is at"
 
     def _settle(self, group: Group) -> None:
         """Takes what else happens at the same moment, so that the cause is not taken for its consequence."""

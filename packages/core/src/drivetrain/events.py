@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from drivetrain.errors import FailureKind
+
 if TYPE_CHECKING:
     from drivetrain.storage.filesystem import StoredFile
 
@@ -69,11 +71,15 @@ class Failed(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """A rank's process, or its node, is gone. ``reason`` is the runtime's word where there is no exit code."""
+    """A rank's process, or its node, is gone.
+
+    ``reason`` is the runtime's word where it knows more than the exit code, and ``kind`` what the end counts as.
+    """
 
     rank: int
     exit_code: int | None
     reason: str
+    kind: FailureKind = FailureKind.INFRASTRUCTURE
 
 
 Event = PhaseEntered | Reported | Uploaded | Returned | Failed | Exited

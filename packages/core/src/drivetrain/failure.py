@@ -5,6 +5,7 @@ A worker's exception travels with its own traceback, so that the driver shows th
 
 from __future__ import annotations
 
+import errno
 import pickle
 import time
 import traceback
@@ -18,6 +19,9 @@ from tblib import Traceback
 from drivetrain.errors import CheckpointError, FailureKind, RemoteError, StorageError
 
 __all__ = ["Failure", "capture_failure", "describe_exit", "rebuild_exception"]
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OUT_OF_MEMORY = ("OutOfMemoryError", "ResourceExhaustedError")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +45,17 @@ class Failure:
     time: float = field(default_factory=time.time)
     exception: BaseException | None = None
     log_tail: str = ""
+
+    def record(self) -> dict[str, object]:
+        """What ``error.json`` says about it."""
+        return {
+            "kind": self.kind.value,
+            "rank": self.rank,
+            "phase": self.phase,
+            "time": self.time,
+            "summary": self.summary,
+            "exception": type(self.exception).__name__ if self.exception else None,
+        }
 
 
 def capture_failure(error: BaseException) -> bytes:
@@ -86,6 +101,11 @@ def classify(error: BaseException) -> FailureKind:
     """The class of an exception that a train function or its set-up raised."""
     if isinstance(error, StorageError) and not isinstance(error, CheckpointError):
         return FailureKind.STORAGE
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        return FailureKind.STORAGE
+    # PyTorch's has that name, and so have those of CuPy and JAX's and TensorFlow's allocators under other ones.
+    if isinstance(error, MemoryError) or any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__):
+        return FailureKind.OUT_OF_MEMORY
     return FailureKind.USER_ERROR
 
 
@@ -105,8 +125,7 @@ def describe_exit(exit_code: int | None) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    hint = " (the kernel does that when memory runs out)" if name == "SIGKILL" else ""
-    return f"was ended by {name}{hint}"
+    return f"was ended by {name}"
 
 
 def _title(error: BaseException) -> str:

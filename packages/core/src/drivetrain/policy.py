@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from drivetrain.errors import FailureKind
+
 if TYPE_CHECKING:
     from drivetrain.config import FailureConfig
     from drivetrain.failure import Failure
@@ -26,11 +28,15 @@ class FailurePolicy(Protocol):
 
 
 class RetryBudget:
-    """Retries until the budget of :class:`~drivetrain.FailureConfig` is used up."""
+    """Retries until the budgets of :class:`~drivetrain.FailureConfig` are used up."""
 
     def __init__(self, config: FailureConfig) -> None:
-        self._limit = 0 if config.fail_fast else config.max_failures
+        self._failures = 0 if config.fail_fast else config.max_failures
+        self._preemptions = config.max_preemptions
 
     def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
-        """True while fewer than ``max_failures`` attempts have failed before this one."""
-        return self._limit < 0 or len(history) < self._limit
+        """True while fewer attempts have ended before as this one has: by a preemption, or otherwise."""
+        preempted = failure.kind is FailureKind.PREEMPTION
+        limit = self._preemptions if preempted else self._failures
+        before = sum((earlier.kind is FailureKind.PREEMPTION) is preempted for earlier in history)
+        return limit < 0 or before < limit

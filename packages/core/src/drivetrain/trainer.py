@@ -21,6 +21,7 @@ from drivetrain.callback import Callback, Callbacks
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.context import Run
+from drivetrain.control import listen
 from drivetrain.controller import Controller, RunFailed, controller_failure
 from drivetrain.errors import (
     CallbackError,
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["DataParallelTrainer"]
+
+
+_ATTEMPTS_TOLD = 5
 
 
 class DataParallelTrainer:
@@ -121,8 +125,12 @@ class DataParallelTrainer:
                 "own the training loop, and here the train function does: call report(..., checkpoint=...) in it"
             )
 
-    def fit(self) -> Result:
+    def fit(self, *, raise_on_failure: bool = True) -> Result:
         """Runs the train function to its end on every worker, and waits for it.
+
+        Args:
+            raise_on_failure: False has the :class:`~drivetrain.TrainingFailedError` of a training that failed be
+                the result's ``error`` instead; whatever keeps it from being started is raised all the same.
 
         Returns:
             The result; everything in it is on storage as well.
@@ -150,7 +158,12 @@ class DataParallelTrainer:
         if runtime.name != "inprocess":
             _require_shared(self._run_config)
         with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file()) as opened:
-            return self._fit(opened, function, runtime, callbacks)
+            try:
+                return self._fit(opened, function, runtime, callbacks)
+            except TrainingFailedError as error:
+                if raise_on_failure:
+                    raise
+                return Result(metrics=last_metrics(opened.storage), storage=opened.storage, error=error)
 
     @classmethod
     def restore(
@@ -239,7 +252,8 @@ class DataParallelTrainer:
         error: BaseException | None = None
         try:
             dispatcher.call("on_run_start")
-            outcome = controller.run()
+            with listen(run.id, lambda question: controller.describe()):
+                outcome = controller.run()
         except RunFailed as failed:
             error = self._explain(failed, run, storage)
         except (CallbackError, StorageError) as raised:
@@ -293,7 +307,10 @@ class DataParallelTrainer:
     def _explain(self, failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedError:
         """The error for the user, which is also written to the run directory."""
         failure = failed.failure
-        lines = [f"{failure.summary} [{failure.kind.value}]", *failed.notes, f"run directory: {storage.root}"]
+        lines = [f"{failure.summary} [{failure.kind.value}]", *failed.notes]
+        numbered = list(enumerate(failed.history, start=1))
+        lines += [f"attempt {number} had ended so: {before.summary}" for number, before in numbered[-_ATTEMPTS_TOLD:]]
+        lines.append(f"run directory: {storage.root}")
         if failure.log_tail:
             lines.append(f"the last lines of its log:\n{failure.log_tail}")
         message = "\n  ".join(lines)
@@ -301,11 +318,9 @@ class DataParallelTrainer:
         error.__cause__ = failure.exception
         record = {
             "message": message,
-            "kind": failure.kind.value,
-            "rank": failure.rank,
-            "phase": failure.phase,
-            "time": failure.time,
-            "exception": type(failure.exception).__name__ if failure.exception else None,
+            **failure.record(),
+            "others": failed.notes,
+            "earlier_attempts": [earlier.record() for earlier in failed.history],
         }
         try:
             storage.write_bytes(ERROR_FILE, json.dumps(record, indent=2).encode())

@@ -64,7 +64,10 @@ class Group(WorkerGroup, Protocol):
         ...
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
-        """The Python stacks of the ranks that could be asked within a second or so, all threads each."""
+        """The Python stacks of the ranks that could be asked, all threads each; of others, why they did not answer.
+
+        It takes a second or so, and may be called from any thread.
+        """
         ...
 
 

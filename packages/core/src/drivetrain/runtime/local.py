@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.context import WorkerInfo
-from drivetrain.errors import WorkerDiedError
+from drivetrain.errors import FailureKind, WorkerDiedError
 from drivetrain.runtime import forkserver
 from drivetrain.runtime.base import GroupSpec, rank_environment
 from drivetrain.runtime.output import OutputPipe, open_log
 from drivetrain.runtime.remote import RemoteGroup
-from drivetrain.runtime.resources import partition_gpus, threads_per_worker, visible_gpus
+from drivetrain.runtime.resources import OomCounter, partition_gpus, threads_per_worker, visible_gpus
 from drivetrain.runtime.stacks import collect_stacks
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class LocalGroup(RemoteGroup):
         self._processes: dict[int, int] = {}  # rank -> descriptor that tells of its process's end
         self._stack_pipes: dict[int, int] = {}
         self._outputs: list[OutputPipe] = []
+        self._oom_kills = OomCounter()
         self.watch(server.control, self._hear_server)
         gpus = partition_gpus(spec.scaling, visible_gpus())
         for rank in range(spec.num_workers):
@@ -239,7 +240,14 @@ class LocalGroup(RemoteGroup):
             self.forget(process)
         if exit_code is not None:  # otherwise the server has taken it, and says so
             self._read_output(rank)
-            self.note_exit(rank, exit_code)
+            self.note_exit(rank, exit_code, *self._explain_end(exit_code))
+
+    def _explain_end(self, exit_code: int) -> tuple[str, FailureKind]:
+        if exit_code == -signal.SIGKILL and self._oom_kills.rose():
+            return "was ended by the kernel, as memory ran out (SIGKILL)", FailureKind.OUT_OF_MEMORY
+        if exit_code == -signal.SIGTERM:  # how batch systems and clouds tell a process to go
+            return "", FailureKind.PREEMPTION
+        return "", FailureKind.INFRASTRUCTURE
 
     def _show(self, pipe: OutputPipe) -> None:
         pipe.read()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.context import WorkerInfo
-from drivetrain.errors import ConfigurationError, PluginNotFoundError, ResourceError, WorkerDiedError
+from drivetrain.errors import ConfigurationError, FailureKind, PluginNotFoundError, ResourceError, WorkerDiedError
 from drivetrain.runtime.base import GroupSpec, rank_environment
 from drivetrain.runtime.output import LogFollower, log_name, open_log
 from drivetrain.runtime.remote import RemoteGroup
@@ -250,7 +250,7 @@ class RayGroup(RemoteGroup):
             index, reason = self._ended.popleft()
             self._dead[index] = reason
             if index in self._rank_of:
-                self.note_exit(self._rank_of[index], None, reason)
+                self.note_exit(self._rank_of[index], None, reason, _kind_of_death(reason))
 
     def _assign_ranks(self, hellos: Mapping[int, tuple[dict[str, Any], socket.socket]]) -> None:
         """Packs ranks by node, the driver's own first, in the order of the GPUs on each."""
@@ -278,7 +278,7 @@ class RayGroup(RemoteGroup):
             self.add_line(rank, connection)
         self.workers = tuple(workers)
         for index, reason in self._dead.items():
-            self.note_exit(self._rank_of[index], None, reason)
+            self.note_exit(self._rank_of[index], None, reason, _kind_of_death(reason))
 
     def _set_up_workers(self) -> None:
         spec = self._spec
@@ -444,3 +444,11 @@ def _brief_death(error: BaseException | None) -> str:
     text = " ".join(str(error).split()).partition(" Some common causes")[0]
     detail = re.search(r".*(?:Worker exit detail: |The actor is dead because )(.*)", text)
     return f"died, says Ray: {detail[1] if detail else text}"[:500].rstrip(".")
+
+
+def _kind_of_death(reason: str) -> FailureKind:
+    if re.search(r"running low on memory|OOM|out of memory", reason):
+        return FailureKind.OUT_OF_MEMORY
+    if re.search(r"SIGTERM|preempt|drain", reason):
+        return FailureKind.PREEMPTION
+    return FailureKind.INFRASTRUCTURE

@@ -16,7 +16,7 @@ import cloudpickle
 
 from drivetrain.console import Console
 from drivetrain.context import WorkerInfo
-from drivetrain.errors import WaitTimeoutError, WorkerDiedError
+from drivetrain.errors import FailureKind, WaitTimeoutError, WorkerDiedError
 from drivetrain.events import Event, Exited, Reported
 from drivetrain.failure import describe_exit, rebuild_exception
 from drivetrain.runtime.output import LineEcho
@@ -73,14 +73,16 @@ class RemoteGroup:
         """Has the output that a worker sends over its line shown."""
         self._echoes[rank] = LineEcho(rank, console)
 
-    def note_exit(self, rank: int, exit_code: int | None, reason: str = "") -> None:
+    def note_exit(
+        self, rank: int, exit_code: int | None, reason: str = "", kind: FailureKind = FailureKind.INFRASTRUCTURE
+    ) -> None:
         """Notes that a worker's process is gone, after taking what it said before."""
         if rank in self._gone:
             return
         if (inbox := self._inboxes.get(rank)) is not None:
             self.forget(inbox.socket)
             self._take(rank, list(inbox.read_rest()))
-        self._gone[rank] = event = Exited(rank, exit_code, reason)
+        self._gone[rank] = event = Exited(rank, exit_code, reason, kind)
         self._events.append(event)
 
     def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from drivetrain.config import ScalingConfig
 from drivetrain.errors import ResourceError
 
-__all__ = ["partition_gpus", "threads_per_worker", "visible_gpus"]
+__all__ = ["OomCounter", "partition_gpus", "threads_per_worker", "visible_gpus"]
+
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -61,3 +64,39 @@ def threads_per_worker(scaling: ScalingConfig) -> int:
     if asked is not None:
         return max(1, int(asked))
     return max(1, len(os.sched_getaffinity(0)) // max(1, scaling.num_workers))
+
+
+class OomCounter:
+    """Tells whether the kernel has ended processes because memory ran out, in this process's memory group if it can."""
+
+    def __init__(self) -> None:
+        self._file = next((path for path in _oom_files() if _read_oom_kills(path) is not None), None)
+        self._seen = self._count()
+
+    def rose(self) -> bool:
+        """Whether there were any since the last call, or since this was made."""
+        before, self._seen = self._seen, self._count()
+        return self._seen > before
+
+    def _count(self) -> int:
+        return (_read_oom_kills(self._file) if self._file is not None else None) or 0
+
+
+def _oom_files() -> Iterator[Path]:
+    """Where the count may be: of the process's control group, of version 2 or 1, and of the machine."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0":
+                yield _CGROUPS / path.lstrip("/") / "memory.events"
+            elif "memory" in controllers.split(","):
+                yield _CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
+    yield Path("/proc/vmstat")
+
+
+def _read_oom_kills(file: Path) -> int | None:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

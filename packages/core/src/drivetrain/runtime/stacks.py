@@ -9,12 +9,17 @@ import selectors
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 __all__ = ["answer_to_signal", "collect_stacks"]
 
 _SIGNAL = signal.SIGRTMAX  # one that neither users nor libraries are known to use
 _WAIT_S = 1.0
 _QUIET_S = 0.2
+_STATES = {
+    **{"T": "is stopped (SIGSTOP)", "t": "is held by a debugger", "D": "waits in the kernel, for a disk or a network"},
+    **{"Z": "has ended", "X": "has ended"},
+}
 
 
 def answer_to_signal(descriptor: int) -> None:
@@ -29,7 +34,7 @@ def collect_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
         targets: by rank, the process id and a descriptor to read its answer from.
 
     Returns:
-        The stacks of the ranks that answered.
+        The stacks of each rank, or why it did not answer.
     """
     answers = dict.fromkeys(targets, b"")
     with selectors.DefaultSelector() as selector:
@@ -44,4 +49,14 @@ def collect_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
                 break
             for key, _ in ready:
                 answers[key.data] += os.read(key.fd, 1 << 16)
-    return {rank: text.decode(errors="replace").rstrip() for rank, text in answers.items() if text}
+    found = {rank: text.decode(errors="replace").rstrip() for rank, text in answers.items()}
+    return {rank: found[rank] or _why_silent(pid) for rank, (pid, _) in targets.items()}
+
+
+def _why_silent(pid: int) -> str:
+    """Why a process has not answered, from its state."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return "  no answer: the process is gone"
+    return f"  no answer: process {pid} {_STATES.get(state, 'is busy')}"

@@ -26,6 +26,7 @@ __all__ = ["CHUNK_BYTES", "Filesystem", "LocalFilesystem", "StoredFile", "flush_
 CHUNK_BYTES = 32 << 20
 """Bytes that one thread moves of a big file before it looks for the next piece of work."""
 
+_SMALL_BYTES = 1 << 16  # less is copied faster through memory
 _CANNOT_COPY_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
@@ -199,12 +200,17 @@ def copy_range(source: int, target: int, start: int, count: int) -> None:
 
 def _copy(source: int, target: int, start: int, count: int) -> None:
     end = start + count
+    in_kernel = count > _SMALL_BYTES
     while start < end:
-        try:
-            done = os.copy_file_range(source, target, end - start, start, start)
-        except OSError as error:
-            if error.errno not in _CANNOT_COPY_IN_KERNEL:
-                raise
+        if in_kernel:
+            try:
+                done = os.copy_file_range(source, target, end - start, start, start)
+            except OSError as error:
+                if error.errno not in _CANNOT_COPY_IN_KERNEL:
+                    raise
+                in_kernel = False
+                continue
+        else:
             data = os.pread(source, min(end - start, 1 << 20), start)
             done = os.pwrite(target, data, start) if data else 0
         if done == 0:

@@ -1,0 +1,156 @@
+"""A run that hangs ends, and says where each rank is; anybody may ask for that at any time."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+from drivetrain import FailureConfig, FailureKind, TrainingFailedError, WaitTimeoutError
+from tests.contract.conftest import LOCAL, RAY, RuntimeUnderTest
+from tests.support import DEADLINE_S, Collector, Pipe, wait_for_release
+
+with_processes = pytest.mark.parametrize("runtime", [LOCAL, RAY], indirect=True)
+
+
+def wait_in_vain(path: str) -> None:
+    wait_for_release(path)
+
+
+def train_until_stuck(config: dict) -> int:
+    """Rank 1 stays behind after its first report, in the first attempt."""
+    context = drivetrain.get_context()
+    for step in range(3):
+        if context.attempt == 0 and context.get_world_rank() == 1 and step == 1:
+            if config.get("how") == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            wait_in_vain(config["gate"])
+        drivetrain.report({"step": step})
+    if context.attempt == 0 and context.get_world_rank() == 0:
+        wait_in_vain(config["gate"])  # as in a collective
+    return context.attempt
+
+
+@with_processes
+def test_run_without_a_report_for_too_long_fails_with_the_whereabouts_of_every_rank(
+    runtime: RuntimeUnderTest, gate: Pipe
+) -> None:
+    with pytest.raises(TrainingFailedError) as failed:
+        runtime.fit(train_until_stuck, {"gate": gate.path}, hang_timeout_s=0.5)
+
+    assert failed.value.kind is FailureKind.HANG
+    cause = failed.value.__cause__
+    assert isinstance(cause, WaitTimeoutError)
+    assert cause.ranks == (0, 1)
+    said = str(cause)
+    assert "RunConfig.hang_timeout_s" in said
+    assert "3 of rank 0, 1 of rank 1" in said
+    assert "rank 1 (process" in said
+    assert said.count("in wait_in_vain") == 2
+
+
+@with_processes
+def test_rank_that_is_stopped_is_told_from_one_that_waits(runtime: RuntimeUnderTest, gate: Pipe) -> None:
+    with pytest.raises(TrainingFailedError) as failed:
+        runtime.fit(train_until_stuck, {"gate": gate.path, "how": "stop"}, hang_timeout_s=0.5)
+
+    said = str(failed.value.__cause__)
+    assert "is stopped (SIGSTOP)" in said
+    assert said.count("in wait_in_vain") == 1
+
+
+@with_processes
+@pytest.mark.parametrize("how", ["wait", "stop"])
+def test_run_that_hung_is_tried_again_from_the_same_budget(
+    runtime: RuntimeUnderTest, gate: Pipe, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    collector = Collector()
+    result = runtime.fit(
+        train_until_stuck,
+        {"gate": gate.path, "how": how},
+        hang_timeout_s=0.5,
+        failure_config=FailureConfig(max_failures=1),
+        callbacks=[collector],
+    )
+
+    assert result.return_value == 1
+    assert [failure.kind for failure in collector.failures] == [FailureKind.HANG]
+    assert "in wait_in_vain" in capsys.readouterr().err
+
+
+@with_processes
+def test_run_that_is_slow_but_goes_on_is_left_alone(runtime: RuntimeUnderTest, gate: Pipe) -> None:
+    def train(config: dict) -> int:
+        if drivetrain.get_context().get_world_rank() == 1:
+            wait_for_release(config["gate"])  # it never reports, and the other does
+            return 1
+        for step in range(8):
+            time.sleep(0.2)  # the pace itself is the matter
+            drivetrain.report({"step": step})
+        with open(config["gate"], "wb", buffering=0) as pipe:
+            pipe.write(b".")
+        return 0
+
+    assert runtime.fit(train, {"gate": gate.path}, hang_timeout_s=1.0).return_value == 0
+
+
+DRIVER = """
+import json, sys
+import drivetrain
+from tests.contract.test_hangs import wait_in_vain
+from tests.support import tell
+
+given = json.loads(sys.argv[1])
+
+def train(config):
+    tell(config["pipe"], "here")
+    wait_in_vain(config["gate"])
+
+drivetrain.DataParallelTrainer(
+    train,
+    train_loop_config=given,
+    scaling_config=drivetrain.ScalingConfig(num_workers=given["num_workers"], runtime=given["runtime"]),
+    run_config=drivetrain.RunConfig(name="run", storage_path=given["storage_path"], verbose=0),
+).fit()
+"""
+
+
+def stacks(run: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(Path(sys.executable).parent / "drivetrain"), "stacks", str(run)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+        env={**os.environ, **environment},
+    )
+
+
+def test_command_shows_the_stacks_of_a_run_that_goes_on(runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe) -> None:
+    driver = runtime.start_driver(DRIVER, {"pipe": pipe.path, "gate": gate.path})
+    pipe.receive(runtime.world())
+
+    by_path = stacks(runtime.storage_path / "run")
+    by_name = stacks("run", DRIVETRAIN_STORAGE_PATH=str(runtime.storage_path))
+
+    for said in (by_path, by_name):
+        assert said.returncode == 0, said.stderr
+        assert "in wait_in_vain" in said.stdout
+        for rank in range(runtime.world()):
+            assert f"rank {rank} (process" in said.stdout
+    gate.release(runtime.world())
+    assert driver.wait()[0] == 0
+    after = stacks(runtime.storage_path / "run")
+    assert after.returncode == 1
+    assert "a run whose driver works on this machine" in after.stderr
+
+
+def test_command_says_where_there_is_no_run(tmp_path: Path) -> None:
+    said = stacks(tmp_path / "nothing")
+
+    assert said.returncode == 1
+    assert "wants the directory of a run" in said.stderr
