@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -5,6 +6,7 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +20,7 @@ from drivetrain import (
     TrainingFailedError,
     WorkerDiedError,
 )
-from tests.contract.conftest import RuntimeUnderTest
+from tests.contract.conftest import LOCAL, RuntimeUnderTest
 from tests.contract.runtimes import on_this_machine, with_processes
 from tests.support import DEADLINE_S, Collector, Pipe, read_lines, release, tell, wait_for_release
 

@@ -11,10 +11,9 @@ import pytest
 
 import drivetrain
 from drivetrain import FailureConfig, FailureKind, TrainingFailedError, WaitTimeoutError
-from tests.contract.conftest import LOCAL, RAY, RuntimeUnderTest
+from tests.contract.conftest import RuntimeUnderTest
+from tests.contract.runtimes import with_processes
 from tests.support import DEADLINE_S, Collector, Pipe, wait_for_release
-
-with_processes = pytest.mark.parametrize("runtime", [LOCAL, RAY], indirect=True)
 
 
 def wait_in_vain(path: str) -> None:

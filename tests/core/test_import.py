@@ -17,8 +17,8 @@ MAX_MODULES = 300
 
 # From the ground up: a module imports only from lines above its own.
 LAYERS = """
-    _version control crashpoints errors console context policy loggers runtime runtime.stacks
-    backend callback config failure plugins storage.filesystem storage.transfer runtime.output
+    _version control crashpoints errors console context loggers runtime runtime.stacks
+    backend callback config failure policy plugins storage.filesystem storage.transfer runtime.output
     events storage.remote storage.node
     storage reports runtime.wire
     checkpoint storage.lock storage.mirror
@@ -28,8 +28,8 @@ LAYERS = """
     workspace
     cli loggers.csvfile loggers.jsonfile loggers.progress runtime.base runtime.resources
     runtime.worker rundir
-    controller result runtime.forkserver runtime.inprocess runtime.remote
-    runtime.local runtime.ray
+    attempt result runtime.forkserver runtime.inprocess runtime.remote
+    controller runtime.local runtime.ray
     trainer
     .
     testing.conformance testing.crashjob

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 
+from drivetrain.attempt import RunFailed
 from drivetrain.backend import Backend, BackendConfig, NoBackend
 from drivetrain.callback import Callback, Callbacks
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.context import Run
 from drivetrain.control import listen
-from drivetrain.controller import Controller, RunFailed, controller_failure
+from drivetrain.controller import Controller, controller_failure
 from drivetrain.errors import (
     CallbackError,
     ConfigurationError,

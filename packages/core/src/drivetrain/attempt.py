@@ -1,0 +1,377 @@
+"""One attempt of a run: what is known of its ranks while their events come in, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import pickle
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain.callback import Callbacks, Report
+from drivetrain.checkpoints import CheckpointManager, CommittedCheckpoint
+from drivetrain.context import Run, WorkerInfo
+from drivetrain.errors import CallbackError, CheckpointError, WaitTimeoutError, WorkerDiedError
+from drivetrain.events import TRAINING, Event, Exited, Failed, PhaseEntered, Pickled, Reported, Returned, Uploaded
+from drivetrain.failure import Failure, classify, describe_exit, rebuild_exception
+from drivetrain.reports import MatchedReport, ReportMatcher, combine
+from drivetrain.runtime.base import Group
+from drivetrain.runtime.output import tail_log
+from drivetrain.storage import Storage
+
+__all__ = ["Attempt", "Outcome", "RunFailed", "one_line"]
+
+_SETTLE_S = 0.03
+"""After an exception on one rank: how long a process's death, which would explain it, may take to be noticed."""
+
+_STOP_WAIT_S = 10.0
+"""After the stop condition is met: how long ranks may take to complete a checkpoint that some have reported."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a run that succeeded leaves beside its directory."""
+
+    metrics: dict[str, Any] | None
+    return_value: Any
+
+
+class RunFailed(Exception):
+    """The last attempt failed.
+
+    Attributes:
+        failure: the root cause.
+        notes: a line for each other rank that had failed or finished with it.
+        history: the root causes of the attempts before.
+    """
+
+    def __init__(self, failure: Failure, notes: Sequence[str] = ()) -> None:
+        super().__init__(failure.summary)
+        self.failure = failure
+        self.notes = tuple(notes)
+        self.history: tuple[Failure, ...] = ()
+
+
+class _Stop(BaseException):
+    """The stop condition is met; raised through the runtime, and in-process through the train function."""
+
+
+class Attempt:
+    """What is known of one attempt's ranks while their events come in."""
+
+    def __init__(
+        self,
+        *,
+        run: Run,
+        workers: Sequence[WorkerInfo],
+        storage: Storage,
+        checkpoints: CheckpointManager,
+        callbacks: Callbacks,
+        first_index: int,
+        first_iteration: int,
+        started: float,
+    ) -> None:
+        self._run = run
+        self._workers = workers
+        self._storage = storage
+        self._checkpoints = checkpoints
+        self._callbacks = callbacks
+        self._first_index = first_index
+        self._first_iteration = first_iteration
+        self._deadline = started + run.run_config.start_timeout_s
+        self._detailed = run.run_config.detailed_metrics
+        self._matcher = ReportMatcher(len(workers))
+        self._phase = ["waiting to start"] * len(workers)
+        self._starting = {worker.rank for worker in workers}
+        self._running = {worker.rank for worker in workers}
+        self._progress_at = started
+        self._reports = [0] * len(workers)
+        self._reported_at = [0.0] * len(workers)
+        self._trained_from = [0.0] * len(workers)
+        self._failures: list[Failure] = []
+        self._exits: list[Failure] = []
+        self._waiting_reports: deque[Reported] = deque()
+        self._combined: dict[int, dict[str, float]] = {}
+        self._uploading: dict[int, MatchedReport] = {}
+        self._stop_by: float | None = None
+        self._stop_number = 0
+        self._return_value: Any = None
+        self.last_index = first_index
+        self.metrics: dict[str, Any] | None = None
+
+    def follow(self, group: Group) -> Outcome:
+        """Takes events until every rank has finished, or one has failed.
+
+        Raises:
+            RunFailed: a rank failed, or the ranks did not start within their time.
+        """
+        try:
+            while self._running and not self._failures and not self._exits:
+                group.pump(self.handle, self._patience(group))
+        except _Stop:
+            return self._outcome()
+        if self._failures or self._exits:
+            self._settle(group)
+            self._flush_reports(everything=True)
+            raise RunFailed(*self._root_cause())
+        return self._outcome()
+
+    def handle(self, event: Event) -> None:
+        """Takes one event."""
+        self._progress_at = time.monotonic()
+        if isinstance(event, Reported):
+            self._on_report(event)
+        elif isinstance(event, Uploaded):
+            self._on_upload(event)
+        elif isinstance(event, PhaseEntered):
+            self._on_phase(event)
+        elif isinstance(event, Returned):
+            self._on_return(event)
+        elif isinstance(event, Failed):
+            self._on_failure(event)
+        else:
+            self._on_exit(event)
+        if self._stop_by is not None and not self._matcher.holds(self._stop_number) and not self._uploading:
+            raise _Stop
+
+    def _on_report(self, event: Reported) -> None:
+        rank = event.rank
+        self._reports[rank] = event.number
+        self.last_index = max(self.last_index, self._first_index + event.number)
+        self._fill_in(event)
+        settled = self._matcher.add(event)
+        if rank == 0:
+            if event.reduce or self._waiting_reports:
+                self._waiting_reports.append(event)
+            else:
+                self._deliver(event)
+        else:
+            self._deliver(event)
+        for matched in settled:
+            self._complete(matched)
+
+    def _fill_in(self, event: Reported) -> None:
+        """Adds the metrics that every report has."""
+        rank, metrics = event.rank, event.metrics
+        metrics.setdefault("_timestamp", int(event.time))
+        metrics.setdefault("_time_this_iter_s", event.time - self._reported_at[rank])
+        metrics.setdefault("_training_iteration", self._first_iteration + event.number)
+        self._reported_at[rank] = event.time
+        if self._detailed:
+            worker = self._workers[rank]
+            moment = datetime.datetime.fromtimestamp(event.time)
+            metrics.setdefault("_date", moment.strftime("%Y-%m-%d_%H-%M-%S"))
+            metrics.setdefault("_hostname", worker.hostname)
+            metrics.setdefault("_node_ip", worker.ip)
+            metrics.setdefault("_pid", worker.pid)
+            metrics.setdefault("_time_total_s", event.time - self._trained_from[rank])
+
+    def _deliver(self, event: Reported) -> None:
+        metrics = event.metrics
+        if event.rank == 0:
+            self.metrics = metrics
+        self._callbacks.report(Report(event.rank, self._first_iteration + event.number, metrics))
+        if event.rank == 0 and self._run.run_config.stop is not None and self._stop_by is None and self._met(metrics):
+            self._stop_by = time.monotonic() + _STOP_WAIT_S
+            self._stop_number = event.number
+
+    def _met(self, metrics: Mapping[str, Any]) -> bool:
+        condition = self._run.run_config.stop
+        try:
+            if callable(condition):
+                return bool(condition(self._run.id, metrics))
+            return any(metrics.get(key, -math.inf) >= bound for key, bound in (condition or {}).items())
+        except Exception as error:  # whatever a user's function, or comparing a metric that is no number, raises
+            raise CallbackError(f"RunConfig(stop=...) raised {type(error).__name__}: {error}") from error
+
+    def _complete(self, matched: MatchedReport) -> None:
+        """No rank can add to this report any more: combine its values, then commit its checkpoint."""
+        if matched.reduce:
+            self._combined[matched.number] = combine(matched.metrics, matched.reduce)
+        self._flush_reports()
+        if matched.uploading:
+            self._uploading[matched.number] = matched
+        elif matched.directories:
+            self._commit(matched)
+
+    def _on_upload(self, event: Uploaded) -> None:
+        matched = self._matcher.held(event.number) or self._uploading.get(event.number)
+        if matched is None:  # of a rank that was not waited for, and its report has not been settled
+            return
+        matched.files[event.rank] = event.files
+        matched.uploading.discard(event.rank)
+        if not matched.uploading and event.number in self._uploading:
+            self._commit(self._uploading.pop(event.number))
+
+    def _commit(self, matched: MatchedReport) -> None:
+        names = sorted(set(matched.directories.values()))
+        if len(names) > 1:
+            raise CheckpointError(
+                f"the ranks want to name the directory of a checkpoint the same, found {', '.join(names)}"
+            )
+        metrics = dict(matched.metrics[min(matched.metrics)])
+        metrics.update(combine(matched.metrics, matched.reduce))
+        entry: CommittedCheckpoint = self._checkpoints.commit(
+            index=self._first_index + matched.number,
+            iteration=self._first_iteration + matched.number,
+            files=matched.files,
+            metrics=metrics,
+            name=names[0],
+        )
+        self._callbacks.call("on_checkpoint", entry)
+
+    def _flush_reports(self, *, everything: bool = False) -> None:
+        """Delivers rank 0's reports in order, up to the first whose combined values are not known yet."""
+        waiting = self._waiting_reports
+        while waiting and (everything or not waiting[0].reduce or waiting[0].number in self._combined):
+            event = waiting.popleft()
+            event.metrics.update(self._combined.pop(event.number, {}))
+            self._deliver(event)
+
+    def _on_phase(self, event: PhaseEntered) -> None:
+        self._phase[event.rank] = event.phase
+        if event.phase == TRAINING:
+            self._starting.discard(event.rank)
+            self._reported_at[event.rank] = self._trained_from[event.rank] = event.time
+
+    def _on_return(self, event: Returned) -> None:
+        self._finish(event.rank)
+        self._phase[event.rank] = "finished"
+        if event.rank == 0:
+            self._return_value = event.value
+
+    def _finish(self, rank: int) -> None:
+        self._running.discard(rank)
+        self._starting.discard(rank)
+        for matched in self._matcher.finish(rank):
+            self._complete(matched)
+
+    def _on_failure(self, event: Failed) -> None:
+        self._running.discard(event.rank)
+        error = rebuild_exception(event.error)
+        self._phase[event.rank] = "failed"
+        self._failures.append(
+            Failure(
+                kind=classify(error),
+                rank=event.rank,
+                phase=event.phase,
+                time=event.time,
+                exception=error,
+                summary=f"rank {event.rank} failed while {event.phase}: {one_line(error)}",
+            )
+        )
+
+    def _on_exit(self, event: Exited) -> None:
+        if event.rank not in self._running:
+            return
+        self._running.discard(event.rank)
+        how = event.reason or describe_exit(event.exit_code)
+        summary = f"the worker process of rank {event.rank} {how} while {self._phase[event.rank]}"
+        if event.exit_code == 0:
+            summary += ", before its train function returned (os._exit?)"
+        self._exits.append(
+            Failure(
+                kind=event.kind,
+                rank=event.rank,
+                phase=self._phase[event.rank],
+                exception=WorkerDiedError(summary, rank=event.rank, exit_code=event.exit_code),
+                summary=summary,
+                log_tail=tail_log(self._run.path / "logs" if self._run.run_config.log_to_file else None, event.rank),
+            )
+        )
+
+    def _patience(self, group: Group) -> float | None:
+        """Seconds to wait for the next event; raises when a bounded wait is over."""
+        if self._stop_by is not None:
+            patience = self._run.run_config.sync_config.sync_timeout if self._uploading else 0.0
+            remaining = self._stop_by + patience - time.monotonic()
+            if remaining <= 0:
+                raise _Stop
+            return remaining
+        config = self._run.run_config
+        if self._starting:
+            deadline, ranks = self._deadline, sorted(self._starting)
+            found = (
+                f"waited {config.start_timeout_s:g} s (RunConfig.start_timeout_s) for ranks {ranks} to reach the train "
+                "function"
+            )
+        elif config.hang_timeout_s is not None:
+            deadline, ranks = self._progress_at + config.hang_timeout_s, sorted(self._running)
+            found = (
+                f"waited {config.hang_timeout_s:g} s (RunConfig.hang_timeout_s) for a report of any of ranks {ranks}"
+            )
+        else:
+            return None  # the user's own code may take its time
+        remaining = deadline - time.monotonic()
+        if remaining > 0:
+            return remaining
+        raise WaitTimeoutError(f"{found}\n\n{self.diagnose(group, ranks)}", ranks=ranks)
+
+    def diagnose(self, group: Group, ranks: Sequence[int] | None = None) -> str:
+        """Where ranks are, in words: phase, reports, and stacks. May be called from any thread.
+
+        Args:
+            group: theirs.
+            ranks: which; None for all that have not finished.
+        """
+        chosen = sorted(self._running) if ranks is None else ranks
+        stacks = group.stacks(chosen)
+        parts = [f"rank {rank} {self._whereabouts(rank)}:\n{stacks.get(rank, '  no answer')}" for rank in chosen]
+        reports = {rank: self._reports[rank] for rank in chosen}
+        if len(set(reports.values())) > 1:
+            counts = ", ".join(f"{count} of rank {rank}" for rank, count in reports.items())
+            parts.insert(0, f"The ranks do not agree on how often they have reported: {counts}.")
+        if finished := [rank for rank, phase in enumerate(self._phase) if phase == "finished"]:
+            parts.append(f"finished already: ranks {finished}")
+        return "\n\n".join(parts)
+
+    def _whereabouts(self, rank: int) -> str:
+        worker = self._workers[rank]
+        where = f"(process {worker.pid} on {worker.hostname}) is {self._phase[rank]}"
+        if not self._reports[rank]:
+            return f"{where}, has not reported yet, and is at"
+        ago = max(0.0, time.time() - self._reported_at[rank])  # by the clock of its node
+        return f"{where}, made report {self._reports[rank]} {ago:.1f} s ago, and is at"
+
+    def _settle(self, group: Group) -> None:
+        """Takes what else happens at the same moment, so that the cause is not taken for its consequence."""
+        until = time.monotonic() + (_SETTLE_S if not self._exits else 0.0)
+        with contextlib.suppress(_Stop):
+            while self._running:
+                remaining = until - time.monotonic()
+                group.pump(self.handle, max(0.0, remaining))
+                if remaining <= 0 or self._exits:
+                    return
+
+    def _root_cause(self) -> tuple[Failure, list[str]]:
+        """The earliest failure; a process's death before an exception, which it is known to bring about elsewhere."""
+        ordered = self._exits + sorted(self._failures, key=lambda failure: failure.time)
+        notes = [f"also: {failure.summary}" for failure in ordered[1:]]
+        finished = [rank for rank, phase in enumerate(self._phase) if phase == "finished"]
+        if finished:
+            notes.append(f"ranks that had finished already: {', '.join(map(str, finished))}")
+        return ordered[0], notes
+
+    def _outcome(self) -> Outcome:
+        self._flush_reports(everything=True)
+        value = self._return_value
+        if isinstance(value, Pickled):
+            try:
+                value = pickle.loads(value.data)
+            except Exception as error:  # the training itself succeeded, and its results are on storage
+                self._run.console.print(
+                    f"the train function's value cannot be unpickled here, so Result.return_value is None: {error!r}",
+                    error=True,
+                )
+                value = None
+        return Outcome(metrics=self.metrics, return_value=value)
+
+
+def one_line(error: BaseException) -> str:
+    """The type of an exception, and the first line of what it says."""
+    text = str(error).strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
