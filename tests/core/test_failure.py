@@ -1,5 +1,4 @@
 import importlib
-import pickle
 import subprocess
 import sys
 import threading
@@ -173,8 +172,3 @@ def test_storage_that_fails_is_another_class_than_a_checkpoint_that_is_wrong() -
 )
 def test_end_of_a_process_is_told_in_words(exit_code: int | None, words: str) -> None:
     assert describe_exit(exit_code) == words
-
-
-def test_end_by_sigkill_hints_at_the_memory() -> None:
-    assert describe_exit(-9) == "was ended by SIGKILL (the kernel does that when memory runs out)"
-    assert pickle.loads(pickle.dumps(FailureKind.OUT_OF_MEMORY)) is FailureKind.OUT_OF_MEMORY

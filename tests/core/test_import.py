@@ -17,19 +17,19 @@ MAX_MODULES = 300
 
 # From the ground up: a module imports only from lines above its own.
 LAYERS = """
-    _version control crashpoints errors console context loggers runtime runtime.stacks
+    _version control crashpoints errors interrupts console context loggers runtime runtime.stacks
     backend callback config failure policy plugins storage.filesystem storage.transfer runtime.output
     events storage.remote storage.node
     storage reports runtime.wire
     checkpoint storage.lock storage.mirror
-    checkpoints
+    checkpoints preemption
     uploads
     session
     workspace
     cli loggers.csvfile loggers.jsonfile loggers.progress runtime.base runtime.resources
     runtime.worker rundir
     attempt result runtime.forkserver runtime.inprocess runtime.remote
-    controller runtime.local runtime.ray
+    controller handle runtime.local runtime.ray
     trainer
     .
     testing.conformance testing.crashjob
@@ -45,12 +45,11 @@ MODULES = {
 PUBLIC_NAMES = set(
     """
     Backend BackendConfig Callback CallbackError Checkpoint CheckpointConfig CheckpointError CheckpointUploadMode
-    CommittedCheckpoint ConfigurationError
-    DataParallelTrainer DrivetrainError Failure FailureConfig FailureKind FailurePolicy
-    PluginBrokenError PluginError PluginNotFoundError RemoteError Report ResourceError Result Run RunConfig
-    RunExistsError RunInUseError ScalingConfig SerializationError SessionError StorageError SyncConfig TrainContext
-    TrainingFailedError WaitTimeoutError WorkerDiedError WorkerGroup WorkerInfo __version__ get_checkpoint
-    get_context report
+    CommittedCheckpoint ConfigurationError DataParallelTrainer DrivetrainError Failure FailureConfig FailureKind
+    FailurePolicy PluginBrokenError PluginError PluginNotFoundError PreemptionInfo RemoteError Report ResourceError
+    Result Run RunConfig RunCancelledError RunExistsError RunHandle RunInUseError ScalingConfig SerializationError
+    SessionError StorageError SyncConfig TrainContext TrainingFailedError WaitTimeoutError WorkerDiedError
+    WorkerGroup WorkerInfo __version__ get_checkpoint get_context get_preemption_info report
     """.split()  # noqa: SIM905 - a list of forty quoted names is harder to read
 )
 
@@ -191,5 +190,5 @@ def test_engine_stays_small_and_no_module_wants_to_be_two() -> None:
     engine = [
         count for name, count in lines.items() if not name.startswith(("loggers", "data", "tune", "cli", "testing"))
     ]
-    assert sum(engine) <= 6_000
+    assert sum(engine) <= 7_000
     assert max(engine) <= 500, max(lines, key=lines.__getitem__)

@@ -1,3 +1,4 @@
+import contextlib
 import pickle
 import socket
 import struct
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from drivetrain.events import Exited, Failed, PhaseEntered, Pickled, Reported, Returned
+from drivetrain.interrupts import Interrupts
 from drivetrain.runtime.remote import RemoteGroup
 from drivetrain.runtime.wire import Channel, Inbox, as_event, frame
 
@@ -120,9 +122,10 @@ def test_frame_is_a_length_and_a_pickle() -> None:
 
 def test_end_of_a_worker_is_noted_at_once_while_somebody_keeps_its_line_open():
     ours, theirs = socket.socketpair()
-    group = RemoteGroup(time.monotonic() + 60)
+    interrupts = Interrupts()
+    group = RemoteGroup(time.monotonic() + 60, interrupts)
     group.add_line(0, ours)
-    with theirs:
+    with theirs, contextlib.closing(interrupts):
         Channel(theirs).send_event(PhaseEntered(0, "training", 1.0))
         started = time.monotonic()
         group.note_exit(0, 3)

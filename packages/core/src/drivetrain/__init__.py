@@ -25,6 +25,7 @@ from drivetrain.errors import (
     PluginNotFoundError,
     RemoteError,
     ResourceError,
+    RunCancelledError,
     RunExistsError,
     RunInUseError,
     SerializationError,
@@ -35,9 +36,11 @@ from drivetrain.errors import (
     WorkerDiedError,
 )
 from drivetrain.failure import Failure
+from drivetrain.handle import RunHandle
 from drivetrain.policy import FailurePolicy
+from drivetrain.preemption import PreemptionInfo
 from drivetrain.result import Result
-from drivetrain.session import get_checkpoint, get_context, report
+from drivetrain.session import get_checkpoint, get_context, get_preemption_info, report
 from drivetrain.trainer import DataParallelTrainer
 
 __all__ = [
@@ -60,13 +63,16 @@ __all__ = [
     "PluginBrokenError",
     "PluginError",
     "PluginNotFoundError",
+    "PreemptionInfo",
     "RemoteError",
     "Report",
     "ResourceError",
     "Result",
     "Run",
+    "RunCancelledError",
     "RunConfig",
     "RunExistsError",
+    "RunHandle",
     "RunInUseError",
     "ScalingConfig",
     "SerializationError",
@@ -82,5 +88,6 @@ __all__ = [
     "__version__",
     "get_checkpoint",
     "get_context",
+    "get_preemption_info",
     "report",
 ]

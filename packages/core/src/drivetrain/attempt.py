@@ -15,9 +15,23 @@ from typing import Any
 from drivetrain.callback import Callbacks, Report
 from drivetrain.checkpoints import CheckpointManager, CommittedCheckpoint
 from drivetrain.context import Run, WorkerInfo
-from drivetrain.errors import CallbackError, CheckpointError, WaitTimeoutError, WorkerDiedError
-from drivetrain.events import TRAINING, Event, Exited, Failed, PhaseEntered, Pickled, Reported, Returned, Uploaded
+from drivetrain.errors import CallbackError, CheckpointError, FailureKind, WaitTimeoutError, WorkerDiedError
+from drivetrain.events import (
+    TRAINING,
+    Counted,
+    Event,
+    Exited,
+    Failed,
+    Noticed,
+    PhaseEntered,
+    Pickled,
+    Reported,
+    Returned,
+    Uploaded,
+)
 from drivetrain.failure import Failure, classify, describe_exit, rebuild_exception
+from drivetrain.interrupts import Interrupts
+from drivetrain.preemption import PreemptionInfo
 from drivetrain.reports import MatchedReport, ReportMatcher, combine
 from drivetrain.runtime.base import Group
 from drivetrain.runtime.output import tail_log
@@ -71,6 +85,7 @@ class Attempt:
         storage: Storage,
         checkpoints: CheckpointManager,
         callbacks: Callbacks,
+        interrupts: Interrupts,
         first_index: int,
         first_iteration: int,
         started: float,
@@ -80,6 +95,13 @@ class Attempt:
         self._storage = storage
         self._checkpoints = checkpoints
         self._callbacks = callbacks
+        self._interrupts = interrupts
+        self._group: Group | None = None
+        self._notice: PreemptionInfo | None = None
+        self._end_by = 0.0
+        self._counts: dict[int, int] = {}
+        self._noticed: set[int] = set()
+        self._preempted = False
         self._first_index = first_index
         self._first_iteration = first_iteration
         self._deadline = started + run.run_config.start_timeout_s
@@ -107,8 +129,9 @@ class Attempt:
         """Takes events until every rank has finished, or one has failed.
 
         Raises:
-            RunFailed: a rank failed, or the ranks did not start within their time.
+            RunFailed: a rank failed, or the ranks did not start within their time, or have ended for a preemption.
         """
+        self._group = group
         try:
             while self._running and not self._failures and not self._exits:
                 group.pump(self.handle, self._patience(group))
@@ -118,6 +141,9 @@ class Attempt:
             self._settle(group)
             self._flush_reports(everything=True)
             raise RunFailed(*self._root_cause())
+        if self._preempted:
+            self._flush_reports(everything=True)
+            raise self._preemption("the ranks have ended after the same step")
         return self._outcome()
 
     def handle(self, event: Event) -> None:
@@ -133,10 +159,45 @@ class Attempt:
             self._on_return(event)
         elif isinstance(event, Failed):
             self._on_failure(event)
-        else:
+        elif isinstance(event, Exited):
             self._on_exit(event)
+        elif isinstance(event, Counted):
+            self._counts[event.rank] = event.questions
+            self._name_step()
+        elif isinstance(event, Noticed):
+            self._noticed.add(event.rank)
+            if event.watched:
+                self.give_notice(f"the process of rank {event.rank} was asked to end (SIGTERM)")
+        else:
+            self._interrupts.on_notice = self.give_notice
         if self._stop_by is not None and not self._matcher.holds(self._stop_number) and not self._uploading:
             raise _Stop
+
+    def give_notice(self, reason: str) -> None:
+        """Has the ranks end after the same step; see :mod:`drivetrain.preemption`."""
+        if self._notice is not None or self._group is None:
+            return
+        grace_s = self._run.run_config.failure_config.preemption_grace_s
+        self._notice = PreemptionInfo(reason, time.time() + grace_s)
+        self._end_by = time.monotonic() + grace_s
+        self._run.console.print(
+            f"{self._run.name}: {reason}: the ranks are to save and end after the same step, within {grace_s:g} s",
+            error=True,
+        )
+        self._group.preempt(sorted(self._running), "count")
+
+    def _name_step(self) -> None:
+        """Once every rank that runs has counted its questions: the step after the furthest is the last."""
+        if self._notice is None or self._group is None or not self._counts or self._running - self._counts.keys():
+            return
+        step = max(self._counts.values()) + 1
+        self._counts.clear()
+        self._group.preempt(sorted(self._running), "settle", step, self._notice)
+
+    def _preemption(self, how: str) -> RunFailed:
+        assert self._notice is not None
+        summary = f"preempted: {self._notice.reason}; {how}"
+        return RunFailed(Failure(kind=FailureKind.PREEMPTION, summary=summary))
 
     def _on_report(self, event: Reported) -> None:
         rank = event.rank
@@ -239,6 +300,7 @@ class Attempt:
             self._reported_at[event.rank] = self._trained_from[event.rank] = event.time
 
     def _on_return(self, event: Returned) -> None:
+        self._preempted |= event.preempted
         self._finish(event.rank)
         self._phase[event.rank] = "finished"
         if event.rank == 0:
@@ -249,6 +311,7 @@ class Attempt:
         self._starting.discard(rank)
         for matched in self._matcher.finish(rank):
             self._complete(matched)
+        self._name_step()
 
     def _on_failure(self, event: Failed) -> None:
         self._running.discard(event.rank)
@@ -269,13 +332,15 @@ class Attempt:
         if event.rank not in self._running:
             return
         self._running.discard(event.rank)
-        how = event.reason or describe_exit(event.exit_code)
+        kind, how = event.kind, event.reason or describe_exit(event.exit_code)
+        if event.rank in self._noticed:
+            kind, how = FailureKind.PREEMPTION, "was asked to end (SIGTERM)"
         summary = f"the worker process of rank {event.rank} {how} while {self._phase[event.rank]}"
         if event.exit_code == 0:
             summary += ", before its train function returned (os._exit?)"
         self._exits.append(
             Failure(
-                kind=event.kind,
+                kind=kind,
                 rank=event.rank,
                 phase=self._phase[event.rank],
                 exception=WorkerDiedError(summary, rank=event.rank, exit_code=event.exit_code),
@@ -293,6 +358,14 @@ class Attempt:
                 raise _Stop
             return remaining
         config = self._run.run_config
+        if self._notice is not None:
+            remaining = self._end_by - time.monotonic()
+            if remaining > 0:
+                return remaining
+            raise self._preemption(
+                f"ranks {sorted(self._running)} have not ended within {config.failure_config.preemption_grace_s:g} s "
+                "(FailureConfig.preemption_grace_s)"
+            )
         if self._starting:
             deadline, ranks = self._deadline, sorted(self._starting)
             found = (

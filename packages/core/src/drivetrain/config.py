@@ -224,12 +224,14 @@ class FailureConfig:
             ``fit()`` raise the root cause itself instead of a :class:`~drivetrain.TrainingFailedError`.
         max_preemptions: how many times to start again after a preemption, which ``max_failures`` does not count; -1
             for without limit.
+        preemption_grace_s: seconds that the train function has to save and return once it is told of a preemption.
         policy: decides instead of the fields above.
     """
 
     max_failures: int = 0
     fail_fast: bool | Literal["raise"] = False
     max_preemptions: int = -1
+    preemption_grace_s: float = 30.0
     policy: FailurePolicy | None = None
 
     def __post_init__(self) -> None:
@@ -242,6 +244,7 @@ class FailureConfig:
                 "asks for retries: set one of them"
             )
         _check_int("FailureConfig", "max_preemptions", self.max_preemptions, minimum=-1)
+        _check_seconds("FailureConfig", "preemption_grace_s", self.preemption_grace_s)
         if self.policy is not None and not callable(getattr(self.policy, "decide", None)):
             raise ConfigurationError(
                 f"FailureConfig(policy=...) wants an object with decide(failure, history), found {self.policy!r}"

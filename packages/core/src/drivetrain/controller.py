@@ -23,10 +23,12 @@ from drivetrain.errors import (
     FailureKind,
     PluginError,
     ResourceError,
+    RunCancelledError,
     WaitTimeoutError,
     WorkerDiedError,
 )
 from drivetrain.failure import Failure, classify
+from drivetrain.interrupts import Interrupts
 from drivetrain.policy import FailurePolicy
 from drivetrain.runtime.base import Group, GroupSpec, Runtime
 from drivetrain.runtime.worker import TrainTask
@@ -50,6 +52,7 @@ class Controller:
         callbacks: the dispatcher.
         policy: decides about retries.
         metadata: the trainer's metadata, for the context.
+        interrupts: what ends the run from outside.
         start: how many drivers have worked on the run, this one included.
         last_index: the highest report index that the run has used.
     """
@@ -67,6 +70,7 @@ class Controller:
         callbacks: Callbacks,
         policy: FailurePolicy,
         metadata: Mapping[str, Any],
+        interrupts: Interrupts,
         start: int = 1,
         last_index: int = 0,
     ) -> None:
@@ -80,6 +84,7 @@ class Controller:
         self._callbacks = callbacks
         self._policy = policy
         self._metadata = metadata
+        self._interrupts = interrupts
         self._number_of_start = start
         self._last_index = max(last_index, checkpoints.last_index)
         self._current: tuple[Group, Attempt] | None = None
@@ -106,6 +111,8 @@ class Controller:
             try:
                 return self._run_attempt(len(history))
             except RunFailed as failed:
+                if self._interrupts.error is not None:
+                    raise self._interrupts.error from None
                 failed.history = tuple(history)
                 retrying = _can_retry(failed.failure) and self._policy.decide(failed.failure, history)
                 unheard = self._callbacks.close("on_failure", failed.failure, retrying)
@@ -123,7 +130,7 @@ class Controller:
             with self._runtime.launch(self._group_spec()) as group:
                 self._callbacks.call("on_group_start", number, list(group.workers))
                 return self._drive(group, number)
-        except (RunFailed, ConfigurationError, PluginError, ResourceError):
+        except (RunFailed, RunCancelledError, ConfigurationError, PluginError, ResourceError):
             raise
         except Exception as error:  # of a backend, a callback or the runtime
             raise RunFailed(controller_failure(error)) from None
@@ -140,6 +147,7 @@ class Controller:
             return outcome
         finally:
             self._current = None
+            self._interrupts.on_notice = None
             if attempt is not None:
                 self._last_index = attempt.last_index
             error: Exception | None = self._callbacks.close("on_group_stop", number)
@@ -166,6 +174,7 @@ class Controller:
             shown_ranks=shown[config.worker_output],
             console=self._run.console,
             start_timeout_s=config.start_timeout_s,
+            interrupts=self._interrupts,
         )
 
     def _start(self, group: Group, number: int) -> Attempt:
@@ -189,6 +198,7 @@ class Controller:
             storage=self._storage,
             checkpoints=self._checkpoints,
             callbacks=self._callbacks,
+            interrupts=self._interrupts,
             first_index=self._last_index,
             first_iteration=latest.iteration if latest else 0,
             started=time.monotonic(),
@@ -255,4 +265,8 @@ def controller_failure(error: Exception) -> Failure:
 
 def _can_retry(failure: Failure) -> bool:
     """Failures of the controller's own making, such as a callback's, would only come again."""
-    return failure.rank is not None or failure.kind in (FailureKind.INFRASTRUCTURE, FailureKind.HANG)
+    return failure.rank is not None or failure.kind in (
+        FailureKind.INFRASTRUCTURE,
+        FailureKind.HANG,
+        FailureKind.PREEMPTION,
+    )

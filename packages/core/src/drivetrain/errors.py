@@ -18,6 +18,7 @@ many of them are raised in a worker process and shown in the driver.
     ├── WaitTimeoutError            a bounded wait expired; names what was waited for, and which ranks are missing
     ├── WorkerDiedError             a worker process or its node ended before its train function returned
     ├── CallbackError               a callback raised; the cause is its exception
+    ├── RunCancelledError           another thread has ended the run
     ├── RemoteError                 stands in for a worker's exception that could not be pickled
     └── TrainingFailedError         what fit() raises; ``__cause__`` is the root cause
 """
@@ -41,6 +42,7 @@ __all__ = [
     "PluginNotFoundError",
     "RemoteError",
     "ResourceError",
+    "RunCancelledError",
     "RunExistsError",
     "RunInUseError",
     "SerializationError",
@@ -143,6 +145,10 @@ class CallbackError(DrivetrainError):
 
 class RemoteError(DrivetrainError):
     """Stands in for a worker's exception that could not be pickled; the message holds its type, text and traceback."""
+
+
+class RunCancelledError(DrivetrainError):
+    """The run was cancelled by another thread of its driver; it can be resumed from its latest checkpoint."""
 
 
 class TrainingFailedError(DrivetrainError):

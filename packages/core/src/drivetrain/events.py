@@ -10,7 +10,20 @@ from drivetrain.errors import FailureKind
 if TYPE_CHECKING:
     from drivetrain.storage.filesystem import StoredFile
 
-__all__ = ["TRAINING", "Event", "Exited", "Failed", "PhaseEntered", "Pickled", "Reported", "Returned", "Uploaded"]
+__all__ = [
+    "TRAINING",
+    "Asking",
+    "Counted",
+    "Event",
+    "Exited",
+    "Failed",
+    "Noticed",
+    "PhaseEntered",
+    "Pickled",
+    "Reported",
+    "Returned",
+    "Uploaded",
+]
 
 TRAINING = "running the train function"
 
@@ -55,10 +68,14 @@ class Pickled(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """A rank's train function returned, or left by ``sys.exit()`` with success. ``value`` is rank 0's."""
+    """A rank's train function returned, or left by ``sys.exit()`` with success.
+
+    ``value`` is rank 0's; ``preempted`` says that it had been told of a preemption.
+    """
 
     rank: int
     value: Any
+    preempted: bool = False
 
 
 class Failed(NamedTuple):
@@ -82,4 +99,24 @@ class Exited(NamedTuple):
     kind: FailureKind = FailureKind.INFRASTRUCTURE
 
 
-Event = PhaseEntered | Reported | Uploaded | Returned | Failed | Exited
+class Asking(NamedTuple):
+    """A rank's train function asks for preemptions, and so can end early."""
+
+    rank: int
+
+
+class Counted(NamedTuple):
+    """How often a rank's train function has asked for a preemption."""
+
+    rank: int
+    questions: int
+
+
+class Noticed(NamedTuple):
+    """A rank's process was asked to end, by a SIGTERM. Unless it is ``watched`` by its function, it does at once."""
+
+    rank: int
+    watched: bool
+
+
+Event = PhaseEntered | Reported | Uploaded | Returned | Failed | Exited | Asking | Counted | Noticed

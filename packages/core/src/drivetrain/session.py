@@ -18,10 +18,20 @@ from drivetrain.config import CheckpointConfig, CheckpointUploadMode, SyncConfig
 from drivetrain.context import TrainContext
 from drivetrain.errors import SessionError, StorageError
 from drivetrain.events import Event, Reported, Uploaded
+from drivetrain.preemption import Preemption, PreemptionInfo
 from drivetrain.storage import StoredFile
 from drivetrain.uploads import RESERVED_NAMES, UploadRequest, Uploads
 
-__all__ = ["REDUCTIONS", "Session", "SessionOptions", "activate", "get_checkpoint", "get_context", "report"]
+__all__ = [
+    "REDUCTIONS",
+    "Session",
+    "SessionOptions",
+    "activate",
+    "get_checkpoint",
+    "get_context",
+    "get_preemption_info",
+    "report",
+]
 
 REDUCTIONS = ("mean", "sum", "min", "max")
 _DIRECTORY_NAME = re.compile(r"(?!checkpoint_\d+$|result.*\.json$)[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
@@ -54,6 +64,7 @@ class Session:
         checkpoint: what to resume from.
         first_index: index in the run that the report before the first one of this attempt has.
         emit: delivers an event to the controller; blocks while the controller is too far behind.
+        preemption: what the function is told of.
         options: see there.
         on_checkpoint: called when a report had a checkpoint.
         emit_from_threads: ``emit`` may be called from any thread; otherwise what happens in the background is told with
@@ -67,12 +78,14 @@ class Session:
         checkpoint: Checkpoint | None,
         first_index: int,
         emit: Callable[[Event], None],
+        preemption: Preemption,
         options: SessionOptions | None = None,
         on_checkpoint: Callable[[], None] = lambda: None,
         emit_from_threads: bool = True,
     ) -> None:
         self.context = context
         self.checkpoint = checkpoint
+        self.preemption = preemption
         self._options = options or SessionOptions()
         self._on_checkpoint = on_checkpoint
         self._emit_from_threads = emit_from_threads
@@ -263,6 +276,28 @@ def get_context() -> TrainContext:
         SessionError: called outside a train function.
     """
     return _require("get_context").context
+
+
+def get_preemption_info() -> PreemptionInfo | None:
+    """Whether the train function is to save its state and return, because its processes are about to be ended.
+
+    Ask once per step, on all ranks that take part in collectives. All of them are told at the same step. Without a
+    reason to end, asking costs less than a microsecond. Who has never asked is ended without notice.
+
+    Returns:
+        None as long as there is no reason.
+
+    Raises:
+        SessionError: called outside a train function.
+
+    Example:
+        In the loop of a train function::
+
+            if (info := drivetrain.get_preemption_info()) is not None:
+                save_and_report()
+                return
+    """
+    return _require("get_preemption_info").preemption.poll()
 
 
 def _require(function: str) -> Session:

@@ -32,6 +32,8 @@ from drivetrain.errors import (
     StorageError,
     TrainingFailedError,
 )
+from drivetrain.handle import RunHandle
+from drivetrain.interrupts import Interrupts
 from drivetrain.loggers.csvfile import CsvLogger
 from drivetrain.loggers.jsonfile import JsonLogger
 from drivetrain.loggers.progress import ProgressLine
@@ -146,8 +148,39 @@ class DataParallelTrainer:
             RunInUseError: another driver is working on the run.
             StorageError: the run directory cannot be written.
             CallbackError: a callback raised in ``on_run_end``, after a training that succeeded.
-            KeyboardInterrupt: Ctrl-C; every worker has ended.
+            KeyboardInterrupt: Ctrl-C; every worker has ended. The first one lets a train function that asks
+                :func:`~drivetrain.get_preemption_info` save and return, the second does not.
+            SystemExit: SIGTERM, likewise.
         """
+        interrupts = Interrupts()
+        try:
+            with interrupts.from_signals():
+                return self._run(interrupts, raise_on_failure)
+        finally:
+            interrupts.close()
+
+    def start(self, *, raise_on_failure: bool = True) -> RunHandle:
+        """Like :meth:`fit` in a thread of its own, so that this one can go on: to do something else, or to cancel it.
+
+        Args:
+            raise_on_failure: see :meth:`fit`.
+
+        Returns:
+            What the run can be waited for with, and cancelled.
+
+        Example:
+            >>> import drivetrain
+            >>> run = DataParallelTrainer(
+            ...     lambda: drivetrain.report({"step": 1}),
+            ...     scaling_config=ScalingConfig(num_workers=2),
+            ...     run_config=RunConfig(verbose=0),
+            ... ).start()
+            >>> run.result().metrics["step"]
+            1
+        """
+        return RunHandle(lambda interrupts: self._run(interrupts, raise_on_failure))
+
+    def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
         function = _pickle_function(self._function, self._config)
         runtime = _resolve_runtime(self._scaling)
         runtime.validate(self._scaling)
@@ -160,7 +193,7 @@ class DataParallelTrainer:
             _require_shared(self._run_config)
         with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file()) as opened:
             try:
-                return self._fit(opened, function, runtime, callbacks)
+                return self._fit(opened, function, runtime, callbacks, interrupts)
             except TrainingFailedError as error:
                 if raise_on_failure:
                     raise
@@ -223,7 +256,14 @@ class DataParallelTrainer:
         """
         return TrainerFile.exists(path, storage_filesystem)
 
-    def _fit(self, opened: OpenRun, function: bytes, runtime: Runtime, callbacks: list[Callback]) -> Result:
+    def _fit(
+        self,
+        opened: OpenRun,
+        function: bytes,
+        runtime: Runtime,
+        callbacks: list[Callback],
+        interrupts: Interrupts,
+    ) -> Result:
         storage, checkpoints = opened.storage, opened.checkpoints
         run = Run(
             name=opened.name,
@@ -247,6 +287,7 @@ class DataParallelTrainer:
             callbacks=dispatcher,
             policy=self._run_config.failure_config.policy or RetryBudget(self._run_config.failure_config),
             metadata=self._metadata,
+            interrupts=interrupts,
             start=opened.start,
             last_index=opened.last_index,
         )

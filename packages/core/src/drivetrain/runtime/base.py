@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from drivetrain.backend import WorkerGroup
 from drivetrain.events import Event
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from drivetrain.config import ScalingConfig
     from drivetrain.console import Console
     from drivetrain.context import WorkerInfo
+    from drivetrain.interrupts import Interrupts
     from drivetrain.runtime.worker import TrainTask
 
 __all__ = ["Group", "GroupSpec", "Runtime", "rank_environment"]
@@ -34,6 +35,7 @@ class GroupSpec:
         shown_ranks: whose output is also shown on the console.
         console: where it is shown.
         start_timeout_s: seconds until every worker must be running the train function.
+        interrupts: what ends the run from outside; looked after wherever the group waits.
     """
 
     num_workers: int
@@ -45,6 +47,7 @@ class GroupSpec:
     shown_ranks: frozenset[int]
     console: Console
     start_timeout_s: float
+    interrupts: Interrupts
 
 
 class Group(WorkerGroup, Protocol):
@@ -61,6 +64,10 @@ class Group(WorkerGroup, Protocol):
             deliver: called with each event, on the calling thread.
             timeout_s: seconds after which to return even if nothing happened; None for no limit.
         """
+        ...
+
+    def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
+        """Calls a method of the ranks' :class:`~drivetrain.preemption.Preemption`, without waiting for it."""
         ...
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from drivetrain.context import WorkerInfo
 from drivetrain.errors import ConfigurationError
 from drivetrain.events import Event
+from drivetrain.interrupts import Interrupts
+from drivetrain.preemption import Preemption
 from drivetrain.runtime.base import GroupSpec, rank_environment
 from drivetrain.runtime.resources import partition_gpus, visible_gpus
 from drivetrain.runtime.worker import TrainTask, execute
@@ -33,7 +35,9 @@ class _Unwind(BaseException):
 class InProcessGroup:
     """A group of this process alone."""
 
-    def __init__(self, gpus: tuple[str, ...]) -> None:
+    def __init__(self, gpus: tuple[str, ...], interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        self._preemption: Preemption | None = None
         self.workers = (
             WorkerInfo(
                 rank=0,
@@ -66,15 +70,29 @@ class InProcessGroup:
             if raised:  # the train function has caught what was to end it
                 raise _Unwind
             try:
+                self._interrupts.act()
                 deliver(event)
             except BaseException as error:
                 raised.append(error)
                 raise _Unwind from None
 
+        def take_turn() -> None:
+            try:
+                self._interrupts.act()
+            except BaseException as error:
+                raised.append(error)
+                raise _Unwind from None
+
+        self._preemption = Preemption(0, emit, take_turn)
         with contextlib.suppress(_Unwind):
-            execute(task, emit, in_driver=True)
+            execute(task, emit, self._preemption, in_driver=True)
         if raised:
             raise raised[0]
+
+    def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
+        """See :meth:`drivetrain.runtime.base.Group.preempt`."""
+        if self._preemption is not None and 0 in ranks:
+            getattr(self._preemption, what)(*arguments)
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
         """Those of this process; somebody on another thread wants to know."""
@@ -100,7 +118,7 @@ class InProcessRuntime:
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[InProcessGroup]:
         """Sets the rank variables for the time of the run, and puts back what was there."""
-        group = InProcessGroup(_own_gpus(spec.scaling))
+        group = InProcessGroup(_own_gpus(spec.scaling), spec.interrupts)
         variables = rank_environment(group.workers[0], world_size=1, local_world_size=1)
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)

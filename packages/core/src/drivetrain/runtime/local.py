@@ -123,7 +123,7 @@ class LocalGroup(RemoteGroup):
     """Workers forked from a server."""
 
     def __init__(self, spec: GroupSpec, server: _Server, environment: Mapping[str, str]) -> None:
-        super().__init__(time.monotonic() + spec.start_timeout_s)
+        super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
         self.broken = False
         self._server = server
         self._spec = spec
@@ -151,6 +151,7 @@ class LocalGroup(RemoteGroup):
 
     def end(self, *, grace_s: float) -> None:
         """Ends every worker that is left, and waits until none is; closes everything."""
+        self.ignore_interrupts()
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self.close_lines)
             cleanup.callback(self._close_pipes)

@@ -45,6 +45,7 @@ _HELLO_WAIT_S = 10.0
 _NOTICE_WAIT_S = 2.0
 _END_WAIT_S = 10.0
 _QUIET_WAIT_S = 2.0
+_LOOK_S = 0.2
 
 
 class RayWorker:
@@ -155,7 +156,7 @@ class RayGroup(RemoteGroup):
     def __init__(self, spec: GroupSpec, resources: contextlib.ExitStack) -> None:
         import ray
 
-        super().__init__(time.monotonic() + spec.start_timeout_s)
+        super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
         resources.callback(self.close_lines)
         self._spec = spec
         self._actors: dict[int, Any] = {}  # by index, the order in which they were asked for
@@ -299,6 +300,7 @@ class RayGroup(RemoteGroup):
         """Ends every actor, and waits until Ray has seen to it."""
         import ray
 
+        self.ignore_interrupts()
         for actor in self._actors.values():
             ray.kill(actor)
         deadline = time.monotonic() + _END_WAIT_S
@@ -324,6 +326,7 @@ class RayRuntime:
     def launch(self, spec: GroupSpec) -> Iterator[RayGroup]:
         """Reserves resources and starts the actors; on leaving, both are given back."""
         _connect(spec.scaling)
+        spec.interrupts.replace_handlers_of("ray")
         with contextlib.ExitStack() as resources:
             yield RayGroup(spec, resources)
 
@@ -398,7 +401,10 @@ def _reserve(spec: GroupSpec, deadline: float, resources: contextlib.ExitStack) 
     if reserved.wait(min(_QUIET_WAIT_S, max(0.0, deadline - time.monotonic()))):
         return group
     spec.console.print(f"waiting for resources on the Ray cluster: asked for {asked}; {_inventory()}", error=True)
-    if not reserved.wait(max(0.0, deadline - time.monotonic())):
+    while not reserved.wait(max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
+        spec.interrupts.act()
+        if time.monotonic() < deadline:
+            continue
         raise ResourceError(
             f"waited {spec.start_timeout_s:g} s (RunConfig.start_timeout_s) for resources on the Ray cluster: "
             f"asked for {asked} ({scaling.placement_strategy}); {_inventory()}: ask for less, or add nodes"

@@ -19,6 +19,7 @@ from drivetrain.context import WorkerInfo
 from drivetrain.errors import FailureKind, WaitTimeoutError, WorkerDiedError
 from drivetrain.events import Event, Exited, Reported
 from drivetrain.failure import describe_exit, rebuild_exception
+from drivetrain.interrupts import Interrupts
 from drivetrain.runtime.output import LineEcho
 from drivetrain.runtime.wire import Inbox, as_event, frame
 from drivetrain.runtime.worker import TrainTask
@@ -39,9 +40,10 @@ class RemoteGroup:
 
     Args:
         deadline: when, by the monotonic clock, every worker must be running the train function.
+        interrupts: what ends the run from outside.
     """
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, interrupts: Interrupts) -> None:
         self.workers: Sequence[WorkerInfo] = ()
         self._deadline = deadline
         self._selector = selectors.DefaultSelector()
@@ -52,6 +54,8 @@ class RemoteGroup:
         self._events: deque[Event] = deque()
         self._gone: dict[int, Exited] = {}
         self._echoes: dict[int, LineEcho] = {}
+        self._interrupts = interrupts
+        self.watch(interrupts.fileno(), interrupts.act)
 
     def watch(self, source: socket.socket | int, handle: Callable[[], object]) -> None:
         """Has :meth:`pump` call a function whenever a descriptor can be read."""
@@ -117,6 +121,11 @@ class RemoteGroup:
         for rank, task in enumerate(tasks):
             self._send(rank, frame(("train", cloudpickle.dumps(task))))
 
+    def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
+        """See :meth:`drivetrain.runtime.base.Group.preempt`."""
+        for rank in ranks:
+            self._send(rank, frame(("preempt", what, *arguments)))
+
     def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
         """See :meth:`drivetrain.runtime.base.Group.pump`.
 
@@ -153,6 +162,10 @@ class RemoteGroup:
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """See :meth:`drivetrain.runtime.base.Group.stacks`."""
         return {}
+
+    def ignore_interrupts(self) -> None:
+        """Has the end of the group not be ended itself."""
+        self.forget(self._interrupts.fileno())
 
     def close_lines(self) -> None:
         """Closes the selector and every line."""

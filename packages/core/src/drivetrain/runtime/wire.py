@@ -14,12 +14,23 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from drivetrain.events import Event, Exited, Failed, PhaseEntered, Reported, Returned, Uploaded
+from drivetrain.events import (
+    Asking,
+    Counted,
+    Event,
+    Exited,
+    Failed,
+    Noticed,
+    PhaseEntered,
+    Reported,
+    Returned,
+    Uploaded,
+)
 
 __all__ = ["Channel", "Inbox", "as_event", "frame", "receive", "receive_bytes"]
 
 _HEADER = struct.Struct(">Q")
-_EVENTS = (PhaseEntered, Reported, Returned, Failed, Exited, Uploaded)
+_EVENTS = (PhaseEntered, Reported, Returned, Failed, Exited, Uploaded, Asking, Counted, Noticed)
 _CODES = {kind: code for code, kind in enumerate(_EVENTS)}
 _BUFFER_BYTES = 1 << 20
 
@@ -71,6 +82,10 @@ class Channel:
     def send_event(self, event: Event) -> None:
         """Sends an event; :func:`as_event` makes it one again."""
         self.send((_CODES[type(event)], *event))
+
+    def fileno(self) -> int:
+        """The descriptor that can be read when a message comes."""
+        return self._socket.fileno()
 
     def receive(self) -> Any:
         """The next message, or None when the other end has closed."""

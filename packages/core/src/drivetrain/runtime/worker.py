@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import pickle
+import queue
+import select
+import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -18,8 +23,9 @@ import cloudpickle
 from drivetrain.backend import Backend
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.context import TrainContext
-from drivetrain.events import TRAINING, Event, Failed, PhaseEntered, Pickled, Returned
+from drivetrain.events import TRAINING, Event, Failed, Noticed, PhaseEntered, Pickled, Returned
 from drivetrain.failure import capture_failure
+from drivetrain.preemption import Preemption, Signals
 from drivetrain.runtime.wire import Channel
 from drivetrain.session import Session, SessionOptions, activate
 from drivetrain.workspace import open_workspace
@@ -60,21 +66,70 @@ def flush_output() -> None:
 def serve(channel: Channel, settle_output: Callable[[], None] = flush_output) -> None:
     """Executes commands on the calling thread, which is to be the main one, until the channel closes.
 
+    Another thread reads them, and hears meanwhile what the train function is to be told of a preemption.
+
     Args:
         channel: where commands come from.
         settle_output: called before the end of the train function is told, so that its output comes before it.
     """
-    while (message := channel.receive()) is not None:
-        command, payload = message
-        if command == "call":
-            channel.send(("result", *_call(payload)))
-        elif command == "train":
-            execute(pickle.loads(payload), channel.send_event, settle_output=settle_output)
+    signals = Signals()
+    listener = _Listener(channel, signals)
+    with signals.watched():
+        threading.Thread(target=listener.run, daemon=True, name="drivetrain commands").start()
+        while (message := listener.commands.get()) is not None:
+            command, payload = message
+            if command == "call":
+                channel.send(("result", *_call(payload)))
+            elif command == "train":
+                task: TrainTask = pickle.loads(payload)
+                listener.preemption = Preemption(task.context.get_world_rank(), channel.send_event)
+                execute(task, channel.send_event, listener.preemption, settle_output=settle_output)
+
+
+class _Listener:
+    """Takes what comes for a worker process: commands, and signals."""
+
+    def __init__(self, channel: Channel, signals: Signals) -> None:
+        self.commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.preemption: Preemption | None = None
+        self._channel = channel
+        self._signals = signals
+
+    def run(self) -> None:
+        """Goes on until the channel closes."""
+        poller = select.poll()
+        for source in (self._channel, self._signals):
+            poller.register(source, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poller.poll()}
+            if self._signals.fileno() in ready and self._signals.take():
+                self._on_sigterm()
+            if self._channel.fileno() in ready and not self._receive():
+                return
+
+    def _receive(self) -> bool:
+        message = self._channel.receive()
+        if message is not None and message[0] == "preempt":
+            if self.preemption is not None:
+                getattr(self.preemption, message[1])(*message[2:])
+            return True
+        self.commands.put(message)
+        return message is not None
+
+    def _on_sigterm(self) -> None:
+        """Has the train function end in order if it can; otherwise ends this process, as the signal would have."""
+        preemption = self.preemption
+        if preemption is not None:
+            with contextlib.suppress(OSError):
+                preemption.tell(Noticed(preemption.rank, preemption.is_watched))
+        if preemption is None or not preemption.is_watched:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def execute(
     task: TrainTask,
     emit: Callable[[Event], None],
+    preemption: Preemption,
     *,
     settle_output: Callable[[], None] = flush_output,
     in_driver: bool = False,
@@ -84,6 +139,7 @@ def execute(
     Args:
         task: what to run.
         emit: takes the events.
+        preemption: what the train function is told of.
         settle_output: see :func:`serve`.
         in_driver: this is the driver's own process: values and exceptions stay the objects that they are, and
             Ctrl-C and ``sys.exit()`` mean the driver.
@@ -108,6 +164,7 @@ def execute(
                 checkpoint=task.checkpoint,
                 first_index=task.first_index,
                 emit=emit,
+                preemption=preemption,
                 options=task.options,
                 on_checkpoint=on_checkpoint,
                 emit_from_threads=not in_driver,
@@ -135,7 +192,7 @@ def execute(
     else:
         returned = None if rank else value if in_driver else _pickle_value(value)
         settle_output()
-        emit(Returned(rank, returned))
+        emit(Returned(rank, returned, preemption.was_told))
 
 
 def takes_config(function: Callable[..., Any]) -> bool:

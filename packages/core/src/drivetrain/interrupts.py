@@ -1,0 +1,109 @@
+"""What ends a run from outside: a signal to the driver, or another of its threads.
+
+The first request ends the run in order where the train function asks for preemptions: it saves and returns, all ranks
+after the same step. The second, or the first of a function that does not ask, ends it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["Interrupts"]
+
+
+class Interrupts:
+    """The requests to end one run.
+
+    Attributes:
+        on_notice: what ends the run in order; None while nothing could.
+        error: what the driver raises when the run has ended so; None without a request.
+    """
+
+    def __init__(self) -> None:
+        self.on_notice: Callable[[str], None] | None = None
+        self.error: BaseException | None = None
+        self._reason = ""
+        self._at_once = False
+        self._told = False
+        self._replaced: dict[int, Any] = {}
+        self._handlers = {signal.SIGINT: self._on_sigint, signal.SIGTERM: self._on_sigterm}
+        self._read, self._write = socket.socketpair()
+        for end in (self._read, self._write):
+            end.setblocking(False)
+
+    def fileno(self) -> int:
+        """The descriptor that can be read after a request."""
+        return self._read.fileno()
+
+    def request(self, reason: str, error: BaseException) -> bool:
+        """Asks for the end; may be called from any thread and from a signal handler.
+
+        Args:
+            reason: in words.
+            error: what the driver is to raise.
+
+        Returns:
+            Whether the run is to end at once.
+        """
+        self._at_once = self.error is not None or self.on_notice is None
+        self.error, self._reason = error, reason
+        with contextlib.suppress(OSError):
+            self._write.send(b"!")
+        return self._at_once
+
+    def act(self) -> None:
+        """Does what was requested, on the controller's thread; raises where the run is to end at once."""
+        with contextlib.suppress(BlockingIOError):
+            self._read.recv(4096)
+        if self.error is None:
+            return
+        if self._at_once:
+            raise self.error
+        if self.on_notice is not None and not self._told:
+            self._told = True
+            self.on_notice(self._reason)
+
+    def close(self) -> None:
+        """Gives the descriptors back."""
+        self._read.close()
+        self._write.close()
+
+    @contextlib.contextmanager
+    def from_signals(self) -> Iterator[None]:
+        """Has SIGINT and SIGTERM request the end for the time of a ``with`` block, where nobody else handles them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        for number, ours in self._handlers.items():
+            if signal.getsignal(number) == usual[number]:
+                self._replaced[number] = signal.signal(number, ours)
+        try:
+            yield
+        finally:
+            for taken, before in self._replaced.items():
+                signal.signal(taken, before)
+            self._replaced.clear()
+
+    def replace_handlers_of(self, package: str) -> None:
+        """Takes signals from a library that has set its own handlers, and gives them back with the rest."""
+        if not self._replaced or threading.current_thread() is not threading.main_thread():
+            return
+        for number, ours in self._handlers.items():
+            current = signal.getsignal(number)
+            if getattr(current, "__module__", "").partition(".")[0] == package:
+                self._replaced[number] = signal.signal(number, ours)
+
+    def _on_sigint(self, number: int, frame: object) -> None:
+        if self.request("interrupted (Ctrl-C)", KeyboardInterrupt()):
+            raise KeyboardInterrupt
+
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        status = 128 + signal.SIGTERM  # as the shell tells a process that this signal has ended
+        if self.request("the driver was asked to end (SIGTERM)", SystemExit(status)):
+            raise SystemExit(status)

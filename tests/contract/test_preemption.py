@@ -1,0 +1,324 @@
+"""A run that is asked to end saves first, every rank after the same step, and goes on later."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drivetrain
+from drivetrain import (
+    Checkpoint,
+    FailureConfig,
+    FailureKind,
+    PreemptionInfo,
+    Result,
+    RunCancelledError,
+    TrainingFailedError,
+    WaitTimeoutError,
+)
+from tests.contract.conftest import RuntimeUnderTest
+from tests.contract.runtimes import on_this_machine, with_processes
+from tests.support import Collector, Pipe, listening, tell, wait_for_release
+
+STEPS = 30
+
+
+def save(step: int) -> None:
+    rank = drivetrain.get_context().get_world_rank()
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, f"rank_{rank}.json").write_text(json.dumps(step))
+        drivetrain.report({"step": step}, Checkpoint.from_directory(directory))
+
+
+def restored() -> int:
+    rank = drivetrain.get_context().get_world_rank()
+    if (checkpoint := drivetrain.get_checkpoint()) is None:
+        return 0
+    with checkpoint.as_directory() as directory:
+        return int(json.loads(Path(directory, f"rank_{rank}.json").read_text()))
+
+
+def train(config: dict) -> str:
+    """Saves only when it is told to end; reports once it has asked."""
+    first = step = restored()
+    while config["endless"] or step < STEPS:
+        step += 1
+        if (info := drivetrain.get_preemption_info()) is not None:
+            assert isinstance(info, PreemptionInfo)
+            tell(config["told"], info.reason)
+            if config.get("stubborn"):
+                wait_for_release(config["gate"])
+            save(step)
+            return "told"
+        if step == first + 1:
+            drivetrain.report({"step": step})
+    return f"from {first}"
+
+
+def train_in_step(config: dict) -> tuple[int, int]:
+    """Every step waits for the other rank's, as a collective does."""
+    context = drivetrain.get_context()
+    rank, gates = context.get_world_rank(), config["gates"]
+    first = step = restored()
+    while step < STEPS:
+        step += 1
+        if context.attempt == 0 and (rank, step) == (1, 5):
+            os.kill(os.getpid(), signal.SIGTERM)
+        with open(gates[1 - rank], "wb", buffering=0) as other:
+            other.write(b".")
+        wait_for_release(gates[rank])
+        if drivetrain.get_preemption_info() is not None:
+            tell(config["told"], step)
+            save(step)
+            return first, step
+    return first, step
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Pipe]:
+    with listening(tmp_path / "told") as made:
+        yield made
+
+
+@with_processes
+def test_all_ranks_are_told_at_the_same_step_and_the_run_goes_on_from_there(
+    runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe, told: Pipe
+) -> None:
+    collector = Collector()
+    config = {"gates": [pipe.path, gate.path], "told": told.path}
+    result = runtime.fit(train_in_step, config, callbacks=[collector])
+
+    steps = [int(line) for line in told.receive(2)]
+    assert len(set(steps)) == 1
+    assert 5 <= steps[0] < STEPS
+    assert result.return_value == (steps[0], STEPS)
+    assert [failure.kind for failure in collector.failures] == [FailureKind.PREEMPTION]
+    assert "rank 1 was asked to end (SIGTERM)" in collector.failures[0].summary
+
+
+@with_processes
+def test_rank_that_stays_is_ended_after_the_grace(runtime: RuntimeUnderTest, gate: Pipe, told: Pipe) -> None:
+    def train_stubbornly(config: dict) -> str:
+        if drivetrain.get_context().attempt:
+            return "again"
+        drivetrain.get_preemption_info()
+        if drivetrain.get_context().get_world_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return train(config)
+
+    collector = Collector()
+    result = runtime.fit(
+        train_stubbornly,
+        {"endless": True, "stubborn": True, "told": told.path, "gate": gate.path},
+        callbacks=[collector],
+        failure_config=FailureConfig(preemption_grace_s=0.3),
+    )
+
+    assert result.return_value == "again"
+    assert [failure.kind for failure in collector.failures] == [FailureKind.PREEMPTION]
+    assert "ranks [0, 1] have not ended within 0.3 s" in collector.failures[0].summary
+
+
+@with_processes
+def test_signal_to_a_process_that_the_function_has_started_is_none_of_the_worker(runtime: RuntimeUnderTest) -> None:
+    """A data loader's workers, forked from the worker, are ended by SIGTERM."""
+
+    def train() -> str:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        other.terminate()
+        assert other.wait() == -signal.SIGTERM
+        return f"{os.waitstatus_to_exitcode(status)} {drivetrain.get_preemption_info()}"
+
+    assert runtime.fit(train, workers=1).return_value == f"-{int(signal.SIGTERM)} None"
+
+
+@with_processes
+def test_function_may_handle_the_signal_itself(runtime: RuntimeUnderTest) -> None:
+    def train() -> str:
+        heard = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: heard.set())
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard.wait(10)
+        return "mine"
+
+    assert runtime.fit(train, workers=1).return_value == "mine"
+
+
+DRIVER = """
+import json, sys
+import drivetrain
+from tests.contract.test_preemption import train
+from tests.support import tell
+
+given = json.loads(sys.argv[1])
+
+class Tells(drivetrain.Callback):
+    def on_report(self, run, report):
+        tell(given["pipe"], report.rank)
+
+result = drivetrain.DataParallelTrainer(
+    train,
+    train_loop_config=given,
+    scaling_config=drivetrain.ScalingConfig(num_workers=given["num_workers"], runtime=given["runtime"]),
+    run_config=drivetrain.RunConfig(
+        name="run", storage_path=given["storage_path"], resume="auto", callbacks=[Tells()]
+    ),
+).fit()
+print(result.return_value)
+"""
+
+
+def exit_status(runtime: RuntimeUnderTest, status: int) -> int:
+    """Of a driver that KeyboardInterrupt has ended: Ray's exit handlers make it an ordinary one."""
+    return 1 if runtime.name == "ray" and status < 0 else status
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_driver_that_is_asked_to_end_saves_first_and_the_next_goes_on(
+    runtime: RuntimeUnderTest, pipe: Pipe, told: Pipe, number: signal.Signals, status: int
+) -> None:
+    given = {"pipe": pipe.path, "told": told.path}
+    driver = runtime.start_driver(DRIVER, {**given, "endless": True})
+    pipe.receive(runtime.world())
+    os.kill(driver.process.pid, number)
+    reasons = told.receive(runtime.world())
+    code, output, errors = driver.wait()
+
+    assert code == exit_status(runtime, status), errors
+    assert output == ""
+    assert "are to save and end after the same step" in errors
+    assert len(set(reasons)) == 1
+    driver.wait_until_nothing_is_left()
+    found = Result.from_path(runtime.storage_path / "run")
+    assert found.checkpoint is not None
+    assert found.error is None
+
+    again = runtime.start_driver(DRIVER, {**given, "endless": False})
+    code, output, errors = again.wait()
+    assert code == 0, errors
+    assert output == f"from {found.metrics['step']}\n"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_second_request_ends_the_run_at_once(
+    runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe, told: Pipe, number: signal.Signals, status: int
+) -> None:
+    given = {"pipe": pipe.path, "told": told.path, "gate": gate.path, "endless": True, "stubborn": True}
+    driver = runtime.start_driver(DRIVER, given)
+    pipe.receive(runtime.world())
+    os.kill(driver.process.pid, number)
+    told.receive(runtime.world())
+    os.kill(driver.process.pid, number)
+    code, _, errors = driver.wait()
+
+    assert code == exit_status(runtime, status), errors
+    driver.wait_until_nothing_is_left()
+    assert Result.from_path(runtime.storage_path / "run").checkpoint is None
+
+
+def test_run_in_the_background_is_waited_for(runtime: RuntimeUnderTest) -> None:
+    def train() -> str:
+        drivetrain.report({"step": 1})
+        return "done"
+
+    run = runtime.trainer(train, workers=1).start()
+
+    assert run.result(60).return_value == "done"
+    assert run.done()
+    assert run.result().metrics["step"] == 1
+
+
+def test_error_of_a_run_in_the_background_is_raised_where_it_is_waited_for(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        raise ValueError("mine")
+
+    run = runtime.trainer(train, workers=1).start()
+
+    with pytest.raises(TrainingFailedError, match="mine"):
+        run.result(60)
+
+
+def train_until_told(config: dict) -> str:
+    """Works in steps; tells that it has begun, and asks for preemptions if it is to."""
+    step = restored()
+    tell(config["pipe"], f"from {step}")
+    while True:
+        step += 1
+        drivetrain.report({"step": step})
+        if config["asks"] and drivetrain.get_preemption_info() is not None:
+            save(step)
+            return "saved"
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_run_that_is_cancelled_saves_if_it_can_and_is_resumed(
+    runtime: RuntimeUnderTest, pipe: Pipe, asks: bool
+) -> None:
+    collector = Reported()
+    trainer = runtime.trainer(train_until_told, {"pipe": pipe.path, "asks": asks}, callbacks=[collector])
+    run = trainer.start()
+    pipe.receive(runtime.world())
+    assert collector.reported.wait(30)
+    with pytest.raises(WaitTimeoutError, match="which goes on"):
+        run.result(0.01)
+
+    run.cancel()
+
+    with pytest.raises(RunCancelledError):
+        run.result(60)
+    found = Result.from_path(runtime.storage_path / "run")
+    assert (found.checkpoint is not None) is asks
+    again = runtime.trainer(train_until_told, {"pipe": pipe.path, "asks": asks}, resume="auto").start()
+    lines = set(pipe.receive(runtime.world()))
+    assert lines == ({f"from {found.metrics['step']}"} if asks else {"from 0"})
+    again.cancel()
+    again.cancel()
+    with pytest.raises(RunCancelledError):
+        again.result(60)
+
+
+class Reported(Collector):
+    """Tells when rank 0 has reported more than once, and so has asked before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reported = threading.Event()
+
+    def on_report(self, run: Any, report: Any) -> None:
+        if report.rank == 0 and report.iteration > 2:
+            self.reported.set()
+
+
+@on_this_machine
+def test_handlers_of_signals_are_what_they_were_before(runtime: RuntimeUnderTest) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    during: list[Any] = []
+
+    class Looks(Collector):
+        def on_report(self, run: Any, report: Any) -> None:
+            during.extend(signal.getsignal(number) for number in numbers)
+
+    runtime.fit(lambda: drivetrain.report({}), workers=1, callbacks=[Looks()])
+
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert during != before
+
+
+def test_question_outside_a_train_function_is_refused() -> None:
+    with pytest.raises(drivetrain.SessionError, match="get_preemption_info"):
+        drivetrain.get_preemption_info()
