@@ -68,7 +68,7 @@ def train_in_step(config: dict) -> tuple[int, int]:
     context = drivetrain.get_context()
     rank, gates = context.get_world_rank(), config["gates"]
     first = step = restored()
-    while step < STEPS:
+    while context.attempt == 0 or step < first + 5:
         step += 1
         if context.attempt == 0 and (rank, step) == (1, 5):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -98,8 +98,8 @@ def test_all_ranks_are_told_at_the_same_step_and_the_run_goes_on_from_there(
 
     steps = [int(line) for line in told.receive(2)]
     assert len(set(steps)) == 1
-    assert 5 <= steps[0] < STEPS
-    assert result.return_value == (steps[0], STEPS)
+    assert steps[0] >= 5
+    assert result.return_value == (steps[0], steps[0] + 5)
     assert [failure.kind for failure in collector.failures] == [FailureKind.PREEMPTION]
     assert "rank 1 was asked to end (SIGTERM)" in collector.failures[0].summary
 
