@@ -36,7 +36,7 @@ def measure(bench: Bench) -> Iterator[Quantity]:
         compared=compared,
     )
     yield quantity(
-        *("SIGKILL -> the train function again", "s", runs, lambda run: run.last("train_function") - run.last("killed")),
+        *("... -> the train function again", "s", runs, lambda run: run.last("train_function") - run.last("killed")),
         compared=compared,
     )
     ours = {side: found for side, found in runs.items() if side in (LOCAL, RAY)}

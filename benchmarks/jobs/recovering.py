@@ -1,4 +1,4 @@
-"""The DDP job that loses a worker: it trains, one rank is killed, and the function that is started again takes a step."""
+"""The DDP job that loses a worker: it trains, one rank is killed, and the function started again takes a step."""
 
 import os
 import signal
