@@ -7,6 +7,7 @@ opens to the driver, as over the local runtime's sockets: a report costs no acto
 from __future__ import annotations
 
 import contextlib
+import gc
 import hmac
 import importlib
 import logging
@@ -46,6 +47,8 @@ _NOTICE_WAIT_S = 2.0
 _END_WAIT_S = 10.0
 _QUIET_WAIT_S = 2.0
 _LOOK_S = 0.2
+_RELEASE_WAIT_S = 1.0
+_RELEASE_POLL_S = 0.005
 
 
 class RayWorker:
@@ -82,13 +85,21 @@ class RayWorker:
             "accelerator_ids": tuple(map(str, context.get_accelerator_ids().get("GPU", ()))),
         }
         connection.sendall(self._token + frame(facts))
-        for name in preload:
-            with contextlib.suppress(Exception):  # the backend's set-up meets the same error, and tells it
-                importlib.import_module(name)
+        _preload(preload)
         global _output
         channel = Channel(connection)
         _output = _Output(channel)
         serve(channel, settle_output=_output.settle)
+
+
+def _preload(names: Sequence[str]) -> None:
+    """Imports modules without collections, which would cost a fifth of the time, and later ones another."""
+    gc.disable()
+    for name in names:
+        with contextlib.suppress(Exception):  # the backend's set-up meets the same error, and tells it
+            importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
 
 
 class _Output:
@@ -386,8 +397,9 @@ def _reserve(spec: GroupSpec, deadline: float, resources: contextlib.ExitStack) 
         bundles.append(trainer)
     if not bundle:
         raise ConfigurationError("a worker on Ray wants at least a fraction of one resource, found none asked for")
+    _await_release(deadline)
     group: PlacementGroup = ray.util.placement_group(bundles, strategy=scaling.placement_strategy)
-    resources.callback(ray.util.remove_placement_group, group)
+    resources.callback(_release, group)
     asked = f"{spec.num_workers} x {bundle}" + (f" and {trainer} for the trainer" if trainer else "")
     reserved = threading.Event()
 
@@ -410,6 +422,33 @@ def _reserve(spec: GroupSpec, deadline: float, resources: contextlib.ExitStack) 
             f"asked for {asked} ({scaling.placement_strategy}); {_inventory()}: ask for less, or add nodes"
         )
     return group
+
+
+_released: set[str] = set()  # placement groups of this process whose resources may not be free yet
+
+
+def _release(group: PlacementGroup) -> None:
+    """Gives a reservation back, which Ray does in the background."""
+    import ray
+
+    _released.add(group.id.hex())
+    ray.util.remove_placement_group(group)
+
+
+def _await_release(deadline: float) -> None:
+    """Waits until what was given back is free: Ray would try a reservation that comes too early again only 0.5 s later.
+
+    A group's share of the cluster is listed as resources with its id in their names, which takes Ray 50 ms to end.
+    """
+    import ray
+
+    deadline = min(deadline, time.monotonic() + _RELEASE_WAIT_S)
+    while _released and time.monotonic() < deadline:
+        names = list(ray.cluster_resources())
+        _released.intersection_update(id_ for id_ in tuple(_released) if any(id_ in name for name in names))
+        if _released:
+            time.sleep(_RELEASE_POLL_S)
+    _released.clear()
 
 
 def _inventory() -> str:

@@ -1,0 +1,46 @@
+"""The DDP job that loses a worker: it trains, one rank is killed, and the function started again takes a step."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ddp import WARMUP_STEPS, DistributedDataParallel, backward, make_batch, make_model
+from stamps import stamp
+
+STATE = "state.pt"
+LOST_RANK = 1
+
+
+def recover(config: dict[str, Any], save: Callable[[dict[str, Any]], None], load: Callable[[], Path | None]) -> None:
+    """Kills its own process on one rank, the first time; the second time it takes one step from the checkpoint."""
+    killed = Path(config["stamps"] + ".killed")
+    again = killed.exists()
+    stamp(config, "train_function", again=again)
+    rank = dist.get_rank()
+    model = make_model()
+    path = load()
+    assert (path is not None) == again, "the function started again wants the checkpoint, and only that one"
+    if path is not None:
+        model.load_state_dict(torch.load(path, weights_only=True))
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
+    batch = make_batch(rank)
+    for step in range(1 if again else WARMUP_STEPS):
+        optimizer.zero_grad()
+        backward(parallel, batch)
+        optimizer.step()
+        if step == 0 and not again:
+            save(model.state_dict())
+    if again:
+        stamp(config, "stepped")
+        return
+    if rank == LOST_RANK:
+        killed.touch()
+        stamp(config, "killed")
+        os.kill(os.getpid(), signal.SIGKILL)
+    backward(parallel, batch)  # never ends, as its peer is gone
+    raise AssertionError("a step without the other rank")
