@@ -4,7 +4,6 @@ A scenario that a runtime cannot have by nature says so in its parametrisation: 
 processes, such as a worker's death or several ranks; ``on_this_machine_alone`` for what nobody promises of a cluster.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from drivetrain import BackendConfig, Callback, DataParallelTrainer, Result, RunConfig, ScalingConfig
-from tests.support import ROOT, Driver, Pipe, listening
+from tests.support import Driver, Pipe, listening
 
 
 @dataclass
@@ -83,25 +82,6 @@ class RuntimeUnderTest:
         driver = Driver(self.storage_path, source, given, dict(self.environment))
         self.drivers.append(driver)
         return driver
-
-
-@pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
-    """A Ray of this test session's own."""
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        # Its workers import this repository's helpers, and must be told before they are started.
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
-        # Ray's default from its next version on; without it, it warns.
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        # What the S3 server of the tests wants of clients.
-        patch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
-        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
-        try:
-            yield ray.get_runtime_context().gcs_address
-        finally:
-            ray.shutdown()
 
 
 INPROCESS = pytest.param("inprocess", id="inprocess")

@@ -35,6 +35,7 @@ from drivetrain.preemption import PreemptionInfo
 from drivetrain.reports import MatchedReport, ReportMatcher, combine
 from drivetrain.runtime.base import Group
 from drivetrain.runtime.output import tail_log
+from drivetrain.runtime.stacks import NO_ANSWER
 from drivetrain.storage import Storage
 
 __all__ = ["Attempt", "Outcome", "RunFailed", "one_line"]
@@ -382,7 +383,8 @@ class Attempt:
         remaining = deadline - time.monotonic()
         if remaining > 0:
             return remaining
-        raise WaitTimeoutError(f"{found}\n\n{self.diagnose(group, ranks)}", ranks=ranks)
+        stacks = group.stacks(ranks)
+        raise WaitTimeoutError(f"{found}{self._suspect(ranks, stacks)}\n\n{self._explain(ranks, stacks)}", ranks=ranks)
 
     def diagnose(self, group: Group, ranks: Sequence[int] | None = None) -> str:
         """Where ranks are, in words: phase, reports, and stacks. May be called from any thread.
@@ -392,15 +394,25 @@ class Attempt:
             ranks: which; None for all that have not finished.
         """
         chosen = sorted(self._running) if ranks is None else ranks
-        stacks = group.stacks(chosen)
-        parts = [f"rank {rank} {self._whereabouts(rank)}:\n{stacks.get(rank, '  no answer')}" for rank in chosen]
-        reports = {rank: self._reports[rank] for rank in chosen}
+        return self._explain(chosen, group.stacks(chosen))
+
+    def _explain(self, ranks: Sequence[int], stacks: Mapping[int, str]) -> str:
+        parts = [f"rank {rank} {self._whereabouts(rank)}:\n{stacks.get(rank, NO_ANSWER)}" for rank in ranks]
+        reports = {rank: self._reports[rank] for rank in ranks}
         if len(set(reports.values())) > 1:
             counts = ", ".join(f"{count} of rank {rank}" for rank, count in reports.items())
             parts.insert(0, f"The ranks do not agree on how often they have reported: {counts}.")
         if finished := [rank for rank, phase in enumerate(self._phase) if phase == "finished"]:
             parts.append(f"finished already: ranks {finished}")
         return "\n\n".join(parts)
+
+    def _suspect(self, ranks: Sequence[int], stacks: Mapping[int, str]) -> str:
+        """Which ranks the others may be waiting for: those that give no answer, or else those that are behind."""
+        answers = {rank: stacks.get(rank, NO_ANSWER) for rank in ranks}
+        silent = [f"; rank {rank}: {said.strip()}" for rank, said in answers.items() if said.startswith(NO_ANSWER)]
+        counts = [self._reports[rank] for rank in ranks]
+        behind = [rank for rank in ranks if self._reports[rank] < max(counts)]
+        return "".join(silent) or (f"; behind the others: {_named(behind)}" if behind else "")
 
     def _whereabouts(self, rank: int) -> str:
         worker = self._workers[rank]
@@ -442,6 +454,10 @@ class Attempt:
                 )
                 value = None
         return Outcome(metrics=self.metrics, return_value=value)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"
 
 
 def one_line(error: BaseException) -> str:

@@ -12,6 +12,7 @@ the directories whose files verify.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import queue
@@ -44,6 +45,7 @@ PENDING = ".pending"
 """Where the names of directories are left that no pattern tells, while they are yet to be committed or deleted."""
 
 _CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})")
+_END_WAIT_S = 1.0
 _DELETIONS_AHEAD = 4
 
 
@@ -239,7 +241,7 @@ class CheckpointManager:
 
     def close(self) -> None:
         """Waits until what retention has dropped is deleted."""
-        self._janitor.wait()
+        self._janitor.close()
 
     def _is_protected(self, entry: CommittedCheckpoint) -> bool:
         checkpoint = self.checkpoint(entry)
@@ -267,7 +269,7 @@ class _Janitor:
     def __init__(self, storage: Storage, warn: Callable[[str], None]) -> None:
         self._storage = storage
         self._warn = warn
-        self._work: queue.Queue[tuple[str, list[str]]] = queue.Queue(_DELETIONS_AHEAD)
+        self._work: queue.Queue[tuple[str, list[str]] | None] = queue.Queue(_DELETIONS_AHEAD)
         self._thread: threading.Thread | None = None
         self._error: str | None = None
 
@@ -296,10 +298,20 @@ class _Janitor:
             self._warn(self._error)
             self._error = None
 
+    def close(self) -> None:
+        """Waits as well, and ends the thread; one that takes longer than that ends after what it is at."""
+        self.wait()
+        if self._thread is None:
+            return
+        with contextlib.suppress(queue.Full):
+            self._work.put_nowait(None)
+            self._thread.join(_END_WAIT_S)
+        self._thread = None
+
     def _run(self) -> None:
         held: list[str] = []
-        while True:
-            newest, dropped = self._work.get()
+        while (work := self._work.get()) is not None:
+            newest, dropped = work
             try:
                 self._storage.flush_to_disk(newest)
                 reach("during retention")
@@ -308,6 +320,7 @@ class _Janitor:
                 self._error = f"a dropped checkpoint could not be deleted, the next start of the run will: {error}"
             finally:
                 self._work.task_done()
+        self._work.task_done()
 
     def _delete(self, name: str) -> bool:
         if not Checkpoint.in_storage(self._storage, name).delete_unless_held():

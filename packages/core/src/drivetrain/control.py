@@ -38,12 +38,14 @@ def listen(run_id: str, answer: Callable[[str], str]) -> Iterator[None]:
             yield
             return
         listener.listen()
-        threading.Thread(target=_serve, args=(listener, answer), daemon=True, name="drivetrain control").start()
+        thread = threading.Thread(target=_serve, args=(listener, answer), daemon=True, name="drivetrain control")
+        thread.start()
         try:
             yield
         finally:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # which also ends the thread's accept()
+            thread.join(_WAIT_S)  # the address is taken until it has come out of it
 
 
 def _serve(listener: socket.socket, answer: Callable[[str], str]) -> None:

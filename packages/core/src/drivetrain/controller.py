@@ -24,6 +24,7 @@ from drivetrain.errors import (
     PluginError,
     ResourceError,
     RunCancelledError,
+    RunInUseError,
     WaitTimeoutError,
     WorkerDiedError,
 )
@@ -36,6 +37,9 @@ from drivetrain.session import SessionOptions
 from drivetrain.storage import Storage
 
 __all__ = ["Controller", "controller_failure"]
+
+_RETRIED = (FailureKind.INFRASTRUCTURE, FailureKind.HANG, FailureKind.PREEMPTION, FailureKind.STORAGE)
+"""What may go well the next time though it was no rank's failure: a disk gets room, a network comes back."""
 
 
 class Controller:
@@ -128,7 +132,6 @@ class Controller:
     def _run_attempt(self, number: int) -> Outcome:
         try:
             with self._runtime.launch(self._group_spec()) as group:
-                self._callbacks.call("on_group_start", number, list(group.workers))
                 return self._drive(group, number)
         except (RunFailed, RunCancelledError, ConfigurationError, PluginError, ResourceError):
             raise
@@ -140,6 +143,7 @@ class Controller:
         attempt: Attempt | None = None
         ended_well = False
         try:
+            self._callbacks.call("on_group_start", number, list(group.workers))
             attempt = self._start(group, number)
             self._current = group, attempt
             outcome = attempt.follow(group)
@@ -254,7 +258,8 @@ def _find_run(storage: Storage, run_id: str, start: int) -> str | None:
 def controller_failure(error: Exception) -> Failure:
     """The failure that an exception on the controller's side amounts to."""
     if isinstance(error, CallbackError):
-        return Failure(kind=FailureKind.USER_ERROR, summary=str(error), exception=error.__cause__ or error)
+        cause = error.__cause__ or error
+        return Failure(kind=classify(cause), summary=str(error), exception=cause)
     kind = classify(error)
     if isinstance(error, WaitTimeoutError):
         kind = FailureKind.HANG
@@ -265,8 +270,6 @@ def controller_failure(error: Exception) -> Failure:
 
 def _can_retry(failure: Failure) -> bool:
     """Failures of the controller's own making, such as a callback's, would only come again."""
-    return failure.rank is not None or failure.kind in (
-        FailureKind.INFRASTRUCTURE,
-        FailureKind.HANG,
-        FailureKind.PREEMPTION,
-    )
+    if isinstance(failure.exception, RunInUseError):
+        return False
+    return failure.rank is not None or failure.kind in _RETRIED

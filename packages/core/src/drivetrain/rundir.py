@@ -265,8 +265,8 @@ def _stage(
     stack: contextlib.ExitStack, storage: Storage, record: Mapping[str, Any], config: RunConfig, console: Console
 ) -> tuple[Path, Callable[[], None], Callable[[], None]]:
     """Where callbacks write files, how they get to the storage, and how those of earlier drivers get here."""
-    with contextlib.suppress(StorageError):  # who wants such a directory will say what is wrong with it
-        sweep("uploads")
+    _sweep_uploads()
+    stack.callback(_sweep_uploads)
     if storage.is_local:
         directory = Path(storage.root)
         directory.joinpath(ARTIFACTS).mkdir(exist_ok=True)
@@ -283,6 +283,12 @@ def _stage(
     )
     stack.enter_context(mirror.running())
     return directory, mirror.try_push, lambda: mirror.pull(_METRICS)
+
+
+def _sweep_uploads() -> None:
+    """Deletes what workers of this node have left that were killed during an upload."""
+    with contextlib.suppress(StorageError):  # who wants such a directory will say what is wrong with it
+        sweep("uploads")
 
 
 def _take_stock(

@@ -11,7 +11,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["answer_to_signal", "collect_stacks"]
+__all__ = ["NO_ANSWER", "answer_to_signal", "collect_stacks"]
+
+NO_ANSWER = "  no answer"
+"""How the text begins that stands for the stacks of a process which does not tell them."""
 
 _SIGNAL = signal.SIGRTMAX  # one that neither users nor libraries are known to use
 _WAIT_S = 1.0
@@ -58,5 +61,5 @@ def _why_silent(pid: int) -> str:
     try:
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
-        return "  no answer: the process is gone"
-    return f"  no answer: process {pid} {_STATES.get(state, 'is busy')}"
+        return f"{NO_ANSWER}: the process is gone"
+    return f"{NO_ANSWER}: process {pid} {_STATES.get(state, 'is busy')}"

@@ -68,10 +68,10 @@ class RunLock:
         """Makes sure that the lock is still held.
 
         Raises:
-            StorageError: another driver has taken it.
+            RunInUseError: another driver has taken it.
         """
         if self._lost:
-            raise StorageError(f"the run directory {self._storage.root} has been taken over by {self._lost}")
+            raise RunInUseError(f"the run directory {self._storage.root} has been taken over by {self._lost}")
 
     @contextlib.contextmanager
     def _hold_file(self) -> Iterator[None]:

@@ -1,0 +1,40 @@
+"""What the tests of several folders share for the time of a session."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+
+@pytest.fixture(scope="session")
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A ``TMPDIR`` of this session's own, so that a test can see what is left there."""
+    directory = tmp_path_factory.mktemp("tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # the paths of Ray's sockets have to be short
+        patch.setenv("TMPDIR", str(directory))
+        patch.setattr(tempfile, "tempdir", None)
+        yield directory
+
+
+@pytest.fixture(scope="session")
+def ray_address(temporary_files: Path) -> Iterator[str]:
+    """A Ray of this test session's own."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Its workers import this repository's helpers, and must be told before they are started.
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        # Ray's default from its next version on; without it, it warns.
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # What the S3 server of the tests wants of clients.
+        patch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
+        try:
+            yield ray.get_runtime_context().gcs_address
+        finally:
+            ray.shutdown()

@@ -1,0 +1,97 @@
+"""One driver that has run after run with random faults, and counts what it holds; test_soak.py starts it."""
+
+import contextlib
+import gc
+import json
+import os
+import random
+import shutil
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from drivetrain import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+from tests.faults.scenarios import VICTIM, FailsToSetUp, Moment, Plan, train
+from tests.support import Pipe
+
+WARM_UP = 6
+FAULTS = [
+    "",
+    "SIGKILL",
+    "SIGSTOP",
+    "SIGSEGV",
+    "sys.exit(0)",
+    "os._exit(3)",
+    "exception whose __init__ wants arguments",
+    "unpicklable exception",
+    "memory limit",
+    "backend set-up",
+]
+
+
+def run(chosen: random.Random, number: int, directory: Path, memory: Path) -> str:
+    """One run with a fault, which it survives or not; what was chosen."""
+    fault = FAULTS[number % len(FAULTS)] if number < len(FAULTS) else chosen.choice(FAULTS)
+    moments = [Moment.FIRST, Moment.RESTART] if fault == "backend set-up" else list(Moment)
+    moment, retries = chosen.choice(moments), chosen.randint(0, 2)
+    mine = directory / str(number)
+    mine.mkdir()
+    plan = Plan(fault=fault, moment=moment, directory=str(mine), lockstep=fault != "sys.exit(0)")
+    pipes = [Pipe(Path(plan.gate(attempt, rank))) for attempt in range(3) for rank in range(2)]
+    runs = memory if moment is Moment.UPLOAD else mine
+    result = DataParallelTrainer(
+        train,
+        train_loop_config={"plan": plan},
+        backend_config=FailsToSetUp(plan) if fault == "backend set-up" else None,
+        scaling_config=ScalingConfig(num_workers=2, runtime="local"),
+        run_config=RunConfig(
+            name=f"run_{number}",
+            storage_path=runs,
+            verbose=0,
+            hang_timeout_s=0.3 if fault == "SIGSTOP" else None,
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            failure_config=FailureConfig(max_failures=retries),
+        ),
+    ).fit(raise_on_failure=False)
+    for pipe in pipes:
+        pipe.close()
+    needed = (moment is Moment.RESTART) + (fault not in ("", "sys.exit(0)"))
+    assert (result.error is None) == (retries >= needed), (fault, moment, retries, result.error)
+    shutil.rmtree(result.path)
+    shutil.rmtree(mine)
+    return f"{fault or 'none'}, {moment.value}, {retries} retries, rank {VICTIM}"
+
+
+def measure() -> dict[str, int]:
+    """What this process holds."""
+    gc.collect()
+    process = psutil.Process()
+    return {
+        "rss_kib": process.memory_info().rss >> 10,
+        "descriptors": process.num_fds(),
+        "threads": process.num_threads(),
+        "children": len(process.children(recursive=True)),
+        "objects": len(gc.get_objects()),
+    }
+
+
+def main(given: dict[str, Any]) -> dict[str, Any]:
+    chosen = random.Random(given["seed"])
+    samples = []
+    for number in range(WARM_UP + given["runs"]):
+        what = run(chosen, number, Path(given["directory"]), Path(given["memory"]))
+        if number >= WARM_UP - 1:
+            samples.append({**measure(), "after": what})
+    named = sorted(thread.name for thread in threading.enumerate())
+    open_files = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            open_files.append(os.readlink(descriptor))
+    return {"samples": samples, "threads": named, "open_files": sorted(open_files)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))

@@ -1,0 +1,69 @@
+"""Ray nodes that go and come at every moment of a run."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.faults.scenarios import STEPS, VICTIM, Moment
+from tests.faults.table import ROWS, Row
+from tests.support import ROOT
+
+NODE_S = 10.0
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+    """What a driver has seen that had one run after the other on a cluster of three nodes."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "TMPDIR")}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.faults.node_scenarios", str(tmp_path_factory.mktemp("nodes"))],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=ROOT,
+        env={**environment, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONPATH": paths},
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    rows = json.loads(finished.stdout.splitlines()[-1])
+    return {(row["fault"], row["moment"]): row for row in rows}
+
+
+@pytest.mark.parametrize("moment", Moment, ids=lambda moment: moment.value)
+def test_run_goes_on_elsewhere_when_a_node_is_lost(seen: dict[tuple[str, str], Any], moment: Moment) -> None:
+    row = seen["node killed", moment.value]
+    *_, (kind, rank, said) = row["failures"]
+    ROWS.append(Row("node killed", moment.value, "ray", "recovers", kind, row["noticed_s"], said))
+
+    assert row["error"] == ""
+    assert len(row["failures"]) == 1 + (moment is Moment.RESTART)
+    assert (kind, rank) == ("infrastructure", VICTIM)
+    assert f"rank {VICTIM}" in said
+    assert "node" in said
+    assert row["noticed_s"] < NODE_S
+    assert row["resumed_at"] == moment.committed
+    check_the_rest(row)
+
+
+@pytest.mark.parametrize("moment", Moment, ids=lambda moment: moment.value)
+def test_node_that_is_added_changes_nothing(seen: dict[tuple[str, str], Any], moment: Moment) -> None:
+    row = seen["node added", moment.value]
+    ROWS.append(Row("node added", moment.value, "ray", "goes on", "", None, ""))
+
+    assert row["error"] == ""
+    assert len(row["failures"]) == (moment is Moment.RESTART)
+    check_the_rest(row)
+
+
+def check_the_rest(row: dict[str, Any]) -> None:
+    assert row["steps"] == list(range(STEPS))
+    assert row["left"] == []
+    assert row["groups"] == ["REMOVED"]
+    assert not row["lock"]

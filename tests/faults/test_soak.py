@@ -1,0 +1,53 @@
+"""Run after run with faults in one driver, which holds no more at the end than it did after the first few.
+
+``DRIVETRAIN_SOAK=200`` makes it so many runs, ``DRIVETRAIN_SOAK_SEED`` others.
+"""
+
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support import Driver
+
+RUNS = int(os.environ.get("DRIVETRAIN_SOAK", "12"))
+SEED = int(os.environ.get("DRIVETRAIN_SOAK_SEED", "1"))
+GROWTH_KIB = 4096
+MEMORY = Path("/dev/shm")
+
+DRIVER = """
+import json, sys
+from tests.faults.soak import main
+print(json.dumps(main(json.loads(sys.argv[1]))))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60 + 10 * RUNS)
+@pytest.mark.skipif(not MEMORY.is_dir(), reason="an upload that is held wants a second filesystem")
+def test_driver_holds_no_more_after_many_runs_with_faults(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    with tempfile.TemporaryDirectory(dir=MEMORY) as memory:
+        given = {"runs": RUNS, "seed": SEED, "directory": str(tmp_path), "memory": memory}
+        driver = Driver(tmp_path, DRIVER, given, {"TMPDIR": str(tmp_path / "tmp")})
+        try:
+            status, output, errors = driver.wait(deadline_s=60 + 8 * RUNS)
+        finally:
+            driver.clean_up()
+    assert status == 0, errors[-4000:]
+    seen = json.loads(output.splitlines()[-1])
+    samples = seen["samples"]
+    if file := os.environ.get("DRIVETRAIN_SOAK_SAMPLES"):
+        Path(file).write_text(json.dumps(seen, indent=1))
+
+    assert len(samples) == RUNS + 1
+    for what in ("descriptors", "threads", "children"):
+        counts = [sample[what] for sample in samples]
+        assert counts[-1] <= counts[0], f"{what}: {counts}; threads: {seen['threads']}; files: {seen['open_files']}"
+    third = max(1, len(samples) // 3)
+    first, last = ([sample["rss_kib"] for sample in part] for part in (samples[:third], samples[-third:]))
+    assert statistics.median(last) - statistics.median(first) < GROWTH_KIB, [sample["rss_kib"] for sample in samples]
+    assert not sorted((tmp_path / "tmp").glob("drivetrain-*/*/*"))
