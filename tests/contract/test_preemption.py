@@ -230,6 +230,28 @@ def test_second_request_ends_the_run_at_once(
     assert Result.from_path(runtime.storage_path / "run").checkpoint is None
 
 
+def test_request_that_comes_too_late_for_the_function_still_ends_the_driver(
+    runtime: RuntimeUnderTest, pipe: Pipe, told: Pipe, gate: Pipe
+) -> None:
+    """It has asked, and then only waits and returns."""
+    source = DRIVER.replace("import train\n", "import train_and_ask_once as train\n")
+    driver = runtime.start_driver(source, {"pipe": pipe.path, "gate": gate.path})
+    pipe.receive(runtime.world())
+    driver.process.send_signal(signal.SIGTERM)
+    gate.release(runtime.world())
+    code, output, errors = driver.wait()
+
+    assert code == 143, errors
+    assert output == ""
+    assert Result.from_path(runtime.storage_path / "run").error is None
+
+
+def train_and_ask_once(config: dict) -> None:
+    assert drivetrain.get_preemption_info() is None
+    drivetrain.report({"asked": True})
+    wait_for_release(config["gate"])
+
+
 def test_run_in_the_background_is_waited_for(runtime: RuntimeUnderTest) -> None:
     def train() -> str:
         drivetrain.report({"step": 1})

@@ -113,7 +113,10 @@ class Controller:
         history: list[Failure] = []
         while True:
             try:
-                return self._run_attempt(len(history))
+                outcome = self._run_attempt(len(history))
+                if self._interrupts.error is not None:  # the function had finished before it could be told
+                    raise self._interrupts.error
+                return outcome
             except RunFailed as failed:
                 if self._interrupts.error is not None:
                     raise self._interrupts.error from None
