@@ -444,7 +444,7 @@ def _brief_death(error: BaseException | None) -> str:
     if error is None:
         return "ended"
     if isinstance(error, ActorUnavailableError):
-        return "cannot be reached any more, says Ray: its node is gone, or the network to it"
+        return "cannot be reached any more (its node is gone, or the network to it)"
     text = " ".join(str(error).split()).partition(" Some common causes")[0]
     detail = re.search(r".*(?:Worker exit detail: |The actor is dead because )(.*)", text)
     return f"died, says Ray: {detail[1] if detail else text}"[:500].rstrip(".")
