@@ -87,7 +87,7 @@ def types(session: nox.Session) -> None:
     run_in_dev(session, "mypy")
 
 
-@nox.session(requires=["test_core", "test_torch", "test_contract", "test_crashes"], venv_backend="none")
+@nox.session(requires=["test_core", "test_torch", "test_contract", "test_crashes", "test_faults"], venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Run the tests of every package and the contract of every runtime."""
 
@@ -114,6 +114,12 @@ def test_contract(session: nox.Session) -> None:
 def test_crashes(session: nox.Session) -> None:
     """Kill a job at every point of the storage protocol, on a local disk and on an S3 server."""
     run_in_dev(session, "pytest", "tests/crash", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_faults(session: nox.Session) -> None:
+    """Let ranks, drivers, nodes and disks fail at every moment of a run, and many runs in one driver."""
+    run_in_dev(session, "pytest", "tests/faults", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")

@@ -1,6 +1,8 @@
 """The state machine of a run, driven by lists of events instead of processes."""
 
 import contextlib
+import errno
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,10 +28,10 @@ from tests.support import Collector
 class ScriptedGroup:
     """Workers whose events are known beforehand; a list of them comes at a time."""
 
-    def __init__(self, world_size: int, script: Sequence[Sequence[Event]]) -> None:
+    def __init__(self, world_size: int, script: Sequence[Sequence[Event]], nodes: Sequence[str] = ()) -> None:
         self.workers = tuple(
-            WorkerInfo(rank=rank, local_rank=rank, node_rank=0, node_id="here", hostname="here", ip="127.0.0.1", pid=1)
-            for rank in range(world_size)
+            WorkerInfo(rank=rank, local_rank=rank, node_rank=0, node_id=node, hostname=node, ip="127.0.0.1", pid=1)
+            for rank, node in enumerate(nodes or ["here"] * world_size)
         )
         self._script = deque([[PhaseEntered(worker.rank, TRAINING, 0.0) for worker in self.workers], *script])
 
@@ -55,8 +57,9 @@ class ScriptedRuntime:
 
     name = "scripted"
 
-    def __init__(self, world_size: int, *attempts: Sequence[Sequence[Event]]) -> None:
+    def __init__(self, world_size: int, *attempts: Sequence[Sequence[Event]], nodes: Sequence[str] = ()) -> None:
         self._world_size = world_size
+        self._nodes = nodes
         self._attempts = deque(attempts)
 
     def validate(self, scaling: ScalingConfig) -> None:
@@ -64,7 +67,7 @@ class ScriptedRuntime:
 
     @contextlib.contextmanager
     def launch(self, spec: Any) -> Iterator[ScriptedGroup]:
-        yield ScriptedGroup(self._world_size, self._attempts.popleft())
+        yield ScriptedGroup(self._world_size, self._attempts.popleft(), self._nodes)
 
 
 def report(rank: int, number: int, *, reduce: dict[str, str] | None = None, **metrics: float) -> Reported:
@@ -98,6 +101,38 @@ def test_earliest_exception_is_the_cause_whichever_is_heard_of_first(tmp_path: P
 
     assert isinstance(failed.value.__cause__, KeyError)
     assert failed.value.rank == 1
+
+
+def test_clock_that_is_an_hour_behind_on_one_node_makes_no_cause_of_a_consequence(tmp_path: Path) -> None:
+    now = time.time()
+    script = [
+        [Failed(0, now, TRAINING, KeyError("the reason"))],
+        [Failed(1, now - 3600.0, TRAINING, ConnectionResetError("lost the other rank"))],
+    ]
+
+    with pytest.raises(TrainingFailedError) as failed:
+        fit(tmp_path, ScriptedRuntime(2, script, nodes=["here", "there"]))
+
+    assert isinstance(failed.value.__cause__, KeyError)
+    assert failed.value.rank == 0
+
+
+def test_full_disk_that_a_logger_meets_is_storages_failure_and_tried_again(tmp_path: Path) -> None:
+    class MeetsFullDisk(Collector):
+        def on_report(self, run: Any, report: Any) -> None:
+            if self.attempts == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    script = [[report(0, 1), report(1, 1)], [Returned(0, None), Returned(1, None)]]
+    watch = MeetsFullDisk()
+    fit(
+        tmp_path,
+        ScriptedRuntime(2, script, script),
+        callbacks=[watch],
+        failure_config=FailureConfig(max_failures=1),
+    )
+
+    assert [(failure.kind, failure.rank) for failure in watch.failures] == [(FailureKind.STORAGE, None)]
 
 
 def test_end_of_a_process_whose_function_has_returned_is_no_failure(tmp_path: Path) -> None:

@@ -225,8 +225,7 @@ def use_up_memory(plan: Plan, let_go: LetGo) -> None:
 
 
 def fill_disk(plan: Plan, let_go: LetGo) -> None:
-    for _ in range(plan.moment.committed):
-        wait_for_release(plan.commits)
+    wait_for_commits(plan)
     run = Path(drivetrain.get_context().get_run_dir())
     free = os.statvfs(run)
     with (run.parent / "filler").open("wb") as file:
@@ -248,6 +247,17 @@ def set_clock_back(plan: Plan, let_go: LetGo) -> None:
     true_time = time.time
     time.time = lambda: true_time() - HOUR_S
     let_go()
+
+
+def wait_for_commits(plan: Plan) -> None:
+    """Waits until the driver has committed what it should have by now."""
+    for _ in range(plan.moment.committed):
+        wait_for_release(plan.commits)
+
+
+def wait_for_the_end_of_the_driver(plan: Plan, let_go: LetGo) -> None:
+    wait_for_commits(plan)
+    wait_for_fault(plan, let_go)
 
 
 def wait_for_fault(plan: Plan, let_go: LetGo) -> None:
@@ -284,7 +294,7 @@ FAULTS: dict[str, Callable[[Plan, LetGo], None]] = {
     "callback": wait_for_fault,
     "disk full for the driver": wait_for_fault,
     "controller": wait_for_fault,
-    "driver killed": wait_for_fault,
+    "driver killed": wait_for_the_end_of_the_driver,
     "node killed": wait_for_fault,
     "node added": wait_for_event,
 }

@@ -115,6 +115,7 @@ class Attempt:
         self._reports = [0] * len(workers)
         self._reported_at = [0.0] * len(workers)
         self._trained_from = [0.0] * len(workers)
+        self._clock_lags: dict[str, float] = {}  # node -> at most so many seconds is its clock behind
         self._failures: list[Failure] = []
         self._exits: list[Failure] = []
         self._waiting_reports: deque[Reported] = deque()
@@ -150,6 +151,7 @@ class Attempt:
     def handle(self, event: Event) -> None:
         """Takes one event."""
         self._progress_at = time.monotonic()
+        self._compare_clocks(event)
         if isinstance(event, Reported):
             self._on_report(event)
         elif isinstance(event, Uploaded):
@@ -199,6 +201,12 @@ class Attempt:
         assert self._notice is not None
         summary = f"preempted: {self._notice.reason}; {how}"
         return RunFailed(Failure(kind=FailureKind.PREEMPTION, summary=summary))
+
+    def _compare_clocks(self, event: Event) -> None:
+        """Learns how far a node's clock is off: the message that took the shortest time says it best."""
+        if isinstance(event, (Reported, PhaseEntered, Failed)):
+            node, lag = self._workers[event.rank].node_id, time.time() - event.time
+            self._clock_lags[node] = min(lag, self._clock_lags.get(node, lag))
 
     def _on_report(self, event: Reported) -> None:
         rank = event.rank
@@ -434,12 +442,17 @@ class Attempt:
 
     def _root_cause(self) -> tuple[Failure, list[str]]:
         """The earliest failure; a process's death before an exception, which it is known to bring about elsewhere."""
-        ordered = self._exits + sorted(self._failures, key=lambda failure: failure.time)
+        ordered = self._exits + sorted(self._failures, key=self._true_time)
         notes = [f"also: {failure.summary}" for failure in ordered[1:]]
         finished = [rank for rank, phase in enumerate(self._phase) if phase == "finished"]
         if finished:
             notes.append(f"ranks that had finished already: {', '.join(map(str, finished))}")
         return ordered[0], notes
+
+    def _true_time(self, failure: Failure) -> float:
+        """When it happened, by the clock of the driver's node."""
+        assert failure.rank is not None
+        return failure.time + self._clock_lags[self._workers[failure.rank].node_id]
 
     def _outcome(self) -> Outcome:
         self._flush_reports(everything=True)

@@ -484,8 +484,12 @@ def _accept(listener: socket.socket, token: bytes, hellos: dict[int, tuple[dict[
 
 def _brief_death(error: BaseException | None) -> str:
     """What Ray says about the end of an actor, in one line."""
+    from ray.exceptions import ActorUnavailableError
+
     if error is None:
         return "ended"
+    if isinstance(error, ActorUnavailableError):
+        return "cannot be reached any more (its node is gone, or the network to it)"
     text = " ".join(str(error).split()).partition(" Some common causes")[0]
     detail = re.search(r".*(?:Worker exit detail: |The actor is dead because )(.*)", text)
     return f"died, says Ray: {detail[1] if detail else text}"[:500].rstrip(".")
