@@ -8,7 +8,7 @@ import math
 import pickle
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ from drivetrain.runtime.output import tail_log
 from drivetrain.runtime.stacks import NO_ANSWER
 from drivetrain.storage import Storage
 
-__all__ = ["Attempt", "Outcome", "RunFailed", "one_line"]
+__all__ = ["Attempt", "Outcome", "Resize", "RunFailed", "one_line"]
 
 _SETTLE_S = 0.03
 """After an exception on one rank: how long a process's death, which would explain it, may take to be noticed."""
@@ -71,6 +71,14 @@ class RunFailed(Exception):
         self.history: tuple[Failure, ...] = ()
 
 
+class Resize(Exception):
+    """There is room for more workers, and a checkpoint to go on from was just committed."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"there is room for {size} workers")
+        self.size = size
+
+
 class _Stop(BaseException):
     """The stop condition is met; raised through the runtime, and in-process through the train function."""
 
@@ -87,6 +95,7 @@ class Attempt:
         checkpoints: CheckpointManager,
         callbacks: Callbacks,
         interrupts: Interrupts,
+        room: Callable[[int], int],
         first_index: int,
         first_iteration: int,
         started: float,
@@ -97,6 +106,9 @@ class Attempt:
         self._checkpoints = checkpoints
         self._callbacks = callbacks
         self._interrupts = interrupts
+        self._room = room
+        self._looked_at = started
+        self._grown: int | None = None
         self._group: Group | None = None
         self._notice: PreemptionInfo | None = None
         self._end_by = 0.0
@@ -145,6 +157,8 @@ class Attempt:
             raise RunFailed(*self._root_cause())
         if self._preempted:
             self._flush_reports(everything=True)
+            if self._grown is not None:
+                raise Resize(self._grown)
             raise self._preemption("the ranks have ended after the same step")
         return self._outcome()
 
@@ -173,6 +187,8 @@ class Attempt:
                 self.give_notice(f"the process of rank {event.rank} was asked to end (SIGTERM)")
         else:
             self._interrupts.on_notice = self.give_notice
+        if self._grown is not None and self._notice is None:
+            raise Resize(self._grown)
         if self._stop_by is not None and not self._matcher.holds(self._stop_number) and not self._uploading:
             raise _Stop
 
@@ -293,6 +309,20 @@ class Attempt:
             name=names[0],
         )
         self._callbacks.call("on_checkpoint", entry)
+        self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        """Has an elastic run grow, now and then."""
+        scaling, size = self._run.scaling_config, len(self._workers)
+        if size >= scaling.max_workers or self._notice is not None:
+            return
+        if time.monotonic() - self._looked_at < scaling.elastic_resize_monitor_interval_s:
+            return
+        self._looked_at = time.monotonic()
+        if (room := min(self._room(size), scaling.max_workers)) > size and self._starting | self._running:
+            self._grown = room
+            if self._interrupts.on_notice is not None:  # it can save where it is
+                self.give_notice(f"there is room for {room} workers")
 
     def _flush_reports(self, *, everything: bool = False) -> None:
         """Delivers rank 0's reports in order, up to the first whose combined values are not known yet."""

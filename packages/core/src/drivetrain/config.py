@@ -68,7 +68,10 @@ class ScalingConfig:
 
     Attributes:
         num_workers: worker processes to run the train function on. 0 runs it in this process, on this thread,
-            so that ``breakpoint()`` works as usual.
+            so that ``breakpoint()`` works as usual. A pair ``(min, max)`` makes the run elastic: each attempt takes as
+            many workers as there is room for, within the bounds.
+        elastic_resize_monitor_interval_s: seconds between two looks for room for more workers, while an elastic run
+            has fewer than its maximum. The run grows right after a commit, so that no work is lost.
         use_gpu: give each worker a GPU (or as many as ``resources_per_worker["GPU"]`` says).
         resources_per_worker: resources of one worker, such as ``{"CPU": 4, "GPU": 2}``. On Ray they are
             requested from the cluster; CPU defaults to 1. On this machine CPU sets how many threads a worker
@@ -89,17 +92,32 @@ class ScalingConfig:
         1.0
     """
 
-    num_workers: int = 1
+    num_workers: int | tuple[int, int] = 1
     use_gpu: bool = False
     resources_per_worker: Mapping[str, float] | None = None
     trainer_resources: Mapping[str, float] | None = None
     placement_strategy: str = "PACK"
     accelerator_type: str | None = None
     runtime: str | Runtime | None = None
+    elastic_resize_monitor_interval_s: float = 60.0
 
     def __post_init__(self) -> None:
         owner = "ScalingConfig"
-        _check_int(owner, "num_workers", self.num_workers, minimum=0)
+        if isinstance(self.num_workers, (tuple, list)):
+            if len(self.num_workers) != 2:
+                raise ConfigurationError(
+                    f"ScalingConfig(num_workers=...) wants a number or a pair (min, max), found {self.num_workers!r}"
+                )
+            for bound in self.num_workers:
+                _check_int(owner, "num_workers", bound, minimum=1)
+            if self.num_workers[0] > self.num_workers[1]:
+                raise ConfigurationError(
+                    f"ScalingConfig(num_workers=(min, max)) wants min to be at most max, found {self.num_workers!r}"
+                )
+            object.__setattr__(self, "num_workers", tuple(self.num_workers))
+        else:
+            _check_int(owner, "num_workers", self.num_workers, minimum=0)
+        _check_seconds(owner, "elastic_resize_monitor_interval_s", self.elastic_resize_monitor_interval_s)
         _check_bool(owner, "use_gpu", self.use_gpu)
         for name in ("resources_per_worker", "trainer_resources"):
             value = getattr(self, name)
@@ -131,6 +149,16 @@ class ScalingConfig:
             )
 
     @property
+    def min_workers(self) -> int:
+        """The least number of workers that an attempt starts with."""
+        return self.num_workers[0] if isinstance(self.num_workers, tuple) else self.num_workers
+
+    @property
+    def max_workers(self) -> int:
+        """The greatest number of workers that an attempt starts with."""
+        return self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers
+
+    @property
     def num_cpus_per_worker(self) -> float | None:
         """CPUs asked for each worker, or None where the runtime's default holds."""
         cpus = (self.resources_per_worker or {}).get("CPU")
@@ -147,7 +175,7 @@ class ScalingConfig:
         total = dict(self.trainer_resources or {})
         worker = {"CPU": 1.0, **({"GPU": 1.0} if self.use_gpu else {}), **(self.resources_per_worker or {})}
         for name, amount in worker.items():
-            total[name] = total.get(name, 0) + amount * self.num_workers
+            total[name] = total.get(name, 0) + amount * self.max_workers
         return total
 
 

@@ -9,13 +9,15 @@ import faulthandler
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from drivetrain.attempt import Attempt, Outcome, RunFailed, one_line
+from drivetrain.attempt import Attempt, Outcome, Resize, RunFailed, one_line
 from drivetrain.backend import Backend
 from drivetrain.callback import Callbacks
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.checkpoints import CheckpointManager
+from drivetrain.config import ScalingConfig
 from drivetrain.context import Run, TrainContext
 from drivetrain.errors import (
     CallbackError,
@@ -111,12 +113,16 @@ class Controller:
             RunFailed: the policy gave up, or the failure is one that no retry can mend.
         """
         history: list[Failure] = []
+        number = 0
         while True:
             try:
-                outcome = self._run_attempt(len(history))
+                outcome = self._run_attempt(number)
                 if self._interrupts.error is not None:  # the function had finished before it could be told
                     raise self._interrupts.error
                 return outcome
+            except Resize as resize:
+                self._run.console.print(f"{self._run.name}: {resize}; starting again with them", error=True)
+                self._last_index = max(self._last_index, self._checkpoints.sweep()[1])
             except RunFailed as failed:
                 if self._interrupts.error is not None:
                     raise self._interrupts.error from None
@@ -131,12 +137,13 @@ class Controller:
                     self._run.console.print(f"{self._run.name}: {failed.failure.exception}", error=True)
                 history.append(failed.failure)
                 self._last_index = max(self._last_index, self._checkpoints.sweep()[1])
+            number += 1
 
     def _run_attempt(self, number: int) -> Outcome:
         try:
             with self._runtime.launch(self._group_spec()) as group:
                 return self._drive(group, number)
-        except (RunFailed, RunCancelledError, ConfigurationError, PluginError, ResourceError):
+        except (Resize, RunFailed, RunCancelledError, ConfigurationError, PluginError, ResourceError):
             raise
         except Exception as error:  # of a backend, a callback or the runtime
             raise RunFailed(controller_failure(error)) from None
@@ -167,13 +174,25 @@ class Controller:
                     raise error
                 self._run.console.print(f"{self._run.name}: while ending the attempt: {error}", error=True)
 
+    def _choose_size(self) -> int:
+        """How many workers the next attempt has: what there is room for, within the bounds."""
+        scaling = self._run.scaling_config
+        if scaling.min_workers == scaling.max_workers:
+            return max(1, scaling.max_workers)
+        return max(scaling.min_workers, min(scaling.max_workers, self._runtime.room(scaling, 0)))
+
+    def _scaling_for(self, size: int) -> ScalingConfig:
+        """What the run asks for, with a number for an elastic run's bounds."""
+        scaling = self._run.scaling_config
+        return scaling if scaling.num_workers == scaling.max_workers else replace(scaling, num_workers=size)
+
     def _group_spec(self) -> GroupSpec:
         config = self._run.run_config
-        count = max(1, self._run.scaling_config.num_workers)
+        count = self._choose_size()
         shown = {"rank0": frozenset((0,)), "all": frozenset(range(count)), "none": frozenset[int]()}
         return GroupSpec(
             num_workers=count,
-            scaling=self._run.scaling_config,
+            scaling=self._scaling_for(count),
             preload=self._backend.preload,
             warmup=self._backend.warmup,
             preload_environment=self._backend.preload_environment,
@@ -206,6 +225,7 @@ class Controller:
             checkpoints=self._checkpoints,
             callbacks=self._callbacks,
             interrupts=self._interrupts,
+            room=lambda running: self._runtime.room(self._run.scaling_config, running),
             first_index=self._last_index,
             first_iteration=latest.iteration if latest else 0,
             started=time.monotonic(),
@@ -225,7 +245,7 @@ class Controller:
                         storage=self._storage,
                         attempt=number,
                         metadata=self._metadata,
-                        trial_resources=self._run.scaling_config.total_resources,
+                        trial_resources=self._scaling_for(world_size).total_resources,
                     ),
                     checkpoint=checkpoint,
                     first_index=self._last_index,

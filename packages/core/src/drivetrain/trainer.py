@@ -428,7 +428,7 @@ def _resolve_runtime(scaling: ScalingConfig) -> Runtime:
     if scaling.runtime is not None and not isinstance(scaling.runtime, str):
         return scaling.runtime
     if scaling.runtime is None:
-        return _choose_runtime(scaling.num_workers)
+        return _choose_runtime(scaling.max_workers)
     try:
         runtime: Runtime = load_plugin("runtime", scaling.runtime)()
     except PluginNotFoundError as error:

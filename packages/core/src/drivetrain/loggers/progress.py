@@ -38,7 +38,7 @@ class ProgressLine(Callback):
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
         """Shows that workers are up."""
-        count = run.scaling_config.num_workers
+        count = len(workers) if run.scaling_config.max_workers else 0
         workers_text = f"{count} worker{'s' if count > 1 else ''}" if count else "in this process"
         self._state = workers_text + (f", attempt {attempt + 1}" if attempt else "")
         self._draw(run, force=run.console.interactive)

@@ -92,6 +92,15 @@ class Runtime(Protocol):
         """
         ...
 
+    def room(self, scaling: ScalingConfig, running: int) -> int:
+        """How many workers an elastic run could have now; an estimate, which takes no longer than a second or so.
+
+        Args:
+            scaling: the resources of each worker, and the bounds of their number.
+            running: how many of them run already.
+        """
+        ...
+
     def launch(self, spec: GroupSpec) -> AbstractContextManager[Group]:
         """Starts a group; leaving the context ends every process of it and releases every resource."""
         ...

@@ -109,11 +109,15 @@ class InProcessRuntime:
 
     def validate(self, scaling: ScalingConfig) -> None:
         """Refuses more workers than this process can be, and more GPUs than this machine has."""
-        if scaling.num_workers > 1:
+        if scaling.max_workers > 1:
             raise ConfigurationError(
                 f'the "inprocess" runtime wants num_workers 0 or 1, found {scaling.num_workers}: use runtime="local"'
             )
         _own_gpus(scaling)
+
+    def room(self, scaling: ScalingConfig, running: int) -> int:
+        """This process is one worker."""
+        return 1
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[InProcessGroup]:

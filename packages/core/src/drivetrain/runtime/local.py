@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -290,7 +292,14 @@ class LocalRuntime:
 
     def validate(self, scaling: ScalingConfig) -> None:
         """Refuses more GPUs than this machine has, and what only a cluster knows."""
-        partition_gpus(scaling, visible_gpus())
+        partition_gpus(replace(scaling, num_workers=scaling.min_workers), visible_gpus())
+
+    def room(self, scaling: ScalingConfig, running: int) -> int:
+        """What the GPUs allow; without GPUs there is always room."""
+        gpus, each = len(visible_gpus()), scaling.num_gpus_per_worker
+        if each == 0:
+            return scaling.max_workers
+        return math.floor(1 / each + 1e-9) * gpus if each < 1 else gpus // int(each)
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[LocalGroup]:

@@ -47,6 +47,8 @@ _NOTICE_WAIT_S = 2.0
 _END_WAIT_S = 10.0
 _QUIET_WAIT_S = 2.0
 _LOOK_S = 0.2
+_TRIAL_S = 1
+_TRIALS = 4
 _RELEASE_WAIT_S = 1.0
 _RELEASE_POLL_S = 0.005
 
@@ -333,6 +335,20 @@ class RayRuntime:
                 'the "ray" runtime wants Ray, which is not installed. Run: pip install "drivetrain[ray]"'
             ) from None
 
+    def room(self, scaling: ScalingConfig, running: int) -> int:
+        """Tries the greatest number that the cluster's free resources would add up to, and a few smaller ones."""
+        import ray
+
+        _connect(scaling)
+        _await_release(time.monotonic() + _RELEASE_WAIT_S)
+        bundle, free = _bundle(scaling), ray.available_resources()
+        more = math.floor(min((free.get(name, 0.0) / amount for name, amount in bundle.items()), default=0.0) + 1e-9)
+        most = min(scaling.max_workers, running + more)
+        for number in range(most, max(running, most - _TRIALS), -1):
+            if _fits([dict(bundle) for _ in range(number - running)], scaling.placement_strategy):
+                return number
+        return running
+
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[RayGroup]:
         """Reserves resources and starts the actors; on leaving, both are given back."""
@@ -382,15 +398,31 @@ def _running_cluster() -> str | None:
         return None
 
 
+def _bundle(scaling: ScalingConfig) -> dict[str, float]:
+    """What one worker asks Ray for."""
+    worker = {"CPU": 1.0, **({"GPU": 1.0} if scaling.use_gpu else {}), **(scaling.resources_per_worker or {})}
+    if scaling.accelerator_type:
+        worker[f"accelerator_type:{scaling.accelerator_type}"] = 0.001
+    return {name: amount for name, amount in worker.items() if amount}
+
+
+def _fits(bundles: list[dict[str, float]], strategy: str) -> bool:
+    """Whether Ray could place them now: it is asked to, and what it reserves is given back."""
+    import ray
+
+    group = ray.util.placement_group(bundles, strategy=strategy)
+    try:
+        return bool(group.wait(_TRIAL_S))
+    finally:
+        _release(group)
+
+
 def _reserve(spec: GroupSpec, deadline: float, resources: contextlib.ExitStack) -> PlacementGroup:
     """Reserves the workers' resources; says what it waits for, and gives up in time."""
     import ray
 
     scaling = spec.scaling
-    worker = {"CPU": 1.0, **({"GPU": 1.0} if scaling.use_gpu else {}), **(scaling.resources_per_worker or {})}
-    if scaling.accelerator_type:
-        worker[f"accelerator_type:{scaling.accelerator_type}"] = 0.001
-    bundle = {name: amount for name, amount in worker.items() if amount}
+    bundle = _bundle(scaling)
     bundles = [dict(bundle) for _ in range(spec.num_workers)]
     trainer = {name: amount for name, amount in (scaling.trainer_resources or {}).items() if amount}
     if trainer:

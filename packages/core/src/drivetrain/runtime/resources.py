@@ -36,7 +36,7 @@ def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, .
     Raises:
         ResourceError: there are too few.
     """
-    each, workers = scaling.num_gpus_per_worker, scaling.num_workers
+    each, workers = scaling.num_gpus_per_worker, scaling.max_workers
     if each == 0:
         return [()] * workers
     if each < 1:
@@ -63,7 +63,7 @@ def threads_per_worker(scaling: ScalingConfig) -> int:
     asked = scaling.num_cpus_per_worker
     if asked is not None:
         return max(1, int(asked))
-    return max(1, len(os.sched_getaffinity(0)) // max(1, scaling.num_workers))
+    return max(1, len(os.sched_getaffinity(0)) // max(1, scaling.max_workers))
 
 
 class OomCounter:
