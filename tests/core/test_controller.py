@@ -194,3 +194,15 @@ def test_stop_waits_only_for_what_was_reported_up_to_it(tmp_path: Path) -> None:
 
     assert result.metrics is not None
     assert result.metrics["loss"] == 0.0
+
+
+def test_policy_that_raises_is_blamed(tmp_path: Path) -> None:
+    class Broken:
+        def decide(self, failure: Any, history: Any) -> bool:
+            raise LookupError("no idea")
+
+    script = [[Failed(1, 1.0, TRAINING, ValueError("mine"))]]
+    with pytest.raises(TrainingFailedError, match="policy.*no idea"):
+        fit(tmp_path, ScriptedRuntime(2, script), failure_config=FailureConfig(policy=Broken()))
+
+    assert Result.from_path(tmp_path / "run").error is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import faulthandler
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -127,7 +127,7 @@ class Controller:
                 if self._interrupts.error is not None:
                     raise self._interrupts.error from None
                 failed.history = tuple(history)
-                retrying = _can_retry(failed.failure) and self._policy.decide(failed.failure, history)
+                retrying = _can_retry(failed.failure) and self._decide(failed.failure, history)
                 unheard = self._callbacks.close("on_failure", failed.failure, retrying)
                 if unheard is not None:
                     failed.notes += (f"also: {unheard}",)
@@ -173,6 +173,12 @@ class Controller:
                 if ended_well:
                     raise error
                 self._run.console.print(f"{self._run.name}: while ending the attempt: {error}", error=True)
+
+    def _decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
+        try:
+            return self._policy.decide(failure, history)
+        except Exception as error:  # of a user's policy
+            raise CallbackError(f"FailureConfig(policy=...) raised {type(error).__name__}: {error}") from error
 
     def _choose_size(self) -> int:
         """How many workers the next attempt has: what there is room for, within the bounds."""
