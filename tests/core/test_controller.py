@@ -202,7 +202,7 @@ def test_policy_that_raises_is_blamed(tmp_path: Path) -> None:
             raise LookupError("no idea")
 
     script = [[Failed(1, 1.0, TRAINING, ValueError("mine"))]]
-    with pytest.raises(TrainingFailedError, match="policy.*no idea"):
+    with pytest.raises(TrainingFailedError, match=r"policy.*no idea"):
         fit(tmp_path, ScriptedRuntime(2, script), failure_config=FailureConfig(policy=Broken()))
 
     assert Result.from_path(tmp_path / "run").error is not None
