@@ -113,6 +113,43 @@ def lost_node_is_replaced(storage_path):
         return {"failures": watcher.failures, "metrics": result.metrics, "groups": len(watcher.groups)}
 
 
+class BadNode(GroupWatcher):
+    """Keeps the other node busy until the run has failed twice on the first."""
+
+    def on_group_start(self, run, attempt, workers):
+        super().on_group_start(run, attempt, workers)
+        if attempt == 0:
+            self.reserved = ray.util.placement_group([{"CPU": 1}])
+            assert self.reserved.wait(30)
+
+    def on_failure(self, run, failure, retrying):
+        super().on_failure(run, failure, retrying)
+        if len(self.failures) == 2:
+            ray.util.remove_placement_group(self.reserved)
+
+
+def die_on_one_node(config):
+    first, here = Path(config["first"]), ray.get_runtime_context().get_node_id()
+    if not first.exists():
+        first.write_text(here)
+    if first.read_text() == here:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def bad_node_is_avoided(storage_path):
+    with cluster_of({"num_cpus": 1}, {"num_cpus": 1}):
+        watcher = BadNode()
+        fit(
+            die_on_one_node,
+            storage_path,
+            ScalingConfig(num_workers=1, runtime="ray"),
+            config={"first": str(Path(storage_path, "first"))},
+            callbacks=[watcher],
+            failure_config=FailureConfig(max_failures=2, max_node_failures=2),
+        )
+        return {"failures": watcher.failures, "nodes": [group[0][3] for group in watcher.groups]}
+
+
 def request_that_no_node_can_meet(storage_path):
     with cluster_of({"num_cpus": 1}):
         start = time.monotonic()

@@ -43,6 +43,13 @@ def test_lost_node_is_a_worker_failure_and_the_run_goes_on_elsewhere(tmp_path):
     assert seen["metrics"]["_training_iteration"] == 4, "the second attempt continued from the second report"
 
 
+def test_node_that_has_lost_too_many_processes_is_avoided(tmp_path):
+    seen = run("bad_node_is_avoided", tmp_path)
+    assert seen["failures"] == [["infrastructure", 0]] * 2
+    first, second, third = seen["nodes"]
+    assert first == second != third
+
+
 def test_request_that_the_cluster_cannot_meet_shows_what_was_asked_and_what_exists(tmp_path):
     seen = run("request_that_no_node_can_meet", tmp_path)
     assert seen["error"] == "ResourceError"

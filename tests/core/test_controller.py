@@ -61,12 +61,14 @@ class ScriptedRuntime:
         self._world_size = world_size
         self._nodes = nodes
         self._attempts = deque(attempts)
+        self.avoided: list[set[str]] = []
 
     def validate(self, scaling: ScalingConfig) -> None:
         pass
 
     @contextlib.contextmanager
     def launch(self, spec: Any) -> Iterator[ScriptedGroup]:
+        self.avoided.append(set(spec.avoided))
         yield ScriptedGroup(self._world_size, self._attempts.popleft(), self._nodes)
 
 
@@ -206,3 +208,14 @@ def test_policy_that_raises_is_blamed(tmp_path: Path) -> None:
         fit(tmp_path, ScriptedRuntime(2, script), failure_config=FailureConfig(policy=Broken()))
 
     assert Result.from_path(tmp_path / "run").error is not None
+
+
+@pytest.mark.parametrize(("limit", "avoided"), [(2, [set(), set(), {"here"}]), (None, [set(), set(), set()])])
+def test_node_is_avoided_after_too_many_lost_processes(
+    tmp_path: Path, limit: int | None, avoided: list[set[str]]
+) -> None:
+    dies, works = [[Exited(1, -9, "")]], [[Returned(0, None), Returned(1, None)]]
+    runtime = ScriptedRuntime(2, dies, dies, works)
+    fit(tmp_path, runtime, failure_config=FailureConfig(max_failures=2, max_node_failures=limit))
+
+    assert runtime.avoided == avoided

@@ -382,6 +382,7 @@ class Attempt:
                 kind=kind,
                 rank=event.rank,
                 phase=self._phase[event.rank],
+                node_id=self._workers[event.rank].node_id,
                 exception=WorkerDiedError(summary, rank=event.rank, exit_code=event.exit_code),
                 summary=summary,
                 log_tail=tail_log(self._run.path / "logs" if self._run.run_config.log_to_file else None, event.rank),

@@ -250,6 +250,8 @@ class FailureConfig:
         max_failures: how many times to start again from the latest committed checkpoint; -1 for without limit.
         fail_fast: True gives up at the first failure whatever ``max_failures`` says; ``"raise"`` also lets
             ``fit()`` raise the root cause itself instead of a :class:`~drivetrain.TrainingFailedError`.
+        max_node_failures: how many attempts may fail by the loss of a process on one Ray node, before further ones
+            avoid the node, as long as there are others; None for no limit.
         max_preemptions: how many times to start again after a preemption, which ``max_failures`` does not count; -1
             for without limit.
         preemption_grace_s: seconds that the train function has to save and return once it is told of a preemption.
@@ -258,6 +260,7 @@ class FailureConfig:
 
     max_failures: int = 0
     fail_fast: bool | Literal["raise"] = False
+    max_node_failures: int | None = 3
     max_preemptions: int = -1
     preemption_grace_s: float = 30.0
     policy: FailurePolicy | None = None
@@ -271,6 +274,8 @@ class FailureConfig:
                 f"FailureConfig(fail_fast={self.fail_fast!r}) never retries, and max_failures={self.max_failures} "
                 "asks for retries: set one of them"
             )
+        if self.max_node_failures is not None:
+            _check_int("FailureConfig", "max_node_failures", self.max_node_failures, minimum=1)
         _check_int("FailureConfig", "max_preemptions", self.max_preemptions, minimum=-1)
         _check_seconds("FailureConfig", "preemption_grace_s", self.preemption_grace_s)
         if self.policy is not None and not callable(getattr(self.policy, "decide", None)):

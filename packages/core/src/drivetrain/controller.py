@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -116,7 +117,7 @@ class Controller:
         number = 0
         while True:
             try:
-                outcome = self._run_attempt(number)
+                outcome = self._run_attempt(number, self._avoided(history))
                 if self._interrupts.error is not None:  # the function had finished before it could be told
                     raise self._interrupts.error
                 return outcome
@@ -139,9 +140,9 @@ class Controller:
                 self._last_index = max(self._last_index, self._checkpoints.sweep()[1])
             number += 1
 
-    def _run_attempt(self, number: int) -> Outcome:
+    def _run_attempt(self, number: int, avoided: frozenset[str]) -> Outcome:
         try:
-            with self._runtime.launch(self._group_spec()) as group:
+            with self._runtime.launch(self._group_spec(avoided)) as group:
                 return self._drive(group, number)
         except (Resize, RunFailed, RunCancelledError, ConfigurationError, PluginError, ResourceError):
             raise
@@ -180,6 +181,12 @@ class Controller:
         except Exception as error:  # of a user's policy
             raise CallbackError(f"FailureConfig(policy=...) raised {type(error).__name__}: {error}") from error
 
+    def _avoided(self, history: Sequence[Failure]) -> frozenset[str]:
+        """The nodes on which too many processes were lost."""
+        limit = self._run.run_config.failure_config.max_node_failures
+        lost = Counter(failure.node_id for failure in history if failure.kind is FailureKind.INFRASTRUCTURE)
+        return frozenset(node for node, count in lost.items() if node and limit is not None and count >= limit)
+
     def _choose_size(self) -> int:
         """How many workers the next attempt has: what there is room for, within the bounds."""
         scaling = self._run.scaling_config
@@ -192,7 +199,7 @@ class Controller:
         scaling = self._run.scaling_config
         return scaling if scaling.num_workers == scaling.max_workers else replace(scaling, num_workers=size)
 
-    def _group_spec(self) -> GroupSpec:
+    def _group_spec(self, avoided: frozenset[str]) -> GroupSpec:
         config = self._run.run_config
         count = self._choose_size()
         shown = {"rank0": frozenset((0,)), "all": frozenset(range(count)), "none": frozenset[int]()}
@@ -207,6 +214,7 @@ class Controller:
             console=self._run.console,
             start_timeout_s=config.start_timeout_s,
             interrupts=self._interrupts,
+            avoided=avoided,
         )
 
     def _start(self, group: Group, number: int) -> Attempt:

@@ -36,6 +36,7 @@ class Failure:
         time: Unix time in seconds when it happened, by the clock of where it happened.
         exception: the exception, with its traceback.
         log_tail: the last lines of that rank's output, where the process itself could not tell.
+        node_id: the node on which a process was lost.
     """
 
     kind: FailureKind
@@ -45,6 +46,7 @@ class Failure:
     time: float = field(default_factory=time.time)
     exception: BaseException | None = None
     log_tail: str = ""
+    node_id: str = ""
 
     def record(self) -> dict[str, object]:
         """What ``error.json`` says about it."""

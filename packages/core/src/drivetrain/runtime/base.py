@@ -36,6 +36,7 @@ class GroupSpec:
         console: where it is shown.
         start_timeout_s: seconds until every worker must be running the train function.
         interrupts: what ends the run from outside; looked after wherever the group waits.
+        avoided: ids of nodes to place no worker on, as long as there are others.
     """
 
     num_workers: int
@@ -48,6 +49,7 @@ class GroupSpec:
     console: Console
     start_timeout_s: float
     interrupts: Interrupts
+    avoided: frozenset[str] = frozenset()
 
 
 class Group(WorkerGroup, Protocol):

@@ -47,6 +47,7 @@ _NOTICE_WAIT_S = 2.0
 _END_WAIT_S = 10.0
 _QUIET_WAIT_S = 2.0
 _LOOK_S = 0.2
+_NODE_LABEL = "ray.io/node-id"  # which Ray gives every node
 _TRIAL_S = 1
 _TRIALS = 4
 _RELEASE_WAIT_S = 1.0
@@ -406,6 +407,16 @@ def _bundle(scaling: ScalingConfig) -> dict[str, float]:
     return {name: amount for name, amount in worker.items() if amount}
 
 
+def _selectors(avoided: frozenset[str]) -> list[dict[str, str]]:
+    """What keeps a bundle off nodes; nothing where there are no others."""
+    import ray
+
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    if not avoided & alive or alive <= avoided:
+        return []
+    return [{_NODE_LABEL: f"!in({','.join(sorted(avoided & alive))})"}]
+
+
 def _fits(bundles: list[dict[str, float]], strategy: str) -> bool:
     """Whether Ray could place them now: it is asked to, and what it reserves is given back."""
     import ray
@@ -430,7 +441,12 @@ def _reserve(spec: GroupSpec, deadline: float, resources: contextlib.ExitStack) 
     if not bundle:
         raise ConfigurationError("a worker on Ray wants at least a fraction of one resource, found none asked for")
     _await_release(deadline)
-    group: PlacementGroup = ray.util.placement_group(bundles, strategy=scaling.placement_strategy)
+    selectors = _selectors(spec.avoided)
+    group: PlacementGroup = ray.util.placement_group(
+        bundles,
+        strategy=scaling.placement_strategy,
+        **({"bundle_label_selector": selectors * len(bundles)} if selectors else {}),
+    )
     resources.callback(_release, group)
     asked = f"{spec.num_workers} x {bundle}" + (f" and {trainer} for the trainer" if trainer else "")
     reserved = threading.Event()
