@@ -60,7 +60,7 @@ def train(config: dict) -> list[int]:
         with checkpoint.as_directory() as directory:
             step = json.loads(Path(directory, "step.json").read_text())
     first = step
-    while step < STEPS:
+    while step < STEPS or (config.get("until_it_grows") and context.attempt == 0):
         step += 1
         if rank == 0 and step == config.get("change_at"):
             Path(config["room"]).write_text(str(config["change_to"]))
@@ -202,7 +202,7 @@ def test_run_on_ray_takes_what_is_free_and_grows_when_more_becomes_free(ray_addr
     sizes = Unoccupied(group)
     result = DataParallelTrainer(
         train,
-        train_loop_config={},
+        train_loop_config={"until_it_grows": True},
         scaling_config=ScalingConfig(num_workers=(1, total + 4), runtime="ray", elastic_resize_monitor_interval_s=0.05),
         run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, callbacks=[sizes]),
     ).fit()
