@@ -63,8 +63,11 @@ def train(config: dict) -> list[int]:
     while step < STEPS or (config.get("until_it_grows") and context.attempt == 0):
         step += 1
         if rank == 0 and step == config.get("change_at"):
-            Path(config["room"]).write_text(str(config["change_to"]))
+            Path(config["room"] + ".new").write_text(str(config["change_to"]))
+            os.replace(config["room"] + ".new", config["room"])  # the driver may be reading it
         if rank == 1 and step == config.get("die_at") and context.attempt == 0:
+            while Path(config["room"]).read_text() != str(config["change_to"]):
+                pass  # until rank 0 is there
             os.kill(os.getpid(), signal.SIGKILL)
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, "step.json").write_text(str(step))
