@@ -66,8 +66,11 @@ def train(config: dict) -> list[int]:
             Path(config["room"] + ".new").write_text(str(config["change_to"]))
             os.replace(config["room"] + ".new", config["room"])  # the driver may be reading it
         if rank == 1 and step == config.get("die_at") and context.attempt == 0:
+            manifest = Path(config["room"]).parent / "run" / "manifest.json"
             while Path(config["room"]).read_text() != str(config["change_to"]):
                 pass  # until rank 0 is there
+            while not manifest.exists() or "checkpoint_" not in manifest.read_text():
+                pass  # until all ranks have reported so far
             os.kill(os.getpid(), signal.SIGKILL)
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, "step.json").write_text(str(step))
