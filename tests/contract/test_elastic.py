@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +22,34 @@ from drivetrain import (
     WorkerInfo,
 )
 from drivetrain.runtime.local import LocalRuntime
-from tests.support import Collector
+from tests.support import Collector, Pipe, wait_for_release
 
 STEPS = 40
 
 
 class Rooms(LocalRuntime):
-    """This machine, with as much room as a file says."""
+    """This machine, with as much room as a test says."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.asked: list[int] = []
+    def __init__(self, space: int) -> None:
+        self.space = space
 
     def room(self, scaling: ScalingConfig, running: int) -> int:
-        self.asked.append(running)
-        return int(self.file.read_text())
+        return self.space
 
 
 class Sizes(Collector):
-    """The number of workers of each attempt."""
+    """The number of workers of each attempt; changes something at a commit, once."""
 
-    def __init__(self) -> None:
+    def __init__(self, at: int = 0, change: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self.sizes: list[int] = []
+        self._at = at
+        self._change = change
+
+    def on_checkpoint(self, run: Any, checkpoint: Any) -> None:
+        super().on_checkpoint(run, checkpoint)
+        if checkpoint.index == self._at:
+            self._change()
 
     def on_group_start(self, run: Any, attempt: int, workers: Sequence[WorkerInfo]) -> None:
         super().on_group_start(run, attempt, workers)
@@ -53,7 +58,7 @@ class Sizes(Collector):
 
 
 def train(config: dict) -> list[int]:
-    """Rank 0 saves every step; the room changes at a step, and a rank dies at another."""
+    """Rank 0 saves every step; rank 1 dies at one, once it is let."""
     context = drivetrain.get_context()
     rank, step = context.get_world_rank(), 0
     if (checkpoint := drivetrain.get_checkpoint()) is not None:
@@ -62,15 +67,8 @@ def train(config: dict) -> list[int]:
     first = step
     while step < STEPS or (config.get("until_it_grows") and context.attempt == 0):
         step += 1
-        if rank == 0 and step == config.get("change_at"):
-            Path(config["room"] + ".new").write_text(str(config["change_to"]))
-            os.replace(config["room"] + ".new", config["room"])  # the driver may be reading it
         if rank == 1 and step == config.get("die_at") and context.attempt == 0:
-            manifest = Path(config["room"]).parent / "run" / "manifest.json"
-            while Path(config["room"]).read_text() != str(config["change_to"]):
-                pass  # until rank 0 is there
-            while not manifest.exists() or "checkpoint_" not in manifest.read_text():
-                pass  # until all ranks have reported so far
+            wait_for_release(config["gate"])
             os.kill(os.getpid(), signal.SIGKILL)
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, "step.json").write_text(str(step))
@@ -78,29 +76,29 @@ def train(config: dict) -> list[int]:
     return [first, context.get_world_size()]
 
 
-def fit(tmp_path: Path, room: int, bounds: tuple[int, int], config: dict, **options: Any) -> tuple[Result, Sizes]:
-    file = tmp_path / "room"
-    file.write_text(str(room))
-    sizes = Sizes()
-    result = DataParallelTrainer(
+def fit(
+    tmp_path: Path, rooms: Rooms, sizes: Sizes, bounds: tuple[int, int], config: dict | None = None, **options: Any
+) -> Result:
+    return DataParallelTrainer(
         train,
-        train_loop_config={"room": str(file), **config},
-        scaling_config=ScalingConfig(num_workers=bounds, runtime=Rooms(file), elastic_resize_monitor_interval_s=0.01),
+        train_loop_config=config or {},
+        scaling_config=ScalingConfig(num_workers=bounds, runtime=rooms, elastic_resize_monitor_interval_s=0.001),
         run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, callbacks=[sizes], **options),
     ).fit()
-    return result, sizes
 
 
 def test_run_grows_right_after_a_commit_and_repeats_no_step(tmp_path: Path) -> None:
-    result, sizes = fit(tmp_path, 1, (1, 3), {"change_at": 5, "change_to": 3})
+    rooms = Rooms(1)
+    sizes = Sizes(5, lambda: setattr(rooms, "space", 3))
+    result = fit(tmp_path, rooms, sizes, (1, 3), {"until_it_grows": True})
 
     assert sizes.sizes == [1, 3]
     first, world_size = result.return_value
     assert world_size == 3
-    assert 1 <= first < STEPS
+    assert first >= 5
     assert sizes.failures == []
     steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "result.json").read_text().splitlines()]
-    assert steps == list(range(1, STEPS + 1))
+    assert steps == list(range(1, max(first, STEPS) + 1))
 
 
 def train_and_ask(config: dict) -> list[int]:
@@ -112,7 +110,7 @@ def train_and_ask(config: dict) -> list[int]:
     while step < first + 10 or drivetrain.get_context().attempt == 0:
         step += 1
         told = drivetrain.get_preemption_info() is not None
-        if told or step == 2:
+        if told or step == 1:
             with tempfile.TemporaryDirectory() as directory:
                 Path(directory, "state").touch()
                 checkpoint = Checkpoint.from_directory(directory)
@@ -124,18 +122,11 @@ def train_and_ask(config: dict) -> list[int]:
 
 
 def test_run_that_asks_for_preemptions_saves_before_it_grows(tmp_path: Path) -> None:
-    file = tmp_path / "room"
-    file.write_text("1")
-
-    class Grows(Sizes):
-        def on_checkpoint(self, run: Any, checkpoint: Any) -> None:
-            super().on_checkpoint(run, checkpoint)
-            file.write_text("2")
-
-    sizes = Grows()
+    rooms = Rooms(1)
+    sizes = Sizes(1, lambda: setattr(rooms, "space", 2))
     result = DataParallelTrainer(
         train_and_ask,
-        scaling_config=ScalingConfig(num_workers=(1, 2), runtime=Rooms(file), elastic_resize_monitor_interval_s=0.001),
+        scaling_config=ScalingConfig(num_workers=(1, 2), runtime=rooms, elastic_resize_monitor_interval_s=0.001),
         run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, callbacks=[sizes]),
     ).fit()
 
@@ -145,57 +136,47 @@ def test_run_that_asks_for_preemptions_saves_before_it_grows(tmp_path: Path) -> 
     assert world_size == 2
     told = [json.loads(line) for line in (tmp_path / "run" / "result.json").read_text().splitlines()]
     assert [line["step"] for line in told if line["told"]] == [first]
-    assert first > 2
+    assert first > 1
 
 
 def test_run_takes_no_more_than_its_maximum_and_stops_looking_there(tmp_path: Path) -> None:
-    result, sizes = fit(tmp_path, 9, (1, 2), {})
+    sizes = Sizes()
+    result = fit(tmp_path, Rooms(9), sizes, (1, 2))
 
     assert sizes.sizes == [2]
     assert result.return_value == [0, 2]
 
 
-def test_run_goes_on_with_fewer_workers_where_some_are_lost(tmp_path: Path) -> None:
-    result, sizes = fit(
-        tmp_path,
-        3,
-        (1, 3),
-        {"change_at": 5, "change_to": 2, "die_at": 10},
-        failure_config=FailureConfig(max_failures=1),
-    )
+def test_run_goes_on_with_fewer_workers_where_some_are_lost(tmp_path: Path, gate: Pipe) -> None:
+    rooms = Rooms(3)
+
+    def shrink() -> None:
+        rooms.space = 2
+        gate.release()
+
+    sizes = Sizes(5, shrink)
+    config = {"die_at": 10, "gate": gate.path}
+    result = fit(tmp_path, rooms, sizes, (1, 3), config, failure_config=FailureConfig(max_failures=1))
 
     assert sizes.sizes == [3, 2]
     first, world_size = result.return_value
     assert world_size == 2
-    assert first > 0
+    assert first >= 5
     assert len(sizes.failures) == 1
 
 
 def test_run_waits_for_its_minimum(tmp_path: Path) -> None:
     """The runtime is asked for that many, and waits for them as for any number."""
-    _, sizes = fit(tmp_path, 0, (2, 3), {})
+    sizes = Sizes()
+    fit(tmp_path, Rooms(0), sizes, (2, 3))
 
-    assert sizes.sizes[0] == 2
+    assert sizes.sizes == [2]
 
 
 @pytest.mark.parametrize("bounds", [(0, 2), (3, 2), (1, 2, 3), (1.5, 2)])
 def test_bounds_that_make_no_sense_are_refused(bounds: Any) -> None:
     with pytest.raises(ConfigurationError, match="num_workers"):
         ScalingConfig(num_workers=bounds)
-
-
-class Unoccupied(Sizes):
-    """Frees what keeps half of the cluster busy, once the run has begun."""
-
-    def __init__(self, group: Any) -> None:
-        super().__init__()
-        self.group = group
-
-    def on_checkpoint(self, run: Any, checkpoint: Any) -> None:
-        import ray
-
-        if checkpoint.index == 5:
-            ray.util.remove_placement_group(self.group)
 
 
 @pytest.mark.ray
@@ -205,7 +186,7 @@ def test_run_on_ray_takes_what_is_free_and_grows_when_more_becomes_free(ray_addr
     total = int(ray.cluster_resources()["CPU"])
     group = ray.util.placement_group([{"CPU": 1}] * 2)
     assert group.wait(30)
-    sizes = Unoccupied(group)
+    sizes = Sizes(5, lambda: ray.util.remove_placement_group(group))  # half of the cluster was busy
     result = DataParallelTrainer(
         train,
         train_loop_config={"until_it_grows": True},

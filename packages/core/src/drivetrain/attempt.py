@@ -319,7 +319,7 @@ class Attempt:
         if time.monotonic() - self._looked_at < scaling.elastic_resize_monitor_interval_s:
             return
         self._looked_at = time.monotonic()
-        if (room := min(self._room(size), scaling.max_workers)) > size and self._starting | self._running:
+        if (room := min(self._room(size), scaling.max_workers)) > size and self._running:
             self._grown = room
             if self._interrupts.on_notice is not None:  # it can save where it is
                 self.give_notice(f"there is room for {room} workers")

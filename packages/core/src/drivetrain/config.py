@@ -70,8 +70,6 @@ class ScalingConfig:
         num_workers: worker processes to run the train function on. 0 runs it in this process, on this thread,
             so that ``breakpoint()`` works as usual. A pair ``(min, max)`` makes the run elastic: each attempt takes as
             many workers as there is room for, within the bounds.
-        elastic_resize_monitor_interval_s: seconds between two looks for room for more workers, while an elastic run
-            has fewer than its maximum. The run grows right after a commit, so that no work is lost.
         use_gpu: give each worker a GPU (or as many as ``resources_per_worker["GPU"]`` says).
         resources_per_worker: resources of one worker, such as ``{"CPU": 4, "GPU": 2}``. On Ray they are
             requested from the cluster; CPU defaults to 1. On this machine CPU sets how many threads a worker
@@ -83,6 +81,9 @@ class ScalingConfig:
         runtime: ``"inprocess"``, ``"local"``, ``"ray"``, the name of another installed runtime, or a
             :class:`~drivetrain.runtime.base.Runtime`. None picks: ``inprocess`` for no workers, ``ray`` where a
             Ray cluster is connected or ``RAY_ADDRESS`` is set, and ``local`` otherwise.
+        elastic_resize_monitor_interval_s: seconds between two looks for room for more workers, while an elastic run
+            has fewer than its maximum. It grows right after a commit; a train function that asks for preemptions
+            saves first, any other repeats what it has done since.
 
     Raises:
         ConfigurationError: a value is of the wrong type or out of range.

@@ -5,8 +5,6 @@ It knows no processes: a runtime gives it a group to pump events from, so tests 
 
 from __future__ import annotations
 
-import faulthandler
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,6 +33,7 @@ from drivetrain.failure import Failure, classify
 from drivetrain.interrupts import Interrupts
 from drivetrain.policy import FailurePolicy
 from drivetrain.runtime.base import Group, GroupSpec, Runtime
+from drivetrain.runtime.stacks import own_stacks
 from drivetrain.runtime.worker import TrainTask
 from drivetrain.session import SessionOptions
 from drivetrain.storage import Storage
@@ -100,10 +99,7 @@ class Controller:
         """Where every rank is, with stacks; may be called from any thread."""
         current = self._current
         if current is None:
-            with tempfile.TemporaryFile() as file:
-                faulthandler.dump_traceback(file)
-                file.seek(0)
-                return f"no worker runs the train function now; the driver is at:\n{file.read().decode()}"
+            return f"no worker runs the train function now; the driver is at:\n{own_stacks()}"
         group, attempt = current
         return attempt.diagnose(group)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import faulthandler
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +16,7 @@ from drivetrain.interrupts import Interrupts
 from drivetrain.preemption import Preemption
 from drivetrain.runtime.base import GroupSpec, rank_environment
 from drivetrain.runtime.resources import partition_gpus, visible_gpus
+from drivetrain.runtime.stacks import own_stacks
 from drivetrain.runtime.worker import TrainTask, execute
 
 if TYPE_CHECKING:
@@ -66,26 +65,20 @@ class InProcessGroup:
         task, self._task = self._task, None
         raised: list[BaseException] = []
 
-        def emit(event: Event) -> None:
+        def take_turn(event: Event | None = None) -> None:
             if raised:  # the train function has caught what was to end it
                 raise _Unwind
             try:
                 self._interrupts.act()
-                deliver(event)
+                if event is not None:
+                    deliver(event)
             except BaseException as error:
                 raised.append(error)
                 raise _Unwind from None
 
-        def take_turn() -> None:
-            try:
-                self._interrupts.act()
-            except BaseException as error:
-                raised.append(error)
-                raise _Unwind from None
-
-        self._preemption = Preemption(0, emit, take_turn)
+        self._preemption = Preemption(0, take_turn, take_turn)
         with contextlib.suppress(_Unwind):
-            execute(task, emit, self._preemption, in_driver=True)
+            execute(task, take_turn, self._preemption, in_driver=True)
         if raised:
             raise raised[0]
 
@@ -96,10 +89,7 @@ class InProcessGroup:
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
         """Those of this process; somebody on another thread wants to know."""
-        with tempfile.TemporaryFile() as file:
-            faulthandler.dump_traceback(file)
-            file.seek(0)
-            return dict.fromkeys(ranks, file.read().decode())
+        return dict.fromkeys(ranks, own_stacks())
 
 
 class InProcessRuntime:

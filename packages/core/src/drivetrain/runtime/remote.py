@@ -119,7 +119,7 @@ class RemoteGroup:
     def train(self, tasks: Sequence[TrainTask]) -> None:
         """See :meth:`drivetrain.runtime.base.Group.train`."""
         for rank, task in enumerate(tasks):
-            self._send(rank, frame(("train", cloudpickle.dumps(task))))
+            self._send(rank, frame(("train", cloudpickle.dumps(task), rank)))
 
     def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
         """See :meth:`drivetrain.runtime.base.Group.preempt`."""

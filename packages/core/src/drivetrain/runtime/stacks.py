@@ -7,11 +7,12 @@ import faulthandler
 import os
 import selectors
 import signal
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["NO_ANSWER", "answer_to_signal", "collect_stacks"]
+__all__ = ["NO_ANSWER", "answer_to_signal", "collect_stacks", "own_stacks"]
 
 NO_ANSWER = "  no answer"
 """How the text begins that stands for the stacks of a process which does not tell them."""
@@ -28,6 +29,14 @@ _STATES = {
 def answer_to_signal(descriptor: int) -> None:
     """Makes this process write the stacks of all its threads to a descriptor when it is asked to."""
     faulthandler.register(_SIGNAL, file=descriptor, all_threads=True)
+
+
+def own_stacks() -> str:
+    """The stacks of all threads of this process."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read().decode(errors="replace").rstrip()
 
 
 def collect_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:

@@ -77,13 +77,12 @@ def serve(channel: Channel, settle_output: Callable[[], None] = flush_output) ->
     with signals.watched():
         threading.Thread(target=listener.run, daemon=True, name="drivetrain commands").start()
         while (message := listener.commands.get()) is not None:
-            command, payload = message
+            command, payload = message[:2]
             if command == "call":
                 channel.send(("result", *_call(payload)))
             elif command == "train":
-                task: TrainTask = pickle.loads(payload)
-                listener.preemption = Preemption(task.context.get_world_rank(), channel.send_event)
-                execute(task, channel.send_event, listener.preemption, settle_output=settle_output)
+                assert listener.preemption is not None
+                execute(pickle.loads(payload), channel.send_event, listener.preemption, settle_output=settle_output)
 
 
 class _Listener:
@@ -110,19 +109,20 @@ class _Listener:
     def _receive(self) -> bool:
         message = self._channel.receive()
         if message is not None and message[0] == "preempt":
-            if self.preemption is not None:
-                getattr(self.preemption, message[1])(*message[2:])
+            getattr(self.preemption, message[1])(*message[2:])
             return True
+        if message is not None and message[0] == "train":  # before the task is loaded, which may take its time
+            self.preemption = Preemption(message[2], self._channel.send_event)
         self.commands.put(message)
         return message is not None
 
     def _on_sigterm(self) -> None:
         """Has the train function end in order if it can; otherwise ends this process, as the signal would have."""
-        preemption = self.preemption
-        if preemption is not None:
+        watched = self.preemption is not None and self.preemption.is_watched
+        if self.preemption is not None:
             with contextlib.suppress(OSError):
-                preemption.tell(Noticed(preemption.rank, preemption.is_watched))
-        if preemption is None or not preemption.is_watched:
+                self.preemption.tell(Noticed(self.preemption.rank, watched))
+        if not watched:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
