@@ -1,5 +1,6 @@
 """A run that is asked to end saves first, every rank after the same step, and goes on later."""
 
+import contextlib
 import json
 import os
 import signal
@@ -15,18 +16,20 @@ import pytest
 
 import drivetrain
 from drivetrain import (
+    Backend,
     Checkpoint,
     FailureConfig,
     FailureKind,
     PreemptionInfo,
     Result,
     RunCancelledError,
+    TrainContext,
     TrainingFailedError,
     WaitTimeoutError,
 )
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import on_this_machine, with_processes
-from tests.support import Collector, Pipe, listening, tell, wait_for_release
+from tests.support import Collector, Pipe, listening, release, tell, wait_for_release
 
 STEPS = 30
 
@@ -102,6 +105,51 @@ def test_all_ranks_are_told_at_the_same_step_and_the_run_goes_on_from_there(
     assert result.return_value == (steps[0], steps[0] + 5)
     assert [failure.kind for failure in collector.failures] == [FailureKind.PREEMPTION]
     assert "rank 1 was asked to end (SIGTERM)" in collector.failures[0].summary
+
+
+class LoadsLate(Backend):
+    """Rank 1 waits for the test while it loads its task."""
+
+    name = "late"
+
+    def __init__(self, gate: str) -> None:
+        self.gate = gate
+
+    @contextlib.contextmanager
+    def session(self, context: TrainContext, rendezvous: Any) -> Iterator[None]:
+        yield
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load_late, (self.gate,)
+
+
+def load_late(gate: str) -> LoadsLate:
+    if os.environ.get("RANK") == "1":
+        wait_for_release(gate)
+    return LoadsLate(gate)
+
+
+@with_processes
+def test_rank_that_still_loads_its_task_takes_part_in_the_agreement(runtime: RuntimeUnderTest, gate: Pipe) -> None:
+    def train(config: dict) -> str:
+        context = drivetrain.get_context()
+        if context.attempt:
+            return "again"
+        drivetrain.get_preemption_info()
+        if context.get_world_rank() == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        while drivetrain.get_preemption_info() is None:
+            pass
+        if context.get_world_rank() == 0:
+            release(config["gate"])
+            release(config["gate"])  # for the next attempt
+        return "told"
+
+    collector = Collector()
+    result = runtime.fit(train, {"gate": gate.path}, backend_config=LoadsLate(gate.path), callbacks=[collector])
+
+    assert result.return_value == "again"
+    assert ["after the same step" in failure.summary for failure in collector.failures] == [True]
 
 
 @with_processes
