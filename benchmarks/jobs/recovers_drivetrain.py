@@ -43,11 +43,11 @@ def train_func(config):
 
 
 if __name__ == "__main__":
-    config = options(runtime="local")
+    config = options(runtime="local", spares=0)
     trainer = TorchTrainer(
         train_func,
         train_loop_config=config,
-        scaling_config=ScalingConfig(num_workers=2, runtime=config["runtime"]),
+        scaling_config=ScalingConfig(num_workers=2, runtime=config["runtime"], spare_workers=config["spares"]),
         run_config=RunConfig(
             storage_path=config["storage"], failure_config=FailureConfig(max_failures=1), callbacks=[Stamps()]
         ),
