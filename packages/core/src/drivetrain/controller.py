@@ -94,6 +94,7 @@ class Controller:
         self._metadata = metadata
         self._interrupts = interrupts
         self._shards = shards
+        self._held_shards: Sequence[Mapping[str, Any]] = ()
         self._number_of_start = start
         self._last_index = max(last_index, checkpoints.last_index)
         self._current: tuple[Group, Attempt] | None = None
@@ -224,7 +225,8 @@ class Controller:
         checkpoint = self._checkpoints.checkpoint(latest) if latest else self._initial_checkpoint
         if number > 0 or self._number_of_start > 1:
             self._callbacks.call("on_resume", latest.iteration if latest else 0)
-        datasets = self._shards(group.workers)
+        # Held while the workers use them: Ray ends the actor that splits a dataset when this process lets go of it.
+        datasets = self._held_shards = self._shards(group.workers)
         world_size = len(group.workers)
         config = self._run.run_config
         options = SessionOptions(
