@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.data.batches import to_numpy
 from drivetrain.data.shard import DatasetShard, Reader
 from drivetrain.errors import ConfigurationError, PluginNotFoundError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
 __all__ = ["Source", "is_ray_dataset", "open_dataset"]
@@ -35,9 +37,9 @@ class TableReader:
 
     table: pa.Table
 
-    def tables(self) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
-        yield self.table
+        yield self.table if columns is None else self.table.select(columns)
 
     def schema(self) -> pa.Schema:
         """See :class:`~drivetrain.data.shard.Reader`."""
@@ -72,13 +74,13 @@ class FileReader:
     pieces: Sequence[tuple[Any, int, int]]
     columns: pa.Schema
 
-    def tables(self) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
         import pyarrow as pa
 
         for fragment, start, stop in self.pieces:
             position = 0
-            for batch in fragment.to_batches(schema=self.columns):
+            for batch in fragment.to_batches(schema=self.columns, columns=columns):
                 first, last = max(start - position, 0), min(stop - position, batch.num_rows)
                 if first < last:
                     yield pa.Table.from_batches([batch.slice(first, last - first)])
@@ -98,9 +100,10 @@ class HuggingFaceReader:
     dataset: Any
     chunk_rows: int = 1_000
 
-    def tables(self) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
-        yield from self.dataset.with_format("arrow").iter(batch_size=self.chunk_rows)
+        dataset = self.dataset if columns is None else self.dataset.select_columns(list(columns))
+        yield from dataset.with_format("arrow").iter(batch_size=self.chunk_rows)
 
     def schema(self) -> pa.Schema:
         """See :class:`~drivetrain.data.shard.Reader`."""
@@ -117,13 +120,18 @@ class Source(ABC):
     """A dataset that was opened."""
 
     @abstractmethod
-    def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
+    def shards(self, world_size: int, *, split: bool, together: str | None = None) -> list[DatasetShard]:
         """A part for each worker.
 
         Args:
             world_size: the number of workers.
             split: False has every worker get all of it.
+            together: the column of which equal values stay in one part.
         """
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns, with their types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +148,43 @@ class Rows(Source):
     count: int
     part: Callable[[int, int], Reader]
 
-    def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
+    def shards(self, world_size: int, *, split: bool, together: str | None = None) -> list[DatasetShard]:
         """See :class:`Source`: contiguous parts, the same again and again."""
         count = self.count
         if not split:
             return [DatasetShard(self.name, self.part(0, count), count, count, count)] * world_size
         bounds = [count * rank // world_size for rank in range(world_size + 1)]
+        if together is not None:
+            starts = self._starts(together)
+            bounds[1:-1] = [int(starts[abs(starts - bound).argmin()]) for bound in bounds[1:-1]]
         sizes = [stop - start for start, stop in pairwise(bounds)]
         return [
             DatasetShard(self.name, self.part(bounds[rank], bounds[rank + 1]), sizes[rank], max(sizes), min(sizes))
             for rank in range(world_size)
         ]
+
+    def schema(self) -> pa.Schema:
+        """See :class:`Source`."""
+        return self.part(0, 0).schema()
+
+    def _starts(self, column: str) -> np.ndarray[Any, Any]:
+        """The rows with which each group of equal values begins."""
+        import numpy as np
+
+        if column not in self.schema().names:
+            raise ConfigurationError(
+                f"dataset {self.name!r} wants a column {column!r} to keep rows together by, "
+                f"found {', '.join(map(repr, self.schema().names))}"
+            )
+        tables = self.part(0, self.count).tables([column])
+        values = np.concatenate([to_numpy(table.column(0)) for table in tables])
+        changes = np.flatnonzero(values[1:] != values[:-1]) + 1
+        if len(changes) + 1 != len(np.unique(values)):
+            raise ConfigurationError(
+                f"dataset {self.name!r} wants rows of one {column!r} next to each other, found some apart: sort it by "
+                f"{column!r}"
+            )
+        return np.concatenate([[0], changes, [self.count]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +199,13 @@ class Stream(Source):
     name: str
     dataset: Any
 
-    def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
+    def shards(self, world_size: int, *, split: bool, together: str | None = None) -> list[DatasetShard]:
         """See :class:`Source`: how many rows a part has is not known."""
+        if together is not None:
+            raise ConfigurationError(
+                f"dataset {self.name!r} is only iterated, and so cannot keep rows together by {together!r}: "
+                "use a dataset of known length"
+            )
         from datasets.distributed import split_dataset_by_node
 
         return [
@@ -176,6 +215,10 @@ class Stream(Source):
             )
             for rank in range(world_size)
         ]
+
+    def schema(self) -> pa.Schema:
+        """See :class:`Source`."""
+        return HuggingFaceReader(self.dataset).schema()
 
 
 def open_dataset(name: str, dataset: Any) -> Source:
