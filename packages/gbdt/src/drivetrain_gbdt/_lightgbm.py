@@ -9,8 +9,7 @@ import lightgbm
 import numpy as np
 import pyarrow as pa
 
-import drivetrain
-from drivetrain import Checkpoint, ConfigurationError
+from drivetrain import Checkpoint, ConfigurationError, DatasetShard, get_checkpoint, get_dataset_shard
 from drivetrain_gbdt._reporting import ModelReports, model_file
 
 __all__ = ["RayTrainReportCallback", "train_on_tables"]
@@ -85,7 +84,7 @@ def train_on_tables(config: dict[str, Any], columns: Sequence[str], network: Map
     """
     params = {**network, **config["params"]}
     rounds, model = config["rounds"], None
-    checkpoint = drivetrain.get_checkpoint()
+    checkpoint = get_checkpoint()
     if checkpoint is not None:
         model = RayTrainReportCallback.get_model(checkpoint)
         rounds -= model.current_iteration()
@@ -96,7 +95,7 @@ def train_on_tables(config: dict[str, Any], columns: Sequence[str], network: Map
     for name in config["names"]:
         options = dict(config["dataset_params"].get(name, {}))
         given = {key: options.pop(key) for key in columns if key in options}
-        table = _read(name, drivetrain.get_dataset_shard(name))
+        table = _read(name, get_dataset_shard(name))
         other = {config["label"], *given.values()}
         features = features or [column for column in table.column_names if column not in other]
         fields = {key: table.column(column).to_numpy() for key, column in given.items()}
@@ -126,7 +125,7 @@ def train_on_tables(config: dict[str, Any], columns: Sequence[str], network: Map
 
 
 def _read(name: str, shard: Any) -> pa.Table:
-    if isinstance(shard, drivetrain.DatasetShard):
+    if isinstance(shard, DatasetShard):
         table = shard.to_table()
     else:
         table = pa.concat_tables(shard.iter_batches(batch_size=_ROWS, batch_format="pyarrow"))

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import drivetrain
-from drivetrain import Checkpoint, ConfigurationError
+from drivetrain import Checkpoint, ConfigurationError, get_context, get_preemption_info, report
 
 __all__ = ["ModelReports", "model_file"]
 
@@ -64,7 +63,7 @@ class ModelReports:
         self._last = dict(self._select(values))
         if self._postprocess is not None:
             self._last = dict(self._postprocess(self._last))
-        stopping = drivetrain.get_preemption_info() is not None
+        stopping = get_preemption_info() is not None
         due = bool(self._frequency) and rounds % self._frequency == 0
         self._report(save if due or stopping or (last and self._at_end) else None)
         return stopping
@@ -87,12 +86,12 @@ class ModelReports:
 
     def _report(self, save: Callable[[Path], object] | None) -> None:
         self._saved = save is not None
-        if save is None or drivetrain.get_context().get_world_rank() != 0:
-            drivetrain.report(self._last)
+        if save is None or get_context().get_world_rank() != 0:
+            report(self._last)
             return
         with tempfile.TemporaryDirectory() as directory:
             save(Path(directory, self._filename))
-            drivetrain.report(self._last, checkpoint=Checkpoint.from_directory(directory))
+            report(self._last, checkpoint=Checkpoint.from_directory(directory))
 
 
 def model_file(checkpoint: Checkpoint, filename: str, directory: str) -> Path:

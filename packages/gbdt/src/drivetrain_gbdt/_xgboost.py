@@ -11,8 +11,7 @@ import pyarrow as pa
 import xgboost
 from xgboost import collective
 
-import drivetrain
-from drivetrain import Checkpoint, ConfigurationError
+from drivetrain import Checkpoint, ConfigurationError, DatasetShard, get_checkpoint, get_dataset_shard
 from drivetrain_gbdt._reporting import ModelReports, model_file
 
 __all__ = ["RayTrainReportCallback", "train_on_tables"]
@@ -128,7 +127,7 @@ def _other_categories(name: str) -> ConfigurationError:
 
 def _tables(shard: Any) -> Iterator[pa.Table]:
     """A shard's rows; of an empty one a table without rows, as XGBoost wants to know its columns."""
-    if isinstance(shard, drivetrain.DatasetShard):
+    if isinstance(shard, DatasetShard):
         seen = False
         for table in shard.iter_tables():
             seen = True
@@ -148,7 +147,7 @@ def train_on_tables(config: dict[str, Any], columns: Sequence[str]) -> None:
     """
     params, rounds = dict(config["params"]), config["rounds"]
     model = None
-    checkpoint = drivetrain.get_checkpoint()
+    checkpoint = get_checkpoint()
     if checkpoint is not None:
         model = RayTrainReportCallback.get_model(checkpoint)
         rounds -= model.num_boosted_rounds()
@@ -160,7 +159,7 @@ def train_on_tables(config: dict[str, Any], columns: Sequence[str]) -> None:
     for name in config["names"]:
         options = dict(config["dmatrix_params"].get(name, {}))
         given = {key: options.pop(key) for key in columns if key in options}
-        pieces = _Batches(drivetrain.get_dataset_shard(name), config["label"], given, features)
+        pieces = _Batches(get_dataset_shard(name), config["label"], given, features)
         if quantile:
             options.setdefault("max_bin", params.get("max_bin", 256))
             matrices[name] = xgboost.QuantileDMatrix(pieces, ref=next(iter(matrices.values()), None), **options)

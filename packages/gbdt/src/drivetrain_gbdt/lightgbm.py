@@ -115,6 +115,7 @@ class LightGBMBackend(Backend):
 
     name = "lightgbm"
     preload = ("lightgbm",)
+    warmup = ("pyarrow.dataset", "pyarrow.parquet", "drivetrain_gbdt._lightgbm")
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         """Has every worker reserve a port on its own machine."""

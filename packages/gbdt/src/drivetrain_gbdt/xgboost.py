@@ -76,6 +76,7 @@ class XGBoostBackend(Backend):
 
     name = "xgboost"
     preload = ("xgboost",)
+    warmup = ("pyarrow.dataset", "pyarrow.parquet", "drivetrain_gbdt._xgboost")
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         """Has rank 0 serve XGBoost's tracker, on a port that the tracker finds."""

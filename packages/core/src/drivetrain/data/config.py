@@ -92,7 +92,7 @@ class DataConfig:
             return datasets
         self._check_names(datasets)
         return {
-            name: dataset if callable(dataset) or is_ray_dataset(dataset) else open_dataset(name, dataset)
+            name: dataset if callable(dataset) or is_ray_dataset(dataset) else self._open(name, dataset)
             for name, dataset in datasets.items()
         }
 
@@ -111,14 +111,19 @@ class DataConfig:
                 f"found {', '.join(map(repr, unknown))}"
             )
 
+    def _open(self, name: str, dataset: Any) -> Source:
+        if isinstance(dataset, Source):
+            return dataset
+        source = open_dataset(name, dataset)
+        return source.keeping_together(self.keep_together[name]) if name in self.keep_together else source
+
     def _shards(
         self, name: str, dataset: Any, world_size: int, nodes: Sequence[str] | None, split: bool
     ) -> Sequence[Any]:
         if callable(dataset):
             dataset = dataset()
         if not is_ray_dataset(dataset):
-            source = dataset if isinstance(dataset, Source) else open_dataset(name, dataset)
-            return source.shards(world_size, split=split, together=self.keep_together.get(name))
+            return self._open(name, dataset).shards(world_size, split=split)
         if name in self.keep_together:
             raise ConfigurationError(
                 f"dataset {name!r} is Ray's, which cannot keep rows together by {self.keep_together[name]!r}: "

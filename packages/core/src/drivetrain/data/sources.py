@@ -8,7 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -120,13 +120,20 @@ class Source(ABC):
     """A dataset that was opened."""
 
     @abstractmethod
-    def shards(self, world_size: int, *, split: bool, together: str | None = None) -> list[DatasetShard]:
+    def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
         """A part for each worker.
 
         Args:
             world_size: the number of workers.
             split: False has every worker get all of it.
-            together: the column of which equal values stay in one part.
+        """
+
+    @abstractmethod
+    def keeping_together(self, column: str) -> Source:
+        """The same, but rows with equal values in a column stay in one part.
+
+        Raises:
+            ConfigurationError: there is no such column, or such rows are not next to each other.
         """
 
     @abstractmethod
@@ -142,20 +149,21 @@ class Rows(Source):
         name: of the dataset.
         count: of rows.
         part: makes the reader of those from a first one to the one before another.
+        starts: rows before which the dataset can be split; None for all.
     """
 
     name: str
     count: int
     part: Callable[[int, int], Reader]
+    starts: np.ndarray[Any, Any] | None = None
 
-    def shards(self, world_size: int, *, split: bool, together: str | None = None) -> list[DatasetShard]:
+    def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
         """See :class:`Source`: contiguous parts, the same again and again."""
         count = self.count
         if not split:
             return [DatasetShard(self.name, self.part(0, count), count, count, count)] * world_size
         bounds = [count * rank // world_size for rank in range(world_size + 1)]
-        if together is not None:
-            starts = self._starts(together)
+        if (starts := self.starts) is not None:
             bounds[1:-1] = [int(starts[abs(starts - bound).argmin()]) for bound in bounds[1:-1]]
         sizes = [stop - start for start, stop in pairwise(bounds)]
         return [
@@ -167,8 +175,8 @@ class Rows(Source):
         """See :class:`Source`."""
         return self.part(0, 0).schema()
 
-    def _starts(self, column: str) -> np.ndarray[Any, Any]:
-        """The rows with which each group of equal values begins."""
+    def keeping_together(self, column: str) -> Rows:
+        """See :class:`Source`: reads that column."""
         import numpy as np
 
         if column not in self.schema().names:
@@ -184,7 +192,7 @@ class Rows(Source):
                 f"dataset {self.name!r} wants rows of one {column!r} next to each other, found some apart: sort it by "
                 f"{column!r}"
             )
-        return np.concatenate([[0], changes, [self.count]])
+        return replace(self, starts=np.concatenate([[0], changes, [self.count]]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +207,8 @@ class Stream(Source):
     name: str
     dataset: Any
 
-    def shards(self, world_size: int, *, split: bool, together: str | None = None) -> list[DatasetShard]:
+    def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
         """See :class:`Source`: how many rows a part has is not known."""
-        if together is not None:
-            raise ConfigurationError(
-                f"dataset {self.name!r} is only iterated, and so cannot keep rows together by {together!r}: "
-                "use a dataset of known length"
-            )
         from datasets.distributed import split_dataset_by_node
 
         return [
@@ -215,6 +218,13 @@ class Stream(Source):
             )
             for rank in range(world_size)
         ]
+
+    def keeping_together(self, column: str) -> Source:
+        """See :class:`Source`: it cannot."""
+        raise ConfigurationError(
+            f"dataset {self.name!r} is only iterated, and so cannot keep rows together by {column!r}: use a dataset of "
+            "known length"
+        )
 
     def schema(self) -> pa.Schema:
         """See :class:`Source`."""
