@@ -29,6 +29,7 @@ from drivetrain.errors import ConfigurationError, FailureKind, PluginNotFoundErr
 from drivetrain.runtime.base import GroupSpec, rank_environment
 from drivetrain.runtime.output import LogFollower, log_name, open_log
 from drivetrain.runtime.remote import RemoteGroup
+from drivetrain.runtime.resources import order_gpus, order_nodes
 from drivetrain.runtime.stacks import answer_to_signal, collect_stacks
 from drivetrain.runtime.wire import Channel, frame, receive, receive_bytes
 from drivetrain.runtime.worker import flush_output, serve
@@ -165,14 +166,21 @@ def _read_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
 
 
 class RayGroup(RemoteGroup):
-    """Workers that are Ray actors."""
+    """Workers that are Ray actors.
 
-    def __init__(self, spec: GroupSpec, resources: contextlib.ExitStack) -> None:
+    Args:
+        spec: what is wanted.
+        resources: where the undoing of what is done here goes.
+        nodes: the nodes of the run's last group, in the order of their ranks; becomes those of this one.
+    """
+
+    def __init__(self, spec: GroupSpec, resources: contextlib.ExitStack, nodes: list[str]) -> None:
         import ray
 
         super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
         resources.callback(self.close_lines)
         self._spec = spec
+        self._nodes = nodes
         self._actors: dict[int, Any] = {}  # by index, the order in which they were asked for
         self._rank_of: dict[int, int] = {}
         self._stack_pipes: dict[int, int] = {}
@@ -268,15 +276,16 @@ class RayGroup(RemoteGroup):
                 self.note_exit(self._rank_of[index], None, reason, _kind_of_death(reason))
 
     def _assign_ranks(self, hellos: Mapping[int, tuple[dict[str, Any], socket.socket]]) -> None:
-        """Packs ranks by node, the driver's own first, in the order of the GPUs on each."""
+        """Packs ranks by node, in the order of the last attempt's nodes, and of the GPUs on each."""
         import ray
 
         here = ray.get_runtime_context().get_node_id()
-        nodes = sorted({facts["node_id"] for facts, _ in hellos.values()}, key=lambda node: (node != here, node))
-        order = sorted(
-            hellos,
-            key=lambda index: (nodes.index(hellos[index][0]["node_id"]), hellos[index][0]["accelerator_ids"], index),
-        )
+        self._nodes[:] = nodes = order_nodes({facts["node_id"] for facts, _ in hellos.values()}, here, self._nodes)
+        places = {
+            index: (nodes.index(facts["node_id"]), order_gpus(facts["accelerator_ids"]))
+            for index, (facts, _) in hellos.items()
+        }
+        order = sorted(hellos, key=lambda index: (places[index], index))
         workers: list[WorkerInfo] = []
         for rank, index in enumerate(order):
             facts, connection = hellos[index]
@@ -327,6 +336,9 @@ class RayRuntime:
 
     name = "ray"
 
+    def __init__(self) -> None:
+        self._nodes: list[str] = []
+
     def validate(self, scaling: ScalingConfig) -> None:
         """Refuses to go on without Ray."""
         try:
@@ -356,7 +368,7 @@ class RayRuntime:
         _connect(spec.scaling)
         spec.interrupts.replace_handlers_of("ray")
         with contextlib.ExitStack() as resources:
-            yield RayGroup(spec, resources)
+            yield RayGroup(spec, resources, self._nodes)
 
 
 def _connect(scaling: ScalingConfig) -> None:
