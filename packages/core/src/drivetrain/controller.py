@@ -139,19 +139,19 @@ class Controller:
     def _run_attempt(self, number: int, avoided: frozenset[str]) -> Outcome:
         try:
             with self._runtime.launch(self._group_spec(avoided)) as group:
-                return self._drive(group, number)
+                return self._drive(group, number, avoided)
         except (Resize, RunFailed, RunCancelledError, ConfigurationError, PluginError, ResourceError):
             raise
         except Exception as error:  # of a backend, a callback or the runtime
             raise RunFailed(controller_failure(error)) from None
 
-    def _drive(self, group: Group, number: int) -> Outcome:
+    def _drive(self, group: Group, number: int, avoided: frozenset[str]) -> Outcome:
         """Has a group train, and closes what the attempt has opened; the first thing that went wrong is raised."""
         attempt: Attempt | None = None
         ended_well = False
         try:
             self._callbacks.call("on_group_start", number, list(group.workers))
-            attempt = self._start(group, number)
+            attempt = self._start(group, number, avoided)
             self._current = group, attempt
             outcome = attempt.follow(group)
             ended_well = True
@@ -183,12 +183,12 @@ class Controller:
         lost = Counter(failure.node_id for failure in history if failure.kind is FailureKind.INFRASTRUCTURE)
         return frozenset(node for node, count in lost.items() if node and limit is not None and count >= limit)
 
-    def _choose_size(self) -> int:
+    def _choose_size(self, avoided: frozenset[str]) -> int:
         """How many workers the next attempt has: what there is room for, within the bounds."""
         scaling = self._run.scaling_config
         if scaling.min_workers == scaling.max_workers:
             return max(1, scaling.max_workers)
-        return max(scaling.min_workers, min(scaling.max_workers, self._runtime.room(scaling, 0)))
+        return max(scaling.min_workers, min(scaling.max_workers, self._runtime.room(scaling, 0, avoided)))
 
     def _scaling_for(self, size: int) -> ScalingConfig:
         """What the run asks for, with a number for an elastic run's bounds."""
@@ -197,7 +197,7 @@ class Controller:
 
     def _group_spec(self, avoided: frozenset[str]) -> GroupSpec:
         config = self._run.run_config
-        count = self._choose_size()
+        count = self._choose_size(avoided)
         shown = {"rank0": frozenset((0,)), "all": frozenset(range(count)), "none": frozenset[int]()}
         return GroupSpec(
             num_workers=count,
@@ -213,7 +213,7 @@ class Controller:
             avoided=avoided,
         )
 
-    def _start(self, group: Group, number: int) -> Attempt:
+    def _start(self, group: Group, number: int, avoided: frozenset[str]) -> Attempt:
         rendezvous = self._backend.rendezvous(group)
         self._probe_storage(group)
         latest = self._checkpoints.verify()
@@ -235,7 +235,7 @@ class Controller:
             checkpoints=self._checkpoints,
             callbacks=self._callbacks,
             interrupts=self._interrupts,
-            room=lambda running: self._runtime.room(self._run.scaling_config, running),
+            room=lambda running: self._runtime.room(self._run.scaling_config, running, avoided),
             first_index=self._last_index,
             first_iteration=latest.iteration if latest else 0,
             started=time.monotonic(),

@@ -50,7 +50,6 @@ _QUIET_WAIT_S = 2.0
 _LOOK_S = 0.2
 _NODE_LABEL = "ray.io/node-id"  # which Ray gives every node
 _TRIAL_S = 1
-_TRIALS = 4
 _RELEASE_WAIT_S = 1.0
 _RELEASE_POLL_S = 0.005
 
@@ -348,19 +347,37 @@ class RayRuntime:
                 'the "ray" runtime wants Ray, which is not installed. Run: pip install "drivetrain[ray]"'
             ) from None
 
-    def room(self, scaling: ScalingConfig, running: int) -> int:
-        """Tries the greatest number that the cluster's free resources would add up to, and a few smaller ones."""
+    def room(self, scaling: ScalingConfig, running: int, avoided: frozenset[str]) -> int:
+        """The greatest number that Ray could place now, beside those that run; found by having it try."""
         import ray
 
         _connect(scaling)
         _await_release(time.monotonic() + _RELEASE_WAIT_S)
+        labels = self._labels_of_further_workers(scaling, running, avoided)
+        if labels is None:
+            return running
         bundle, free = _bundle(scaling), ray.available_resources()
         more = math.floor(min((free.get(name, 0.0) / amount for name, amount in bundle.items()), default=0.0) + 1e-9)
-        most = min(scaling.max_workers, running + more)
-        for number in range(most, max(running, most - _TRIALS), -1):
-            if _fits([dict(bundle) for _ in range(number - running)], scaling.placement_strategy):
-                return number
-        return running
+        fits, too_many = running, min(scaling.max_workers, running + more) + 1
+        number = too_many - 1
+        while fits < number:
+            if _fits([dict(bundle) for _ in range(number - running)], scaling.placement_strategy, labels):
+                fits = number
+            else:
+                too_many = number
+            number = (fits + too_many) // 2
+        return fits
+
+    def _labels_of_further_workers(
+        self, scaling: ScalingConfig, running: int, avoided: frozenset[str]
+    ) -> list[dict[str, str]] | None:
+        """Where more workers could be, given where those are that run; None for nowhere."""
+        if not running or not scaling.placement_strategy.startswith("STRICT_"):
+            return _selectors(avoided)
+        if scaling.placement_strategy == "STRICT_PACK":
+            return [{_NODE_LABEL: self._nodes[0]}]
+        taken = avoided.union(self._nodes)
+        return _selectors(taken) if _alive_nodes() - taken else None
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[RayGroup]:
@@ -419,31 +436,40 @@ def _bundle(scaling: ScalingConfig) -> dict[str, float]:
     return {name: amount for name, amount in worker.items() if amount}
 
 
-def _selectors(avoided: frozenset[str]) -> list[dict[str, str]]:
-    """What keeps a bundle off nodes; nothing where there are no others."""
+def _alive_nodes() -> set[str]:
     import ray
 
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def _selectors(avoided: frozenset[str]) -> list[dict[str, str]]:
+    """What keeps a bundle off nodes; nothing where there are no others."""
+    alive = _alive_nodes()
     if not avoided & alive or alive <= avoided:
         return []
     return [{_NODE_LABEL: f"!in({','.join(sorted(avoided & alive))})"}]
 
 
-def _fits(bundles: list[dict[str, float]], strategy: str) -> bool:
+def _fits(bundles: list[dict[str, float]], strategy: str, labels: list[dict[str, str]]) -> bool:
     """Whether Ray could place them now: it is asked to, and what it reserves is given back."""
-    import ray
-
-    group = ray.util.placement_group(bundles, strategy=strategy)
+    group = _placement_group(bundles, strategy, labels)
     try:
         return bool(group.wait(_TRIAL_S))
     finally:
         _release(group)
 
 
-def _reserve(spec: GroupSpec, deadline: float, resources: contextlib.ExitStack) -> PlacementGroup:
-    """Reserves the workers' resources; says what it waits for, and gives up in time."""
+def _placement_group(bundles: list[dict[str, float]], strategy: str, labels: list[dict[str, str]]) -> PlacementGroup:
+    """Asks Ray to reserve bundles, each on a node with the label, if there is one."""
     import ray
 
+    options = {"bundle_label_selector": labels * len(bundles)} if labels else {}
+    group: PlacementGroup = ray.util.placement_group(bundles, strategy=strategy, **options)
+    return group
+
+
+def _reserve(spec: GroupSpec, deadline: float, resources: contextlib.ExitStack) -> PlacementGroup:
+    """Reserves the workers' resources; says what it waits for, and gives up in time."""
     scaling = spec.scaling
     bundle = _bundle(scaling)
     bundles = [dict(bundle) for _ in range(spec.num_workers)]
@@ -453,12 +479,7 @@ def _reserve(spec: GroupSpec, deadline: float, resources: contextlib.ExitStack) 
     if not bundle:
         raise ConfigurationError("a worker on Ray wants at least a fraction of one resource, found none asked for")
     _await_release(deadline)
-    selectors = _selectors(spec.avoided)
-    group: PlacementGroup = ray.util.placement_group(
-        bundles,
-        strategy=scaling.placement_strategy,
-        **({"bundle_label_selector": selectors * len(bundles)} if selectors else {}),
-    )
+    group = _placement_group(bundles, scaling.placement_strategy, _selectors(spec.avoided))
     resources.callback(_release, group)
     asked = f"{spec.num_workers} x {bundle}" + (f" and {trainer} for the trainer" if trainer else "")
     reserved = threading.Event()
