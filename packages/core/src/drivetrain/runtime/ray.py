@@ -46,6 +46,7 @@ _TOKEN_BYTES = 32
 _HELLO_WAIT_S = 10.0
 _NOTICE_WAIT_S = 2.0
 _END_WAIT_S = 10.0
+_CLOSE_WAIT_S = 1.0
 _QUIET_WAIT_S = 2.0
 _LOOK_S = 0.2
 _NODE_LABEL = "ray.io/node-id"  # which Ray gives every node
@@ -319,7 +320,7 @@ class RayGroup(RemoteGroup):
         self._stack_pipes = dict(enumerate(self.run_each(_set_up, arguments)))
 
     def _end_actors(self) -> None:
-        """Ends every actor, and waits until Ray has seen to it."""
+        """Ends every actor, and waits until Ray has seen to it, and its process has ended: Ray tells a bit earlier."""
         import ray
 
         self.ignore_interrupts()
@@ -328,6 +329,7 @@ class RayGroup(RemoteGroup):
         deadline = time.monotonic() + _END_WAIT_S
         while len(self._dead) < len(self._actors) and (remaining := deadline - time.monotonic()) > 0:
             self._select(self._selector, remaining)
+        self.await_closed_lines(_CLOSE_WAIT_S)
 
 
 class RayRuntime:
