@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
+import drivetrain_torch
 from drivetrain import (
     Callback,
     Checkpoint,
@@ -111,6 +113,79 @@ def lost_node_is_replaced(storage_path):
             failure_config=FailureConfig(max_failures=1),
         )
         return {"failures": watcher.failures, "metrics": result.metrics, "groups": len(watcher.groups)}
+
+
+class Workers(Callback):
+    """What is known of a run's workers, and what they say of themselves, by rank."""
+
+    def __init__(self):
+        self.known = {}
+
+    def on_group_start(self, run, attempt, workers):
+        self.known = {worker.rank: dataclasses.asdict(worker) for worker in workers}
+
+    def on_report(self, run, report):
+        self.known[report.rank].update(report.metrics)
+
+
+def say_devices(config):
+    """What tells a rank its place and its GPUs."""
+    names = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+    said = {name: os.environ.get(name) for name in names}
+    if config["torch"] and get_context().get_world_rank() == 0:  # one is enough, as PyTorch takes a while to import
+        said["devices"] = [str(device) for device in drivetrain_torch.get_devices()]
+    report(said)
+
+
+def workers_of(storage_path, *, torch=False, start_timeout_s=60, **scaling):
+    """The workers of a run that asks for these, or why it had none."""
+    workers = Workers()
+    asked = ScalingConfig(runtime="ray", **scaling)
+    config = {"torch": torch}
+    try:
+        fit(say_devices, storage_path, asked, config=config, callbacks=[workers], start_timeout_s=start_timeout_s)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return [known for _, known in sorted(workers.known.items())]
+
+
+@ray.remote(num_cpus=0, num_gpus=9)
+class Neighbour:
+    """Holds GPUs, so that those with two digits are left."""
+
+    def gpus(self):
+        return ray.get_gpu_ids()
+
+
+def nodes_with_gpus(storage_path):
+    """Ray takes a node's word for its GPUs; nothing here calls CUDA."""
+    a100 = {"num_cpus": 6, "num_gpus": 13, "resources": {"accelerator_type:A100": 1}}
+    t4 = {"num_cpus": 3, "num_gpus": 2, "resources": {"accelerator_type:T4": 1}}
+    with cluster_of(a100, t4) as cluster:
+        neighbour = Neighbour.options(resources={"accelerator_type:A100": 0.001}).remote()
+        taken = ray.get(neighbour.gpus.remote(), timeout=60)
+
+        def gpus(number, each, **options):
+            return workers_of(
+                storage_path, num_workers=number, use_gpu=True, resources_per_worker={"GPU": each}, **options
+            )
+
+        def cpus(number, strategy, **options):
+            return workers_of(storage_path, num_workers=number, placement_strategy=strategy, **options)
+
+        return {
+            "taken": sorted(taken),
+            "t4": cluster.worker_nodes.copy().pop().node_id,
+            "several": gpus(3, 2, torch=True),
+            "fraction": gpus(2, 0.5, accelerator_type="T4"),
+            "unknown type": gpus(1, 1, accelerator_type="H100", start_timeout_s=1),
+            "PACK": cpus(2, "PACK"),
+            "SPREAD": cpus(2, "SPREAD"),
+            "STRICT_PACK": cpus(2, "STRICT_PACK"),
+            "STRICT_SPREAD": cpus(2, "STRICT_SPREAD"),
+            "too many for one node": gpus(3, 2, placement_strategy="STRICT_PACK", start_timeout_s=1),
+            "too many for the nodes": cpus(3, "STRICT_SPREAD", start_timeout_s=1),
+        }
 
 
 class BadNode(GroupWatcher):

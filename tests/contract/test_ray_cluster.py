@@ -62,6 +62,66 @@ def test_interrupt_while_waiting_for_resources_ends_the_wait(tmp_path):
     assert run("interrupt_while_waiting_for_resources", tmp_path)["seconds"] < 10
 
 
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory):
+    """Runs on a node with GPUs 0 to 12, the first nine taken, and one with GPUs 0 and 1."""
+    seen = run("nodes_with_gpus", tmp_path_factory.mktemp("gpus"))
+    assert seen["taken"] == list(range(9))
+    return seen
+
+
+def facts(workers, *names):
+    return [tuple(worker[name] for name in names) for worker in workers]
+
+
+def test_worker_with_several_gpus_sees_them_and_no_others_and_ranks_follow_their_order(gpus):
+    workers = gpus["several"]
+    assert facts(workers, "node_rank", "local_rank", "accelerator_ids") == [
+        (0, 0, ["9", "10"]),
+        (0, 1, ["11", "12"]),
+        (1, 0, ["0", "1"]),
+    ]
+    assert facts(workers, "CUDA_VISIBLE_DEVICES") == [("9,10",), ("11,12",), ("0,1",)]
+    names = ("NODE_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    assert facts(workers, *names) == [("0", "0", "2"), ("0", "1", "2"), ("1", "0", "1")]
+    assert workers[0]["devices"] == ["cuda:0", "cuda:1"]
+
+
+def test_workers_with_half_a_gpu_share_one(gpus):
+    workers = gpus["fraction"]
+    assert facts(workers, "local_rank") == [(0,), (1,)]
+    assert workers[0]["accelerator_ids"] == workers[1]["accelerator_ids"]
+    assert len(workers[0]["accelerator_ids"]) == 1
+    assert {worker["CUDA_VISIBLE_DEVICES"] for worker in workers} == set(workers[0]["accelerator_ids"])
+
+
+def test_accelerator_type_places_the_workers_where_it_is(gpus):
+    assert {worker["node_id"] for worker in gpus["fraction"]} == {gpus["t4"]}
+
+
+def test_accelerator_type_that_no_node_has_is_named_beside_those_that_they_have(gpus):
+    assert gpus["unknown type"].startswith("ResourceError: ")
+    assert "accelerator_type:H100" in gpus["unknown type"]
+    assert "accelerator_type:A100 1" in gpus["unknown type"]
+
+
+@pytest.mark.parametrize(("strategy", "nodes"), [("PACK", 1), ("SPREAD", 2), ("STRICT_PACK", 1), ("STRICT_SPREAD", 2)])
+def test_placement_strategy_says_on_how_many_nodes_two_workers_are(gpus, strategy, nodes):
+    assert len({worker["node_id"] for worker in gpus[strategy]}) == nodes
+
+
+@pytest.mark.parametrize(
+    ("asked", "strategy", "rule"),
+    [
+        ("too many for one node", "STRICT_PACK", "all on one node"),
+        ("too many for the nodes", "STRICT_SPREAD", "each on a node of its own"),
+    ],
+)
+def test_strategy_that_the_nodes_do_not_allow_is_named_with_its_rule(gpus, asked, strategy, rule):
+    assert gpus[asked].startswith("ResourceError: ")
+    assert f"({strategy}: {rule})" in gpus[asked]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a node takes a mount, and that takes root")
 def test_storage_that_the_nodes_do_not_share_is_said_at_the_start_and_refused_at_the_first_checkpoint(tmp_path):
     seen = run("storage_that_the_nodes_do_not_share", tmp_path)

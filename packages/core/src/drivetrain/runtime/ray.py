@@ -502,9 +502,15 @@ def _reserve(spec: GroupSpec, deadline: float, resources: contextlib.ExitStack) 
             continue
         raise ResourceError(
             f"waited {spec.start_timeout_s:g} s (RunConfig.start_timeout_s) for resources on the Ray cluster: "
-            f"asked for {asked} ({scaling.placement_strategy}); {_inventory()}: ask for less, or add nodes"
+            f"asked for {asked} ({_strategy(scaling.placement_strategy)}); {_inventory()}: ask for less, or add nodes"
         )
     return group
+
+
+def _strategy(name: str) -> str:
+    """A placement strategy, with its rule where it has one."""
+    rule = {"STRICT_PACK": ": all on one node", "STRICT_SPREAD": ": each on a node of its own"}.get(name, "")
+    return name + rule
 
 
 _released: set[str] = set()  # placement groups of this process whose resources may not be free yet
