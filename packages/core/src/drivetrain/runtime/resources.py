@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -18,10 +19,11 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    """The GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` names them; CUDA ends the list at a ``-1``."""
     allowed = environment.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
-        return [name.strip() for name in allowed.split(",") if name.strip() and name.strip() != "-1"]
+        names = itertools.takewhile(lambda name: name != "-1", map(str.strip, allowed.split(",")))
+        return [name for name in names if name]
     devices = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
     return [str(index) for index in sorted(int(match[1]) for match in devices if match)]
 
