@@ -28,6 +28,7 @@ from drivetrain import (
     get_context,
     report,
 )
+from tests.support import Pipe, wait_for_release
 
 CLONE_NEWNS = 0x00020000
 
@@ -185,6 +186,66 @@ def nodes_with_gpus(storage_path):
             "STRICT_SPREAD": cpus(2, "STRICT_SPREAD"),
             "too many for one node": gpus(3, 2, placement_strategy="STRICT_PACK", start_timeout_s=1),
             "too many for the nodes": cpus(3, "STRICT_SPREAD", start_timeout_s=1),
+        }
+
+
+class LosesAndGains(GroupWatcher):
+    """Takes a node away at the first commit, adds another at the second, and lets a step be made after each further."""
+
+    def __init__(self, cluster, gate):
+        super().__init__()
+        self.cluster = cluster
+        self.gate = gate
+        self.commits = 0
+
+    def on_checkpoint(self, run, checkpoint):
+        self.commits += 1
+        if self.commits == 1:
+            lost = self.groups[0][1][3]
+            node = next(node for node in self.cluster.list_all_nodes() if node.node_id == lost)
+            self.cluster.remove_node(node, allow_graceful=False)
+            return
+        if self.commits == 2:
+            self.cluster.add_node(num_cpus=1)
+        self.gate.release()
+
+
+def train_on_what_is_there(config):
+    """Counts in checkpoints, a step for each release; ends when there are two workers again."""
+    context = get_context()
+    checkpoint = get_checkpoint()
+    step = first = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
+    while True:
+        step += 1
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step").write_text(str(step))
+            saved = Checkpoint(directory) if context.get_world_rank() == 0 else None
+            report({"step": step, "workers": context.get_world_size()}, checkpoint=saved)
+        if context.attempt > 0 and context.get_world_size() == 2:
+            return first
+        wait_for_release(config["gate"])
+
+
+def elastic_run_loses_a_node_and_gains_one(storage_path):
+    with cluster_of({"num_cpus": 0}, {"num_cpus": 1}, {"num_cpus": 1}) as cluster:
+        gate = Pipe(Path(storage_path, "gate"))
+        watcher = LosesAndGains(cluster, gate)
+        result = fit(
+            train_on_what_is_there,
+            storage_path,
+            ScalingConfig(num_workers=(1, 2), elastic_resize_monitor_interval_s=0.05),
+            config={"gate": gate.path},
+            callbacks=[watcher],
+            failure_config=FailureConfig(max_failures=1),
+        )
+        reports = [json.loads(line) for line in Path(result.path, "result.json").read_text().splitlines()]
+        return {
+            "failures": watcher.failures,
+            "nodes": [[node for *_, node in group] for group in watcher.groups],
+            "resumed_at": result.return_value,
+            "metrics": result.metrics,
+            "error": result.error,
+            "reports": [(entry["step"], entry["workers"]) for entry in reports],
         }
 
 

@@ -4,23 +4,26 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.support import ROOT
+
 pytestmark = pytest.mark.ray
 
-SCRIPT = Path(__file__).with_name("cluster_scenarios.py")
+SCRIPT = "tests.contract.cluster_scenarios"
 
 
 def run(scenario, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
     finished = subprocess.run(
-        [sys.executable, str(SCRIPT), scenario, str(tmp_path)],
+        [sys.executable, "-m", SCRIPT, scenario, str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=100,
-        env={**environment, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
+        cwd=ROOT,
+        env={**environment, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONPATH": paths},
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
@@ -41,6 +44,21 @@ def test_lost_node_is_a_worker_failure_and_the_run_goes_on_elsewhere(tmp_path):
     assert seen["metrics"]["count"] == 4
     assert seen["metrics"]["attempt"] == 1
     assert seen["metrics"]["_training_iteration"] == 4, "the second attempt continued from the second report"
+
+
+def test_elastic_run_goes_on_with_the_rest_when_a_node_is_lost_and_grows_when_one_comes(tmp_path):
+    seen = run("elastic_run_loses_a_node_and_gains_one", tmp_path)
+    assert seen["failures"] == [["infrastructure", 1]]
+    (kept, lost), rest, (first, added) = seen["nodes"]
+    assert rest == [kept]
+    assert first == kept, "the node that stays keeps its ranks"
+    assert added not in (kept, lost)
+    assert seen["error"] is None
+    assert seen["metrics"]["workers"] == 2
+    steps = [step for step, _ in seen["reports"]]
+    assert steps == list(range(1, len(steps) + 1)), "every attempt goes on from the last commit"
+    assert seen["resumed_at"] == steps[-1] - 1
+    assert [workers for _, workers in seen["reports"]] == [2] + [1] * (len(steps) - 2) + [2]
 
 
 def test_node_that_has_lost_too_many_processes_is_avoided(tmp_path):
