@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from ddp import WARMUP_STEPS, DistributedDataParallel, backward, make_batch, make_model
@@ -13,6 +14,16 @@ from stamps import stamp
 
 STATE = "state.pt"
 LOST_RANK = 1
+
+
+def kill(config: dict[str, Any]) -> None:
+    """Ends this process, and before it the node that it is on, if the job is to lose one."""
+    if config.get("nodes"):
+        raylet = psutil.Process().parent()
+        assert raylet is not None
+        assert raylet.name() == "raylet"
+        raylet.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def recover(config: dict[str, Any], save: Callable[[dict[str, Any]], None], load: Callable[[], Path | None]) -> None:
@@ -41,6 +52,6 @@ def recover(config: dict[str, Any], save: Callable[[dict[str, Any]], None], load
     if rank == LOST_RANK:
         killed.touch()
         stamp(config, "killed")
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill(config)
     backward(parallel, batch)  # never ends, as its peer is gone
     raise AssertionError("a step without the other rank")
