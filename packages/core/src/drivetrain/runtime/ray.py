@@ -184,8 +184,8 @@ class RayGroup(RemoteGroup):
         self._actors: dict[int, Any] = {}  # by index, the order in which they were asked for
         self._rank_of: dict[int, int] = {}
         self._stack_pipes: dict[int, int] = {}
-        self._ended: deque[tuple[int, str]] = deque()
-        self._dead: dict[int, str] = {}
+        self._ended: deque[tuple[int, BaseException | None]] = deque()
+        self._dead: dict[int, tuple[str, FailureKind]] = {}
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
@@ -203,7 +203,7 @@ class RayGroup(RemoteGroup):
         while missing := sorted(set(self._actors) - set(hellos)):
             for index in missing:
                 if index in self._dead:
-                    raise WorkerDiedError(f"worker {index} did not start: {self._dead[index]}")
+                    raise WorkerDiedError(f"worker {index} did not start: {self._dead[index][0]}")
             self.wait(f"workers {missing} to start on the Ray cluster", ())
         self.forget(listener)
         self._assign_ranks(hellos)
@@ -262,7 +262,7 @@ class RayGroup(RemoteGroup):
 
     def _tell(self, index: int, error: BaseException | None) -> None:
         """On a thread of Ray's: passes on that an actor is gone."""
-        self._ended.append((index, _brief_death(error)))
+        self._ended.append((index, error))
         with contextlib.suppress(OSError):
             self._wake_write.send(b"!")
 
@@ -270,10 +270,11 @@ class RayGroup(RemoteGroup):
         with contextlib.suppress(BlockingIOError):
             self._wake_read.recv(4096)
         while self._ended:
-            index, reason = self._ended.popleft()
-            self._dead[index] = reason
+            index, error = self._ended.popleft()
+            reason = _brief_death(error)
+            self._dead[index] = reason, _kind_of_death(error, reason)
             if index in self._rank_of:
-                self.note_exit(self._rank_of[index], None, reason, _kind_of_death(reason))
+                self.note_exit(self._rank_of[index], None, *self._dead[index])
 
     def _assign_ranks(self, hellos: Mapping[int, tuple[dict[str, Any], socket.socket]]) -> None:
         """Packs ranks by node, in the order of the last attempt's nodes, and of the GPUs on each."""
@@ -301,8 +302,8 @@ class RayGroup(RemoteGroup):
             )
             self.add_line(rank, connection)
         self.workers = tuple(workers)
-        for index, reason in self._dead.items():
-            self.note_exit(self._rank_of[index], None, reason, _kind_of_death(reason))
+        for index, death in self._dead.items():
+            self.note_exit(self._rank_of[index], None, *death)
 
     def _set_up_workers(self) -> None:
         spec = self._spec
@@ -584,7 +585,11 @@ def _brief_death(error: BaseException | None) -> str:
     return f"died, says Ray: {detail[1] if detail else text}"[:500].rstrip(".")
 
 
-def _kind_of_death(reason: str) -> FailureKind:
+def _kind_of_death(error: BaseException | None, reason: str) -> FailureKind:
+    from ray.exceptions import ActorDiedError
+
+    if isinstance(error, ActorDiedError) and error.preempted:
+        return FailureKind.PREEMPTION
     if re.search(r"running low on memory|OOM|out of memory", reason):
         return FailureKind.OUT_OF_MEMORY
     if re.search(r"SIGTERM|preempt|drain", reason):
