@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from benchmarks.measure import Bench, Goal, Job, Quantity, Run, quantity
 
 PAIRS = 5
-LOCAL, RAY = "drivetrain", "drivetrain, ray"
+LOCAL, RAY, SPARES = "drivetrain", "drivetrain, ray", "drivetrain, ray, spares"
 
 
 def measure(bench: Bench) -> Iterator[Quantity]:
@@ -25,10 +25,11 @@ def measure(bench: Bench) -> Iterator[Quantity]:
                 environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
             ),
             RAY: Job(script="recovers_drivetrain.py", arguments={"runtime": "ray"}),
+            SPARES: Job(script="recovers_drivetrain.py", arguments={"runtime": "ray", "spares": 2}),
             "Ray Train": Job(script="recovers_raytrain.py"),
         }
     )
-    compared = [(LOCAL, "torchrun"), (LOCAL, "Ray Train"), (RAY, "Ray Train")]
+    compared = [(LOCAL, "torchrun"), (LOCAL, "Ray Train"), (RAY, "Ray Train"), (SPARES, "Ray Train")]
     compared = [(mine, peer) for mine, peer in compared if mine in runs and peer in runs]
     yield quantity(
         *("SIGKILL -> first step again", "s", runs, lambda run: run.last("stepped") - run.last("killed")),
@@ -39,7 +40,7 @@ def measure(bench: Bench) -> Iterator[Quantity]:
         *("... -> the train function again", "s", runs, lambda run: run.last("train_function") - run.last("killed")),
         compared=compared,
     )
-    yield from stages({side: found for side, found in runs.items() if side in (LOCAL, RAY)})
+    yield from stages({side: found for side, found in runs.items() if side in (LOCAL, RAY, SPARES)})
 
 
 def stages(runs: Mapping[str, Sequence[Run]]) -> Iterator[Quantity]:

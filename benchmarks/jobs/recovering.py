@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from stamps import stamp
 
 STATE = "state.pt"
 LOST_RANK = 1
+SPARES_WAIT_S = 12
 
 
 def kill(config: dict[str, Any]) -> None:
@@ -50,6 +52,7 @@ def recover(config: dict[str, Any], save: Callable[[dict[str, Any]], None], load
         stamp(config, "stepped")
         return
     if rank == LOST_RANK:
+        time.sleep(SPARES_WAIT_S if config.get("spares") else 0)  # until they are there
         killed.touch()
         stamp(config, "killed")
         kill(config)

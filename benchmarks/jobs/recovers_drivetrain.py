@@ -45,12 +45,12 @@ def train_func(config):
 
 
 if __name__ == "__main__":
-    config = options(runtime="local", nodes=0)
+    config = options(runtime="local", spares=0, nodes=0)
     number = (1, 2) if config["nodes"] else 2
     trainer = TorchTrainer(
         train_func,
         train_loop_config=config,
-        scaling_config=ScalingConfig(num_workers=number, runtime=config["runtime"]),
+        scaling_config=ScalingConfig(num_workers=number, runtime=config["runtime"], spare_workers=config["spares"]),
         run_config=RunConfig(
             storage_path=config["storage"], failure_config=FailureConfig(max_failures=1), callbacks=[Stamps()]
         ),

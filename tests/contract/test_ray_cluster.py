@@ -68,6 +68,22 @@ def test_node_that_has_lost_too_many_processes_is_avoided(tmp_path):
     assert first == second != third
 
 
+def test_spares_take_the_places_of_a_lost_group_with_its_resources(tmp_path):
+    seen = run("spares_take_the_places_of_a_lost_group", tmp_path)
+    first, second, third = seen["pids"]
+    assert not set(first) & set(second)
+    assert not set(second) & set(third)
+    assert set(seen["seen"][:4]) == {*first, *second}, "the second group are the spares of the first"
+    assert set(seen["seen"][4:]) == set(third), "which has new ones"
+    assert seen["metrics"]["preloaded"]
+    assert seen["gpus"] == [[["0"], ["1"]]] * 3
+    assert seen["metrics"]["visible"] == "0", "the GPU of the worker that was lost"
+    assert seen["metrics"]["threads"] == "2"
+    assert seen["reservations"] == [seen["reservations"][0]] * 3, "nobody else could take the place meanwhile"
+    assert seen["reserved"] == []
+    assert seen["left"] == []
+
+
 def test_request_that_the_cluster_cannot_meet_shows_what_was_asked_and_what_exists(tmp_path):
     seen = run("request_that_no_node_can_meet", tmp_path)
     assert seen["error"] == "ResourceError"

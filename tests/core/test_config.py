@@ -7,6 +7,7 @@ import pytest
 from drivetrain import CheckpointConfig, ConfigurationError, FailureConfig, RunConfig, ScalingConfig, SyncConfig
 
 REFUSED: list[tuple[type, dict[str, Any], str]] = [
+    (ScalingConfig, {"spare_workers": -1}, "integer of at least 0, found -1"),
     (ScalingConfig, {"num_workers": -1}, "integer of at least 0, found -1"),
     (ScalingConfig, {"num_workers": "2"}, "integer of at least 0, found '2'"),
     (ScalingConfig, {"num_workers": 1.5}, "found 1.5"),

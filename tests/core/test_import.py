@@ -28,8 +28,10 @@ LAYERS = """
     workspace
     cli loggers.csvfile loggers.jsonfile loggers.progress runtime.base runtime.resources
     runtime.worker rundir
-    attempt result runtime.forkserver runtime.inprocess runtime.remote
-    controller handle runtime.local runtime.ray
+    attempt result runtime.forkserver runtime.inprocess runtime.ray.worker runtime.remote
+    controller handle runtime.local runtime.ray.cluster
+    runtime.ray.actors
+    runtime.ray
     trainer
     .
     testing.conformance testing.crashjob
@@ -145,6 +147,9 @@ def test_only_its_own_room_knows_ray_and_none_knows_a_framework(name: str) -> No
     tops = {module.partition(".")[0] for module, _ in _read(MODULES[name]).found}
     allowed = {
         "runtime.ray": {"ray"},
+        "runtime.ray.actors": {"ray"},
+        "runtime.ray.cluster": {"ray"},
+        "runtime.ray.worker": {"ray"},
         "storage.remote": {"pyarrow"},
         "testing.conformance": {"pytest"},
         "result": {"pandas"},

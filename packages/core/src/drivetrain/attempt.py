@@ -31,6 +31,7 @@ from drivetrain.events import (
 )
 from drivetrain.failure import Failure, classify, describe_exit, rebuild_exception
 from drivetrain.interrupts import Interrupts
+from drivetrain.policy import target_size
 from drivetrain.preemption import PreemptionInfo
 from drivetrain.reports import MatchedReport, ReportMatcher, combine
 from drivetrain.runtime.base import Group
@@ -95,7 +96,7 @@ class Attempt:
         checkpoints: CheckpointManager,
         callbacks: Callbacks,
         interrupts: Interrupts,
-        room: Callable[[int], int],
+        room: Callable[[], int],
         first_index: int,
         first_iteration: int,
         started: float,
@@ -319,10 +320,10 @@ class Attempt:
         if time.monotonic() - self._looked_at < scaling.elastic_resize_monitor_interval_s:
             return
         self._looked_at = time.monotonic()
-        if (room := min(self._room(size), scaling.max_workers)) > size and self._running:
-            self._grown = room
+        if (target := target_size(scaling, self._room())) > size and self._running:
+            self._grown = target
             if self._interrupts.on_notice is not None:  # it can save where it is
-                self.give_notice(f"there is room for {room} workers")
+                self.give_notice(f"there is room for {target} workers")
 
     def _flush_reports(self, *, everything: bool = False) -> None:
         """Delivers rank 0's reports in order, up to the first whose combined values are not known yet."""

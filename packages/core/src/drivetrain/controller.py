@@ -5,8 +5,8 @@ It knows no processes: a runtime gives it a group to pump events from, so tests 
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ from drivetrain.errors import (
 )
 from drivetrain.failure import Failure, classify
 from drivetrain.interrupts import Interrupts
-from drivetrain.policy import FailurePolicy
+from drivetrain.policy import FailurePolicy, avoided_nodes, target_size
 from drivetrain.runtime.base import Group, GroupSpec, Runtime
 from drivetrain.runtime.stacks import own_stacks
 from drivetrain.runtime.worker import TrainTask
@@ -94,6 +94,8 @@ class Controller:
         self._number_of_start = start
         self._last_index = max(last_index, checkpoints.last_index)
         self._current: tuple[Group, Attempt] | None = None
+        self._run_resources = contextlib.ExitStack()
+        self._elastic = run.scaling_config.min_workers < run.scaling_config.max_workers
 
     def describe(self) -> str:
         """Where every rank is, with stacks; may be called from any thread."""
@@ -109,11 +111,16 @@ class Controller:
         Raises:
             RunFailed: the policy gave up, or the failure is one that no retry can mend.
         """
+        with self._run_resources:
+            return self._run_attempts()
+
+    def _run_attempts(self) -> Outcome:
         history: list[Failure] = []
+        limit = self._run.run_config.failure_config.max_node_failures
         number = 0
         while True:
             try:
-                outcome = self._run_attempt(number, self._avoided(history))
+                outcome = self._run_attempt(number, avoided_nodes(history, limit))
                 if self._interrupts.error is not None:  # the function had finished before it could be told
                     raise self._interrupts.error
                 return outcome
@@ -177,18 +184,12 @@ class Controller:
         except Exception as error:  # of a user's policy
             raise CallbackError(f"FailureConfig(policy=...) raised {type(error).__name__}: {error}") from error
 
-    def _avoided(self, history: Sequence[Failure]) -> frozenset[str]:
-        """The nodes on which too many processes were lost."""
-        limit = self._run.run_config.failure_config.max_node_failures
-        lost = Counter(failure.node_id for failure in history if failure.kind is FailureKind.INFRASTRUCTURE)
-        return frozenset(node for node, count in lost.items() if node and limit is not None and count >= limit)
-
     def _choose_size(self, avoided: frozenset[str]) -> int:
-        """How many workers the next attempt has: what there is room for, within the bounds."""
+        """How many workers the next attempt has; a run that is not elastic waits for the room that it wants."""
         scaling = self._run.scaling_config
-        if scaling.min_workers == scaling.max_workers:
+        if not self._elastic:
             return max(1, scaling.max_workers)
-        return max(scaling.min_workers, min(scaling.max_workers, self._runtime.room(scaling, 0, avoided)))
+        return target_size(scaling, self._runtime.room(scaling, (), avoided))
 
     def _scaling_for(self, size: int) -> ScalingConfig:
         """What the run asks for, with a number for an elastic run's bounds."""
@@ -210,6 +211,8 @@ class Controller:
             console=self._run.console,
             start_timeout_s=config.start_timeout_s,
             interrupts=self._interrupts,
+            run_resources=self._run_resources,
+            elastic=self._elastic,
             avoided=avoided,
         )
 
@@ -235,7 +238,7 @@ class Controller:
             checkpoints=self._checkpoints,
             callbacks=self._callbacks,
             interrupts=self._interrupts,
-            room=lambda running: self._runtime.room(self._run.scaling_config, running, avoided),
+            room=lambda: self._runtime.room(self._run.scaling_config, group.workers, avoided),
             first_index=self._last_index,
             first_iteration=latest.iteration if latest else 0,
             started=time.monotonic(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,6 +36,8 @@ class GroupSpec:
         console: where it is shown.
         start_timeout_s: seconds until every worker must be running the train function.
         interrupts: what ends the run from outside; looked after wherever the group waits.
+        run_resources: what a runtime keeps from one group of a run for the next is given back when this is closed.
+        elastic: the next group of the run may be of another size.
         avoided: ids of nodes to place no worker on, as long as there are others.
     """
 
@@ -49,6 +51,8 @@ class GroupSpec:
     console: Console
     start_timeout_s: float
     interrupts: Interrupts
+    run_resources: ExitStack
+    elastic: bool = False
     avoided: frozenset[str] = frozenset()
 
 
@@ -94,12 +98,12 @@ class Runtime(Protocol):
         """
         ...
 
-    def room(self, scaling: ScalingConfig, running: int, avoided: frozenset[str]) -> int:
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """How many workers an elastic run could have now; an estimate, which takes no longer than a few seconds.
 
         Args:
             scaling: the resources of each worker, and the bounds of their number.
-            running: how many of them run already.
+            running: those that run already.
             avoided: ids of nodes that are to have none, as long as there are others.
         """
         ...

@@ -294,7 +294,7 @@ class LocalRuntime:
         """Refuses more GPUs than this machine has, and what only a cluster knows."""
         partition_gpus(replace(scaling, num_workers=scaling.min_workers), visible_gpus())
 
-    def room(self, scaling: ScalingConfig, running: int, avoided: frozenset[str]) -> int:
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """What the GPUs allow; without GPUs there is always room."""
         gpus, each = len(visible_gpus()), scaling.num_gpus_per_worker
         if each == 0:

@@ -1,0 +1,252 @@
+"""Workers as Ray actors in a placement group, on a cluster that is connected or on one started here.
+
+Ray places the actors, and tells when one is gone. What workers report comes over a TCP connection that each of them
+opens to the driver, as over the local runtime's sockets: a report costs no actor call, and nothing polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from drivetrain.context import WorkerInfo
+from drivetrain.errors import PluginNotFoundError, WorkerDiedError
+from drivetrain.runtime.base import GroupSpec, rank_environment
+from drivetrain.runtime.output import log_name
+from drivetrain.runtime.ray.actors import Actors, kind_of_death, names_node
+from drivetrain.runtime.ray.cluster import connect, find_room, reserve
+from drivetrain.runtime.ray.worker import HELLO_WAIT_S, Devices, read_stacks, set_up
+from drivetrain.runtime.remote import RemoteGroup
+from drivetrain.runtime.resources import order_gpus, order_nodes
+from drivetrain.runtime.worker import TrainTask
+
+if TYPE_CHECKING:
+    from drivetrain.config import ScalingConfig
+
+__all__ = ["RayRuntime"]
+
+_NOTICE_WAIT_S = 2.0
+_CLOSE_WAIT_S = 1.0
+
+
+class RayGroup(RemoteGroup):
+    """Workers that are Ray actors."""
+
+    def __init__(self, spec: GroupSpec, actors: Actors, resources: contextlib.ExitStack) -> None:
+        super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
+        resources.callback(self.close_lines)
+        self._spec = spec
+        self._actors = actors
+        self._rank_of: dict[int, int] = {}
+        self._stack_pipes: dict[int, int] = {}
+        self._keeps_reservation = not spec.elastic
+        for source, handle in actors.sources():
+            self.watch(source, partial(self._hear, handle))
+        kept, actors.reservation = actors.reservation, None
+        self._reservation = reserve(spec, self._deadline, kept)
+        resources.callback(self._give_back)
+        self._bundle_of: dict[int, int] = {}
+        self._spares: set[int] = set()
+        resources.callback(self._end_actors)
+        self._start_actors()
+        while missing := sorted(set(self._bundle_of) - set(actors.hellos)):
+            for index in missing:
+                if index in actors.dead:
+                    raise WorkerDiedError(f"worker {index} did not start: {actors.dead[index]}")
+            self.wait(f"workers {missing} to start on the Ray cluster", ())
+        self._assign_ranks()
+        self._set_up_workers()
+
+    def train(self, tasks: Sequence[TrainTask]) -> None:
+        """See :meth:`drivetrain.runtime.base.Group.train`; has spares for a next group be started."""
+        super().train(tasks)
+        if count := self._spec.scaling.spare_workers:
+            nodes = [self.workers[number % len(self.workers)].node_id for number in range(count)]
+            self._actors.stock(nodes, (*self._spec.preload, *self._spec.warmup))
+
+    def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
+        """See :meth:`drivetrain.runtime.base.Group.preempt`; the next group is to find another place."""
+        self._keeps_reservation = False
+        super().preempt(ranks, what, *arguments)
+
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """See :meth:`drivetrain.runtime.base.Group.stacks`."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        by_node: dict[str, dict[int, tuple[int, int]]] = {}
+        for rank in ranks:
+            if rank in self._stack_pipes and rank not in self._gone:
+                worker = self.workers[rank]
+                by_node.setdefault(worker.node_id, {})[rank] = (worker.pid, self._stack_pipes[rank])
+        ask = ray.remote(read_stacks)
+        answers = [
+            ask.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
+                targets
+            )
+            for node, targets in by_node.items()
+        ]
+        found: dict[int, str] = {}
+        with contextlib.suppress(ray.exceptions.RayError):  # a node that does not answer is no reason to hide the rest
+            for answer in ray.get(answers, timeout=HELLO_WAIT_S):
+                found.update(answer)
+        return found
+
+    def line_closed(self, rank: int) -> None:
+        """Ray knows more about why, and says so at once, unless it is the node that is gone."""
+        deadline = time.monotonic() + _NOTICE_WAIT_S
+        while rank not in self._gone and (remaining := deadline - time.monotonic()) > 0:
+            self._select(self._selector, remaining)
+        if rank not in self._gone:
+            self._keeps_reservation = False
+        self.note_exit(rank, None, "closed its connection to the driver")
+
+    def _start_actors(self) -> None:
+        """Finds a process for each worker's share of the cluster: a spare on its node, or else a new one."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        reservation = self._reservation
+        nodes = reservation.nodes() if self._spec.scaling.spare_workers else {}
+        for bundle in range(self._spec.num_workers):
+            index = None
+            if bundle in nodes and reservation.has_room_for_spares(bundle):
+                index = self._actors.take_spare(nodes[bundle])
+            if index is not None:
+                self._spares.add(index)
+            else:
+                resources = dict(reservation.group.bundle_specs[bundle])
+                index = self._actors.start(
+                    self._spec.preload,
+                    num_cpus=resources.pop("CPU", 0),
+                    num_gpus=resources.pop("GPU", 0),
+                    resources=resources or None,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(
+                        reservation.group, placement_group_bundle_index=bundle
+                    ),
+                )
+            self._bundle_of[index] = bundle
+
+    def _hear(self, handle: Callable[[], None]) -> None:
+        """Passes on which of the workers are gone."""
+        handle()
+        for index in self._rank_of.keys() & self._actors.dead.keys():
+            self._note_death(index)
+
+    def _note_death(self, index: int) -> None:
+        reason = self._actors.dead[index]
+        if names_node(reason):
+            self._keeps_reservation = False
+        self.note_exit(self._rank_of[index], None, reason, kind_of_death(reason))
+
+    def _assign_ranks(self) -> None:
+        """Packs ranks by node, in the order of the last group's nodes, and of the GPUs on each."""
+        import ray
+
+        hellos = {index: self._actors.hellos[index] for index in self._bundle_of}
+        for index in hellos.keys() - self._spares:
+            self._reservation.devices[self._bundle_of[index]] = hellos[index].devices
+        gpus = {index: self._devices(index).gpus for index in hellos}
+        here = ray.get_runtime_context().get_node_id()
+        nodes = order_nodes({hello.facts["node_id"] for hello in hellos.values()}, here, self._actors.nodes)
+        self._actors.nodes = nodes
+        places = {
+            index: (nodes.index(hello.facts["node_id"]), order_gpus(gpus[index]), self._bundle_of[index])
+            for index, hello in hellos.items()
+        }
+        order = sorted(hellos, key=lambda index: places[index])
+        workers: list[WorkerInfo] = []
+        for rank, index in enumerate(order):
+            self._rank_of[index] = rank
+            node_rank = nodes.index(hellos[index].facts["node_id"])
+            workers.append(
+                WorkerInfo(
+                    rank=rank,
+                    local_rank=sum(worker.node_rank == node_rank for worker in workers),
+                    node_rank=node_rank,
+                    accelerator_ids=gpus[index],
+                    **hellos[index].facts,
+                )
+            )
+            self.add_line(rank, hellos[index].connection)
+        self.workers = tuple(workers)
+        for index in self._rank_of.keys() & self._actors.dead.keys():
+            self._note_death(index)
+
+    def _devices(self, index: int) -> Devices:
+        """What a worker is to use: a spare was not given by Ray what is its now."""
+        return self._reservation.devices.get(self._bundle_of[index], Devices((), {}))
+
+    def _set_up_workers(self) -> None:
+        spec = self._spec
+        threads = {"OMP_NUM_THREADS": str(max(1, math.floor(spec.scaling.num_cpus_per_worker or 1)))}
+        arguments: dict[int, tuple[Any, ...]] = {}
+        for index, rank in self._rank_of.items():
+            worker = self.workers[rank]
+            local_world_size = sum(other.node_rank == worker.node_rank for other in self.workers)
+            environment = rank_environment(worker, world_size=len(self.workers), local_world_size=local_world_size)
+            if index in self._spares:
+                environment |= {**threads, **self._devices(index).environment}
+            log = spec.log_directory / log_name(worker.rank) if spec.log_directory else None
+            shown = worker.rank in spec.shown_ranks
+            if shown:
+                self.show_output(worker.rank, spec.console)
+            arguments[rank] = (rank, environment, threads, tuple(sys.path), log, shown)
+        self._stack_pipes = dict(zip(arguments, self.run_each(set_up, arguments), strict=True))
+
+    def _end_actors(self) -> None:
+        """Ends every worker, and waits until Ray has seen to it, and its process has ended: Ray tells a bit earlier."""
+        self.ignore_interrupts()
+        self._actors.settle()
+        self._actors.end(self._bundle_of)
+        self.await_closed_lines(_CLOSE_WAIT_S)
+
+    def _give_back(self) -> None:
+        """Leaves the run's share of the cluster to its next group, which is to be of the same size, or to others."""
+        if self._keeps_reservation:
+            self._actors.reservation = self._reservation
+        else:
+            self._reservation.release()
+
+
+class RayRuntime:
+    """Starts workers on a Ray cluster."""
+
+    name = "ray"
+
+    def __init__(self) -> None:
+        self._actors: WeakKeyDictionary[contextlib.ExitStack, Actors] = WeakKeyDictionary()
+
+    def validate(self, scaling: ScalingConfig) -> None:
+        """Refuses to go on without Ray."""
+        try:
+            importlib.import_module("ray")
+        except ModuleNotFoundError:
+            raise PluginNotFoundError(
+                'the "ray" runtime wants Ray, which is not installed. Run: pip install "drivetrain[ray]"'
+            ) from None
+
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
+        """The greatest number that Ray could place now, beside those that run."""
+        connect(scaling)
+        return find_room(scaling, [worker.node_id for worker in running], avoided)
+
+    @contextlib.contextmanager
+    def launch(self, spec: GroupSpec) -> Iterator[RayGroup]:
+        """Reserves resources and starts the actors; on leaving, those are ended."""
+        connect(spec.scaling)
+        spec.interrupts.replace_handlers_of("ray")
+        actors = self._actors.get(spec.run_resources)
+        if actors is None:
+            import ray
+
+            actors = self._actors[spec.run_resources] = Actors(ray.util.get_node_ip_address())
+            spec.run_resources.callback(actors.close)
+        with contextlib.ExitStack() as resources:
+            yield RayGroup(spec, actors, resources)
