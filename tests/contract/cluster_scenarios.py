@@ -103,9 +103,7 @@ def lost_node_is_replaced(storage_path):
         def remove_node_of_rank_1(*_):
             told.append(1)
             if len(told) == 2:  # both ranks have made their second report
-                lost = watcher.groups[0][1][3]
-                node = next(node for node in cluster.list_all_nodes() if node.node_id == lost)
-                cluster.remove_node(node, allow_graceful=False)
+                cluster.remove_node(node_of(cluster, watcher.groups[0][1][3]), allow_graceful=False)
 
         signal.signal(signal.SIGUSR1, remove_node_of_rank_1)
         result = fit(
@@ -204,9 +202,7 @@ class LosesAndGains(GroupWatcher):
     def on_checkpoint(self, run, checkpoint):
         self.commits += 1
         if self.commits == 1:
-            lost = self.groups[0][1][3]
-            node = next(node for node in self.cluster.list_all_nodes() if node.node_id == lost)
-            self.cluster.remove_node(node, allow_graceful=False)
+            self.cluster.remove_node(node_of(self.cluster, self.groups[0][1][3]), allow_graceful=False)
             return
         if self.commits == 2:
             self.cluster.add_node(num_cpus=1)
@@ -229,27 +225,71 @@ def train_on_what_is_there(config):
         wait_for_release(config["gate"])
 
 
-def elastic_run_loses_a_node_and_gains_one(storage_path):
+def elastic_run(cluster, storage_path):
+    gate = Pipe(Path(storage_path, "gate"))
+    watcher = LosesAndGains(cluster, gate)
+    result = fit(
+        train_on_what_is_there,
+        storage_path,
+        ScalingConfig(num_workers=(1, 2), elastic_resize_monitor_interval_s=0.05),
+        config={"gate": gate.path},
+        callbacks=[watcher],
+        failure_config=FailureConfig(max_failures=1),
+        name="elastic",
+    )
+    reports = [json.loads(line) for line in Path(result.path, "result.json").read_text().splitlines()]
+    return {
+        "failures": watcher.failures,
+        "nodes": [[node for *_, node in group] for group in watcher.groups],
+        "resumed_at": result.return_value,
+        "metrics": result.metrics,
+        "error": result.error,
+        "reports": [(entry["step"], entry["workers"]) for entry in reports],
+    }
+
+
+class Drains(GroupWatcher):
+    """At the first commit, does what a cloud's autoscaler does to a node that is to go: drains it, and ends it."""
+
+    def __init__(self, cluster):
+        super().__init__()
+        self.cluster = cluster
+
+    def on_checkpoint(self, run, checkpoint):
+        if len(self.groups) == 1:
+            lost = self.groups[0][0][3]
+            command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--address", self.cluster.address]
+            command += ["--node-id", lost, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+            subprocess.run([*command, "--deadline-remaining-seconds", "1"], check=True, stdout=sys.stderr)
+            self.cluster.remove_node(node_of(self.cluster, lost), allow_graceful=False)
+
+
+def report_and_wait(config):
+    """Saves and stays, but for the second time."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "state").touch()
+        report({"attempt": get_context().attempt}, checkpoint=Checkpoint(directory))
+    if get_context().attempt == 0:
+        threading.Event().wait(60)
+
+
+def drained_run(cluster, storage_path):
+    watcher = Drains(cluster)
+    result = fit(report_and_wait, storage_path, ScalingConfig(num_workers=1), callbacks=[watcher], name="drained")
+    return {
+        "failures": watcher.failures,
+        "nodes": [group[0][3] for group in watcher.groups],
+        "attempt": result.metrics["attempt"],
+    }
+
+
+def nodes_go_and_come(storage_path):
     with cluster_of({"num_cpus": 0}, {"num_cpus": 1}, {"num_cpus": 1}) as cluster:
-        gate = Pipe(Path(storage_path, "gate"))
-        watcher = LosesAndGains(cluster, gate)
-        result = fit(
-            train_on_what_is_there,
-            storage_path,
-            ScalingConfig(num_workers=(1, 2), elastic_resize_monitor_interval_s=0.05),
-            config={"gate": gate.path},
-            callbacks=[watcher],
-            failure_config=FailureConfig(max_failures=1),
-        )
-        reports = [json.loads(line) for line in Path(result.path, "result.json").read_text().splitlines()]
-        return {
-            "failures": watcher.failures,
-            "nodes": [[node for *_, node in group] for group in watcher.groups],
-            "resumed_at": result.return_value,
-            "metrics": result.metrics,
-            "error": result.error,
-            "reports": [(entry["step"], entry["workers"]) for entry in reports],
-        }
+        return {"elastic": elastic_run(cluster, storage_path), "drained": drained_run(cluster, storage_path)}
+
+
+def node_of(cluster, node_id):
+    return next(node for node in cluster.list_all_nodes() if node.node_id == node_id)
 
 
 class BadNode(GroupWatcher):

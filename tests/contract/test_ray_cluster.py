@@ -46,8 +46,14 @@ def test_lost_node_is_a_worker_failure_and_the_run_goes_on_elsewhere(tmp_path):
     assert seen["metrics"]["_training_iteration"] == 4, "the second attempt continued from the second report"
 
 
-def test_elastic_run_goes_on_with_the_rest_when_a_node_is_lost_and_grows_when_one_comes(tmp_path):
-    seen = run("elastic_run_loses_a_node_and_gains_one", tmp_path)
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    """Two runs on a cluster whose nodes go and come."""
+    return run("nodes_go_and_come", tmp_path_factory.mktemp("nodes"))
+
+
+def test_elastic_run_goes_on_with_the_rest_when_a_node_is_lost_and_grows_when_one_comes(nodes):
+    seen = nodes["elastic"]
     assert seen["failures"] == [["infrastructure", 1]]
     (kept, lost), rest, (first, added) = seen["nodes"]
     assert rest == [kept]
@@ -59,6 +65,14 @@ def test_elastic_run_goes_on_with_the_rest_when_a_node_is_lost_and_grows_when_on
     assert steps == list(range(1, len(steps) + 1)), "every attempt goes on from the last commit"
     assert seen["resumed_at"] == steps[-1] - 1
     assert [workers for _, workers in seen["reports"]] == [2] + [1] * (len(steps) - 2) + [2]
+
+
+def test_node_that_ends_after_it_was_drained_is_a_preemption_which_no_budget_of_failures_counts(nodes):
+    seen = nodes["drained"]
+    assert seen["failures"] == [["preemption", 0]]
+    first, second = seen["nodes"]
+    assert first != second
+    assert seen["attempt"] == 1
 
 
 def test_node_that_has_lost_too_many_processes_is_avoided(tmp_path):

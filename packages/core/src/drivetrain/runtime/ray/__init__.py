@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RayRuntime"]
 
-_NOTICE_WAIT_S = 2.0
+_NOTICE_WAIT_S = 4.0
+"""Ray notices after 2 s that a node is gone without a word."""
 _CLOSE_WAIT_S = 1.0
 
 
