@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import re
 import secrets
@@ -86,11 +87,9 @@ class Actors:
         Returns:
             Its index, the order in which they were asked for.
         """
-        import ray
-
         index = len(self._handles)
         address = self._listener.getsockname()[:2]
-        actor: Any = ray.remote(RayWorker).options(max_restarts=0, **options).remote(index, address, self._token)
+        actor = _actor_class().options(max_restarts=0, **options).remote(index, address, self._token)
         self._handles[index] = actor
         actor.serve.remote(tuple(preload)).future().add_done_callback(lambda ended: self._tell(index, ended))
         return index
@@ -188,6 +187,14 @@ class Actors:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         index, facts, devices = said
         self.hellos[index] = Hello(facts, devices, connection)
+
+
+@functools.cache
+def _actor_class() -> Any:
+    """What Ray makes of the class; made once, as Ray never forgets one."""
+    import ray
+
+    return ray.remote(RayWorker)
 
 
 def _brief_death(error: BaseException | None) -> str:
