@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,12 @@ def scaling(workers: int, gpus: float | None = None, cpus: float | None = None) 
 )
 def test_gpus_are_those_that_the_variable_allows(variable: str, gpus: list[str]) -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": variable}) == gpus
+
+
+def test_without_the_variable_the_device_files_are_counted(tmp_path: Path) -> None:
+    for name in ("nvidia3", "nvidia12", "nvidiactl", "nvidia-uvm", "tty0"):
+        (tmp_path / name).touch()
+    assert visible_gpus({}, tmp_path) == ["0", "1"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from drivetrain import CheckpointConfig, DataParallelTrainer, FailureConfig, Run
 from tests.faults.scenarios import VICTIM, FailsToSetUp, Moment, Plan, train
 from tests.support import Pipe
 
-WARM_UP = 6
+WARM_UP = {"local": 6, "ray": 2}
 FAULTS = [
     "",
     "SIGKILL",
@@ -81,14 +81,15 @@ def measure() -> dict[str, int]:
 def main(given: dict[str, Any]) -> dict[str, Any]:
     chosen = random.Random(given["seed"])
     samples = []
+    warm_up = WARM_UP[given["runtime"]]
     if given["runtime"] == "ray":
         import ray
 
         # Its own processes and threads are all there from the first run on.
         ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
-    for number in range(WARM_UP + given["runs"]):
+    for number in range(warm_up + given["runs"]):
         what = run(given["runtime"], chosen, number, Path(given["directory"]), Path(given["memory"]))
-        if number >= WARM_UP - 1:
+        if number >= warm_up - 1:
             samples.append({**measure(), "after": what})
     named = sorted(thread.name for thread in threading.enumerate())
     open_files = []

@@ -16,7 +16,7 @@ from tests.support import Driver
 
 RUNS = {
     "local": int(os.environ.get("DRIVETRAIN_SOAK", "12")),
-    "ray": int(os.environ.get("DRIVETRAIN_SOAK_RAY", "5")),
+    "ray": int(os.environ.get("DRIVETRAIN_SOAK_RAY", "3")),
 }
 SEED = int(os.environ.get("DRIVETRAIN_SOAK_SEED", "1"))
 GROWTH_KIB = 4096
@@ -30,7 +30,7 @@ print(json.dumps(main(json.loads(sys.argv[1]))))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 + 10 * sum(RUNS.values()))
+@pytest.mark.timeout(90 + 20 * max(RUNS.values()))
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="an upload that is held wants a second filesystem")
 @pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_driver_holds_no_more_after_many_runs_with_faults(runtime: str, tmp_path: Path) -> None:
@@ -38,13 +38,11 @@ def test_driver_holds_no_more_after_many_runs_with_faults(runtime: str, tmp_path
     (tmp_path / "tmp").mkdir()
     with tempfile.TemporaryDirectory(dir=MEMORY) as memory:
         given = {"runtime": runtime, "runs": runs, "seed": SEED, "directory": str(tmp_path), "memory": memory}
-        variables = {
-            "TMPDIR": str(tmp_path / "tmp"),
-            "RAY_TMPDIR": tempfile.gettempdir(),
-        }  # Ray's paths are to be short
+        # Ray's sockets want short paths.
+        variables = {"TMPDIR": str(tmp_path / "tmp"), "RAY_TMPDIR": tempfile.gettempdir()}
         driver = Driver(tmp_path, DRIVER, given, {**variables, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"})
         try:
-            status, output, errors = driver.wait(deadline_s=60 + 8 * runs)
+            status, output, errors = driver.wait(deadline_s=80 + 18 * runs)
         finally:
             driver.clean_up()
     assert status == 0, errors[-4000:]

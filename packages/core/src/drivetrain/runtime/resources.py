@@ -16,16 +16,21 @@ from drivetrain.errors import ResourceError
 __all__ = ["OomCounter", "order_gpus", "order_nodes", "partition_gpus", "threads_per_worker", "visible_gpus"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_DEVICES = Path("/dev")
 
 
-def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` names them; CUDA ends the list at a ``-1``."""
+def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = _DEVICES) -> list[str]:
+    """The GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` names them; CUDA ends the list at a ``-1``.
+
+    Without that variable they are as many as there are device files: a container that has only one of a machine's
+    has ``nvidia3``, and CUDA calls it 0.
+    """
     allowed = environment.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
         names = itertools.takewhile(lambda name: name != "-1", map(str.strip, allowed.split(",")))
         return [name for name in names if name]
-    devices = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
-    return [str(index) for index in sorted(int(match[1]) for match in devices if match)]
+    files = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    return [str(index) for index in range(len(files))]
 
 
 def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, ...]]:
