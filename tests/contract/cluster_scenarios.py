@@ -27,10 +27,12 @@ from drivetrain import (
     FailureConfig,
     RunConfig,
     ScalingConfig,
+    WorkerInfo,
     get_checkpoint,
     get_context,
     report,
 )
+from drivetrain.runtime.ray import RayRuntime
 from tests.support import Pipe, wait_for_release
 
 CLONE_NEWNS = 0x00020000
@@ -159,6 +161,14 @@ class Neighbour:
         return ray.get_gpu_ids()
 
 
+def room_for(most, strategy, *, running=(), avoided=()):
+    """How many workers with a CPU each there could be, beside those that are said to run on these nodes."""
+    scaling = ScalingConfig(num_workers=(1, most), placement_strategy=strategy)
+    somewhere = {"local_rank": 0, "node_rank": 0, "hostname": "", "ip": "", "pid": 0}
+    workers = [WorkerInfo(rank=rank, node_id=node, **somewhere) for rank, node in enumerate(running)]
+    return RayRuntime().room(scaling, workers, frozenset(avoided))
+
+
 def nodes_with_gpus(storage_path):
     """Ray takes a node's word for its GPUs; nothing here calls CUDA."""
     a100 = {"num_cpus": 6, "num_gpus": 13, "resources": {"accelerator_type:A100": 1}}
@@ -175,9 +185,17 @@ def nodes_with_gpus(storage_path):
         def cpus(number, strategy, **options):
             return workers_of(storage_path, num_workers=number, placement_strategy=strategy, **options)
 
+        here = ray.get_runtime_context().get_node_id()
+        there = next(node.node_id for node in cluster.worker_nodes)
         return {
             "taken": sorted(taken),
-            "t4": cluster.worker_nodes.copy().pop().node_id,
+            "t4": there,
+            "room": {
+                "all": room_for(9, "PACK"),
+                "avoided": room_for(7, "PACK", avoided=[there]),
+                "STRICT_SPREAD": room_for(9, "STRICT_SPREAD", running=[here, there]),
+                "STRICT_PACK": room_for(6, "STRICT_PACK", running=[there, there]),
+            },
             "several": gpus(3, 2, torch=True),
             "fraction": gpus(2, 0.5, accelerator_type="T4"),
             "unknown type": gpus(1, 1, accelerator_type="H100", start_timeout_s=1),

@@ -170,6 +170,15 @@ def test_strategy_that_the_nodes_do_not_allow_is_named_with_its_rule(gpus, asked
     assert f"({strategy}: {rule})" in gpus[asked]
 
 
+@pytest.mark.parametrize(
+    ("case", "number"),
+    [("all", 9), ("avoided", 6), ("STRICT_SPREAD", 2), ("STRICT_PACK", 5)],
+)
+def test_room_is_what_could_be_placed_by_the_strategy_and_off_avoided_nodes(gpus, case, number):
+    """Nine CPUs, of which three are on the second node."""
+    assert gpus["room"][case] == number
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a node takes a mount, and that takes root")
 def test_storage_that_the_nodes_do_not_share_is_said_at_the_start_and_refused_at_the_first_checkpoint(tmp_path):
     seen = run("storage_that_the_nodes_do_not_share", tmp_path)
