@@ -17,7 +17,7 @@ from drivetrain import CheckpointConfig, DataParallelTrainer, FailureConfig, Run
 from tests.faults.scenarios import VICTIM, FailsToSetUp, Moment, Plan, train
 from tests.support import Pipe
 
-WARM_UP = {"local": 6, "ray": 2}
+WARM_UP = {"local": 6, "ray": 3}
 FAULTS = [
     "",
     "SIGKILL",

@@ -16,7 +16,7 @@ from tests.support import Driver
 
 RUNS = {
     "local": int(os.environ.get("DRIVETRAIN_SOAK", "12")),
-    "ray": int(os.environ.get("DRIVETRAIN_SOAK_RAY", "3")),
+    "ray": int(os.environ.get("DRIVETRAIN_SOAK_RAY", "2")),
 }
 SEED = int(os.environ.get("DRIVETRAIN_SOAK_SEED", "1"))
 GROWTH_KIB = 4096
