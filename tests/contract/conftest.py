@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain import BackendConfig, Callback, DataParallelTrainer, Result, RunConfig, ScalingConfig
+from drivetrain import BackendConfig, Callback, DataConfig, DataParallelTrainer, Result, RunConfig, ScalingConfig
 from tests.support import Driver, Pipe, listening
 
 
@@ -46,6 +46,8 @@ class RuntimeUnderTest:
         backend_config: Any = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Any = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
         callbacks: list[Callback] | None = None,
         **run_config: Any,
     ) -> DataParallelTrainer:
@@ -54,6 +56,8 @@ class RuntimeUnderTest:
             train_loop_config=config,
             backend_config=backend_config or BackendConfig(),
             scaling_config=self.scaling(workers),
+            datasets=datasets,
+            dataset_config=dataset_config,
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
             run_config=RunConfig(

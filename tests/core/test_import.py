@@ -18,11 +18,11 @@ MAX_MODULES = 300
 # From the ground up: a module imports only from lines above its own.
 LAYERS = """
     _version control crashpoints errors interrupts console context loggers runtime runtime.stacks
-    backend callback config failure policy plugins storage.filesystem storage.transfer runtime.output
-    events storage.remote storage.node
-    storage reports runtime.wire
-    checkpoint storage.lock storage.mirror
-    checkpoints preemption
+    backend callback config failure policy plugins storage.filesystem storage.transfer runtime.output data.batches
+    events storage.remote storage.node data.shard
+    storage reports runtime.wire data.sources
+    checkpoint storage.lock storage.mirror data.config
+    checkpoints preemption data
     uploads
     session
     workspace
@@ -51,7 +51,8 @@ PUBLIC_NAMES = set(
     FailurePolicy PluginBrokenError PluginError PluginNotFoundError PreemptionInfo RemoteError Report ResourceError
     Result Run RunConfig RunCancelledError RunExistsError RunHandle RunInUseError ScalingConfig SerializationError
     SessionError StorageError SyncConfig TrainContext TrainingFailedError WaitTimeoutError WorkerDiedError
-    WorkerGroup WorkerInfo __version__ get_checkpoint get_context get_preemption_info report
+    WorkerGroup WorkerInfo __version__ DataConfig DatasetShard get_checkpoint get_context get_dataset_shard
+    get_preemption_info report
     """.split()  # noqa: SIM905 - a list of forty quoted names is harder to read
 )
 
@@ -151,6 +152,10 @@ def test_only_its_own_room_knows_ray_and_none_knows_a_framework(name: str) -> No
         "runtime.ray.cluster": {"ray"},
         "runtime.ray.worker": {"ray"},
         "storage.remote": {"pyarrow"},
+        "data.batches": {"numpy", "pyarrow", "torch"},
+        "data.config": {"ray"},
+        "data.shard": {"pyarrow", "torch"},
+        "data.sources": {"numpy", "pyarrow"},
         "testing.conformance": {"pytest"},
         "result": {"pandas"},
     }

@@ -14,6 +14,7 @@ from drivetrain.config import (
     SyncConfig,
 )
 from drivetrain.context import Run, TrainContext, WorkerInfo
+from drivetrain.data import DataConfig, DatasetShard
 from drivetrain.errors import (
     CallbackError,
     CheckpointError,
@@ -40,7 +41,7 @@ from drivetrain.handle import RunHandle
 from drivetrain.policy import FailurePolicy
 from drivetrain.preemption import PreemptionInfo
 from drivetrain.result import Result
-from drivetrain.session import get_checkpoint, get_context, get_preemption_info, report
+from drivetrain.session import get_checkpoint, get_context, get_dataset_shard, get_preemption_info, report
 from drivetrain.trainer import DataParallelTrainer
 
 __all__ = [
@@ -54,7 +55,9 @@ __all__ = [
     "CheckpointUploadMode",
     "CommittedCheckpoint",
     "ConfigurationError",
+    "DataConfig",
     "DataParallelTrainer",
+    "DatasetShard",
     "DrivetrainError",
     "Failure",
     "FailureConfig",
@@ -88,6 +91,7 @@ __all__ = [
     "__version__",
     "get_checkpoint",
     "get_context",
+    "get_dataset_shard",
     "get_preemption_info",
     "report",
 ]

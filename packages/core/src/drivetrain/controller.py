@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from drivetrain.callback import Callbacks
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.checkpoints import CheckpointManager
 from drivetrain.config import ScalingConfig
-from drivetrain.context import Run, TrainContext
+from drivetrain.context import Run, TrainContext, WorkerInfo
 from drivetrain.errors import (
     CallbackError,
     ConfigurationError,
@@ -59,6 +59,7 @@ class Controller:
         policy: decides about retries.
         metadata: the trainer's metadata, for the context.
         interrupts: what ends the run from outside.
+        shards: splits the datasets among workers.
         start: how many drivers have worked on the run, this one included.
         last_index: the highest report index that the run has used.
     """
@@ -77,6 +78,7 @@ class Controller:
         policy: FailurePolicy,
         metadata: Mapping[str, Any],
         interrupts: Interrupts,
+        shards: Callable[[Sequence[WorkerInfo]], Sequence[Mapping[str, Any]]],
         start: int = 1,
         last_index: int = 0,
     ) -> None:
@@ -91,6 +93,8 @@ class Controller:
         self._policy = policy
         self._metadata = metadata
         self._interrupts = interrupts
+        self._shards = shards
+        self._held_shards: Sequence[Mapping[str, Any]] = ()
         self._number_of_start = start
         self._last_index = max(last_index, checkpoints.last_index)
         self._current: tuple[Group, Attempt] | None = None
@@ -223,6 +227,8 @@ class Controller:
         checkpoint = self._checkpoints.checkpoint(latest) if latest else self._initial_checkpoint
         if number > 0 or self._number_of_start > 1:
             self._callbacks.call("on_resume", latest.iteration if latest else 0)
+        # Held while the workers use them: Ray ends the actor that splits a dataset when this process lets go of it.
+        datasets = self._held_shards = self._shards(group.workers)
         world_size = len(group.workers)
         config = self._run.run_config
         options = SessionOptions(
@@ -263,6 +269,7 @@ class Controller:
                     checkpoint=checkpoint,
                     first_index=self._last_index,
                     options=options,
+                    datasets=datasets[worker.rank],
                 )
                 for worker in group.workers
             ]

@@ -29,6 +29,7 @@ __all__ = [
     "activate",
     "get_checkpoint",
     "get_context",
+    "get_dataset_shard",
     "get_preemption_info",
     "report",
 ]
@@ -69,6 +70,7 @@ class Session:
         on_checkpoint: called when a report had a checkpoint.
         emit_from_threads: ``emit`` may be called from any thread; otherwise what happens in the background is told with
             the next report.
+        datasets: this rank's shards, by name.
     """
 
     def __init__(
@@ -82,10 +84,12 @@ class Session:
         options: SessionOptions | None = None,
         on_checkpoint: Callable[[], None] = lambda: None,
         emit_from_threads: bool = True,
+        datasets: Mapping[str, Any] | None = None,
     ) -> None:
         self.context = context
         self.checkpoint = checkpoint
         self.preemption = preemption
+        self._datasets = datasets or {}
         self._options = options or SessionOptions()
         self._on_checkpoint = on_checkpoint
         self._emit_from_threads = emit_from_threads
@@ -99,6 +103,15 @@ class Session:
         self._uploads = Uploads(context.storage, self._rank, self._options.checkpoints)
         self._process = os.getpid()
         self._lock = threading.Lock()
+
+    def dataset_shard(self, name: str | None) -> Any:
+        """One of this rank's shards; without a name the only one."""
+        if name is None and len(self._datasets) == 1:
+            return next(iter(self._datasets.values()))
+        if name is None or name not in self._datasets:
+            known = ", ".join(map(repr, self._datasets)) or "no datasets: pass datasets={...} to the trainer"
+            raise SessionError(f"get_dataset_shard() wants the name of a dataset, found {name!r}; the run has {known}")
+        return self._datasets[name]
 
     def report(
         self, metrics: Mapping[str, Any], upload: UploadRequest | None = None, reduce: Mapping[str, str] | None = None
@@ -276,6 +289,22 @@ def get_context() -> TrainContext:
         SessionError: called outside a train function.
     """
     return _require("get_context").context
+
+
+def get_dataset_shard(dataset_name: str | None = None) -> Any:
+    """This worker's part of a dataset that the trainer was given: ``datasets={"train": ...}``.
+
+    Args:
+        dataset_name: the key in ``datasets``; None where there is only one.
+
+    Returns:
+        A :class:`~drivetrain.DatasetShard`; of a Ray dataset, a ``ray.data.DataIterator``. Both have ``iter_batches``
+        and ``iter_torch_batches``.
+
+    Raises:
+        SessionError: called outside a train function; or there is no dataset of that name.
+    """
+    return _require("get_dataset_shard").dataset_shard(dataset_name)
 
 
 def get_preemption_info() -> PreemptionInfo | None:

@@ -24,6 +24,8 @@ from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.context import Run
 from drivetrain.control import listen
 from drivetrain.controller import Controller, controller_failure
+from drivetrain.data import DataConfig
+from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import (
     CallbackError,
     ConfigurationError,
@@ -63,6 +65,10 @@ class DataParallelTrainer:
             installed one such as ``"torch"``; None for nothing.
         scaling_config: how many workers, with what.
         run_config: where results are kept, how the run is watched, and when it ends.
+        datasets: by name, what each worker gets a part of with :func:`~drivetrain.get_dataset_shard`: a path to
+            Parquet, CSV, JSON or Arrow files (or a list of them), a pandas or polars data frame, a pyarrow table or
+            dataset, a Hugging Face or Ray dataset, a dict of arrays, or a function that returns one of these.
+        dataset_config: which of them are split, and how.
         metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back; values
             that JSON knows.
         resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run.
@@ -97,6 +103,8 @@ class DataParallelTrainer:
         backend_config: BackendConfig | Backend | str | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
@@ -104,6 +112,8 @@ class DataParallelTrainer:
         _check_optional("train_loop_config", train_loop_config, Mapping)
         _check_optional("scaling_config", scaling_config, ScalingConfig)
         _check_optional("run_config", run_config, RunConfig)
+        _check_optional("datasets", datasets, Mapping)
+        _check_optional("dataset_config", dataset_config, DataConfig)
         _check_optional("metadata", metadata, Mapping)
         _check_optional("resume_from_checkpoint", resume_from_checkpoint, Checkpoint)
         try:
@@ -116,6 +126,8 @@ class DataParallelTrainer:
         self._backend = _resolve_backend(self._default_backend() if backend_config is None else backend_config)
         self._scaling = scaling_config or ScalingConfig()
         self._run_config = run_config or RunConfig()
+        self._datasets = dict(datasets or {})
+        self._data_config = dataset_config or DataConfig()
         self._metadata = dict(metadata or {})
         self._resume_from = resume_from_checkpoint
         frequency, at_end = (
@@ -182,8 +194,14 @@ class DataParallelTrainer:
 
     def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
         function = _pickle_function(self._function, self._config)
-        runtime = _resolve_runtime(self._scaling)
+        on_ray = [name for name, dataset in self._datasets.items() if is_ray_dataset(dataset)]
+        runtime = _resolve_runtime(self._scaling, needs_ray=bool(on_ray))
         runtime.validate(self._scaling)
+        if on_ray and runtime.name == "local":
+            raise ConfigurationError(
+                f"dataset {on_ray[0]!r} is Ray's, which wants workers on Ray, found runtime='local': use runtime='ray'"
+            )
+        datasets = self._data_config.open(self._datasets)
         callbacks = self._make_callbacks()
         if self._resume_from is not None and not self._resume_from.exists():
             raise ConfigurationError(
@@ -193,7 +211,7 @@ class DataParallelTrainer:
             _require_shared(self._run_config)
         with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file()) as opened:
             try:
-                return self._fit(opened, function, runtime, callbacks, interrupts)
+                return self._fit(opened, function, datasets, runtime, callbacks, interrupts)
             except TrainingFailedError as error:
                 if raise_on_failure:
                     raise
@@ -217,7 +235,7 @@ class DataParallelTrainer:
             train_loop_per_worker: the train function, if it is not to be the stored one.
             storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
             arguments: the trainer's other arguments, each in place of the stored one. The name, the storage path and
-                the resume mode of a ``run_config`` are those of the run.
+                the resume mode of a ``run_config`` are those of the run. ``datasets`` are not stored: give them again.
 
         Raises:
             StorageError: there is no run, or not what it was made with.
@@ -260,6 +278,7 @@ class DataParallelTrainer:
         self,
         opened: OpenRun,
         function: bytes,
+        datasets: Mapping[str, Any],
         runtime: Runtime,
         callbacks: list[Callback],
         interrupts: Interrupts,
@@ -288,6 +307,9 @@ class DataParallelTrainer:
             policy=self._run_config.failure_config.policy or RetryBudget(self._run_config.failure_config),
             metadata=self._metadata,
             interrupts=interrupts,
+            shards=lambda workers: self._data_config.configure(
+                datasets, len(workers), None, [worker.node_id for worker in workers]
+            ),
             start=opened.start,
             last_index=opened.last_index,
         )
@@ -423,12 +445,12 @@ def _resolve_backend(given: BackendConfig | Backend | str) -> Backend:
     return backend
 
 
-def _resolve_runtime(scaling: ScalingConfig) -> Runtime:
+def _resolve_runtime(scaling: ScalingConfig, *, needs_ray: bool = False) -> Runtime:
     """The runtime that was asked for, or the one that fits what is connected."""
     if scaling.runtime is not None and not isinstance(scaling.runtime, str):
         return scaling.runtime
     if scaling.runtime is None:
-        return _choose_runtime(scaling.max_workers)
+        return _choose_runtime(scaling.max_workers, needs_ray=needs_ray)
     try:
         runtime: Runtime = load_plugin("runtime", scaling.runtime)()
     except PluginNotFoundError as error:
@@ -436,13 +458,13 @@ def _resolve_runtime(scaling: ScalingConfig) -> Runtime:
     return runtime
 
 
-def _choose_runtime(num_workers: int) -> Runtime:
+def _choose_runtime(num_workers: int, *, needs_ray: bool) -> Runtime:
     """One of the runtimes of this package, which need no search among the installed ones."""
     if num_workers == 0:
         from drivetrain.runtime.inprocess import InProcessRuntime
 
         return InProcessRuntime()
-    if _ray_is_connected():
+    if needs_ray or _ray_is_connected():
         from drivetrain.runtime.ray import RayRuntime
 
         return RayRuntime()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from drivetrain import Checkpoint, ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain import Checkpoint, ConfigurationError, DataConfig, DataParallelTrainer, RunConfig, ScalingConfig
 from drivetrain_torch._config import TorchConfig
 
 __all__ = ["TorchTrainer"]
@@ -20,6 +20,8 @@ class TorchTrainer(DataParallelTrainer):
         torch_config: how the process group is set up.
         scaling_config: how many workers, with what.
         run_config: where results are kept, how the run is watched, and when it ends.
+        datasets: see :class:`~drivetrain.DataParallelTrainer`.
+        dataset_config: which of them are split, and how.
         metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back.
         resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run.
 
@@ -51,6 +53,8 @@ class TorchTrainer(DataParallelTrainer):
         torch_config: TorchConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
@@ -63,6 +67,8 @@ class TorchTrainer(DataParallelTrainer):
             backend_config=config,
             scaling_config=scaling_config,
             run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
             metadata=metadata,
             resume_from_checkpoint=resume_from_checkpoint,
         )

@@ -45,6 +45,7 @@ class TrainTask:
         checkpoint: what to resume from.
         first_index: index in the run of the report before this attempt's first.
         options: what the run's configuration says about the worker's side.
+        datasets: the rank's shards, by name.
     """
 
     function: bytes
@@ -54,6 +55,7 @@ class TrainTask:
     checkpoint: Checkpoint | None
     first_index: int
     options: SessionOptions = field(default_factory=SessionOptions)
+    datasets: Mapping[str, Any] = field(default_factory=dict)
 
 
 def flush_output() -> None:
@@ -168,6 +170,7 @@ def execute(
                 options=task.options,
                 on_checkpoint=on_checkpoint,
                 emit_from_threads=not in_driver,
+                datasets=task.datasets,
             )
             with activate(session), task.backend.session(context, task.rendezvous):
                 enter(TRAINING)

@@ -1,0 +1,117 @@
+"""``DataConfig``: which datasets are split, and how Ray Data reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drivetrain.data.sources import Source, is_ray_dataset, open_dataset
+from drivetrain.errors import ConfigurationError
+
+__all__ = ["DataConfig"]
+
+
+class DataConfig:
+    """How a trainer's datasets are split among its workers.
+
+    Args:
+        datasets_to_split: names of the datasets of which every worker gets its own part, or ``"all"``; of the others
+            every worker gets all rows.
+        execution_options: how Ray Data reads its datasets: a ``ray.data.ExecutionOptions``.
+
+    Raises:
+        ConfigurationError: an argument is of the wrong type.
+
+    Example:
+        >>> DataConfig(datasets_to_split=["train"]).datasets_to_split
+        ['train']
+    """
+
+    def __init__(self, datasets_to_split: str | Sequence[str] = "all", execution_options: Any | None = None) -> None:
+        names = datasets_to_split
+        if names != "all" and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
+            raise ConfigurationError(
+                f'DataConfig(datasets_to_split=...) wants "all" or a list of names, found {datasets_to_split!r}'
+            )
+        self.datasets_to_split = names if isinstance(names, str) else list(names)
+        self.execution_options = execution_options
+
+    def configure(
+        self,
+        datasets: Mapping[str, Any],
+        world_size: int,
+        worker_handles: Sequence[Any] | None = None,
+        worker_node_ids: Sequence[str] | None = None,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
+        """Makes what each worker's :func:`~drivetrain.get_dataset_shard` returns. Override it for a split of your own.
+
+        Called in the driver at the start of each attempt, whose number of workers may differ from the last one's.
+
+        Args:
+            datasets: by name.
+            world_size: the number of workers.
+            worker_handles: None; here for code that was written for Ray Train.
+            worker_node_ids: the node of each worker, by rank.
+            options: none yet.
+
+        Returns:
+            The shards of each rank, by name. They are pickled to the workers.
+
+        Raises:
+            ConfigurationError: a dataset is nothing that can be split, or there is none of a name to split.
+        """
+        self._check_names(datasets)
+        shards: list[dict[str, Any]] = [{} for _ in range(world_size)]
+        for name, dataset in datasets.items():
+            split = self.datasets_to_split == "all" or name in self.datasets_to_split
+            for rank, shard in enumerate(self._shards(name, dataset, world_size, worker_node_ids, split)):
+                shards[rank][name] = shard
+        return shards
+
+    def open(self, datasets: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Opens what can be, once for all attempts, so that mistakes are found before workers are started.
+
+        Returns:
+            What :meth:`configure` is called with: the datasets themselves where that is overridden.
+
+        Raises:
+            ConfigurationError: see :meth:`configure`.
+        """
+        if type(self).configure is not DataConfig.configure:
+            return datasets
+        self._check_names(datasets)
+        return {
+            name: dataset if callable(dataset) or is_ray_dataset(dataset) else open_dataset(name, dataset)
+            for name, dataset in datasets.items()
+        }
+
+    @staticmethod
+    def default_ingest_options() -> Any:
+        """The ``ray.data.ExecutionOptions`` that are used where none are given."""
+        from ray.data import ExecutionOptions
+
+        return ExecutionOptions()
+
+    def _check_names(self, datasets: Mapping[str, Any]) -> None:
+        unknown = [] if self.datasets_to_split == "all" else sorted(set(self.datasets_to_split) - set(datasets))
+        if unknown:
+            raise ConfigurationError(
+                f"DataConfig(datasets_to_split=...) wants names of datasets ({', '.join(map(repr, datasets))}), "
+                f"found {', '.join(map(repr, unknown))}"
+            )
+
+    def _shards(
+        self, name: str, dataset: Any, world_size: int, nodes: Sequence[str] | None, split: bool
+    ) -> Sequence[Any]:
+        if callable(dataset):
+            dataset = dataset()
+        if not is_ray_dataset(dataset):
+            source = dataset if isinstance(dataset, Source) else open_dataset(name, dataset)
+            return source.shards(world_size, split=split)
+        dataset.context.execution_options = self.execution_options or self.default_ingest_options()
+        if not split:
+            return [dataset.iterator()] * world_size
+        hints = list(nodes) if nodes else None
+        shards: Sequence[Any] = dataset.streaming_split(world_size, equal=True, locality_hints=hints)
+        return shards

@@ -1,0 +1,183 @@
+"""A worker's part of a dataset."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from drivetrain.data.batches import Batches, batch_sizes, cut, prefetched, shuffled, to_format, to_tensors
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["DatasetShard", "Reader"]
+
+_FORMATS = ("default", "numpy", "pandas", "pyarrow", None)
+
+
+class Reader(Protocol):
+    """Reads a part of a dataset; it is pickled to the worker whose part it is."""
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows, in order, in tables of any size."""
+        ...
+
+    def schema(self) -> pa.Schema:
+        """The columns, with their types."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetShard:
+    """What :func:`~drivetrain.get_dataset_shard` returns: this worker's rows of a dataset.
+
+    Shards are disjoint, cover the dataset, and differ by one row at most. All ranks get the same number of batches, but
+    for batches of one row.
+
+    Attributes:
+        name: of the dataset.
+        reader: reads the rows.
+        rows: how many; None where only reading tells.
+        most: rows of the greatest shard.
+        least: rows of the smallest shard.
+    """
+
+    name: str
+    reader: Reader
+    rows: int | None = None
+    most: int = 0
+    least: int = 0
+
+    def iter_batches(
+        self,
+        *,
+        batch_size: int | None = 256,
+        prefetch_batches: int = 1,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        drop_last: bool = False,
+        batch_format: str | None = "default",
+    ) -> Batches[Any]:
+        """The rows in batches; each iteration over what is returned is an epoch.
+
+        Args:
+            batch_size: rows of a batch; None for the whole shard in one.
+            prefetch_batches: how many are made ahead, on a thread.
+            local_shuffle_buffer_size: mix the rows within a buffer of so many.
+            local_shuffle_seed: of their order, which is another one each epoch without it.
+            drop_last: leave out what does not fill a batch.
+            batch_format: ``"numpy"`` (or ``"default"``), a dict of arrays of shape ``(rows, ...)``; ``"pandas"``, a
+                data frame; or ``"pyarrow"``, a table.
+
+        Raises:
+            ConfigurationError: an argument is out of range, or a shard has no row for a batch.
+        """
+        if batch_format not in _FORMATS:
+            raise ConfigurationError(
+                f"iter_batches(batch_format=...) wants one of {', '.join(map(repr, _FORMATS))}, found {batch_format!r}"
+            )
+        cut_rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
+        return _ahead(lambda: (to_format(table, batch_format) for table in cut_rows()), prefetch_batches)
+
+    def iter_torch_batches(
+        self,
+        *,
+        batch_size: int | None = 256,
+        prefetch_batches: int = 1,
+        dtypes: Any = None,
+        device: Any = "auto",
+        collate_fn: Callable[[dict[str, Any]], Any] | None = None,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        drop_last: bool = False,
+    ) -> Batches[Any]:
+        """The rows in batches of PyTorch tensors; each iteration over what is returned is an epoch.
+
+        Args:
+            batch_size: see :meth:`iter_batches`.
+            prefetch_batches: see :meth:`iter_batches`.
+            dtypes: a ``torch.dtype`` for all columns, or one by name; None for those of the data.
+            device: where the tensors are to be; ``"auto"`` for the worker's own.
+            collate_fn: makes a batch from a dict of arrays, in place of ``dtypes`` and ``device``.
+            local_shuffle_buffer_size: see :meth:`iter_batches`.
+            local_shuffle_seed: see :meth:`iter_batches`.
+            drop_last: see :meth:`iter_batches`.
+
+        Raises:
+            ConfigurationError: see :meth:`iter_batches`; or a column holds no numbers.
+        """
+        cut_rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
+
+        def make() -> Iterator[Any]:
+            place = _worker_device() if isinstance(device, str) and device == "auto" else device
+            for table in cut_rows():
+                arrays = to_format(table, "numpy")
+                yield collate_fn(arrays) if collate_fn is not None else to_tensors(arrays, dtypes, place)
+
+        return _ahead(make, prefetch_batches)
+
+    def iter_rows(self) -> Iterator[dict[str, Any]]:
+        """The rows, each a dict of Python values."""
+        for table in self.reader.tables():
+            yield from table.to_pylist()
+
+    def to_table(self) -> pa.Table:
+        """All rows, in memory."""
+        import pyarrow as pa
+
+        tables = list(self.reader.tables())
+        return pa.concat_tables(tables) if tables else self.schema().empty_table()
+
+    def to_pandas(self) -> Any:
+        """All rows, as a data frame."""
+        return self.to_table().to_pandas()
+
+    def schema(self) -> pa.Schema:
+        """The columns, with their types."""
+        return self.reader.schema()
+
+    def count(self) -> int:
+        """The number of rows; where only reading tells, it reads them all."""
+        return self.rows if self.rows is not None else sum(table.num_rows for table in self.reader.tables())
+
+    def _cut(
+        self, batch_size: int | None, buffer_rows: int | None, seed: int | None, drop_last: bool
+    ) -> Callable[[], Iterator[pa.Table]]:
+        for name, value in (("batch_size", batch_size), ("local_shuffle_buffer_size", buffer_rows)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigurationError(f"{name} wants an integer of at least 1, or None, found {value!r}")
+        if self.rows is not None:
+            wanted = batch_size if drop_last and batch_size is not None else 1
+            if self.least < wanted <= max(self.most, wanted if drop_last else 0):
+                raise ConfigurationError(
+                    f"a batch of dataset {self.name!r} wants {wanted} rows{' (drop_last=True)' if drop_last else ''}, "
+                    f"and a shard has only {self.least}: use a smaller batch_size, fewer workers, or "
+                    "DataConfig(datasets_to_split=[...]) without this dataset"
+                )
+
+        def make() -> Iterator[pa.Table]:
+            tables = self.reader.tables()
+            if buffer_rows is not None:
+                tables = shuffled(tables, buffer_rows, seed)
+            if self.rows is not None:
+                sizes = batch_sizes(self.rows, self.most, batch_size, drop_last=drop_last, least=self.least)
+                return cut(tables, sizes)
+            return cut(tables, itertools.repeat(batch_size) if batch_size else [2**62], drop_last=drop_last)
+
+        return make
+
+
+def _ahead(make: Callable[[], Iterator[Any]], count: int) -> Batches[Any]:
+    if type(count) is not int or count < 0:
+        raise ConfigurationError(f"prefetch_batches wants an integer of at least 0, found {count!r}")
+    return Batches(lambda: prefetched(make, count))
+
+
+def _worker_device() -> Any:
+    """The GPU that the worker's framework uses, or the CPU."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

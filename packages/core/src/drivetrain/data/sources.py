@@ -1,0 +1,302 @@
+"""What a dataset may be, and how it is split: into readers of disjoint rows, which workers get."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.data.shard import DatasetShard, Reader
+from drivetrain.errors import ConfigurationError, PluginNotFoundError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Source", "is_ray_dataset", "open_dataset"]
+
+_METADATA_THREADS = 16
+_FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+_FORMATS |= {".feather": "feather", ".arrow": "ipc"}
+_KINDS = (
+    "a path to Parquet, CSV, JSON or Arrow files (or a list of them), a pandas or polars data frame, a pyarrow table "
+    "or dataset, a Hugging Face or Ray dataset, a dict of arrays, or a function that returns one of these"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableReader:
+    """Rows in memory."""
+
+    table: pa.Table
+
+    def tables(self) -> Iterator[pa.Table]:
+        """See :class:`~drivetrain.data.shard.Reader`."""
+        yield self.table
+
+    def schema(self) -> pa.Schema:
+        """See :class:`~drivetrain.data.shard.Reader`."""
+        return self.table.schema
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as a stream of these rows alone: a slice would bring all of its table along."""
+        import pyarrow as pa
+
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.table.schema) as stream:
+            stream.write_table(self.table)
+        return _read_stream, (sink.getvalue(),)
+
+
+def _read_stream(data: pa.Buffer) -> TableReader:
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(data) as stream:
+        return TableReader(stream.read_all())
+
+
+@dataclass(frozen=True, slots=True)
+class FileReader:
+    """Rows of files.
+
+    Attributes:
+        pieces: fragments of a pyarrow dataset, with the first row and the one after the last.
+        columns: the schema of all of them.
+    """
+
+    pieces: Sequence[tuple[Any, int, int]]
+    columns: pa.Schema
+
+    def tables(self) -> Iterator[pa.Table]:
+        """See :class:`~drivetrain.data.shard.Reader`."""
+        import pyarrow as pa
+
+        for fragment, start, stop in self.pieces:
+            position = 0
+            for batch in fragment.to_batches(schema=self.columns):
+                first, last = max(start - position, 0), min(stop - position, batch.num_rows)
+                if first < last:
+                    yield pa.Table.from_batches([batch.slice(first, last - first)])
+                position += batch.num_rows
+                if position >= stop:
+                    break
+
+    def schema(self) -> pa.Schema:
+        """See :class:`~drivetrain.data.shard.Reader`."""
+        return self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceReader:
+    """Rows of a ``datasets.Dataset`` or ``datasets.IterableDataset``."""
+
+    dataset: Any
+    chunk_rows: int = 1_000
+
+    def tables(self) -> Iterator[pa.Table]:
+        """See :class:`~drivetrain.data.shard.Reader`."""
+        yield from self.dataset.with_format("arrow").iter(batch_size=self.chunk_rows)
+
+    def schema(self) -> pa.Schema:
+        """See :class:`~drivetrain.data.shard.Reader`."""
+        features = self.dataset.features
+        return features.arrow_schema if features is not None else next(self.tables()).schema
+
+
+def is_ray_dataset(dataset: object) -> bool:
+    """Whether it is one of Ray Data's."""
+    return _is(dataset, "ray.data", "Dataset")
+
+
+class Source(ABC):
+    """A dataset that was opened."""
+
+    @abstractmethod
+    def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
+        """A part for each worker.
+
+        Args:
+            world_size: the number of workers.
+            split: False has every worker get all of it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Source):
+    """Rows that can be counted without reading them.
+
+    Attributes:
+        name: of the dataset.
+        count: of rows.
+        part: makes the reader of those from a first one to the one before another.
+    """
+
+    name: str
+    count: int
+    part: Callable[[int, int], Reader]
+
+    def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
+        """See :class:`Source`: contiguous parts, the same again and again."""
+        count = self.count
+        if not split:
+            return [DatasetShard(self.name, self.part(0, count), count, count, count)] * world_size
+        bounds = [count * rank // world_size for rank in range(world_size + 1)]
+        sizes = [stop - start for start, stop in pairwise(bounds)]
+        return [
+            DatasetShard(self.name, self.part(bounds[rank], bounds[rank + 1]), sizes[rank], max(sizes), min(sizes))
+            for rank in range(world_size)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream(Source):
+    """A Hugging Face dataset that can only be read to its end.
+
+    Attributes:
+        name: of the dataset.
+        dataset: a ``datasets.IterableDataset``.
+    """
+
+    name: str
+    dataset: Any
+
+    def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
+        """See :class:`Source`: how many rows a part has is not known."""
+        from datasets.distributed import split_dataset_by_node
+
+        return [
+            DatasetShard(
+                self.name,
+                HuggingFaceReader(split_dataset_by_node(self.dataset, rank, world_size) if split else self.dataset),
+            )
+            for rank in range(world_size)
+        ]
+
+
+def open_dataset(name: str, dataset: Any) -> Source:
+    """Finds out how a dataset can be split.
+
+    Args:
+        name: what it is called.
+        dataset: what the trainer was given.
+
+    Raises:
+        ConfigurationError: it is nothing that can be split, or cannot be opened.
+        PluginNotFoundError: pyarrow is missing.
+    """
+    try:
+        import pyarrow.dataset as ds
+    except ModuleNotFoundError:
+        raise PluginNotFoundError(
+            'datasets= wants pyarrow, which is not installed. Run: pip install "drivetrain[data]"'
+        ) from None
+    if _is(dataset, "datasets", "IterableDataset"):
+        return Stream(name, dataset)
+    if _is(dataset, "datasets", "Dataset"):
+        return Rows(name, len(dataset), lambda start, stop: HuggingFaceReader(dataset.select(range(start, stop))))
+    table = _table_of(name, dataset)
+    if table is None:
+        files = dataset if isinstance(dataset, ds.Dataset) else _open_files(name, dataset)
+        if not isinstance(files, ds.InMemoryDataset):
+            return _rows_of_files(name, files)
+        table = files.to_table()
+    return Rows(name, table.num_rows, lambda start, stop: TableReader(table.slice(start, stop - start)))
+
+
+def _rows_of_files(name: str, dataset: Any) -> Rows:
+    pieces = _pieces(dataset)
+    columns: pa.Schema = dataset.schema
+
+    def part(start: int, stop: int) -> Reader:
+        chosen, position = [], 0
+        for fragment, rows in pieces:
+            first, last = max(start - position, 0), min(stop - position, rows)
+            if first < last:
+                chosen.append((fragment, first, last))
+            position += rows
+        return FileReader(chosen, columns)
+
+    return Rows(name, sum(rows for _, rows in pieces), part)
+
+
+def _table_of(name: str, dataset: Any) -> pa.Table | None:
+    """A dataset that is in memory, as a table; None for others."""
+    import pyarrow as pa
+
+    if isinstance(dataset, pa.Table):
+        return dataset
+    if isinstance(dataset, pa.RecordBatch):
+        return pa.Table.from_batches([dataset])
+    if _is(dataset, "pandas", "DataFrame"):
+        return pa.Table.from_pandas(dataset, preserve_index=False)
+    if _is(dataset, "polars", "LazyFrame"):
+        dataset = dataset.collect()
+    if _is(dataset, "polars", "DataFrame"):
+        return dataset.to_arrow()
+    if isinstance(dataset, Mapping):
+        columns = {column: _column_of(values) for column, values in dataset.items()}
+        lengths = {column: len(values) for column, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ConfigurationError(f"dataset {name!r} wants columns of one length, found {lengths}")
+        return pa.table(columns)
+    return None
+
+
+def _column_of(values: Any) -> Any:
+    """An array or sequence as a column; further dimensions become tensors."""
+    import numpy as np
+    import pyarrow as pa
+
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    if not isinstance(values, np.ndarray) and not hasattr(values, "__array__"):
+        return pa.array(values)
+    array = np.asarray(values)
+    return (
+        pa.array(array) if array.ndim == 1 else pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
+    )
+
+
+def _open_files(name: str, dataset: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+    given = [dataset] if isinstance(dataset, (str, os.PathLike)) else dataset
+    if not isinstance(given, (list, tuple)) or not given or not all(isinstance(p, (str, os.PathLike)) for p in given):
+        raise ConfigurationError(f"dataset {name!r} wants {_KINDS}; found {type(dataset).__name__}")
+    paths = [os.fspath(path) for path in given]
+    paths = [found for path in paths for found in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
+    if not paths:
+        raise ConfigurationError(f"dataset {name!r} cannot be opened ({given}): no such file")
+    endings = {os.path.splitext(path)[1] for path in paths}
+    known = {_FORMATS.get(ending) for ending in endings} - {None}
+    if len(known) > 1:
+        raise ConfigurationError(f"dataset {name!r} wants files of one format, found {', '.join(sorted(endings))}")
+    try:
+        return ds.dataset(paths[0] if len(paths) == 1 else paths, format=known.pop() if known else "parquet")
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ConfigurationError(f"dataset {name!r} cannot be opened ({given}): {error}") from error
+
+
+def _pieces(dataset: Any) -> list[tuple[Any, int]]:
+    """The smallest parts that can be read alone, with their rows: the row groups of Parquet files, or other files."""
+    import pyarrow.dataset as ds
+
+    def measure(fragment: Any) -> list[tuple[Any, int]]:
+        if isinstance(fragment, ds.ParquetFileFragment):
+            return [(part, part.row_groups[0].num_rows) for part in fragment.split_by_row_group()]
+        return [(fragment, fragment.count_rows())]
+
+    with ThreadPoolExecutor(_METADATA_THREADS) as pool:
+        return [piece for pieces in pool.map(measure, dataset.get_fragments()) for piece in pieces]
+
+
+def _is(value: object, module: str, name: str) -> bool:
+    """Whether it is of a class of a module that need not be imported."""
+    found = getattr(sys.modules.get(module), name, None)
+    return isinstance(found, type) and isinstance(value, found)

@@ -1,0 +1,248 @@
+"""Datasets split into shards, and shards read in batches, in one process."""
+
+import itertools
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+from drivetrain import ConfigurationError, DataConfig, DatasetShard
+
+ROWS = 1_003
+
+
+def columns(rows: int = ROWS) -> dict[str, Any]:
+    return {"id": np.arange(rows), "x": np.arange(rows, dtype=np.float32) / 2}
+
+
+def parquet_files(directory: Path, rows: int = ROWS, row_group_size: int = 100) -> Path:
+    for number, part in enumerate(np.array_split(np.arange(rows), 3)):
+        table = pa.table({name: values[part] for name, values in columns(rows).items()})
+        pyarrow.parquet.write_table(table, directory / f"{number}.parquet", row_group_size=row_group_size)
+    return directory
+
+
+def csv_file(directory: Path) -> str:
+    pyarrow.csv.write_csv(pa.table(columns()), directory / "all.csv")
+    return str(directory / "*.csv")
+
+
+def json_file(directory: Path) -> Path:
+    pd.DataFrame(columns()).to_json(directory / "all.jsonl", orient="records", lines=True)
+    return directory / "all.jsonl"
+
+
+def arrow_file(directory: Path) -> Path:
+    pyarrow.feather.write_feather(pa.table(columns()), directory / "all.feather")
+    return directory / "all.feather"
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "dict of arrays": lambda directory: columns(),
+    "table": lambda directory: pa.table(columns()),
+    "record batch": lambda directory: pa.RecordBatch.from_pydict({k: pa.array(v) for k, v in columns().items()}),
+    "data frame": lambda directory: pd.DataFrame(columns()),
+    "function": lambda directory: lambda: pd.DataFrame(columns()),
+    "parquet directory": parquet_files,
+    "parquet files": lambda directory: sorted(parquet_files(directory).iterdir()),
+    "pyarrow dataset": lambda directory: pyarrow.dataset.dataset(parquet_files(directory)),
+    "pyarrow dataset in memory": lambda directory: pyarrow.dataset.dataset(pa.table(columns())),
+    "csv by pattern": csv_file,
+    "json lines": json_file,
+    "arrow file": arrow_file,
+}
+
+
+def split(dataset: Any, world_size: int, **options: Any) -> list[DatasetShard]:
+    """The shards, as the workers get them."""
+    config = DataConfig(**options)
+    shards = config.configure(config.open({"train": dataset}), world_size)
+    return [pickle.loads(pickle.dumps(shard["train"])) for shard in shards]
+
+
+def ids(shard: DatasetShard, **options: Any) -> list[int]:
+    return [int(number) for batch in shard.iter_batches(**options) for number in batch["id"]]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_row_is_in_one_shard_and_shards_are_even(kind: str, world_size: int, tmp_path: Path) -> None:
+    shards = split(SOURCES[kind](tmp_path), world_size)
+
+    seen = [ids(shard, batch_size=64) for shard in shards]
+    assert sorted(itertools.chain(*seen)) == list(range(ROWS))
+    assert {shard.count() for shard in shards} <= {ROWS // world_size, ROWS // world_size + 1}
+    assert [len(numbers) for numbers in seen] == [shard.count() for shard in shards]
+    first = next(iter(shards[0].iter_batches(batch_size=3)))
+    assert first["x"].tolist() == [0.0, 0.5, 1.0]
+    assert shards[0].schema().names == ["id", "x"]
+
+
+def test_dataset_that_is_not_split_goes_to_every_worker() -> None:
+    config = DataConfig(datasets_to_split=["train"])
+    shards = config.configure({"train": columns(), "valid": columns(7)}, 2)
+    assert [shard["train"].count() for shard in shards] == [501, 502]
+    assert [ids(shard["valid"]) for shard in shards] == [list(range(7))] * 2
+
+
+def test_a_pickled_shard_has_only_its_own_rows() -> None:
+    table = pa.table({"x": np.zeros(1_000_000)})
+    shards = DataConfig().configure({"train": table}, 100)
+    assert len(pickle.dumps(shards[50]["train"])) < 100_000
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch_size", [2, 3, 10, 25, 100])
+@pytest.mark.parametrize("rows", [8, 9, 10, 11, 40, 41, 101, 103])
+def test_every_rank_has_the_same_number_of_batches(rows: int, batch_size: int, drop_last: bool) -> None:
+    for world_size in (1, 2, 3, 4):
+        if drop_last and batch_size > rows // world_size:
+            continue
+        shards = split(columns(rows), world_size)
+        sizes = [[len(b["id"]) for b in s.iter_batches(batch_size=batch_size, drop_last=drop_last)] for s in shards]
+        assert len({len(of_rank) for of_rank in sizes}) == 1, sizes
+        assert all(0 < size <= batch_size for of_rank in sizes for size in of_rank)
+        assert drop_last or sum(itertools.chain(*sizes)) == rows
+        assert not drop_last or {size for of_rank in sizes for size in of_rank} == {batch_size}
+
+
+def test_local_shuffle_mixes_all_rows_the_same_way_for_a_seed_and_otherwise_anew_each_epoch() -> None:
+    (shard,) = split(columns(), 1)
+    seeded = [ids(shard, batch_size=50, local_shuffle_buffer_size=200, local_shuffle_seed=7) for _ in range(2)]
+    assert seeded[0] == seeded[1] != list(range(ROWS))
+    assert sorted(seeded[0]) == list(range(ROWS))
+
+    batches = shard.iter_batches(batch_size=50, local_shuffle_buffer_size=200)
+    epochs = [[int(number) for batch in batches for number in batch["id"]] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(ROWS))
+
+
+def test_local_shuffle_mixes_rows_of_files_far_beyond_a_batch(tmp_path: Path) -> None:
+    (shard,) = split(parquet_files(tmp_path), 1)
+    numbers = ids(shard, batch_size=10, local_shuffle_buffer_size=300, local_shuffle_seed=0)
+    assert sorted(numbers) == list(range(ROWS))
+    assert max(numbers[:10]) - min(numbers[:10]) > 150
+
+
+@pytest.mark.parametrize("batch_format", ["default", "numpy", "pandas", "pyarrow", None])
+def test_batches_come_in_the_format_asked_for(batch_format: str | None) -> None:
+    (shard,) = split(columns(10), 1)
+    (first, _) = shard.iter_batches(batch_size=6, batch_format=batch_format)
+    kind = {"pandas": pd.DataFrame, "pyarrow": pa.Table}.get(batch_format or "", dict)
+    assert type(first) is kind
+    assert list(np.asarray(first["x"])) == [0, 0.5, 1, 1.5, 2, 2.5]
+
+
+def test_arrays_of_more_dimensions_keep_their_shape_and_lists_of_one_length_get_one() -> None:
+    images = np.arange(5 * 2 * 3, dtype=np.float32).reshape(5, 2, 3)
+    lists = [[number, number + 1] for number in range(5)]
+    ragged = [[0] * number for number in range(5)]
+    (shard,) = split({"images": images, "lists": lists, "ragged": ragged, "text": list("abcde")}, 1)
+    batch = next(iter(shard.iter_batches(batch_size=4)))
+    np.testing.assert_array_equal(batch["images"], images[:4])
+    np.testing.assert_array_equal(batch["lists"], lists[:4])
+    assert [len(row) for row in batch["ragged"]] == [0, 1, 2, 3]
+    assert batch["text"].tolist() == list("abcd")
+
+
+def test_dictionary_columns_and_nulls_are_values() -> None:
+    table = pa.table({"kind": pa.array(["a", "b", "a"]).dictionary_encode(), "x": pa.array([1.0, None, 3.0])})
+    batch = next(iter(split(table, 1)[0].iter_batches()))
+    assert batch["kind"].tolist() == ["a", "b", "a"]
+    assert np.isnan(batch["x"]).tolist() == [False, True, False]
+
+
+def test_torch_batches_are_tensors_of_the_types_asked_for() -> None:
+    torch = pytest.importorskip("torch")
+    (shard,) = split({"x": np.ones((4, 2)), "y": np.arange(4)}, 1)
+    batch = next(iter(shard.iter_torch_batches(batch_size=3, dtypes={"x": torch.float16})))
+    assert (batch["x"].dtype, batch["x"].shape, batch["y"].dtype) == (torch.float16, (3, 2), torch.int64)
+    batch["x"] += 1  # its memory is its own
+    assert next(iter(shard.iter_torch_batches(dtypes=torch.float32)))["y"].dtype == torch.float32
+    collated = shard.iter_torch_batches(batch_size=4, collate_fn=lambda arrays: torch.from_numpy(arrays["y"].copy()))
+    assert [tensor.tolist() for tensor in collated] == [[0, 1, 2, 3]]
+    (texts,) = split({"text": ["a", "b"]}, 1)
+    with pytest.raises(ConfigurationError, match="found column 'text'"):
+        next(iter(texts.iter_torch_batches()))
+
+
+@pytest.mark.parametrize("prefetch_batches", [0, 1, 3])
+def test_iteration_that_is_left_early_ends_its_thread(prefetch_batches: int) -> None:
+    (shard,) = split(columns(), 1)
+    for _ in range(3):
+        for batch in shard.iter_batches(batch_size=10, prefetch_batches=prefetch_batches):
+            assert len(batch["id"]) == 10
+            break
+    for thread in threading.enumerate():
+        if thread.name == "drivetrain batches":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_error_while_reading_is_raised_where_batches_are_taken(tmp_path: Path) -> None:
+    (shard,) = split(parquet_files(tmp_path), 1)
+    (tmp_path / "1.parquet").write_bytes(b"nothing")
+    with pytest.raises((OSError, pa.ArrowInvalid)):
+        ids(shard)
+
+
+def test_rows_and_tables_and_frames() -> None:
+    (shard,) = split(columns(3), 1)
+    assert list(shard.iter_rows()) == [{"id": 0, "x": 0.0}, {"id": 1, "x": 0.5}, {"id": 2, "x": 1.0}]
+    assert shard.to_table().num_rows == len(shard.to_pandas()) == 3
+    assert [len(batch["id"]) for batch in shard.iter_batches(batch_size=None)] == [3]
+
+
+def test_hugging_face_datasets_are_split_and_streams_as_they_come() -> None:
+    datasets = pytest.importorskip("datasets")
+    whole = datasets.Dataset.from_dict({"id": list(range(103)), "text": ["a"] * 103})
+    shards = split(whole, 2)
+    assert [len(ids(shard, batch_size=10)) for shard in shards] == [51, 52]
+    streams = split(whole.to_iterable_dataset(num_shards=2), 2)
+    assert sorted(itertools.chain(*(ids(shard, batch_size=10) for shard in streams))) == list(range(103))
+    assert sum(stream.count() for stream in streams) == 103
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (3, "found int"),
+        ([], "found list"),
+        ("/no/such/file.parquet", "cannot be opened"),
+        ("/no/such/*.csv", "cannot be opened"),
+        (["a.csv", "b.parquet"], "files of one format, found .csv, .parquet"),
+        ({"a": [1], "b": [1, 2]}, "columns of one length, found {'a': 1, 'b': 2}"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(dataset: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        DataConfig().open({"train": dataset})
+    assert message in str(refused.value)
+    assert "'train'" in str(refused.value)
+
+
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="found 'train'"):
+        DataConfig(datasets_to_split="train")
+    with pytest.raises(ConfigurationError, match=r"names of datasets \('train'\), found 'tain'"):
+        DataConfig(datasets_to_split=["tain"]).open({"train": columns()})
+    (shard,) = split(columns(), 1)
+    for options in ({"batch_size": 0}, {"prefetch_batches": -1}, {"batch_format": "torch"}):
+        with pytest.raises(ConfigurationError):
+            shard.iter_batches(**options)
+    few = split(columns(3), 4)
+    with pytest.raises(ConfigurationError, match="wants 1 rows, and a shard has only 0"):
+        few[0].iter_batches()
+    with pytest.raises(ConfigurationError, match=r"wants 600 rows \(drop_last=True\), and a shard has only 501"):
+        split(columns(), 2)[1].iter_batches(batch_size=600, drop_last=True)
