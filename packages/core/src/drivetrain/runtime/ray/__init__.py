@@ -20,8 +20,8 @@ from drivetrain.context import WorkerInfo
 from drivetrain.errors import PluginNotFoundError, WorkerDiedError
 from drivetrain.runtime.base import GroupSpec, rank_environment
 from drivetrain.runtime.output import log_name
-from drivetrain.runtime.ray.actors import Actors, kind_of_death, names_node
-from drivetrain.runtime.ray.cluster import connect, find_room, reserve
+from drivetrain.runtime.ray.actors import UNREACHABLE, Actors, kind_of_death, names_node
+from drivetrain.runtime.ray.cluster import connect, find_room, note_unreachable, reserve
 from drivetrain.runtime.ray.worker import HELLO_WAIT_S, Devices, read_stacks, set_up
 from drivetrain.runtime.remote import RemoteGroup
 from drivetrain.runtime.resources import order_gpus, order_nodes
@@ -144,6 +144,8 @@ class RayGroup(RemoteGroup):
         reason = self._actors.dead[index]
         if names_node(reason):
             self._keeps_reservation = False
+        if reason == UNREACHABLE:
+            note_unreachable(self.workers[self._rank_of[index]].node_id)
         self.note_exit(self._rank_of[index], None, reason, kind_of_death(reason))
 
     def _assign_ranks(self) -> None:

@@ -22,7 +22,10 @@ from drivetrain.runtime.wire import receive, receive_bytes
 if TYPE_CHECKING:
     from drivetrain.runtime.ray.cluster import Reservation
 
-__all__ = ["Actors", "Hello", "kind_of_death", "names_node"]
+__all__ = ["UNREACHABLE", "Actors", "Hello", "kind_of_death", "names_node"]
+
+UNREACHABLE = "cannot be reached any more (its node is gone, or the network to it)"
+"""What is said of an actor of which Ray does not know yet whether it has ended."""
 
 _TOKEN_BYTES = 32
 _END_WAIT_S = 10.0
@@ -206,7 +209,7 @@ def _brief_death(error: BaseException | None) -> str:
     if isinstance(error, ActorDiedError) and error.preempted:
         return "ended with its node, which was drained"
     if isinstance(error, ActorUnavailableError):
-        return "cannot be reached any more (its node is gone, or the network to it)"
+        return UNREACHABLE
     text = " ".join(str(error).split()).partition(" Some common causes")[0]
     detail = re.search(r".*(?:Worker exit detail: |The actor is dead because )(.*)", text)
     return f"died, says Ray: {detail[1] if detail else text}"[:500].rstrip(".")

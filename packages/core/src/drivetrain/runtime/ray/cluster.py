@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from drivetrain.config import ScalingConfig
 
-__all__ = ["Reservation", "connect", "find_room", "reserve"]
+__all__ = ["Reservation", "connect", "find_room", "note_unreachable", "reserve"]
 
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # where ray.init() is documented to look
 _CONNECT_WAIT_S = 10.0
@@ -33,6 +34,7 @@ _NODE_LABEL = "ray.io/node-id"  # which Ray gives every node
 _TRIAL_S = 1
 _RELEASE_WAIT_S = 1.0
 _RELEASE_POLL_S = 0.005
+_UNREACHABLE_S = 30.0
 _PLAIN = {"CPU", "memory"}  # what a process can be given without Ray
 
 
@@ -152,7 +154,7 @@ def find_room(scaling: ScalingConfig, running: Sequence[str], avoided: frozenset
 
     found, too_many = len(running), scaling.max_workers + 1
     # What was just given back may not be listed as free yet: without workers, all that there is comes first.
-    for resources in (ray.available_resources,) if running else (ray.cluster_resources, ray.available_resources):
+    for resources in (ray.available_resources,) if running else (_reachable_resources, ray.available_resources):
         number = min(count(resources()), too_many - 1)
         if number <= found or fits(number):
             return max(found, number)
@@ -173,6 +175,27 @@ def _labels_beside(running: Sequence[str], strategy: str, avoided: frozenset[str
         return [{_NODE_LABEL: running[0]}]
     taken = avoided.union(running)
     return _selectors(taken) if _alive_nodes() - taken else None
+
+
+_unreachable: dict[str, float] = {}  # nodes, and since when
+
+
+def note_unreachable(node: str) -> None:
+    """Has a node be counted out for a while: Ray takes a quarter of a minute to find that it is gone."""
+    _unreachable[node] = time.monotonic()
+
+
+def _unreachable_nodes() -> set[str]:
+    since = time.monotonic() - _UNREACHABLE_S
+    return {node for node, when in _unreachable.items() if when > since}
+
+
+def _reachable_resources() -> Mapping[str, float]:
+    import ray
+
+    lost = _unreachable_nodes()
+    found = (Counter(node["Resources"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] not in lost)
+    return sum(found, Counter())
 
 
 def _alive_nodes() -> set[str]:
@@ -262,7 +285,8 @@ _released: set[str] = set()  # placement groups of this process whose resources 
 def _release(group: PlacementGroup) -> None:
     import ray
 
-    _released.add(group.id.hex())
+    if not _unreachable_nodes().intersection(ray.util.placement_group_table(group)["bundles_to_node_id"].values()):
+        _released.add(group.id.hex())
     ray.util.remove_placement_group(group)
 
 
