@@ -50,17 +50,6 @@ class GroupWatcher(Callback):
         self.failures.append((failure.kind.value, failure.rank))
 
 
-def say_where(config):
-    context = get_context()
-    report(
-        {
-            "local_world_size": context.get_local_world_size(),
-            "LOCAL_RANK": int(os.environ["LOCAL_RANK"]),
-            "NODE_RANK": int(os.environ["NODE_RANK"]),
-        }
-    )
-
-
 def count_to_four(config):
     """Counts in checkpoints; in the first attempt, stops at 2 for good and says so."""
     checkpoint = get_checkpoint()
@@ -83,18 +72,6 @@ def fit(function, storage_path, scaling, *, config=None, callbacks=(), **options
         scaling_config=scaling,
         run_config=RunConfig(storage_path=storage_path, verbose=0, callbacks=list(callbacks), **options),
     ).fit()
-
-
-def ranks_are_packed_by_node(storage_path):
-    with cluster_of({"num_cpus": 2}, {"num_cpus": 2}):
-        watcher = GroupWatcher()
-        result = fit(say_where, storage_path, ScalingConfig(num_workers=4), callbacks=[watcher])
-        here = ray.get_runtime_context().get_node_id()
-        return {
-            "group": [(rank, local_rank, node_rank) for rank, local_rank, node_rank, _ in watcher.groups[0]],
-            "first_node_is_the_drivers": watcher.groups[0][0][3] == here,
-            "local_world_size": result.metrics["local_world_size"],
-        }
 
 
 def lost_node_is_replaced(storage_path):
@@ -136,6 +113,7 @@ def say_devices(config):
     """What tells a rank its place and its GPUs."""
     names = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
     said = {name: os.environ.get(name) for name in names}
+    said["local_world_size"] = get_context().get_local_world_size()
     if config["torch"] and get_context().get_world_rank() == 0:  # one is enough, as PyTorch takes a while to import
         said["devices"] = [str(device) for device in drivetrain_torch.get_devices()]
     report(said)
@@ -189,7 +167,8 @@ def nodes_with_gpus(storage_path):
         there = next(node.node_id for node in cluster.worker_nodes)
         return {
             "taken": sorted(taken),
-            "t4": there,
+            "here": here,
+            "there": there,
             "room": {
                 "all": room_for(9, "PACK"),
                 "avoided": room_for(7, "PACK", avoided=[there]),
@@ -203,6 +182,9 @@ def nodes_with_gpus(storage_path):
             "SPREAD": cpus(2, "SPREAD"),
             "STRICT_PACK": cpus(2, "STRICT_PACK"),
             "STRICT_SPREAD": cpus(2, "STRICT_SPREAD"),
+            "too much for any node": workers_of(
+                storage_path, num_workers=2, resources_per_worker={"CPU": 8}, start_timeout_s=1
+            ),
             "too many for one node": gpus(3, 2, placement_strategy="STRICT_PACK", start_timeout_s=1),
             "too many for the nodes": cpus(3, "STRICT_SPREAD", start_timeout_s=1),
         }
@@ -447,23 +429,13 @@ def ends(pid, deadline_s=20):
         os.close(process)
 
 
-def request_that_no_node_can_meet(storage_path):
-    with cluster_of({"num_cpus": 1}):
-        start = time.monotonic()
-        try:
-            scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 8})
-            fit(say_where, storage_path, scaling, start_timeout_s=3)
-        except Exception as error:
-            return {"error": type(error).__name__, "message": str(error), "seconds": time.monotonic() - start}
-
-
 def interrupt_while_waiting_for_resources(storage_path):
     with cluster_of({"num_cpus": 1}):
         timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         start = time.monotonic()
         try:
-            fit(say_where, storage_path, ScalingConfig(num_workers=8), start_timeout_s=60)
+            fit(say_devices, storage_path, ScalingConfig(num_workers=8), start_timeout_s=60)
         except KeyboardInterrupt:
             return {"seconds": time.monotonic() - start}
 
