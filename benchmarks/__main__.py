@@ -10,7 +10,7 @@ from benchmarks.measure import Bench, machine, scratch
 NAMES = (
     *("report", "end", "start_local", "start_ray", "memory", "steps", "scale"),
     *("checkpoint_local", "checkpoint_async", "commit", "s3", "upload_memory"),
-    *("recovery", "noticed", "hang_cost"),
+    *("recovery", "lost_node", "noticed", "hang_cost"),
 )
 
 

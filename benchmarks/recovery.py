@@ -4,7 +4,7 @@ The step follows the load of a small checkpoint, and counts when the last rank h
 store, under whose keys of the ended group most restarts with Gloo fail by default; so its workers get one of their own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.measure import Bench, Goal, Job, Quantity, Run, quantity
 
@@ -40,13 +40,17 @@ def measure(bench: Bench) -> Iterator[Quantity]:
         *("... -> the train function again", "s", runs, lambda run: run.last("train_function") - run.last("killed")),
         compared=compared,
     )
-    ours = {side: found for side, found in runs.items() if side in (LOCAL, RAY, SPARES)}
+    yield from stages({side: found for side, found in runs.items() if side in (LOCAL, RAY, SPARES)})
+
+
+def stages(runs: Mapping[str, Sequence[Run]]) -> Iterator[Quantity]:
+    """What drivetrain's controller does meanwhile."""
     for name, point in (
         ("... -> its group is being ended", "noticed"),
         ("... -> it is ended", "group_ended"),
         ("... -> the next one is started", "group_started"),
     ):
-        yield quantity(name, "s", ours, lambda run, point=point: _after(run, point), compared=())
+        yield quantity(name, "s", runs, lambda run, point=point: _after(run, point), compared=())
 
 
 def _after(run: Run, point: str) -> float:

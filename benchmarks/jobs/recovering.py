@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from ddp import WARMUP_STEPS, DistributedDataParallel, backward, make_batch, make_model
@@ -15,6 +16,16 @@ from stamps import stamp
 STATE = "state.pt"
 LOST_RANK = 1
 SPARES_WAIT_S = 12
+
+
+def kill(config: dict[str, Any]) -> None:
+    """Ends this process, and before it the node that it is on, if the job is to lose one."""
+    if config.get("nodes"):
+        raylet = psutil.Process().parent()
+        assert raylet is not None
+        assert raylet.name() == "raylet"
+        raylet.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def recover(config: dict[str, Any], save: Callable[[dict[str, Any]], None], load: Callable[[], Path | None]) -> None:
@@ -44,6 +55,6 @@ def recover(config: dict[str, Any], save: Callable[[dict[str, Any]], None], load
         time.sleep(SPARES_WAIT_S if config.get("spares") else 0)  # until they are there
         killed.touch()
         stamp(config, "killed")
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill(config)
     backward(parallel, batch)  # never ends, as its peer is gone
     raise AssertionError("a step without the other rank")

@@ -1,10 +1,12 @@
-"""A worker of a DDP job is killed, on drivetrain."""
+"""A worker of a DDP job is killed, on drivetrain; with ``--nodes 2`` one of two Ray nodes, of an elastic run."""
 
+import contextlib
 import tempfile
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from nodes import cluster_of
 from recovering import STATE, recover
 from stamps import options, stamp
 
@@ -43,13 +45,15 @@ def train_func(config):
 
 
 if __name__ == "__main__":
-    config = options(runtime="local", spares=0)
+    config = options(runtime="local", spares=0, nodes=0)
+    number = (1, 2) if config["nodes"] else 2
     trainer = TorchTrainer(
         train_func,
         train_loop_config=config,
-        scaling_config=ScalingConfig(num_workers=2, runtime=config["runtime"], spare_workers=config["spares"]),
+        scaling_config=ScalingConfig(num_workers=number, runtime=config["runtime"], spare_workers=config["spares"]),
         run_config=RunConfig(
             storage_path=config["storage"], failure_config=FailureConfig(max_failures=1), callbacks=[Stamps()]
         ),
     )
-    trainer.fit()
+    with cluster_of(config["nodes"]) if config["nodes"] else contextlib.nullcontext():
+        trainer.fit()

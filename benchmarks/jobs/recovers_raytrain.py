@@ -1,11 +1,13 @@
-"""A worker of a DDP job is killed, on Ray Train."""
+"""A worker of a DDP job is killed, on Ray Train; with ``--nodes 2`` one of two nodes, of an elastic run."""
 
+import contextlib
 import tempfile
 from pathlib import Path
 
 import ray.train
 import torch
 import torch.distributed as dist
+from nodes import cluster_of
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from recovering import STATE, recover
@@ -29,11 +31,13 @@ def train_func(config):
 
 
 if __name__ == "__main__":
-    config = options()
+    config = options(nodes=0)
+    number = (1, 2) if config["nodes"] else 2
     trainer = TorchTrainer(
         train_func,
         train_loop_config=config,
-        scaling_config=ScalingConfig(num_workers=2),
+        scaling_config=ScalingConfig(num_workers=number),
         run_config=RunConfig(storage_path=config["storage"], failure_config=FailureConfig(max_failures=1)),
     )
-    trainer.fit()
+    with cluster_of(config["nodes"]) if config["nodes"] else contextlib.nullcontext():
+        trainer.fit()

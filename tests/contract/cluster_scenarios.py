@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import json
 import os
 import select
@@ -16,6 +17,7 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
+import drivetrain_torch
 from drivetrain import (
     Backend,
     BackendConfig,
@@ -25,10 +27,13 @@ from drivetrain import (
     FailureConfig,
     RunConfig,
     ScalingConfig,
+    WorkerInfo,
     get_checkpoint,
     get_context,
     report,
 )
+from drivetrain.runtime.ray import RayRuntime
+from tests.support import Pipe, wait_for_release
 
 CLONE_NEWNS = 0x00020000
 
@@ -43,17 +48,6 @@ class GroupWatcher(Callback):
 
     def on_failure(self, run, failure, retrying):
         self.failures.append((failure.kind.value, failure.rank))
-
-
-def say_where(config):
-    context = get_context()
-    report(
-        {
-            "local_world_size": context.get_local_world_size(),
-            "LOCAL_RANK": int(os.environ["LOCAL_RANK"]),
-            "NODE_RANK": int(os.environ["NODE_RANK"]),
-        }
-    )
 
 
 def count_to_four(config):
@@ -80,18 +74,6 @@ def fit(function, storage_path, scaling, *, config=None, callbacks=(), **options
     ).fit()
 
 
-def ranks_are_packed_by_node(storage_path):
-    with cluster_of({"num_cpus": 2}, {"num_cpus": 2}):
-        watcher = GroupWatcher()
-        result = fit(say_where, storage_path, ScalingConfig(num_workers=4), callbacks=[watcher])
-        here = ray.get_runtime_context().get_node_id()
-        return {
-            "group": [(rank, local_rank, node_rank) for rank, local_rank, node_rank, _ in watcher.groups[0]],
-            "first_node_is_the_drivers": watcher.groups[0][0][3] == here,
-            "local_world_size": result.metrics["local_world_size"],
-        }
-
-
 def lost_node_is_replaced(storage_path):
     with cluster_of({"num_cpus": 1}, {"num_cpus": 1}, {"num_cpus": 1}) as cluster:
         watcher = GroupWatcher()
@@ -100,9 +82,7 @@ def lost_node_is_replaced(storage_path):
         def remove_node_of_rank_1(*_):
             told.append(1)
             if len(told) == 2:  # both ranks have made their second report
-                lost = watcher.groups[0][1][3]
-                node = next(node for node in cluster.list_all_nodes() if node.node_id == lost)
-                cluster.remove_node(node, allow_graceful=False)
+                cluster.remove_node(node_of(cluster, watcher.groups[0][1][3]), allow_graceful=False)
 
         signal.signal(signal.SIGUSR1, remove_node_of_rank_1)
         result = fit(
@@ -114,6 +94,202 @@ def lost_node_is_replaced(storage_path):
             failure_config=FailureConfig(max_failures=1),
         )
         return {"failures": watcher.failures, "metrics": result.metrics, "groups": len(watcher.groups)}
+
+
+class Workers(Callback):
+    """What is known of a run's workers, and what they say of themselves, by rank."""
+
+    def __init__(self):
+        self.known = {}
+
+    def on_group_start(self, run, attempt, workers):
+        self.known = {worker.rank: dataclasses.asdict(worker) for worker in workers}
+
+    def on_report(self, run, report):
+        self.known[report.rank].update(report.metrics)
+
+
+def say_devices(config):
+    """What tells a rank its place and its GPUs."""
+    names = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+    said = {name: os.environ.get(name) for name in names}
+    said["local_world_size"] = get_context().get_local_world_size()
+    if config["torch"] and get_context().get_world_rank() == 0:  # one is enough, as PyTorch takes a while to import
+        said["devices"] = [str(device) for device in drivetrain_torch.get_devices()]
+    report(said)
+
+
+def workers_of(storage_path, *, torch=False, start_timeout_s=60, **scaling):
+    """The workers of a run that asks for these, or why it had none."""
+    workers = Workers()
+    asked = ScalingConfig(runtime="ray", **scaling)
+    config = {"torch": torch}
+    try:
+        fit(say_devices, storage_path, asked, config=config, callbacks=[workers], start_timeout_s=start_timeout_s)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return [known for _, known in sorted(workers.known.items())]
+
+
+@ray.remote(num_cpus=0, num_gpus=9)
+class Neighbour:
+    """Holds GPUs, so that those with two digits are left."""
+
+    def gpus(self):
+        return ray.get_gpu_ids()
+
+
+def room_for(most, strategy, *, running=(), avoided=()):
+    """How many workers with a CPU each there could be, beside those that are said to run on these nodes."""
+    scaling = ScalingConfig(num_workers=(1, most), placement_strategy=strategy)
+    somewhere = {"local_rank": 0, "node_rank": 0, "hostname": "", "ip": "", "pid": 0}
+    workers = [WorkerInfo(rank=rank, node_id=node, **somewhere) for rank, node in enumerate(running)]
+    return RayRuntime().room(scaling, workers, frozenset(avoided))
+
+
+def nodes_with_gpus(storage_path):
+    """Ray takes a node's word for its GPUs; nothing here calls CUDA."""
+    a100 = {"num_cpus": 6, "num_gpus": 13, "resources": {"accelerator_type:A100": 1}}
+    t4 = {"num_cpus": 3, "num_gpus": 2, "resources": {"accelerator_type:T4": 1}}
+    with cluster_of(a100, t4) as cluster:
+        neighbour = Neighbour.options(resources={"accelerator_type:A100": 0.001}).remote()
+        taken = ray.get(neighbour.gpus.remote(), timeout=60)
+
+        def gpus(number, each, **options):
+            return workers_of(
+                storage_path, num_workers=number, use_gpu=True, resources_per_worker={"GPU": each}, **options
+            )
+
+        def cpus(number, strategy, **options):
+            return workers_of(storage_path, num_workers=number, placement_strategy=strategy, **options)
+
+        here = ray.get_runtime_context().get_node_id()
+        there = next(node.node_id for node in cluster.worker_nodes)
+        return {
+            "taken": sorted(taken),
+            "here": here,
+            "there": there,
+            "room": {
+                "all": room_for(9, "PACK"),
+                "avoided": room_for(7, "PACK", avoided=[there]),
+                "STRICT_SPREAD": room_for(9, "STRICT_SPREAD", running=[here, there]),
+                "STRICT_PACK": room_for(6, "STRICT_PACK", running=[there, there]),
+            },
+            "several": gpus(3, 2, torch=True),
+            "fraction": gpus(2, 0.5, accelerator_type="T4"),
+            "unknown type": gpus(1, 1, accelerator_type="H100", start_timeout_s=1),
+            "PACK": cpus(2, "PACK"),
+            "SPREAD": cpus(2, "SPREAD"),
+            "STRICT_PACK": cpus(2, "STRICT_PACK"),
+            "STRICT_SPREAD": cpus(2, "STRICT_SPREAD"),
+            "too much for any node": workers_of(
+                storage_path, num_workers=2, resources_per_worker={"CPU": 8}, start_timeout_s=1
+            ),
+            "too many for one node": gpus(3, 2, placement_strategy="STRICT_PACK", start_timeout_s=1),
+            "too many for the nodes": cpus(3, "STRICT_SPREAD", start_timeout_s=1),
+        }
+
+
+class LosesAndGains(GroupWatcher):
+    """Takes a node away at the first commit, adds another at the second, and lets a step be made after each further."""
+
+    def __init__(self, cluster, gate):
+        super().__init__()
+        self.cluster = cluster
+        self.gate = gate
+        self.commits = 0
+
+    def on_checkpoint(self, run, checkpoint):
+        self.commits += 1
+        if self.commits == 1:
+            self.cluster.remove_node(node_of(self.cluster, self.groups[0][1][3]), allow_graceful=False)
+            return
+        if self.commits == 2:
+            self.cluster.add_node(num_cpus=1)
+        self.gate.release()
+
+
+def train_on_what_is_there(config):
+    """Counts in checkpoints, a step for each release; ends when there are two workers again."""
+    context = get_context()
+    checkpoint = get_checkpoint()
+    step = first = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
+    while True:
+        step += 1
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step").write_text(str(step))
+            saved = Checkpoint(directory) if context.get_world_rank() == 0 else None
+            report({"step": step, "workers": context.get_world_size()}, checkpoint=saved)
+        if context.attempt > 0 and context.get_world_size() == 2:
+            return first
+        wait_for_release(config["gate"])
+
+
+def elastic_run(cluster, storage_path):
+    gate = Pipe(Path(storage_path, "gate"))
+    watcher = LosesAndGains(cluster, gate)
+    result = fit(
+        train_on_what_is_there,
+        storage_path,
+        ScalingConfig(num_workers=(1, 2), elastic_resize_monitor_interval_s=0.05),
+        config={"gate": gate.path},
+        callbacks=[watcher],
+        failure_config=FailureConfig(max_failures=1),
+        name="elastic",
+    )
+    reports = [json.loads(line) for line in Path(result.path, "result.json").read_text().splitlines()]
+    return {
+        "failures": watcher.failures,
+        "nodes": [[node for *_, node in group] for group in watcher.groups],
+        "resumed_at": result.return_value,
+        "metrics": result.metrics,
+        "error": result.error,
+        "reports": [(entry["step"], entry["workers"]) for entry in reports],
+    }
+
+
+class Drains(GroupWatcher):
+    """At the first commit, does what a cloud's autoscaler does to a node that is to go: drains it, and ends it."""
+
+    def __init__(self, cluster):
+        super().__init__()
+        self.cluster = cluster
+
+    def on_checkpoint(self, run, checkpoint):
+        if len(self.groups) == 1:
+            lost = self.groups[0][0][3]
+            command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--address", self.cluster.address]
+            command += ["--node-id", lost, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+            subprocess.run([*command, "--deadline-remaining-seconds", "1"], check=True, stdout=sys.stderr)
+            self.cluster.remove_node(node_of(self.cluster, lost), allow_graceful=False)
+
+
+def report_and_wait(config):
+    """Saves and stays, but for the second time."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "state").touch()
+        report({"attempt": get_context().attempt}, checkpoint=Checkpoint(directory))
+    if get_context().attempt == 0:
+        threading.Event().wait(60)
+
+
+def drained_run(cluster, storage_path):
+    watcher = Drains(cluster)
+    result = fit(report_and_wait, storage_path, ScalingConfig(num_workers=1), callbacks=[watcher], name="drained")
+    return {
+        "failures": watcher.failures,
+        "nodes": [group[0][3] for group in watcher.groups],
+        "attempt": result.metrics["attempt"],
+    }
+
+
+def nodes_go_and_come(storage_path):
+    with cluster_of({"num_cpus": 0}, {"num_cpus": 1}, {"num_cpus": 1}) as cluster:
+        return {"elastic": elastic_run(cluster, storage_path), "drained": drained_run(cluster, storage_path)}
+
+
+def node_of(cluster, node_id):
+    return next(node for node in cluster.list_all_nodes() if node.node_id == node_id)
 
 
 class BadNode(GroupWatcher):
@@ -253,23 +429,13 @@ def ends(pid, deadline_s=20):
         os.close(process)
 
 
-def request_that_no_node_can_meet(storage_path):
-    with cluster_of({"num_cpus": 1}):
-        start = time.monotonic()
-        try:
-            scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 8})
-            fit(say_where, storage_path, scaling, start_timeout_s=3)
-        except Exception as error:
-            return {"error": type(error).__name__, "message": str(error), "seconds": time.monotonic() - start}
-
-
 def interrupt_while_waiting_for_resources(storage_path):
     with cluster_of({"num_cpus": 1}):
         timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         start = time.monotonic()
         try:
-            fit(say_where, storage_path, ScalingConfig(num_workers=8), start_timeout_s=60)
+            fit(say_devices, storage_path, ScalingConfig(num_workers=8), start_timeout_s=60)
         except KeyboardInterrupt:
             return {"seconds": time.monotonic() - start}
 

@@ -33,7 +33,7 @@ class Rooms(LocalRuntime):
     def __init__(self, space: int) -> None:
         self.space = space
 
-    def room(self, scaling: ScalingConfig, running: int) -> int:
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         return self.space
 
 

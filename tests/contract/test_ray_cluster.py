@@ -4,34 +4,30 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.support import ROOT
+
 pytestmark = pytest.mark.ray
 
-SCRIPT = Path(__file__).with_name("cluster_scenarios.py")
+SCRIPT = "tests.contract.cluster_scenarios"
 
 
 def run(scenario, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
     finished = subprocess.run(
-        [sys.executable, str(SCRIPT), scenario, str(tmp_path)],
+        [sys.executable, "-m", SCRIPT, scenario, str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=100,
-        env={**environment, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
+        cwd=ROOT,
+        env={**environment, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONPATH": paths},
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
     return {**json.loads(finished.stdout.splitlines()[-1]), "said": finished.stderr}
-
-
-def test_ranks_are_packed_by_node_and_the_drivers_node_comes_first(tmp_path):
-    seen = run("ranks_are_packed_by_node", tmp_path)
-    assert seen["group"] == [[0, 0, 0], [1, 1, 0], [2, 0, 1], [3, 1, 1]]
-    assert seen["first_node_is_the_drivers"]
-    assert seen["local_world_size"] == 2
 
 
 def test_lost_node_is_a_worker_failure_and_the_run_goes_on_elsewhere(tmp_path):
@@ -41,6 +37,35 @@ def test_lost_node_is_a_worker_failure_and_the_run_goes_on_elsewhere(tmp_path):
     assert seen["metrics"]["count"] == 4
     assert seen["metrics"]["attempt"] == 1
     assert seen["metrics"]["_training_iteration"] == 4, "the second attempt continued from the second report"
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    """Two runs on a cluster whose nodes go and come."""
+    return run("nodes_go_and_come", tmp_path_factory.mktemp("nodes"))
+
+
+def test_elastic_run_goes_on_with_the_rest_when_a_node_is_lost_and_grows_when_one_comes(nodes):
+    seen = nodes["elastic"]
+    assert seen["failures"] == [["infrastructure", 1]]
+    (kept, lost), rest, (first, added) = seen["nodes"]
+    assert rest == [kept]
+    assert first == kept, "the node that stays keeps its ranks"
+    assert added not in (kept, lost)
+    assert seen["error"] is None
+    assert seen["metrics"]["workers"] == 2
+    steps = [step for step, _ in seen["reports"]]
+    assert steps == list(range(1, len(steps) + 1)), "every attempt goes on from the last commit"
+    assert seen["resumed_at"] == steps[-1] - 1
+    assert [workers for _, workers in seen["reports"]] == [2] + [1] * (len(steps) - 2) + [2]
+
+
+def test_node_that_ends_after_it_was_drained_is_a_preemption_which_no_budget_of_failures_counts(nodes):
+    seen = nodes["drained"]
+    assert seen["failures"] == [["preemption", 0]]
+    first, second = seen["nodes"]
+    assert first != second
+    assert seen["attempt"] == 1
 
 
 def test_node_that_has_lost_too_many_processes_is_avoided(tmp_path):
@@ -66,16 +91,88 @@ def test_spares_take_the_places_of_a_lost_group_with_its_resources(tmp_path):
     assert seen["left"] == []
 
 
-def test_request_that_the_cluster_cannot_meet_shows_what_was_asked_and_what_exists(tmp_path):
-    seen = run("request_that_no_node_can_meet", tmp_path)
-    assert seen["error"] == "ResourceError"
-    assert "asked for 2 x {'CPU': 8}" in seen["message"]
-    assert "CPU 1 (1 free)" in seen["message"]
-    assert seen["seconds"] < 20
-
-
 def test_interrupt_while_waiting_for_resources_ends_the_wait(tmp_path):
     assert run("interrupt_while_waiting_for_resources", tmp_path)["seconds"] < 10
+
+
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory):
+    """Runs on a node with GPUs 0 to 12, the first nine taken, and one with GPUs 0 and 1."""
+    seen = run("nodes_with_gpus", tmp_path_factory.mktemp("gpus"))
+    assert seen["taken"] == list(range(9))
+    return seen
+
+
+def facts(workers, *names):
+    return [tuple(worker[name] for name in names) for worker in workers]
+
+
+def test_ranks_are_packed_by_node_and_the_drivers_node_comes_first(gpus):
+    assert facts(gpus["several"], "node_id") == [(gpus["here"],), (gpus["here"],), (gpus["there"],)]
+    assert facts(gpus["several"], "local_world_size") == [(2,), (2,), (1,)]
+
+
+def test_request_that_the_cluster_cannot_meet_shows_what_was_asked_and_what_exists(gpus):
+    assert gpus["too much for any node"].startswith("ResourceError: ")
+    assert "asked for 2 x {'CPU': 8}" in gpus["too much for any node"]
+    assert "CPU 9 (9 free)" in gpus["too much for any node"]
+
+
+def test_worker_with_several_gpus_sees_them_and_no_others_and_ranks_follow_their_order(gpus):
+    workers = gpus["several"]
+    assert facts(workers, "node_rank", "local_rank", "accelerator_ids") == [
+        (0, 0, ["9", "10"]),
+        (0, 1, ["11", "12"]),
+        (1, 0, ["0", "1"]),
+    ]
+    assert facts(workers, "CUDA_VISIBLE_DEVICES") == [("9,10",), ("11,12",), ("0,1",)]
+    names = ("NODE_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    assert facts(workers, *names) == [("0", "0", "2"), ("0", "1", "2"), ("1", "0", "1")]
+    assert workers[0]["devices"] == ["cuda:0", "cuda:1"]
+
+
+def test_workers_with_half_a_gpu_share_one(gpus):
+    workers = gpus["fraction"]
+    assert facts(workers, "local_rank") == [(0,), (1,)]
+    assert workers[0]["accelerator_ids"] == workers[1]["accelerator_ids"]
+    assert len(workers[0]["accelerator_ids"]) == 1
+    assert {worker["CUDA_VISIBLE_DEVICES"] for worker in workers} == set(workers[0]["accelerator_ids"])
+
+
+def test_accelerator_type_places_the_workers_where_it_is(gpus):
+    assert {worker["node_id"] for worker in gpus["fraction"]} == {gpus["there"]}
+
+
+def test_accelerator_type_that_no_node_has_is_named_beside_those_that_they_have(gpus):
+    assert gpus["unknown type"].startswith("ResourceError: ")
+    assert "accelerator_type:H100" in gpus["unknown type"]
+    assert "accelerator_type:A100 1" in gpus["unknown type"]
+
+
+@pytest.mark.parametrize(("strategy", "nodes"), [("PACK", 1), ("SPREAD", 2), ("STRICT_PACK", 1), ("STRICT_SPREAD", 2)])
+def test_placement_strategy_says_on_how_many_nodes_two_workers_are(gpus, strategy, nodes):
+    assert len({worker["node_id"] for worker in gpus[strategy]}) == nodes
+
+
+@pytest.mark.parametrize(
+    ("asked", "strategy", "rule"),
+    [
+        ("too many for one node", "STRICT_PACK", "all on one node"),
+        ("too many for the nodes", "STRICT_SPREAD", "each on a node of its own"),
+    ],
+)
+def test_strategy_that_the_nodes_do_not_allow_is_named_with_its_rule(gpus, asked, strategy, rule):
+    assert gpus[asked].startswith("ResourceError: ")
+    assert f"({strategy}: {rule})" in gpus[asked]
+
+
+@pytest.mark.parametrize(
+    ("case", "number"),
+    [("all", 9), ("avoided", 6), ("STRICT_SPREAD", 2), ("STRICT_PACK", 5)],
+)
+def test_room_is_what_could_be_placed_by_the_strategy_and_off_avoided_nodes(gpus, case, number):
+    """Nine CPUs, of which three are on the second node."""
+    assert gpus["room"][case] == number
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a node takes a mount, and that takes root")

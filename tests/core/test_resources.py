@@ -1,10 +1,11 @@
 import os
+from pathlib import Path
 
 import pytest
 
 import drivetrain
 from drivetrain import DataParallelTrainer, ResourceError, RunConfig, ScalingConfig
-from drivetrain.runtime.resources import partition_gpus, threads_per_worker, visible_gpus
+from drivetrain.runtime.resources import order_gpus, order_nodes, partition_gpus, threads_per_worker, visible_gpus
 from tests.support import Collector
 
 
@@ -22,10 +23,17 @@ def scaling(workers: int, gpus: float | None = None, cpus: float | None = None) 
         ("", []),
         ("-1", []),
         ("GPU-8a,MIG-9b", ["GPU-8a", "MIG-9b"]),
+        ("2,-1,3", ["2"]),  # CUDA stops reading at the first that is none
     ],
 )
 def test_gpus_are_those_that_the_variable_allows(variable: str, gpus: list[str]) -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": variable}) == gpus
+
+
+def test_without_the_variable_the_device_files_are_counted(tmp_path: Path) -> None:
+    for name in ("nvidia3", "nvidia12", "nvidiactl", "nvidia-uvm", "tty0"):
+        (tmp_path / name).touch()
+    assert visible_gpus({}, tmp_path) == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +78,34 @@ def test_threads_are_the_workers_cpus_or_an_even_share_of_the_machines() -> None
     assert threads_per_worker(scaling(10 * machine)) == 1
 
 
+@pytest.mark.parametrize(
+    ("nodes", "before", "order"),
+    [
+        ("abc", "", "bac"),  # the driver's own first
+        ("abc", "cab", "cab"),
+        ("ac", "cab", "ca"),
+        ("abcd", "ca", "cabd"),
+        ("acd", "cab", "cad"),
+        ("bd", "adc", "bd"),
+        ("ad", "cb", "ad"),
+    ],
+)
+def test_nodes_keep_their_places_and_new_ones_take_those_of_the_lost(nodes: str, before: str, order: str) -> None:
+    assert "".join(order_nodes(set(nodes), "b", before)) == order
+
+
+def test_gpus_are_in_the_order_of_their_numbers() -> None:
+    workers = [("10", "11"), ("8", "9"), ("9", "12")]
+    assert sorted(workers, key=order_gpus) == [("8", "9"), ("9", "12"), ("10", "11")]
+
+
+@pytest.mark.parametrize(
+    ("workers", "each", "seen"),
+    [(2, 2, ["GPU-aa,GPU-bb", "GPU-cc,GPU-dd"]), (3, 0.5, ["GPU-aa", "GPU-aa", "GPU-bb"])],
+    ids=["two", "half"],
+)
 def test_workers_see_only_their_own_gpus_and_keep_the_thread_count_that_was_set(
-    tmp_path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch: pytest.MonkeyPatch, workers: int, each: float, seen: list[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa,GPU-bb,GPU-cc,GPU-dd")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
@@ -84,13 +118,13 @@ def test_workers_see_only_their_own_gpus_and_keep_the_thread_count_that_was_set(
     collector = Collector()
     DataParallelTrainer(
         train,
-        scaling_config=ScalingConfig(num_workers=2, use_gpu=True, resources_per_worker={"GPU": 2}, runtime="local"),
+        scaling_config=ScalingConfig(
+            num_workers=workers, use_gpu=True, resources_per_worker={"GPU": each}, runtime="local"
+        ),
         run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, callbacks=[collector]),
     ).fit()
 
-    assert [collector.metrics_of(rank)[0]["CUDA_VISIBLE_DEVICES"] for rank in range(2)] == [
-        "GPU-aa,GPU-bb",
-        "GPU-cc,GPU-dd",
-    ]
-    assert collector.metrics_of(1)[0]["ids"] == ["GPU-cc", "GPU-dd"]
-    assert collector.metrics_of(1)[0]["OMP_NUM_THREADS"] == "7"
+    metrics = [collector.metrics_of(rank)[0] for rank in range(workers)]
+    assert [said["CUDA_VISIBLE_DEVICES"] for said in metrics] == seen
+    assert [",".join(said["ids"]) for said in metrics] == seen
+    assert {said["OMP_NUM_THREADS"] for said in metrics} == {"7"}

@@ -17,7 +17,7 @@ from drivetrain import CheckpointConfig, DataParallelTrainer, FailureConfig, Run
 from tests.faults.scenarios import VICTIM, FailsToSetUp, Moment, Plan, train
 from tests.support import Pipe
 
-WARM_UP = 6
+WARM_UP = {"local": 6, "ray": 3}
 FAULTS = [
     "",
     "SIGKILL",
@@ -32,7 +32,7 @@ FAULTS = [
 ]
 
 
-def run(chosen: random.Random, number: int, directory: Path, memory: Path) -> str:
+def run(runtime: str, chosen: random.Random, number: int, directory: Path, memory: Path) -> str:
     """One run with a fault, which it survives or not; what was chosen."""
     fault = FAULTS[number % len(FAULTS)] if number < len(FAULTS) else chosen.choice(FAULTS)
     moments = [Moment.FIRST, Moment.RESTART] if fault == "backend set-up" else list(Moment)
@@ -46,7 +46,7 @@ def run(chosen: random.Random, number: int, directory: Path, memory: Path) -> st
         train,
         train_loop_config={"plan": plan},
         backend_config=FailsToSetUp(plan) if fault == "backend set-up" else None,
-        scaling_config=ScalingConfig(num_workers=2, runtime="local"),
+        scaling_config=ScalingConfig(num_workers=2, runtime=runtime),
         run_config=RunConfig(
             name=f"run_{number}",
             storage_path=runs,
@@ -81,9 +81,15 @@ def measure() -> dict[str, int]:
 def main(given: dict[str, Any]) -> dict[str, Any]:
     chosen = random.Random(given["seed"])
     samples = []
-    for number in range(WARM_UP + given["runs"]):
-        what = run(chosen, number, Path(given["directory"]), Path(given["memory"]))
-        if number >= WARM_UP - 1:
+    warm_up = WARM_UP[given["runtime"]]
+    if given["runtime"] == "ray":
+        import ray
+
+        # Its own processes and threads are all there from the first run on.
+        ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    for number in range(warm_up + given["runs"]):
+        what = run(given["runtime"], chosen, number, Path(given["directory"]), Path(given["memory"]))
+        if number >= warm_up - 1:
             samples.append({**measure(), "after": what})
     named = sorted(thread.name for thread in threading.enumerate())
     open_files = []

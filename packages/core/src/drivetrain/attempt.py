@@ -96,7 +96,7 @@ class Attempt:
         checkpoints: CheckpointManager,
         callbacks: Callbacks,
         interrupts: Interrupts,
-        room: Callable[[int], int],
+        room: Callable[[], int],
         first_index: int,
         first_iteration: int,
         started: float,
@@ -320,7 +320,7 @@ class Attempt:
         if time.monotonic() - self._looked_at < scaling.elastic_resize_monitor_interval_s:
             return
         self._looked_at = time.monotonic()
-        if (target := target_size(scaling, self._room(size))) > size and self._running:
+        if (target := target_size(scaling, self._room())) > size and self._running:
             self._grown = target
             if self._interrupts.on_notice is not None:  # it can save where it is
                 self.give_notice(f"there is room for {target} workers")

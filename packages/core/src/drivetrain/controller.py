@@ -150,19 +150,19 @@ class Controller:
     def _run_attempt(self, number: int, avoided: frozenset[str]) -> Outcome:
         try:
             with self._runtime.launch(self._group_spec(avoided)) as group:
-                return self._drive(group, number)
+                return self._drive(group, number, avoided)
         except (Resize, RunFailed, RunCancelledError, ConfigurationError, PluginError, ResourceError):
             raise
         except Exception as error:  # of a backend, a callback or the runtime
             raise RunFailed(controller_failure(error)) from None
 
-    def _drive(self, group: Group, number: int) -> Outcome:
+    def _drive(self, group: Group, number: int, avoided: frozenset[str]) -> Outcome:
         """Has a group train, and closes what the attempt has opened; the first thing that went wrong is raised."""
         attempt: Attempt | None = None
         ended_well = False
         try:
             self._callbacks.call("on_group_start", number, list(group.workers))
-            attempt = self._start(group, number)
+            attempt = self._start(group, number, avoided)
             self._current = group, attempt
             outcome = attempt.follow(group)
             ended_well = True
@@ -188,10 +188,12 @@ class Controller:
         except Exception as error:  # of a user's policy
             raise CallbackError(f"FailureConfig(policy=...) raised {type(error).__name__}: {error}") from error
 
-    def _choose_size(self) -> int:
+    def _choose_size(self, avoided: frozenset[str]) -> int:
         """How many workers the next attempt has; a run that is not elastic waits for the room that it wants."""
         scaling = self._run.scaling_config
-        return target_size(scaling, self._runtime.room(scaling, 0)) if self._elastic else max(1, scaling.max_workers)
+        if not self._elastic:
+            return max(1, scaling.max_workers)
+        return target_size(scaling, self._runtime.room(scaling, (), avoided))
 
     def _scaling_for(self, size: int) -> ScalingConfig:
         """What the run asks for, with a number for an elastic run's bounds."""
@@ -200,7 +202,7 @@ class Controller:
 
     def _group_spec(self, avoided: frozenset[str]) -> GroupSpec:
         config = self._run.run_config
-        count = self._choose_size()
+        count = self._choose_size(avoided)
         shown = {"rank0": frozenset((0,)), "all": frozenset(range(count)), "none": frozenset[int]()}
         return GroupSpec(
             num_workers=count,
@@ -218,7 +220,7 @@ class Controller:
             avoided=avoided,
         )
 
-    def _start(self, group: Group, number: int) -> Attempt:
+    def _start(self, group: Group, number: int, avoided: frozenset[str]) -> Attempt:
         rendezvous = self._backend.rendezvous(group)
         self._probe_storage(group)
         latest = self._checkpoints.verify()
@@ -242,7 +244,7 @@ class Controller:
             checkpoints=self._checkpoints,
             callbacks=self._callbacks,
             interrupts=self._interrupts,
-            room=lambda running: self._runtime.room(self._run.scaling_config, running),
+            room=lambda: self._runtime.room(self._run.scaling_config, group.workers, avoided),
             first_index=self._last_index,
             first_iteration=latest.iteration if latest else 0,
             started=time.monotonic(),

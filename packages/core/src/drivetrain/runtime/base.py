@@ -98,12 +98,13 @@ class Runtime(Protocol):
         """
         ...
 
-    def room(self, scaling: ScalingConfig, running: int) -> int:
-        """How many workers an elastic run could have now; an estimate, which takes no longer than a second or so.
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
+        """How many workers an elastic run could have now; an estimate, which takes no longer than a few seconds.
 
         Args:
             scaling: the resources of each worker, and the bounds of their number.
-            running: how many of them run already.
+            running: those that run already.
+            avoided: ids of nodes that are to have none, as long as there are others.
         """
         ...
 

@@ -105,7 +105,7 @@ class InProcessRuntime:
             )
         _own_gpus(scaling)
 
-    def room(self, scaling: ScalingConfig, running: int) -> int:
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """This process is one worker."""
         return 1
 

@@ -291,10 +291,10 @@ class LocalRuntime:
     name = "local"
 
     def validate(self, scaling: ScalingConfig) -> None:
-        """Refuses more GPUs than this machine has, and what only a cluster knows."""
+        """Refuses more GPUs than this machine has."""
         partition_gpus(replace(scaling, num_workers=scaling.min_workers), visible_gpus())
 
-    def room(self, scaling: ScalingConfig, running: int) -> int:
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """What the GPUs allow; without GPUs there is always room."""
         gpus, each = len(visible_gpus()), scaling.num_gpus_per_worker
         if each == 0:

@@ -167,6 +167,15 @@ class RemoteGroup:
         """Has the end of the group not be ended itself."""
         self.forget(self._interrupts.fileno())
 
+    def await_closed_lines(self, seconds: float) -> None:
+        """Waits until every worker's end of its line is closed: the kernel does it when the process is no more."""
+        deadline = time.monotonic() + seconds
+        for inbox in self._inboxes.values():
+            readable = select.poll()
+            readable.register(inbox.socket, select.POLLIN)
+            while not inbox.closed and readable.poll(1000 * max(0.0, deadline - time.monotonic())):
+                deque(inbox.read(), maxlen=0)
+
     def close_lines(self) -> None:
         """Closes the selector and every line."""
         for echo in self._echoes.values():

@@ -1,29 +1,36 @@
-"""What this machine has, and which part of it each worker gets."""
+"""What this machine has, which part of it each worker gets, and the order of a cluster's nodes and their GPUs."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from drivetrain.config import ScalingConfig
 from drivetrain.errors import ResourceError
 
-__all__ = ["OomCounter", "partition_gpus", "threads_per_worker", "visible_gpus"]
+__all__ = ["OomCounter", "order_gpus", "order_nodes", "partition_gpus", "threads_per_worker", "visible_gpus"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_DEVICES = Path("/dev")
 
 
-def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = _DEVICES) -> list[str]:
+    """The GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` names them; CUDA ends the list at a ``-1``.
+
+    Without that variable they are as many as there are device files: a container that has only one of a machine's
+    has ``nvidia3``, and CUDA calls it 0.
+    """
     allowed = environment.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
-        return [name.strip() for name in allowed.split(",") if name.strip() and name.strip() != "-1"]
-    devices = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
-    return [str(index) for index in sorted(int(match[1]) for match in devices if match)]
+        names = itertools.takewhile(lambda name: name != "-1", map(str.strip, allowed.split(",")))
+        return [name for name in names if name]
+    files = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    return [str(index) for index in range(len(files))]
 
 
 def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, ...]]:
@@ -56,6 +63,24 @@ def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, .
             "ask for fewer workers, set use_gpu=False, or connect to a Ray cluster that has them"
         )
     return [tuple(part) for part in parts]
+
+
+def order_nodes(nodes: Collection[str], here: str, before: Sequence[str]) -> list[str]:
+    """The order in which nodes get their ranks: those of the group before keep their places.
+
+    Args:
+        nodes: the ids of the group's nodes.
+        here: the id of the driver's own, which comes first among new ones.
+        before: the order in the run's last group. New nodes take the places of those that are lost, then the end.
+    """
+    new = iter(sorted(set(nodes) - set(before), key=lambda node: (node != here, node)))
+    kept = [node if node in nodes else next(new, None) for node in before]
+    return [node for node in kept if node is not None] + list(new)
+
+
+def order_gpus(gpus: Sequence[str]) -> tuple[tuple[int, str], ...]:
+    """A key that sorts workers by their GPUs: 9 comes before 10, and a UUID where its text does."""
+    return tuple((len(gpu), gpu) for gpu in gpus)
 
 
 def threads_per_worker(scaling: ScalingConfig) -> int:

@@ -20,10 +20,11 @@ from drivetrain.context import WorkerInfo
 from drivetrain.errors import PluginNotFoundError, WorkerDiedError
 from drivetrain.runtime.base import GroupSpec, rank_environment
 from drivetrain.runtime.output import log_name
-from drivetrain.runtime.ray.actors import Actors, kind_of_death, names_node
-from drivetrain.runtime.ray.cluster import await_release, bundle_of, connect, fits, reserve
+from drivetrain.runtime.ray.actors import UNREACHABLE, Actors, kind_of_death, names_node
+from drivetrain.runtime.ray.cluster import connect, find_room, note_unreachable, reserve
 from drivetrain.runtime.ray.worker import HELLO_WAIT_S, Devices, read_stacks, set_up
 from drivetrain.runtime.remote import RemoteGroup
+from drivetrain.runtime.resources import order_gpus, order_nodes
 from drivetrain.runtime.worker import TrainTask
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RayRuntime"]
 
-_NOTICE_WAIT_S = 2.0
-_TRIALS = 4
-_ROOM_WAIT_S = 1.0
+_NOTICE_WAIT_S = 4.0
+"""Ray notices after 2 s that a node is gone without a word."""
+_CLOSE_WAIT_S = 1.0
 
 
 class RayGroup(RemoteGroup):
@@ -143,10 +144,12 @@ class RayGroup(RemoteGroup):
         reason = self._actors.dead[index]
         if names_node(reason):
             self._keeps_reservation = False
+        if reason == UNREACHABLE:
+            note_unreachable(self.workers[self._rank_of[index]].node_id)
         self.note_exit(self._rank_of[index], None, reason, kind_of_death(reason))
 
     def _assign_ranks(self) -> None:
-        """Packs ranks by node, the driver's own first, in the order of the GPUs on each."""
+        """Packs ranks by node, in the order of the last group's nodes, and of the GPUs on each."""
         import ray
 
         hellos = {index: self._actors.hellos[index] for index in self._bundle_of}
@@ -154,11 +157,13 @@ class RayGroup(RemoteGroup):
             self._reservation.devices[self._bundle_of[index]] = hellos[index].devices
         gpus = {index: self._devices(index).gpus for index in hellos}
         here = ray.get_runtime_context().get_node_id()
-        nodes = sorted({hello.facts["node_id"] for hello in hellos.values()}, key=lambda node: (node != here, node))
-        order = sorted(
-            hellos,
-            key=lambda index: (nodes.index(hellos[index].facts["node_id"]), gpus[index], self._bundle_of[index]),
-        )
+        nodes = order_nodes({hello.facts["node_id"] for hello in hellos.values()}, here, self._actors.nodes)
+        self._actors.nodes = nodes
+        places = {
+            index: (nodes.index(hello.facts["node_id"]), order_gpus(gpus[index]), self._bundle_of[index])
+            for index, hello in hellos.items()
+        }
+        order = sorted(hellos, key=lambda index: places[index])
         workers: list[WorkerInfo] = []
         for rank, index in enumerate(order):
             self._rank_of[index] = rank
@@ -199,10 +204,11 @@ class RayGroup(RemoteGroup):
         self._stack_pipes = dict(zip(arguments, self.run_each(set_up, arguments), strict=True))
 
     def _end_actors(self) -> None:
-        """Ends every worker, and waits until Ray has seen to it."""
+        """Ends every worker, and waits until Ray has seen to it, and its process has ended: Ray tells a bit earlier."""
         self.ignore_interrupts()
         self._actors.settle()
         self._actors.end(self._bundle_of)
+        self.await_closed_lines(_CLOSE_WAIT_S)
 
     def _give_back(self) -> None:
         """Leaves the run's share of the cluster to its next group, which is to be of the same size, or to others."""
@@ -229,19 +235,10 @@ class RayRuntime:
                 'the "ray" runtime wants Ray, which is not installed. Run: pip install "drivetrain[ray]"'
             ) from None
 
-    def room(self, scaling: ScalingConfig, running: int) -> int:
-        """Tries the greatest number that the cluster's free resources would add up to, and a few smaller ones."""
-        import ray
-
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
+        """The greatest number that Ray could place now, beside those that run."""
         connect(scaling)
-        await_release(time.monotonic() + _ROOM_WAIT_S)
-        bundle, free = bundle_of(scaling), ray.available_resources()
-        more = math.floor(min((free.get(name, 0.0) / amount for name, amount in bundle.items()), default=0.0) + 1e-9)
-        most = min(scaling.max_workers, running + more)
-        for number in range(most, max(running, most - _TRIALS), -1):
-            if fits([dict(bundle) for _ in range(number - running)], scaling.placement_strategy):
-                return number
-        return running
+        return find_room(scaling, [worker.node_id for worker in running], avoided)
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[RayGroup]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import re
 import secrets
@@ -21,7 +22,10 @@ from drivetrain.runtime.wire import receive, receive_bytes
 if TYPE_CHECKING:
     from drivetrain.runtime.ray.cluster import Reservation
 
-__all__ = ["Actors", "Hello", "kind_of_death", "names_node"]
+__all__ = ["UNREACHABLE", "Actors", "Hello", "kind_of_death", "names_node"]
+
+UNREACHABLE = "cannot be reached any more (its node is gone, or the network to it)"
+"""What is said of an actor of which Ray does not know yet whether it has ended."""
 
 _TOKEN_BYTES = 32
 _END_WAIT_S = 10.0
@@ -54,12 +58,14 @@ class Actors:
         reservation: the share of the cluster that the next group may use again.
         hellos: by index, the actors that have connected.
         dead: by index, what Ray said of the end of those that have ended.
+        nodes: those of the last group, in the order of their ranks.
     """
 
     def __init__(self, host: str) -> None:
         self.reservation: Reservation | None = None
         self.hellos: dict[int, Hello] = {}
         self.dead: dict[int, str] = {}
+        self.nodes: Sequence[str] = ()
         self._handles: dict[int, Any] = {}
         self._spares: dict[int, str] = {}
         self._stocking: threading.Timer | None = None
@@ -84,11 +90,9 @@ class Actors:
         Returns:
             Its index, the order in which they were asked for.
         """
-        import ray
-
         index = len(self._handles)
         address = self._listener.getsockname()[:2]
-        actor: Any = ray.remote(RayWorker).options(max_restarts=0, **options).remote(index, address, self._token)
+        actor = _actor_class().options(max_restarts=0, **options).remote(index, address, self._token)
         self._handles[index] = actor
         actor.serve.remote(tuple(preload)).future().add_done_callback(lambda ended: self._tell(index, ended))
         return index
@@ -188,14 +192,24 @@ class Actors:
         self.hellos[index] = Hello(facts, devices, connection)
 
 
+@functools.cache
+def _actor_class() -> Any:
+    """What Ray makes of the class; made once, as Ray never forgets one."""
+    import ray
+
+    return ray.remote(RayWorker)
+
+
 def _brief_death(error: BaseException | None) -> str:
     """What Ray says about the end of an actor, in one line."""
-    from ray.exceptions import ActorUnavailableError
+    from ray.exceptions import ActorDiedError, ActorUnavailableError
 
     if error is None:
         return "ended"
+    if isinstance(error, ActorDiedError) and error.preempted:
+        return "ended with its node, which was drained"
     if isinstance(error, ActorUnavailableError):
-        return "cannot be reached any more (its node is gone, or the network to it)"
+        return UNREACHABLE
     text = " ".join(str(error).split()).partition(" Some common causes")[0]
     detail = re.search(r".*(?:Worker exit detail: |The actor is dead because )(.*)", text)
     return f"died, says Ray: {detail[1] if detail else text}"[:500].rstrip(".")

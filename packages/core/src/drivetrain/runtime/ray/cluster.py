@@ -9,6 +9,8 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from drivetrain.config import ScalingConfig
 
-__all__ = ["Reservation", "await_release", "bundle_of", "connect", "fits", "reserve"]
+__all__ = ["Reservation", "connect", "find_room", "note_unreachable", "reserve"]
 
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # where ray.init() is documented to look
 _CONNECT_WAIT_S = 10.0
@@ -32,6 +34,7 @@ _NODE_LABEL = "ray.io/node-id"  # which Ray gives every node
 _TRIAL_S = 1
 _RELEASE_WAIT_S = 1.0
 _RELEASE_POLL_S = 0.005
+_UNREACHABLE_S = 30.0
 _PLAIN = {"CPU", "memory"}  # what a process can be given without Ray
 
 
@@ -100,7 +103,7 @@ class Reservation:
         """Whether all of its nodes are there."""
         import ray
 
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        alive = _alive_nodes()
         table = ray.util.placement_group_table(self.group)
         return table["state"] == "CREATED" and alive >= set(table["bundles_to_node_id"].values())
 
@@ -121,15 +124,93 @@ def bundle_of(scaling: ScalingConfig) -> dict[str, float]:
     return {name: amount for name, amount in worker.items() if amount}
 
 
-def fits(bundles: list[dict[str, float]], strategy: str) -> bool:
-    """Whether Ray could place them now: it is asked to, and what it reserves is given back."""
+def find_room(scaling: ScalingConfig, running: Sequence[str], avoided: frozenset[str]) -> int:
+    """How many workers a run could have now, found by having Ray try.
+
+    Args:
+        scaling: the run's.
+        running: the node of each worker that runs already.
+        avoided: nodes that are to have none, as long as there are others.
+    """
     import ray
 
-    group = ray.util.placement_group(bundles, strategy=strategy)
-    try:
-        return bool(group.wait(_TRIAL_S))
-    finally:
-        _release(group)
+    labels = _labels_beside(running, scaling.placement_strategy, avoided)
+    if labels is None:
+        return len(running)
+    bundle = bundle_of(scaling)
+
+    def count(resources: Mapping[str, float]) -> int:
+        """How many would be as much as that, wherever it is."""
+        more = math.floor(min((resources.get(name, 0.0) / each for name, each in bundle.items()), default=0.0) + 1e-9)
+        return min(scaling.max_workers, len(running) + more)
+
+    def fits(number: int) -> bool:
+        await_release(time.monotonic() + _RELEASE_WAIT_S)
+        group = _ask_for([dict(bundle) for _ in range(number - len(running))], scaling.placement_strategy, labels)
+        try:
+            return bool(group.wait(_TRIAL_S))
+        finally:
+            _release(group)
+
+    found, too_many = len(running), scaling.max_workers + 1
+    # What was just given back may not be listed as free yet: without workers, all that there is comes first.
+    for resources in (ray.available_resources,) if running else (_reachable_resources, ray.available_resources):
+        number = min(count(resources()), too_many - 1)
+        if number <= found or fits(number):
+            return max(found, number)
+        too_many = number
+    while (number := (found + too_many) // 2) > found:
+        if fits(number):
+            found = number
+        else:
+            too_many = number
+    return found
+
+
+def _labels_beside(running: Sequence[str], strategy: str, avoided: frozenset[str]) -> list[dict[str, str]] | None:
+    """What keeps further bundles where they may be, given the nodes of those that run; None for nowhere."""
+    if not running or not strategy.startswith("STRICT_"):
+        return _selectors(avoided)
+    if strategy == "STRICT_PACK":
+        return [{_NODE_LABEL: running[0]}]
+    taken = avoided.union(running)
+    return _selectors(taken) if _alive_nodes() - taken else None
+
+
+_unreachable: dict[str, float] = {}  # nodes, and since when
+
+
+def note_unreachable(node: str) -> None:
+    """Has a node be counted out for a while: Ray takes a quarter of a minute to find that it is gone."""
+    _unreachable[node] = time.monotonic()
+
+
+def _unreachable_nodes() -> set[str]:
+    since = time.monotonic() - _UNREACHABLE_S
+    return {node for node, when in _unreachable.items() if when > since}
+
+
+def _reachable_resources() -> Mapping[str, float]:
+    import ray
+
+    lost = _unreachable_nodes()
+    found = (Counter(node["Resources"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] not in lost)
+    return sum(found, Counter())
+
+
+def _alive_nodes() -> set[str]:
+    import ray
+
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def _ask_for(bundles: list[dict[str, float]], strategy: str, labels: list[dict[str, str]]) -> PlacementGroup:
+    """Asks Ray to reserve bundles, each on a node with the label, if there is one."""
+    import ray
+
+    options = {"bundle_label_selector": labels * len(bundles)} if labels else {}
+    group: PlacementGroup = ray.util.placement_group(bundles, strategy=strategy, **options)
+    return group
 
 
 def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reservation:
@@ -140,8 +221,6 @@ def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reser
         deadline: when to give up, by the monotonic clock.
         kept: an earlier reservation of the run, which is used again if it serves, and otherwise given back.
     """
-    import ray
-
     scaling = spec.scaling
     bundle = bundle_of(scaling)
     bundles = [dict(bundle) for _ in range(spec.num_workers)]
@@ -156,12 +235,7 @@ def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reser
             return kept
         kept.release()
     await_release(deadline)
-    selectors = _selectors(spec.avoided)
-    group: PlacementGroup = ray.util.placement_group(
-        bundles,
-        strategy=scaling.placement_strategy,
-        **({"bundle_label_selector": selectors * len(bundles)} if selectors else {}),
-    )
+    group = _ask_for(bundles, scaling.placement_strategy, _selectors(spec.avoided))
     reserved = threading.Event()
 
     def wait() -> None:
@@ -182,7 +256,8 @@ def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reser
                 continue
             raise ResourceError(
                 f"waited {spec.start_timeout_s:g} s (RunConfig.start_timeout_s) for resources on the Ray cluster: "
-                f"asked for {wanted} ({scaling.placement_strategy}); {_inventory()}: ask for less, or add nodes"
+                f"asked for {wanted} ({_strategy(scaling.placement_strategy)}); {_inventory()}: "
+                "ask for less, or add nodes"
             )
     except BaseException:
         _release(group)
@@ -192,12 +267,16 @@ def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reser
 
 def _selectors(avoided: frozenset[str]) -> list[dict[str, str]]:
     """What keeps a bundle off nodes; nothing where there are no others."""
-    import ray
-
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    alive = _alive_nodes()
     if not avoided & alive or alive <= avoided:
         return []
     return [{_NODE_LABEL: f"!in({','.join(sorted(avoided & alive))})"}]
+
+
+def _strategy(name: str) -> str:
+    """A placement strategy, with its rule where it has one."""
+    rule = {"STRICT_PACK": ": all on one node", "STRICT_SPREAD": ": each on a node of its own"}.get(name, "")
+    return name + rule
 
 
 _released: set[str] = set()  # placement groups of this process whose resources may not be free yet
@@ -206,7 +285,8 @@ _released: set[str] = set()  # placement groups of this process whose resources 
 def _release(group: PlacementGroup) -> None:
     import ray
 
-    _released.add(group.id.hex())
+    if not _unreachable_nodes().intersection(ray.util.placement_group_table(group)["bundles_to_node_id"].values()):
+        _released.add(group.id.hex())
     ray.util.remove_placement_group(group)
 
 

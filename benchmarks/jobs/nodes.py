@@ -1,0 +1,21 @@
+"""A Ray cluster of several nodes on this machine, for the time of a job."""
+
+import contextlib
+from collections.abc import Iterator
+
+import ray
+from ray.cluster_utils import Cluster
+
+
+@contextlib.contextmanager
+def cluster_of(nodes: int) -> Iterator[None]:
+    """Connects to a cluster whose workers have so many nodes with a CPU each, beside the driver's own without any."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(nodes):
+            cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address)
+        yield
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
