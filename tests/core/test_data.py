@@ -246,3 +246,23 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         few[0].iter_batches()
     with pytest.raises(ConfigurationError, match=r"wants 600 rows \(drop_last=True\), and a shard has only 501"):
         split(columns(), 2)[1].iter_batches(batch_size=600, drop_last=True)
+
+
+def test_rows_that_belong_together_stay_together(tmp_path: Path) -> None:
+    groups = np.repeat(np.arange(40), np.random.default_rng(1).integers(1, 60, 40))
+    dataset = {"group": groups, "id": np.arange(len(groups))}
+    pyarrow.parquet.write_table(pa.table(dataset), tmp_path / "groups.parquet", row_group_size=50)
+    for source in (dataset, tmp_path / "groups.parquet"):
+        for world_size in (1, 2, 3, 4):
+            shards = split(source, world_size, keep_together={"train": "group"})
+            seen = [set(shard.to_table()["group"].to_pylist()) for shard in shards]
+            assert sum(len(names) for names in seen) == len(set().union(*seen)) == 40
+            assert sum(shard.count() for shard in shards) == len(groups)
+            assert max(shard.count() for shard in shards) - len(groups) / world_size < 60
+
+
+def test_rows_that_cannot_be_kept_together_are_told() -> None:
+    with pytest.raises(ConfigurationError, match="rows of one 'group' next to each other, found some apart: sort it"):
+        split({"group": [1, 2, 1]}, 2, keep_together={"train": "group"})
+    with pytest.raises(ConfigurationError, match=r"column 'query' to keep rows together by, found 'group'"):
+        split({"group": [1, 2, 1]}, 2, keep_together={"train": "query"})

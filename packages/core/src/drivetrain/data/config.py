@@ -18,6 +18,8 @@ class DataConfig:
         datasets_to_split: names of the datasets of which every worker gets its own part, or ``"all"``; of the others
             every worker gets all rows.
         execution_options: how Ray Data reads its datasets: a ``ray.data.ExecutionOptions``.
+        keep_together: by dataset, a column of which rows with equal values stay on one worker; such rows are next to
+            each other. Parts are then only about even.
 
     Raises:
         ConfigurationError: an argument is of the wrong type.
@@ -27,7 +29,13 @@ class DataConfig:
         ['train']
     """
 
-    def __init__(self, datasets_to_split: str | Sequence[str] = "all", execution_options: Any | None = None) -> None:
+    def __init__(
+        self,
+        datasets_to_split: str | Sequence[str] = "all",
+        execution_options: Any | None = None,
+        *,
+        keep_together: Mapping[str, str] | None = None,
+    ) -> None:
         names = datasets_to_split
         if names != "all" and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
             raise ConfigurationError(
@@ -35,6 +43,7 @@ class DataConfig:
             )
         self.datasets_to_split = names if isinstance(names, str) else list(names)
         self.execution_options = execution_options
+        self.keep_together = dict(keep_together or {})
 
     def configure(
         self,
@@ -73,7 +82,8 @@ class DataConfig:
         """Opens what can be, once for all attempts, so that mistakes are found before workers are started.
 
         Returns:
-            What :meth:`configure` is called with: the datasets themselves where that is overridden.
+            What :meth:`configure` is called with: the datasets themselves where that is overridden; otherwise, but for
+            functions and Ray's, objects with a method ``schema()``.
 
         Raises:
             ConfigurationError: see :meth:`configure`.
@@ -82,7 +92,7 @@ class DataConfig:
             return datasets
         self._check_names(datasets)
         return {
-            name: dataset if callable(dataset) or is_ray_dataset(dataset) else open_dataset(name, dataset)
+            name: dataset if callable(dataset) or is_ray_dataset(dataset) else self._open(name, dataset)
             for name, dataset in datasets.items()
         }
 
@@ -101,14 +111,24 @@ class DataConfig:
                 f"found {', '.join(map(repr, unknown))}"
             )
 
+    def _open(self, name: str, dataset: Any) -> Source:
+        if isinstance(dataset, Source):
+            return dataset
+        source = open_dataset(name, dataset)
+        return source.keeping_together(self.keep_together[name]) if name in self.keep_together else source
+
     def _shards(
         self, name: str, dataset: Any, world_size: int, nodes: Sequence[str] | None, split: bool
     ) -> Sequence[Any]:
         if callable(dataset):
             dataset = dataset()
         if not is_ray_dataset(dataset):
-            source = dataset if isinstance(dataset, Source) else open_dataset(name, dataset)
-            return source.shards(world_size, split=split)
+            return self._open(name, dataset).shards(world_size, split=split)
+        if name in self.keep_together:
+            raise ConfigurationError(
+                f"dataset {name!r} is Ray's, which cannot keep rows together by {self.keep_together[name]!r}: "
+                "use another kind of dataset"
+            )
         dataset.context.execution_options = self.execution_options or self.default_ingest_options()
         if not split:
             return [dataset.iterator()] * world_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,8 +21,8 @@ _FORMATS = ("default", "numpy", "pandas", "pyarrow", None)
 class Reader(Protocol):
     """Reads a part of a dataset; it is pickled to the worker whose part it is."""
 
-    def tables(self) -> Iterator[pa.Table]:
-        """The rows, in order, in tables of any size."""
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows, in order, in tables of any size; with some columns only."""
         ...
 
     def schema(self) -> pa.Schema:
@@ -34,8 +34,8 @@ class Reader(Protocol):
 class DatasetShard:
     """What :func:`~drivetrain.get_dataset_shard` returns: this worker's rows of a dataset.
 
-    Shards are disjoint, cover the dataset, and differ by one row at most. All ranks get the same number of batches, but
-    for batches of one row.
+    Shards are disjoint, cover the dataset, and differ by one row at most, unless rows are kept together. All ranks then
+    get the same number of batches, but for batches of one row.
 
     Attributes:
         name: of the dataset.
@@ -118,6 +118,10 @@ class DatasetShard:
                 yield collate_fn(arrays) if collate_fn is not None else to_tensors(arrays, dtypes, place)
 
         return _ahead(make, prefetch_batches)
+
+    def iter_tables(self) -> Iterator[pa.Table]:
+        """The rows in tables of the sizes in which they are read, without a copy."""
+        return self.reader.tables()
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
         """The rows, each a dict of Python values."""

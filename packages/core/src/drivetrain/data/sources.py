@@ -8,14 +8,16 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.data.batches import to_numpy
 from drivetrain.data.shard import DatasetShard, Reader
 from drivetrain.errors import ConfigurationError, PluginNotFoundError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
 __all__ = ["Source", "is_ray_dataset", "open_dataset"]
@@ -35,9 +37,9 @@ class TableReader:
 
     table: pa.Table
 
-    def tables(self) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
-        yield self.table
+        yield self.table if columns is None else self.table.select(columns)
 
     def schema(self) -> pa.Schema:
         """See :class:`~drivetrain.data.shard.Reader`."""
@@ -72,13 +74,13 @@ class FileReader:
     pieces: Sequence[tuple[Any, int, int]]
     columns: pa.Schema
 
-    def tables(self) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
         import pyarrow as pa
 
         for fragment, start, stop in self.pieces:
             position = 0
-            for batch in fragment.to_batches(schema=self.columns):
+            for batch in fragment.to_batches(schema=self.columns, columns=columns):
                 first, last = max(start - position, 0), min(stop - position, batch.num_rows)
                 if first < last:
                     yield pa.Table.from_batches([batch.slice(first, last - first)])
@@ -98,9 +100,10 @@ class HuggingFaceReader:
     dataset: Any
     chunk_rows: int = 1_000
 
-    def tables(self) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
-        yield from self.dataset.with_format("arrow").iter(batch_size=self.chunk_rows)
+        dataset = self.dataset if columns is None else self.dataset.select_columns(list(columns))
+        yield from dataset.with_format("arrow").iter(batch_size=self.chunk_rows)
 
     def schema(self) -> pa.Schema:
         """See :class:`~drivetrain.data.shard.Reader`."""
@@ -125,6 +128,18 @@ class Source(ABC):
             split: False has every worker get all of it.
         """
 
+    @abstractmethod
+    def keeping_together(self, column: str) -> Source:
+        """The same, but rows with equal values in a column stay in one part.
+
+        Raises:
+            ConfigurationError: there is no such column, or such rows are not next to each other.
+        """
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns, with their types."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows(Source):
@@ -134,11 +149,13 @@ class Rows(Source):
         name: of the dataset.
         count: of rows.
         part: makes the reader of those from a first one to the one before another.
+        starts: rows before which the dataset can be split; None for all.
     """
 
     name: str
     count: int
     part: Callable[[int, int], Reader]
+    starts: np.ndarray[Any, Any] | None = None
 
     def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
         """See :class:`Source`: contiguous parts, the same again and again."""
@@ -146,11 +163,36 @@ class Rows(Source):
         if not split:
             return [DatasetShard(self.name, self.part(0, count), count, count, count)] * world_size
         bounds = [count * rank // world_size for rank in range(world_size + 1)]
+        if (starts := self.starts) is not None:
+            bounds[1:-1] = [int(starts[abs(starts - bound).argmin()]) for bound in bounds[1:-1]]
         sizes = [stop - start for start, stop in pairwise(bounds)]
         return [
             DatasetShard(self.name, self.part(bounds[rank], bounds[rank + 1]), sizes[rank], max(sizes), min(sizes))
             for rank in range(world_size)
         ]
+
+    def schema(self) -> pa.Schema:
+        """See :class:`Source`."""
+        return self.part(0, 0).schema()
+
+    def keeping_together(self, column: str) -> Rows:
+        """See :class:`Source`: reads that column."""
+        import numpy as np
+
+        if column not in self.schema().names:
+            raise ConfigurationError(
+                f"dataset {self.name!r} wants a column {column!r} to keep rows together by, "
+                f"found {', '.join(map(repr, self.schema().names))}"
+            )
+        tables = self.part(0, self.count).tables([column])
+        values = np.concatenate([to_numpy(table.column(0)) for table in tables])
+        changes = np.flatnonzero(values[1:] != values[:-1]) + 1
+        if len(changes) + 1 != len(np.unique(values)):
+            raise ConfigurationError(
+                f"dataset {self.name!r} wants rows of one {column!r} next to each other, found some apart: sort it by "
+                f"{column!r}"
+            )
+        return replace(self, starts=np.concatenate([[0], changes, [self.count]]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +218,17 @@ class Stream(Source):
             )
             for rank in range(world_size)
         ]
+
+    def keeping_together(self, column: str) -> Source:
+        """See :class:`Source`: it cannot."""
+        raise ConfigurationError(
+            f"dataset {self.name!r} is only iterated, and so cannot keep rows together by {column!r}: use a dataset of "
+            "known length"
+        )
+
+    def schema(self) -> pa.Schema:
+        """See :class:`Source`."""
+        return HuggingFaceReader(self.dataset).schema()
 
 
 def open_dataset(name: str, dataset: Any) -> Source:

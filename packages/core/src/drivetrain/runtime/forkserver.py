@@ -80,6 +80,8 @@ def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> No
     gc.disable()
     control = socket.socket(fileno=control_descriptor)
     server = _Server(control, driver_pid)
+    # pyarrow's allocator, which pandas brings along, would start one at import; workers get the driver's environment.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     _import_all(preload)
     if preload and not _forks_cleanly():
         # A module started threads, which a fork would lose with the locks they hold: serve without preloading.

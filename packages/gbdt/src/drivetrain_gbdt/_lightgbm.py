@@ -1,0 +1,154 @@
+"""What needs LightGBM: the callback, and training on tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pyarrow as pa
+
+from drivetrain import Checkpoint, ConfigurationError, DatasetShard, get_checkpoint, get_dataset_shard
+from drivetrain_gbdt._reporting import ModelReports, model_file
+
+__all__ = ["RayTrainReportCallback", "train_on_tables"]
+
+_AFTER_EVALUATION = 25  # LightGBM's own: 10 logs, 20 records, 30 stops early
+_ROWS = 65_536  # of a batch that is read from a Ray dataset
+
+
+class RayTrainReportCallback:
+    """Reports each round's metrics, and the model every so often: pass it to ``lightgbm.train(callbacks=[...])``.
+
+    When the run is about to be ended (see :func:`drivetrain.get_preemption_info`), it saves the model and stops.
+
+    Args:
+        metrics: names of metrics to report, such as ``"valid-binary_logloss"``; None for all; a mapping
+            ``{reported name: metric}`` to give them others.
+        filename: of the model in its checkpoint, in LightGBM's text format.
+        frequency: rounds from one checkpoint to the next; 0 for none but the last.
+        checkpoint_at_end: have one after the last round. Where another callback stops training early, that round is
+            not known as the last: use a ``frequency`` then.
+        results_postprocessing_fn: makes what is reported of a dict of metrics.
+
+    Raises:
+        ConfigurationError: an argument is out of range; or, after the first round, a metric is unknown.
+    """
+
+    CHECKPOINT_NAME = "model.txt"
+    order = _AFTER_EVALUATION
+    before_iteration = False
+
+    def __init__(
+        self,
+        metrics: str | Sequence[str] | Mapping[str, str] | None = None,
+        filename: str = CHECKPOINT_NAME,
+        frequency: int = 0,
+        checkpoint_at_end: bool = True,
+        results_postprocessing_fn: Callable[[dict[str, float]], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._reports = ModelReports(metrics, filename, frequency, checkpoint_at_end, results_postprocessing_fn)
+
+    def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
+        """Reports the round."""
+        model: Any = env.model
+        results = list(env.evaluation_result_list or ())
+        values = {f"{result[0]}-{result[1]}": float(result[2]) for result in results}
+        last = env.iteration + 1 == env.end_iteration
+        if self._reports.after_round(values, model.current_iteration(), model.save_model, last=last):
+            raise lightgbm.callback.EarlyStopException(env.iteration, results)
+
+    def at_end(self, model: lightgbm.Booster) -> None:
+        """Reports the model, if its last round came without: after a training that was stopped early."""
+        self._reports.at_end(model.save_model)
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint, filename: str = CHECKPOINT_NAME) -> lightgbm.Booster:
+        """The model of a checkpoint that this callback has reported.
+
+        Raises:
+            ConfigurationError: the checkpoint has no file of that name.
+        """
+        with checkpoint.as_directory() as directory:
+            return lightgbm.Booster(model_file=str(model_file(checkpoint, filename, directory)))
+
+
+def train_on_tables(config: dict[str, Any], columns: Sequence[str], network: Mapping[str, Any]) -> None:
+    """Trains on this worker's part of the tables.
+
+    Args:
+        config: what the trainer was given.
+        columns: arguments of a Dataset that are names of columns.
+        network: the parameters that connect the workers.
+    """
+    params = {**network, **config["params"]}
+    rounds, model = config["rounds"], None
+    checkpoint = get_checkpoint()
+    if checkpoint is not None:
+        model = RayTrainReportCallback.get_model(checkpoint)
+        rounds -= model.current_iteration()
+        if rounds <= 0:
+            return
+    sets: dict[str, lightgbm.Dataset] = {}
+    features: list[str] | None = None
+    for name in config["names"]:
+        options = dict(config["dataset_params"].get(name, {}))
+        given = {key: options.pop(key) for key in columns if key in options}
+        table = _read(name, get_dataset_shard(name))
+        other = {config["label"], *given.values()}
+        features = features or [column for column in table.column_names if column not in other]
+        fields = {key: table.column(column).to_numpy() for key, column in given.items()}
+        if "group" in fields:
+            fields["group"] = _sizes(fields["group"])
+        sets[name] = lightgbm.Dataset(
+            _matrix(table, features),
+            label=table.column(config["label"]).to_numpy(),
+            reference=next(iter(sets.values()), None),
+            feature_name=features,
+            **fields,
+            **options,
+        )
+    arguments = dict(config["arguments"])
+    report = RayTrainReportCallback(frequency=config["frequency"], checkpoint_at_end=config["at_end"])
+    booster = lightgbm.train(
+        params,
+        next(iter(sets.values())),
+        num_boost_round=rounds,
+        valid_sets=list(sets.values()),
+        valid_names=list(sets),
+        callbacks=[*arguments.pop("callbacks", ()), report],
+        init_model=model if model is not None else arguments.pop("init_model", None),
+        **arguments,
+    )
+    report.at_end(booster)
+
+
+def _read(name: str, shard: Any) -> pa.Table:
+    if isinstance(shard, DatasetShard):
+        table = shard.to_table()
+    else:
+        table = pa.concat_tables(shard.iter_batches(batch_size=_ROWS, batch_format="pyarrow"))
+    if not table.num_rows:
+        raise ConfigurationError(
+            f"LightGBM wants at least one row of dataset {name!r} on each worker, found none: use fewer workers"
+        )
+    return table
+
+
+def _matrix(table: pa.Table, features: Sequence[str]) -> Any:
+    """The features as LightGBM takes them: one array, or a data frame where there are categories."""
+    kinds = [table.schema.field(name).type for name in features]
+    if any(pa.types.is_dictionary(kind) for kind in kinds):
+        return table.select(list(features)).to_pandas()
+    single = all(pa.types.is_float32(kind) or pa.types.is_float16(kind) for kind in kinds)
+    matrix = np.empty((table.num_rows, len(features)), dtype=np.float32 if single else np.float64)
+    for number, name in enumerate(features):
+        matrix[:, number] = table.column(name).to_numpy()
+    return matrix
+
+
+def _sizes(groups: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The number of rows of each group, whose rows are next to each other."""
+    bounds = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+    return np.diff(np.concatenate([[0], bounds, [len(groups)]]))

@@ -1,0 +1,121 @@
+"""The table form of both trainers: datasets by name, a label column, and what is known to be wrong before a start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from drivetrain import CheckpointConfig, ConfigurationError, DataConfig, RunConfig, ScalingConfig
+
+__all__ = ["TableData", "check_arguments", "checkpoint_rules"]
+
+TRAIN = "train"
+
+
+class TableData(DataConfig):
+    """Splits tables, and refuses those that cannot be trained on.
+
+    Args:
+        label_column: that every dataset has.
+        columns: by dataset, those that are no features, such as weights.
+        groups: by dataset, the column of which equal values stay together.
+        categorical: columns of categories are features.
+        datasets_to_split: see :class:`drivetrain.DataConfig`.
+        execution_options: see :class:`drivetrain.DataConfig`.
+    """
+
+    def __init__(
+        self,
+        *,
+        label_column: str,
+        columns: Mapping[str, Sequence[str]],
+        groups: Mapping[str, str],
+        categorical: bool,
+        datasets_to_split: str | Sequence[str],
+        execution_options: Any | None,
+    ) -> None:
+        super().__init__(datasets_to_split, execution_options, keep_together=groups)
+        self._label = label_column
+        self._columns = columns
+        self._categorical = categorical
+
+    def open(self, datasets: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :meth:`drivetrain.DataConfig.open`; also checks the columns of what could be opened."""
+        opened = super().open(datasets)
+        features: dict[str, list[str]] = {}
+        for name, source in opened.items():
+            if hasattr(source, "schema") and not callable(source):
+                features[name] = self._check_columns(name, source.schema())
+        first = features.get(TRAIN)
+        for name, found in features.items():
+            if first is not None and set(found) != set(first):
+                raise ConfigurationError(
+                    f"dataset {name!r} wants the features of {TRAIN!r}, found other ones: "
+                    f"{', '.join(sorted(set(found) ^ set(first)))}"
+                )
+        return opened
+
+    def _check_columns(self, name: str, schema: Any) -> list[str]:
+        from pyarrow import types
+
+        known: list[str] = list(schema.names)
+        for column in (self._label, *self._columns.get(name, ())):
+            if column not in known:
+                raise ConfigurationError(
+                    f"dataset {name!r} wants a column {column!r}, found {', '.join(map(repr, known))}"
+                )
+        features = [column for column in known if column not in (self._label, *self._columns.get(name, ()))]
+        for column in features:
+            kind = schema.field(column).type
+            numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+            if not numeric and not (self._categorical and types.is_dictionary(kind)):
+                raise ConfigurationError(
+                    f"dataset {name!r} wants features that are numbers"
+                    f"{', or categories' if self._categorical else ''}, found column {column!r} of type {kind}: "
+                    "encode it, or leave it out"
+                )
+        return features
+
+
+def check_arguments(
+    trainer: str,
+    *,
+    label_column: object,
+    params: Mapping[str, Any] | None,
+    datasets: Mapping[str, Any] | None,
+    scaling: ScalingConfig | None,
+) -> tuple[str, dict[str, Any]]:
+    """The label column and the parameters, if they can be."""
+    if not isinstance(label_column, str) or not isinstance(params, Mapping) or not datasets or TRAIN not in datasets:
+        raise ConfigurationError(
+            f"{trainer} wants a train_loop_per_worker; or params={{...}}, label_column='...' and "
+            f"datasets={{'train': ...}}, found label_column={label_column!r}, params={params!r}, "
+            f"datasets {sorted(datasets or ())}"
+        )
+    objective = params.get("objective")
+    if isinstance(objective, str) and objective.startswith("multi") and not params.get("num_class"):
+        raise ConfigurationError(f"{trainer}(params=...) with objective {objective!r} wants num_class, found none")
+    device = str(params.get("device", params.get("device_type", "cpu")))
+    if device.startswith(("cuda", "gpu")) and not (scaling is not None and scaling.use_gpu):
+        raise ConfigurationError(
+            f"{trainer}(params={{'device': {device!r}}}) wants GPUs, found ScalingConfig(use_gpu=False): "
+            "add use_gpu=True, or use device='cpu'"
+        )
+    return label_column, dict(params)
+
+
+def checkpoint_rules(run_config: RunConfig | None) -> tuple[RunConfig, int, bool]:
+    """Takes the rules that only a trainer with its own loop knows out of a run's configuration.
+
+    Returns:
+        The rest; after how many rounds a checkpoint is made; and whether after the last one.
+    """
+    run_config = run_config or RunConfig()
+    rules: CheckpointConfig = run_config.checkpoint_config
+    plain = replace(rules, checkpoint_frequency=0, checkpoint_at_end=None)
+    at_end = rules.checkpoint_at_end
+    return replace(run_config, checkpoint_config=plain), rules.checkpoint_frequency, at_end is None or at_end
+
+
+Loop = Callable[[], Any] | Callable[[dict[str, Any]], Any]

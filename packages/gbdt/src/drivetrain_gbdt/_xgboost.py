@@ -1,0 +1,203 @@
+"""What needs XGBoost: the callback, and training on tables."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xgboost
+from xgboost import collective
+
+from drivetrain import Checkpoint, ConfigurationError, DatasetShard, get_checkpoint, get_dataset_shard
+from drivetrain_gbdt._reporting import ModelReports, model_file
+
+__all__ = ["RayTrainReportCallback", "train_on_tables"]
+
+_ROWS = 65_536  # of a batch that is read from a Ray dataset
+_QUANTILE = ("hist", "gpu_hist", "auto")
+
+
+class RayTrainReportCallback(xgboost.callback.TrainingCallback):
+    """Reports each round's metrics, and the model every so often: pass it to ``xgboost.train(callbacks=[...])``.
+
+    When the run is about to be ended (see :func:`drivetrain.get_preemption_info`), it saves the model and stops.
+
+    Args:
+        metrics: names of metrics to report, such as ``"valid-logloss"``; None for all; a mapping
+            ``{reported name: metric}`` to give them others.
+        filename: of the model in its checkpoint; the ending says the format, ``.ubj`` or ``.json``.
+        frequency: rounds from one checkpoint to the next; 0 for none but the last.
+        checkpoint_at_end: have one after the last round.
+        results_postprocessing_fn: makes what is reported of a dict of metrics.
+
+    Raises:
+        ConfigurationError: an argument is out of range; or, after the first round, a metric is unknown.
+    """
+
+    CHECKPOINT_NAME = "model.ubj"
+
+    def __init__(
+        self,
+        metrics: str | Sequence[str] | Mapping[str, str] | None = None,
+        filename: str = CHECKPOINT_NAME,
+        frequency: int = 0,
+        checkpoint_at_end: bool = True,
+        results_postprocessing_fn: Callable[[dict[str, float]], Mapping[str, Any]] | None = None,
+    ) -> None:
+        super().__init__()
+        self._reports = ModelReports(metrics, filename, frequency, checkpoint_at_end, results_postprocessing_fn)
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, Sequence[Any]]]) -> bool:
+        """Reports the round."""
+        values: dict[str, float] = {}
+        for dataset, metrics in evals_log.items():
+            for metric, history in metrics.items():
+                latest = history[-1]  # a pair of mean and deviation where folds are compared
+                values[f"{dataset}-{metric}"] = float(latest[0] if isinstance(latest, tuple) else latest)
+        return self._reports.after_round(values, model.num_boosted_rounds(), model.save_model)
+
+    def after_training(self, model: Any) -> Any:
+        """Reports the model, if its last round came without."""
+        self._reports.at_end(model.save_model)
+        return model
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint, filename: str = CHECKPOINT_NAME) -> xgboost.Booster:
+        """The model of a checkpoint that this callback has reported.
+
+        Raises:
+            ConfigurationError: the checkpoint has no file of that name.
+        """
+        with checkpoint.as_directory() as directory:
+            return xgboost.Booster(model_file=str(model_file(checkpoint, filename, directory)))
+
+
+class _Batches(xgboost.DataIter):
+    """Feeds a shard to a DMatrix piece by piece, as often as it is asked to."""
+
+    def __init__(self, shard: Any, label: str, columns: Mapping[str, str], features: Sequence[str] | None) -> None:
+        self._shard = shard
+        self._label = label
+        self._columns = columns
+        self.features = features
+        self.dictionaries: dict[str, int] = {}
+        self._tables: Iterator[pa.Table] = iter(())
+        super().__init__()
+
+    def reset(self) -> None:
+        """Begins again."""
+        self._tables = _tables(self._shard)
+
+    def next(self, input_data: Callable[..., None]) -> bool:
+        """Hands over the next piece; False when there is none left."""
+        table = next(self._tables, None)
+        if table is None:
+            return False
+        if self.features is None:
+            other = {self._label, *self._columns.values()}
+            self.features = [name for name in table.column_names if name not in other]
+        for name in self.features:
+            self._note_categories(name, table.column(name))
+        fields = {key: table.column(column).to_numpy() for key, column in self._columns.items()}
+        label = table.column(self._label)
+        if pa.types.is_dictionary(label.type) or pa.types.is_string(label.type):
+            raise ConfigurationError(f"label_column {self._label!r} wants numbers, found {label.type}: encode it")
+        input_data(data=table.select(self.features), label=label.to_numpy(), **fields)
+        return True
+
+    def _note_categories(self, name: str, column: pa.ChunkedArray) -> None:
+        """Has the numbers that stand for categories mean the same in each piece."""
+        if not pa.types.is_dictionary(column.type):
+            return
+        for chunk in column.chunks:
+            found = zlib.crc32("\0".join(map(str, chunk.dictionary.to_pylist())).encode())
+            if self.dictionaries.setdefault(name, found) != found:
+                raise _other_categories(name)
+
+
+def _other_categories(name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"column {name!r} wants the same categories, in the same order, in every part of a dataset, found others: "
+        "give the dataset as one data frame, or encode the column as numbers"
+    )
+
+
+def _tables(shard: Any) -> Iterator[pa.Table]:
+    """A shard's rows; of an empty one a table without rows, as XGBoost wants to know its columns."""
+    if isinstance(shard, DatasetShard):
+        seen = False
+        for table in shard.iter_tables():
+            seen = True
+            yield table
+        if not seen:
+            yield shard.schema().empty_table()
+        return
+    yield from shard.iter_batches(batch_size=_ROWS, batch_format="pyarrow")
+
+
+def train_on_tables(config: dict[str, Any], columns: Sequence[str]) -> None:
+    """Trains on this worker's part of the tables.
+
+    Args:
+        config: what the trainer was given.
+        columns: arguments of a DMatrix that are names of columns.
+    """
+    params, rounds = dict(config["params"]), config["rounds"]
+    model = None
+    checkpoint = get_checkpoint()
+    if checkpoint is not None:
+        model = RayTrainReportCallback.get_model(checkpoint)
+        rounds -= model.num_boosted_rounds()
+        if rounds <= 0:
+            return
+    quantile = params.get("tree_method", "auto") in _QUANTILE and params.get("booster", "gbtree") != "gblinear"
+    matrices: dict[str, xgboost.DMatrix] = {}
+    features: Sequence[str] | None = None
+    for name in config["names"]:
+        options = dict(config["dmatrix_params"].get(name, {}))
+        given = {key: options.pop(key) for key in columns if key in options}
+        pieces = _Batches(get_dataset_shard(name), config["label"], given, features)
+        if quantile:
+            options.setdefault("max_bin", params.get("max_bin", 256))
+            matrices[name] = xgboost.QuantileDMatrix(pieces, ref=next(iter(matrices.values()), None), **options)
+        else:
+            matrices[name] = _whole(pieces, options)
+        _check_categories(pieces.dictionaries)
+        features = pieces.features
+    arguments = dict(config["arguments"])
+    report = RayTrainReportCallback(frequency=config["frequency"], checkpoint_at_end=config["at_end"])
+    xgboost.train(
+        params,
+        matrices[config["names"][0]],
+        num_boost_round=rounds,
+        evals=[(matrix, name) for name, matrix in matrices.items()],
+        callbacks=[*arguments.pop("callbacks", ()), report],
+        xgb_model=model if model is not None else arguments.pop("xgb_model", None),
+        verbose_eval=arguments.pop("verbose_eval", False),
+        **arguments,
+    )
+
+
+def _whole(pieces: _Batches, options: Mapping[str, Any]) -> xgboost.DMatrix:
+    """A matrix of raw values, which exact and linear methods want; it holds them all."""
+    parts: list[dict[str, Any]] = []
+    pieces.reset()
+    while pieces.next(lambda **part: parts.append(part)):
+        pass
+    joined: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0] if key != "data"}
+    joined["data"] = pa.concat_tables([part["data"] for part in parts])
+    return xgboost.DMatrix(**joined, **options)
+
+
+def _check_categories(found: Mapping[str, int]) -> None:
+    """Has the numbers that stand for categories mean the same on each worker."""
+    if not collective.is_distributed():
+        return
+    for name, value in found.items():
+        pair = np.array([value, -value], dtype=np.int64)
+        greatest = collective.allreduce(pair, collective.Op.MAX)
+        if greatest[0] != -greatest[1]:
+            raise _other_categories(name)

@@ -1,0 +1,317 @@
+"""LightGBM: its network over the workers, its trainer in both forms, and the callback that reports.
+
+The train function calls ``lightgbm.train`` or a scikit-learn estimator as usual, on the rows of its worker, with the
+parameters that :func:`get_network_params` adds; LightGBM builds the same trees on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain import (
+    Backend,
+    BackendConfig,
+    Checkpoint,
+    ConfigurationError,
+    DataConfig,
+    DataParallelTrainer,
+    ResourceError,
+    RunConfig,
+    ScalingConfig,
+    SessionError,
+    TrainContext,
+    WorkerGroup,
+)
+from drivetrain_gbdt._tables import TRAIN, Loop, TableData, check_arguments, checkpoint_rules
+from drivetrain_gbdt._threads import worker_threads
+
+if TYPE_CHECKING:
+    import lightgbm
+
+    from drivetrain_gbdt._lightgbm import RayTrainReportCallback
+
+__all__ = ["LightGBMConfig", "LightGBMTrainer", "RayTrainReportCallback", "get_network_params"]
+
+_COLUMNS = ("weight", "group", "init_score")
+"""What a Dataset takes beside features and label, and ``dataset_params`` may name a column for."""
+
+_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_PORTS = 10_000
+_TRIES = 200
+
+_reserved: list[socket.socket] = []
+"""What keeps this process's port from other workers of the machine."""
+
+_network: dict[str, Any] | None = None
+
+
+def get_network_params() -> dict[str, Any]:
+    """The parameters with which ``lightgbm.train`` and LightGBM's estimators work together on all workers.
+
+    Returns:
+        Parameters to add to your own, threads included; with one worker only those.
+
+    Raises:
+        SessionError: called outside the train function of a :class:`LightGBMTrainer`.
+
+    Example:
+        >>> from drivetrain import RunConfig
+        >>> trainer = LightGBMTrainer(lambda: sorted(get_network_params()), run_config=RunConfig(verbose=0))
+        >>> trainer.fit().return_value
+        ['num_threads']
+    """
+    if _network is None:
+        raise SessionError("get_network_params() wants to be called in the train function of a LightGBMTrainer")
+    return dict(_network)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightGBMConfig(BackendConfig):
+    """How LightGBM's network is set up.
+
+    Attributes:
+        tree_learner: what is exchanged: ``"data"``, ``"voting"`` or ``"feature"``.
+        timeout_s: seconds that LightGBM tries to connect to the others.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    tree_learner: str = "data"
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.tree_learner not in ("data", "voting", "feature"):
+            raise ConfigurationError(
+                f"LightGBMConfig(tree_learner=...) wants 'data', 'voting' or 'feature', found {self.tree_learner!r}"
+            )
+        if type(self.timeout_s) not in (int, float) or self.timeout_s < 1:
+            raise ConfigurationError(
+                f"LightGBMConfig(timeout_s=...) wants a number of seconds of at least 1, found {self.timeout_s!r}"
+            )
+
+    def create(self) -> Backend:
+        """The backend that these settings describe."""
+        return LightGBMBackend(self.tree_learner, self.timeout_s)
+
+
+@dataclass(frozen=True)
+class LightGBMBackend(Backend):
+    """What :class:`LightGBMConfig` describes.
+
+    Attributes:
+        tree_learner: see there.
+        timeout_s: see there.
+    """
+
+    tree_learner: str
+    timeout_s: float
+
+    name = "lightgbm"
+    preload = ("lightgbm",)
+    warmup = ("pyarrow.dataset", "pyarrow.parquet", "drivetrain_gbdt._lightgbm")
+
+    def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
+        """Has every worker reserve a port on its own machine."""
+        if len(group.workers) == 1:
+            return [{}]
+        ports = group.run(_reserve_port)
+        machines = ",".join(f"{worker.ip}:{port}" for worker, port in zip(group.workers, ports, strict=True))
+        return [{"machines": machines, "local_listen_port": str(port)} for port in ports]
+
+    @contextlib.contextmanager
+    def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
+        """Hands the network's parameters to the train function; LightGBM connects when it trains."""
+        global _network
+        _network = {"num_threads": worker_threads()}
+        if rendezvous:
+            _network |= {
+                "tree_learner": self.tree_learner,
+                "machines": rendezvous["machines"],
+                "local_listen_port": int(rendezvous["local_listen_port"]),
+                "num_machines": context.get_world_size(),
+                "time_out": max(1, round(self.timeout_s / 60)),  # in minutes
+                "pre_partition": True,
+            }
+        try:
+            yield
+        finally:
+            _network = None
+
+
+def _reserve_port() -> int:
+    """A port that is free, and that neither the kernel nor another worker of this machine takes before LightGBM does.
+
+    LightGBM wants a number and binds it itself, much later. So it is none of those that the kernel gives to others,
+    and a name that only one process of the machine can have stands for it until this process ends.
+    """
+    first = int(_EPHEMERAL_PORTS.read_text().split()[0])
+    low = first - _PORTS if first > _PORTS + 1_024 else 1_024
+    for port in random.SystemRandom().sample(range(low, max(first, low + _PORTS)), _TRIES):
+        name = socket.socket(socket.AF_UNIX)
+        with socket.socket() as probe:
+            try:
+                name.bind(f"\0drivetrain-port-{port}")
+                probe.bind(("", port))
+            except OSError:
+                name.close()
+                continue
+        _reserved.append(name)
+        return port
+    raise ResourceError(f"LightGBM wants a free port between {low} and {first}, found none in {_TRIES} tries")
+
+
+class LightGBMTrainer(DataParallelTrainer):
+    """Runs LightGBM on every worker, connected to the others.
+
+    Either with a train function of yours, or, without one, on tables: each worker trains on its part of the dataset
+    ``"train"``, and evaluates the others as a whole, since LightGBM does not combine metrics of different workers.
+
+    Args:
+        train_loop_per_worker: the train function; it takes no argument, or the config.
+        train_loop_config: what to pass to it.
+        lightgbm_config: how the network is set up.
+        scaling_config: how many workers, with what.
+        run_config: where results are kept, how the run is watched, and when it ends. On tables, its
+            ``CheckpointConfig`` may have a ``checkpoint_frequency`` in rounds, and ``checkpoint_at_end``.
+        datasets: see :class:`drivetrain.DataParallelTrainer`; on tables, one is called ``"train"``.
+        dataset_config: which of them are split, and how; on tables, ``"train"`` alone unless it says otherwise.
+        metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back.
+        resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run; on tables, the model to
+            go on from.
+        label_column: on tables: the column to predict.
+        params: on tables: LightGBM's parameters.
+        num_boost_round: on tables: rounds in all, those of a model that is continued included.
+        dataset_params: on tables: by dataset, arguments of ``lightgbm.Dataset``; ``weight``, ``group`` and
+            ``init_score`` are names of columns. Rows of one ``group`` are ranked together, and stay on one worker.
+        **train_kwargs: on tables: further arguments of ``lightgbm.train``.
+
+    Raises:
+        ConfigurationError: an argument is of the wrong type, or they do not fit together.
+
+    Example:
+        >>> from drivetrain import RunConfig, ScalingConfig
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> trainer = LightGBMTrainer(
+        ...     params={"objective": "binary", "metric": "binary_error", "verbosity": -1},
+        ...     label_column="target",
+        ...     num_boost_round=5,
+        ...     datasets={"train": load_breast_cancer(as_frame=True).frame},
+        ...     scaling_config=ScalingConfig(num_workers=2),
+        ...     run_config=RunConfig(verbose=0),
+        ... )
+        >>> LightGBMTrainer.get_model(trainer.fit().checkpoint).num_trees()
+        5
+    """
+
+    _backend_argument = "lightgbm_config"
+
+    def __init__(
+        self,
+        train_loop_per_worker: Loop | None = None,
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        lightgbm_config: LightGBMConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        label_column: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        num_boost_round: int = 100,
+        dataset_params: Mapping[str, Mapping[str, Any]] | None = None,
+        **train_kwargs: Any,
+    ) -> None:
+        config: object = LightGBMConfig() if lightgbm_config is None else lightgbm_config
+        if not isinstance(config, LightGBMConfig):
+            raise ConfigurationError(f"LightGBMTrainer(lightgbm_config=...) wants a LightGBMConfig, found {config!r}")
+        if train_loop_per_worker is None:
+            label, parameters = check_arguments(
+                "LightGBMTrainer", label_column=label_column, params=params, datasets=datasets, scaling=scaling_config
+            )
+            assert datasets is not None
+            run_config, frequency, at_end = checkpoint_rules(run_config)
+            of_dataset = {name: dict(options) for name, options in (dataset_params or {}).items()}
+            dataset_config = _table_data(label, datasets, of_dataset, dataset_config)
+            train_loop_per_worker = _train_on_tables
+            train_loop_config = {
+                "label": label,
+                "params": parameters,
+                "rounds": num_boost_round,
+                "dataset_params": of_dataset,
+                "names": [TRAIN, *(name for name in datasets if name != TRAIN)],
+                "arguments": train_kwargs,
+                "frequency": frequency,
+                "at_end": at_end,
+            }
+        elif label_column is not None or params is not None or dataset_params is not None or train_kwargs:
+            raise ConfigurationError(
+                "LightGBMTrainer with a train_loop_per_worker wants no label_column, params or arguments of "
+                "lightgbm.train: the function calls it itself"
+            )
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=config,
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+        )
+
+    @staticmethod
+    def get_model(checkpoint: Checkpoint) -> lightgbm.Booster:
+        """The model of a checkpoint that the table form has made; see ``RayTrainReportCallback.get_model``."""
+        from drivetrain_gbdt._lightgbm import RayTrainReportCallback
+
+        return RayTrainReportCallback.get_model(checkpoint)
+
+
+def _table_data(
+    label: str,
+    datasets: Mapping[str, Any],
+    dataset_params: Mapping[str, Mapping[str, Any]],
+    given: DataConfig | None,
+) -> DataConfig:
+    unknown = sorted(set(dataset_params) - set(datasets))
+    if unknown:
+        raise ConfigurationError(
+            f"LightGBMTrainer(dataset_params=...) wants names of datasets ({', '.join(map(repr, datasets))}), "
+            f"found {', '.join(map(repr, unknown))}"
+        )
+    if given is not None and type(given) is not DataConfig:
+        return given
+    columns = {name: [options[key] for key in _COLUMNS if key in options] for name, options in dataset_params.items()}
+    return TableData(
+        label_column=label,
+        columns=columns,
+        groups={name: options["group"] for name, options in dataset_params.items() if "group" in options},
+        categorical=True,
+        datasets_to_split=[TRAIN] if given is None else given.datasets_to_split,
+        execution_options=None if given is None else given.execution_options,
+    )
+
+
+def _train_on_tables(config: dict[str, Any]) -> None:
+    """The train function of the table form."""
+    from drivetrain_gbdt._lightgbm import train_on_tables
+
+    train_on_tables(config, _COLUMNS, get_network_params())
+
+
+def __getattr__(name: str) -> Any:  # it needs LightGBM, which is imported when it is asked for
+    if name == "RayTrainReportCallback":
+        from drivetrain_gbdt._lightgbm import RayTrainReportCallback
+
+        return RayTrainReportCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

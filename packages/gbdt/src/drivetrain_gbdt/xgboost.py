@@ -1,0 +1,269 @@
+"""XGBoost: its collective over the workers, its trainer in both forms, and the callback that reports.
+
+The train function calls ``xgboost.train`` or a scikit-learn estimator as usual, on the rows of its worker; XGBoost
+builds the same trees on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from drivetrain import (
+    Backend,
+    BackendConfig,
+    Checkpoint,
+    ConfigurationError,
+    DataConfig,
+    DataParallelTrainer,
+    RunConfig,
+    ScalingConfig,
+    TrainContext,
+    WorkerGroup,
+)
+from drivetrain_gbdt._tables import TRAIN, Loop, TableData, check_arguments, checkpoint_rules
+from drivetrain_gbdt._threads import worker_threads
+
+if TYPE_CHECKING:
+    import xgboost
+
+    from drivetrain_gbdt._xgboost import RayTrainReportCallback
+
+__all__ = ["RayTrainReportCallback", "XGBoostConfig", "XGBoostTrainer"]
+
+_COLUMNS = ("weight", "qid", "base_margin", "label_lower_bound", "label_upper_bound")
+"""What a DMatrix takes beside features and label, and ``dmatrix_params`` may name a column for."""
+
+_tracker: Any = None
+"""The tracker that this process serves, if it is rank 0's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class XGBoostConfig(BackendConfig):
+    """How XGBoost's collective is set up.
+
+    Attributes:
+        timeout_s: seconds that joining, and each collective operation, may take.
+
+    Raises:
+        ConfigurationError: the time is not positive.
+    """
+
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if type(self.timeout_s) not in (int, float) or self.timeout_s < 1:
+            raise ConfigurationError(
+                f"XGBoostConfig(timeout_s=...) wants a number of seconds of at least 1, found {self.timeout_s!r}"
+            )
+
+    def create(self) -> Backend:
+        """The backend that these settings describe."""
+        return XGBoostBackend(self.timeout_s)
+
+
+@dataclass(frozen=True)
+class XGBoostBackend(Backend):
+    """What :class:`XGBoostConfig` describes.
+
+    Attributes:
+        timeout_s: see there.
+    """
+
+    timeout_s: float
+
+    name = "xgboost"
+    preload = ("xgboost",)
+    warmup = ("pyarrow.dataset", "pyarrow.parquet", "drivetrain_gbdt._xgboost")
+
+    def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
+        """Has rank 0 serve XGBoost's tracker, on a port that the tracker finds."""
+        size = len(group.workers)
+        if size == 1:
+            return [{}]
+        (arguments,) = group.run(_serve_tracker, group.workers[0].ip, size, int(self.timeout_s), ranks=[0])
+        # The tracker gives ranks in the order of these.
+        return [{**arguments, "dmlc_task_id": f"[{rank:08d}]"} for rank in range(size)]
+
+    @contextlib.contextmanager
+    def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
+        """Joins the collective, and leaves it when the train function has returned.
+
+        After an exception it is not left, which would wait for the others: the process's end tells them.
+        """
+        import xgboost
+        from xgboost import collective
+
+        with xgboost.config_context(nthread=worker_threads()):
+            if not rendezvous:
+                yield
+                return
+            arguments: dict[str, Any] = dict(rendezvous)
+            arguments["dmlc_tracker_port"] = int(arguments["dmlc_tracker_port"])
+            collective.init(dmlc_timeout=int(self.timeout_s), **arguments)
+            yield
+            collective.finalize()
+
+
+def _serve_tracker(address: str, size: int, timeout_s: int) -> dict[str, str]:
+    global _tracker
+    from xgboost.tracker import RabitTracker
+
+    _tracker = RabitTracker(n_workers=size, host_ip=address, sortby="task", timeout=timeout_s)
+    _tracker.start()
+    return {name: str(value) for name, value in _tracker.worker_args().items()}
+
+
+class XGBoostTrainer(DataParallelTrainer):
+    """Runs XGBoost on every worker, inside one collective.
+
+    Either with a train function of yours, or, without one, on tables: each worker trains on its part of the dataset
+    ``"train"``, and all datasets are evaluated.
+
+    Args:
+        train_loop_per_worker: the train function; it takes no argument, or the config.
+        train_loop_config: what to pass to it.
+        xgboost_config: how the collective is set up.
+        scaling_config: how many workers, with what.
+        run_config: where results are kept, how the run is watched, and when it ends. On tables, its
+            ``CheckpointConfig`` may have a ``checkpoint_frequency`` in rounds, and ``checkpoint_at_end``.
+        datasets: see :class:`drivetrain.DataParallelTrainer`; on tables, one is called ``"train"``.
+        dataset_config: which of them are split, and how.
+        metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back.
+        resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run; on tables, the model to
+            go on from.
+        label_column: on tables: the column to predict.
+        params: on tables: XGBoost's parameters.
+        num_boost_round: on tables: rounds in all, those of a model that is continued included.
+        dmatrix_params: on tables: by dataset, arguments of ``xgboost.DMatrix``; ``weight``, ``qid``, ``base_margin``
+            and the label's bounds are names of columns. Rows of one ``qid`` stay on one worker.
+        **train_kwargs: on tables: further arguments of ``xgboost.train``.
+
+    Raises:
+        ConfigurationError: an argument is of the wrong type, or they do not fit together.
+
+    Example:
+        >>> from drivetrain import RunConfig, ScalingConfig
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> trainer = XGBoostTrainer(
+        ...     params={"objective": "binary:logistic", "eval_metric": "error"},
+        ...     label_column="target",
+        ...     num_boost_round=5,
+        ...     datasets={"train": load_breast_cancer(as_frame=True).frame},
+        ...     scaling_config=ScalingConfig(num_workers=2),
+        ...     run_config=RunConfig(verbose=0),
+        ... )
+        >>> result = trainer.fit()
+        >>> result.metrics["train-error"] < 0.05
+        True
+        >>> XGBoostTrainer.get_model(result.checkpoint).num_boosted_rounds()
+        5
+    """
+
+    _backend_argument = "xgboost_config"
+
+    def __init__(
+        self,
+        train_loop_per_worker: Loop | None = None,
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        xgboost_config: XGBoostConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        label_column: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        num_boost_round: int = 10,
+        dmatrix_params: Mapping[str, Mapping[str, Any]] | None = None,
+        **train_kwargs: Any,
+    ) -> None:
+        config: object = XGBoostConfig() if xgboost_config is None else xgboost_config
+        if not isinstance(config, XGBoostConfig):
+            raise ConfigurationError(f"XGBoostTrainer(xgboost_config=...) wants an XGBoostConfig, found {config!r}")
+        if train_loop_per_worker is None:
+            label, parameters = check_arguments(
+                "XGBoostTrainer", label_column=label_column, params=params, datasets=datasets, scaling=scaling_config
+            )
+            assert datasets is not None
+            run_config, frequency, at_end = checkpoint_rules(run_config)
+            of_dmatrix = {name: dict(options) for name, options in (dmatrix_params or {}).items()}
+            dataset_config = _table_data(label, datasets, of_dmatrix, dataset_config)
+            train_loop_per_worker = _train_on_tables
+            train_loop_config = {
+                "label": label,
+                "params": parameters,
+                "rounds": num_boost_round,
+                "dmatrix_params": of_dmatrix,
+                "names": [TRAIN, *(name for name in datasets if name != TRAIN)],
+                "arguments": train_kwargs,
+                "frequency": frequency,
+                "at_end": at_end,
+            }
+        elif label_column is not None or params is not None or dmatrix_params is not None or train_kwargs:
+            raise ConfigurationError(
+                "XGBoostTrainer with a train_loop_per_worker wants no label_column, params or arguments of "
+                "xgboost.train: the function calls it itself"
+            )
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=config,
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+        )
+
+    @staticmethod
+    def get_model(checkpoint: Checkpoint) -> xgboost.Booster:
+        """The model of a checkpoint that the table form has made; see ``RayTrainReportCallback.get_model``."""
+        from drivetrain_gbdt._xgboost import RayTrainReportCallback
+
+        return RayTrainReportCallback.get_model(checkpoint)
+
+
+def _table_data(
+    label: str,
+    datasets: Mapping[str, Any],
+    dmatrix_params: Mapping[str, Mapping[str, Any]],
+    given: DataConfig | None,
+) -> DataConfig:
+    unknown = sorted(set(dmatrix_params) - set(datasets))
+    if unknown:
+        raise ConfigurationError(
+            f"XGBoostTrainer(dmatrix_params=...) wants names of datasets ({', '.join(map(repr, datasets))}), "
+            f"found {', '.join(map(repr, unknown))}"
+        )
+    if given is not None and type(given) is not DataConfig:
+        return given
+    columns = {name: [options[key] for key in _COLUMNS if key in options] for name, options in dmatrix_params.items()}
+    return TableData(
+        label_column=label,
+        columns=columns,
+        groups={name: options["qid"] for name, options in dmatrix_params.items() if "qid" in options},
+        categorical=any(options.get("enable_categorical") for options in dmatrix_params.values()),
+        datasets_to_split="all" if given is None else given.datasets_to_split,
+        execution_options=None if given is None else given.execution_options,
+    )
+
+
+def _train_on_tables(config: dict[str, Any]) -> None:
+    """The train function of the table form."""
+    from drivetrain_gbdt._xgboost import train_on_tables
+
+    train_on_tables(config, _COLUMNS)
+
+
+def __getattr__(name: str) -> Any:  # it derives from a class of XGBoost's, which is imported when it is asked for
+    if name == "RayTrainReportCallback":
+        from drivetrain_gbdt._xgboost import RayTrainReportCallback
+
+        return RayTrainReportCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

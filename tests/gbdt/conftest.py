@@ -1,0 +1,100 @@
+"""Real data, and trainings of several processes on this machine."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
+
+import drivetrain
+from drivetrain import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig
+
+LABEL = "target"
+
+
+def mixed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same rows in another order, as some of these are sorted by label."""
+    return frame.sample(frac=1, random_state=0).reset_index(drop=True)
+
+
+@pytest.fixture(scope="session")
+def cancer() -> pd.DataFrame:
+    return mixed(load_breast_cancer(as_frame=True).frame)
+
+
+@pytest.fixture(scope="session")
+def diabetes() -> pd.DataFrame:
+    return mixed(load_diabetes(as_frame=True).frame)
+
+
+@pytest.fixture(scope="session")
+def digits() -> pd.DataFrame:
+    return mixed(load_digits(as_frame=True).frame)
+
+
+@pytest.fixture(scope="session")
+def ranking() -> pd.DataFrame:
+    """Documents of 60 queries, of different numbers; relevance 0 to 3 follows two features."""
+    generator = np.random.default_rng(0)
+    sizes = generator.integers(5, 40, 60)
+    rows = int(sizes.sum())
+    features = generator.normal(size=(rows, 4))
+    score = features[:, 0] + 0.5 * features[:, 1] + 0.2 * generator.normal(size=rows)
+    frame = pd.DataFrame(features, columns=list("abcd"))
+    frame["query"] = np.repeat(np.arange(60), sizes)
+    frame[LABEL] = pd.cut(score, [-np.inf, -0.5, 0.5, 1.2, np.inf], labels=False)
+    return frame
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., Result]:
+    """Runs a trainer, on two local workers if nothing else is asked for."""
+
+    def run(
+        trainer: Any,
+        *arguments: Any,
+        workers: Any = 2,
+        max_failures: int = 0,
+        frequency: int = 0,
+        name: str | None = None,
+        runtime: str = "local",
+        **options: Any,
+    ) -> Result:
+        return trainer(
+            *arguments,
+            scaling_config=ScalingConfig(num_workers=workers, runtime=runtime if workers else "inprocess"),
+            run_config=RunConfig(
+                storage_path=tmp_path,
+                name=name,
+                verbose=0,
+                failure_config=FailureConfig(max_failures=max_failures),
+                checkpoint_config=CheckpointConfig(checkpoint_frequency=frequency),
+                start_timeout_s=60,
+            ),
+            **options,
+        ).fit()
+
+    return run
+
+
+class DiesOnce:
+    """A callback of either library that kills rank 1 after a round, the first time."""
+
+    order = 40
+    before_iteration = False
+
+    def __init__(self, after_round: int) -> None:
+        self.after_round = after_round
+
+    def __call__(self, env: Any) -> None:
+        self.die_after(env.iteration)
+
+    def die_after(self, iteration: int) -> None:
+        context = drivetrain.get_context()
+        if context.attempt == 0 and context.get_world_rank() == 1 and iteration + 1 == self.after_round:
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,220 @@
+"""LightGBM trained by several processes together."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pandas as pd
+import pytest
+
+import drivetrain
+from drivetrain import ConfigurationError, Result, RunConfig, ScalingConfig, SessionError
+from drivetrain_gbdt.lightgbm import LightGBMConfig, LightGBMTrainer, RayTrainReportCallback, get_network_params
+from tests.gbdt.conftest import LABEL, DiesOnce
+
+Fit = Callable[..., Result]
+BINARY = {"objective": "binary", "metric": "binary_logloss", "num_leaves": 7, "verbosity": -1}
+
+
+def trees(result: Result) -> str:
+    """The model's text without what the workers' addresses are written into."""
+    assert result.checkpoint is not None
+    return LightGBMTrainer.get_model(result.checkpoint).model_to_string().partition("\nparameters:")[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_any_number_of_workers_reaches_the_quality_of_one_process(fit: Fit, cancer: pd.DataFrame, workers: int) -> None:
+    train, valid = cancer[:400], cancer[400:]
+    matrix = lightgbm.Dataset(train.drop(columns=LABEL), train[LABEL])
+    alone: dict[str, Any] = {}
+    lightgbm.train(
+        BINARY,
+        matrix,
+        30,
+        valid_sets=[lightgbm.Dataset(valid.drop(columns=LABEL), valid[LABEL], reference=matrix)],
+        callbacks=[lightgbm.record_evaluation(alone)],
+    )
+
+    result = fit(
+        LightGBMTrainer,
+        params=BINARY,
+        label_column=LABEL,
+        num_boost_round=30,
+        datasets={"train": train, "valid": valid},
+        workers=workers,
+    )
+
+    assert result.metrics is not None
+    wanted = alone["valid_0"]["binary_logloss"][-1]
+    assert result.metrics["valid-binary_logloss"] == pytest.approx(wanted, abs=1e-6 if workers < 2 else 0.04)
+    assert result.checkpoint is not None
+    assert LightGBMTrainer.get_model(result.checkpoint).num_trees() == 30
+
+
+@pytest.mark.parametrize(
+    ("data", "params", "metric", "bound"),
+    [
+        ("diabetes", {"objective": "regression", "metric": "rmse"}, "valid-rmse", 65.0),
+        ("digits", {"objective": "multiclass", "num_class": 10, "metric": "multi_error"}, "valid-multi_error", 0.08),
+    ],
+)
+def test_two_workers_learn(
+    fit: Fit, request: pytest.FixtureRequest, data: str, params: dict[str, Any], metric: str, bound: float
+) -> None:
+    frame = request.getfixturevalue(data)
+    cut = len(frame) * 3 // 4
+    result = fit(
+        LightGBMTrainer,
+        params={**params, "verbosity": -1},
+        label_column=LABEL,
+        num_boost_round=30,
+        datasets={"train": frame[:cut], "valid": frame[cut:]},
+    )
+    assert result.metrics is not None
+    assert result.metrics[metric] < bound
+
+
+def test_groups_of_a_ranking_stay_on_one_worker(fit: Fit, ranking: pd.DataFrame) -> None:
+    result = fit(
+        LightGBMTrainer,
+        params={"objective": "lambdarank", "metric": "ndcg", "eval_at": [5], "verbosity": -1},
+        label_column=LABEL,
+        num_boost_round=20,
+        datasets={"train": ranking, "valid": ranking},
+        dataset_params={"train": {"group": "query"}, "valid": {"group": "query"}},
+    )
+    assert result.metrics is not None
+    assert result.metrics["valid-ndcg@5"] > 0.9
+
+
+def test_killed_worker_ends_in_the_trees_of_an_undisturbed_run(fit: Fit, cancer: pd.DataFrame) -> None:
+    options: dict[str, Any] = {
+        "params": {**BINARY, "deterministic": True, "force_row_wise": True},
+        "label_column": LABEL,
+        "num_boost_round": 12,
+        "datasets": {"train": cancer},
+        "frequency": 4,
+    }
+    undisturbed = fit(LightGBMTrainer, name="undisturbed", **options)
+    killed = fit(LightGBMTrainer, name="killed", max_failures=1, callbacks=[DiesOnce(7)], **options)
+
+    predicted = []
+    for result in (undisturbed, killed):
+        assert result.checkpoint is not None
+        model = LightGBMTrainer.get_model(result.checkpoint)
+        assert model.num_trees() == 12
+        predicted.append(model.predict(cancer.drop(columns=LABEL)))
+    np.testing.assert_allclose(predicted[1], predicted[0], rtol=1e-6)
+    assert [metrics["_training_iteration"] for _, metrics in killed.best_checkpoints] == [4, 8, 12]
+
+
+def test_weights_missing_values_and_categories(fit: Fit, cancer: pd.DataFrame) -> None:
+    frame = cancer[["mean radius", "mean area", LABEL]].copy()
+    frame.loc[::7, "mean radius"] = np.nan
+    frame["w"] = np.where(frame[LABEL] == 1, 2.0, 1.0)
+    frame["size"] = pd.cut(frame["mean area"], 4, labels=list("abcd"))
+    result = fit(
+        LightGBMTrainer,
+        params=BINARY,
+        label_column=LABEL,
+        num_boost_round=20,
+        datasets={"train": frame},
+        dataset_params={"train": {"weight": "w"}},
+    )
+    assert result.metrics is not None
+    assert result.metrics["train-binary_logloss"] < 0.3
+
+
+def test_early_stopping_keeps_the_last_model(fit: Fit, cancer: pd.DataFrame) -> None:
+    result = fit(
+        LightGBMTrainer,
+        params={**BINARY, "learning_rate": 0.5},
+        label_column=LABEL,
+        num_boost_round=500,
+        datasets={"train": cancer[:400], "valid": cancer[400:]},
+        callbacks=[lightgbm.early_stopping(5, verbose=False)],
+    )
+    assert result.metrics is not None
+    rounds = result.metrics["_training_iteration"]
+    assert rounds < 500
+    assert "Tree=0" in trees(result)
+
+
+def train_sklearn() -> int:
+    frame = drivetrain.get_dataset_shard("train").to_pandas()
+    report = RayTrainReportCallback(metrics={"loss": "training-binary_logloss"}, frequency=2, checkpoint_at_end=False)
+    classifier = lightgbm.LGBMClassifier(n_estimators=5, verbosity=-1, **get_network_params())
+    features, label = frame.drop(columns=LABEL), frame[LABEL]
+    classifier.fit(features, label, eval_set=[(features, label)], callbacks=[report])
+    return int(classifier.booster_.num_trees())
+
+
+def test_function_with_an_estimator_reports_what_it_is_asked_to(fit: Fit, cancer: pd.DataFrame) -> None:
+    result = fit(LightGBMTrainer, train_sklearn, datasets={"train": cancer})
+    assert result.return_value == 5
+    assert result.metrics is not None
+    assert {name for name in result.metrics if not name.startswith("_")} == {"loss"}
+    assert [metrics["_training_iteration"] for _, metrics in result.best_checkpoints] == [2, 4]
+
+
+@pytest.mark.ray
+def test_ray_workers_train_too(fit: Fit, ray_address: str, cancer: pd.DataFrame) -> None:
+    result = fit(LightGBMTrainer, params=BINARY, label_column=LABEL, datasets={"train": cancer}, runtime="ray")
+    assert result.metrics is not None
+    assert result.metrics["train-binary_logloss"] < 0.1
+
+
+def hold_ports() -> list[int]:
+    return [int(entry.rpartition(":")[2]) for entry in get_network_params()["machines"].split(",")]
+
+
+def test_reserved_ports_differ_and_are_none_that_the_kernel_gives_away(fit: Fit) -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = fit(LightGBMTrainer, hold_ports, workers=4).return_value
+    assert len(set(ports)) == 4
+    assert not [port for port in ports if first <= port <= last]
+    with socket.socket() as probe:
+        probe.bind(("", ports[0]))
+
+
+def test_too_few_rows_for_the_workers_are_told(fit: Fit) -> None:
+    frame = pd.DataFrame({"x": np.arange(3.0), LABEL: [0, 1, 0]})
+    with pytest.raises(drivetrain.TrainingFailedError, match="at least one row of dataset 'train' on each worker"):
+        fit(LightGBMTrainer, params=BINARY, label_column=LABEL, datasets={"train": frame}, workers=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_column": "nothing"}, "wants a column 'nothing', found"),
+        ({"params": {"objective": "multiclass"}}, "wants num_class"),
+        ({"params": {"device_type": "gpu"}}, "wants GPUs, found ScalingConfig(use_gpu=False)"),
+        ({"dataset_params": {"test": {}}}, "wants names of datasets ('train'), found 'test'"),
+    ],
+)
+def test_mistakes_are_told_before_a_worker_is_started(options: dict[str, Any], message: str, tmp_path: Any) -> None:
+    given: dict[str, Any] = {
+        "params": BINARY,
+        "label_column": LABEL,
+        "datasets": {"train": {"x": [1.0, 2.0, 1.0], LABEL: [0, 1, 1]}},
+        **options,
+    }
+    with pytest.raises(ConfigurationError) as refused:
+        LightGBMTrainer(
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=tmp_path, verbose=0),
+            **given,
+        ).fit()
+    assert message in str(refused.value)
+
+
+def test_configurations_and_calls_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'data', 'voting' or 'feature', found 'serial'"):
+        LightGBMConfig(tree_learner="serial")
+    with pytest.raises(ConfigurationError, match="the function calls it itself"):
+        LightGBMTrainer(train_sklearn, params=BINARY)
+    with pytest.raises(SessionError, match="in the train function of a LightGBMTrainer"):
+        get_network_params()

@@ -1,0 +1,285 @@
+"""XGBoost trained by several processes together."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import xgboost
+
+import drivetrain
+from drivetrain import ConfigurationError, Result, RunConfig, ScalingConfig, TrainingFailedError
+from drivetrain_gbdt.xgboost import RayTrainReportCallback, XGBoostConfig, XGBoostTrainer
+from tests.gbdt.conftest import LABEL, DiesOnce
+
+Fit = Callable[..., Result]
+BINARY = {"objective": "binary:logistic", "eval_metric": "logloss", "max_depth": 3}
+
+
+def trees(result: Result) -> list[str]:
+    assert result.checkpoint is not None
+    return XGBoostTrainer.get_model(result.checkpoint).get_dump(dump_format="json")
+
+
+class DiesAfterRound(xgboost.callback.TrainingCallback):
+    def __init__(self, after_round: int) -> None:
+        super().__init__()
+        self._dies = DiesOnce(after_round)
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        self._dies.die_after(epoch)
+        return False
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_any_number_of_workers_reaches_the_metric_of_one_process(fit: Fit, cancer: pd.DataFrame, workers: int) -> None:
+    train, valid = cancer[:400], cancer[400:]
+    matrix = xgboost.QuantileDMatrix(train.drop(columns=LABEL), train[LABEL])
+    held_out = xgboost.QuantileDMatrix(valid.drop(columns=LABEL), valid[LABEL], ref=matrix)
+    alone: dict[str, Any] = {}
+    xgboost.train(BINARY, matrix, 20, evals=[(held_out, "valid")], evals_result=alone, verbose_eval=False)
+
+    result = fit(
+        XGBoostTrainer,
+        params=BINARY,
+        label_column=LABEL,
+        num_boost_round=20,
+        datasets={"train": train, "valid": valid},
+        workers=workers,
+    )
+
+    assert result.metrics is not None
+    assert result.metrics["valid-logloss"] == pytest.approx(alone["valid"]["logloss"][-1], rel=0.02)
+    assert result.metrics["valid-logloss"] < 0.15
+    assert len(trees(result)) == 20
+
+
+@pytest.mark.parametrize(
+    ("data", "params", "metric", "bound"),
+    [
+        ("diabetes", {"objective": "reg:squarederror", "max_depth": 3}, "valid-rmse", 65.0),
+        ("digits", {"objective": "multi:softprob", "num_class": 10, "eval_metric": "merror"}, "valid-merror", 0.08),
+        ("diabetes", {"objective": "reg:squarederror", "booster": "gblinear"}, "valid-rmse", 80.0),
+        ("diabetes", {"objective": "reg:squarederror", "tree_method": "approx"}, "valid-rmse", 75.0),
+    ],
+)
+def test_two_workers_learn(
+    fit: Fit, request: pytest.FixtureRequest, data: str, params: dict[str, Any], metric: str, bound: float
+) -> None:
+    frame = request.getfixturevalue(data)
+    cut = len(frame) * 3 // 4
+    result = fit(
+        XGBoostTrainer,
+        params=params,
+        label_column=LABEL,
+        num_boost_round=30,
+        datasets={"train": frame[:cut], "valid": frame[cut:]},
+    )
+    assert result.metrics is not None
+    assert result.metrics[metric] < bound
+
+
+def test_groups_of_a_ranking_stay_on_one_worker(fit: Fit, ranking: pd.DataFrame) -> None:
+    params = {"objective": "rank:ndcg", "eval_metric": "ndcg", "lambdarank_pair_method": "topk"}
+    matrix = xgboost.QuantileDMatrix(ranking.drop(columns=[LABEL, "query"]), ranking[LABEL], qid=ranking["query"])
+    alone: dict[str, Any] = {}
+    xgboost.train(params, matrix, 20, evals=[(matrix, "train")], evals_result=alone, verbose_eval=False)
+
+    result = fit(
+        XGBoostTrainer,
+        params=params,
+        label_column=LABEL,
+        num_boost_round=20,
+        datasets={"train": ranking},
+        dmatrix_params={"train": {"qid": "query"}},
+    )
+    assert result.metrics is not None
+    assert result.metrics["train-ndcg"] == pytest.approx(alone["train"]["ndcg"][-1], abs=0.02)
+
+
+def test_killed_worker_ends_in_the_trees_of_an_undisturbed_run(fit: Fit, cancer: pd.DataFrame) -> None:
+    options: dict[str, Any] = {
+        "params": BINARY,
+        "label_column": LABEL,
+        "num_boost_round": 12,
+        "datasets": {"train": cancer},
+        "frequency": 4,
+    }
+    undisturbed = fit(XGBoostTrainer, name="undisturbed", **options)
+    killed = fit(XGBoostTrainer, name="killed", max_failures=1, callbacks=[DiesAfterRound(7)], **options)
+
+    assert trees(killed) == trees(undisturbed)
+    assert killed.metrics is not None
+    assert undisturbed.metrics is not None
+    assert killed.metrics["train-logloss"] == pytest.approx(undisturbed.metrics["train-logloss"], rel=1e-6)
+    assert [metrics["_training_iteration"] for _, metrics in killed.best_checkpoints] == [4, 8, 12]
+
+
+def test_files_weights_missing_values_and_categories(fit: Fit, cancer: pd.DataFrame, tmp_path: Any) -> None:
+    frame = cancer.copy()
+    frame.loc[::7, "mean radius"] = np.nan
+    frame["w"] = np.where(frame[LABEL] == 1, 2.0, 1.0)
+    frame["size"] = pd.cut(frame["mean area"], 4, labels=list("abcd"))
+    plain = frame.drop(columns="size")
+    pyarrow.parquet.write_table(pa.Table.from_pandas(plain), tmp_path / "train.parquet", row_group_size=50)
+
+    weighted = fit(
+        XGBoostTrainer,
+        params=BINARY,
+        label_column=LABEL,
+        datasets={"train": str(tmp_path / "train.parquet")},
+        dmatrix_params={"train": {"weight": "w"}},
+    )
+    matrix = xgboost.QuantileDMatrix(plain.drop(columns=[LABEL, "w"]), plain[LABEL], weight=plain["w"])
+    alone: dict[str, Any] = {}
+    xgboost.train(BINARY, matrix, 10, evals=[(matrix, "train")], evals_result=alone, verbose_eval=False)
+    assert weighted.metrics is not None
+    assert weighted.metrics["train-logloss"] == pytest.approx(alone["train"]["logloss"][-1], rel=0.02)
+
+    categories = fit(
+        XGBoostTrainer,
+        params=BINARY,
+        label_column=LABEL,
+        datasets={"train": frame[["size", LABEL]]},
+        dmatrix_params={"train": {"enable_categorical": True}},
+    )
+    assert categories.metrics is not None
+    assert categories.metrics["train-logloss"] < 0.4
+    assert categories.checkpoint is not None
+    assert XGBoostTrainer.get_model(categories.checkpoint).feature_types == ["c"]
+
+
+@pytest.mark.parametrize("rows", [3, 6])
+def test_shards_may_be_empty_or_of_a_single_class(fit: Fit, rows: int) -> None:
+    frame = pd.DataFrame({"x": np.arange(rows, dtype=float), LABEL: np.arange(rows) >= rows // 2})
+    frame[LABEL] = frame[LABEL].astype(int)
+    result = fit(
+        XGBoostTrainer,
+        params={**BINARY, "min_child_weight": 0},
+        label_column=LABEL,
+        num_boost_round=20,
+        datasets={"train": frame},
+        workers=4,
+    )
+    assert result.metrics is not None
+    assert result.metrics["train-logloss"] < 0.3
+
+
+def test_early_stopping_and_functions_of_ones_own(fit: Fit, cancer: pd.DataFrame) -> None:
+    def squared(predicted: Any, matrix: Any) -> tuple[Any, Any]:
+        probability = 1 / (1 + np.exp(-predicted))
+        return probability - matrix.get_label(), probability * (1 - probability)
+
+    def wrong(predicted: Any, matrix: Any) -> tuple[str, float]:
+        return "wrong", float(np.mean((predicted > 0) != matrix.get_label()))
+
+    result = fit(
+        XGBoostTrainer,
+        params={"max_depth": 2, "eta": 1.0, "disable_default_eval_metric": True},
+        label_column=LABEL,
+        num_boost_round=300,
+        datasets={"train": cancer[:400], "valid": cancer[400:]},
+        obj=squared,
+        custom_metric=wrong,
+        early_stopping_rounds=5,
+    )
+    assert result.metrics is not None
+    assert result.metrics["valid-wrong"] < 0.1
+    assert len(trees(result)) < 300
+
+
+def train_sklearn() -> int:
+    frame = drivetrain.get_dataset_shard("train").to_pandas()
+    report = RayTrainReportCallback(
+        metrics={"loss": "validation_0-logloss"}, filename="cancer.json", frequency=2, checkpoint_at_end=False
+    )
+    classifier = xgboost.XGBClassifier(n_estimators=5, max_depth=3, callbacks=[report])
+    features, label = frame.drop(columns=LABEL), frame[LABEL]
+    classifier.fit(features, label, eval_set=[(features, label)], verbose=False)
+    return int(classifier.get_booster().num_boosted_rounds())
+
+
+def test_function_with_an_estimator_reports_what_it_is_asked_to(fit: Fit, cancer: pd.DataFrame) -> None:
+    result = fit(XGBoostTrainer, train_sklearn, datasets={"train": cancer})
+    assert result.return_value == 5
+    assert result.metrics is not None
+    assert {name for name in result.metrics if not name.startswith("_")} == {"loss"}
+    assert [metrics["_training_iteration"] for _, metrics in result.best_checkpoints] == [2, 4]
+    assert result.checkpoint is not None
+    assert RayTrainReportCallback.get_model(result.checkpoint, "cancer.json").num_boosted_rounds() == 4
+    with pytest.raises(ConfigurationError, match=r"file 'model.ubj' is wanted, found .*cancer.json"):
+        XGBoostTrainer.get_model(result.checkpoint)
+
+
+@pytest.mark.ray
+def test_ray_workers_train_too(fit: Fit, ray_address: str, cancer: pd.DataFrame) -> None:
+    result = fit(XGBoostTrainer, params=BINARY, label_column=LABEL, datasets={"train": cancer}, runtime="ray")
+    assert result.metrics is not None
+    assert result.metrics["train-logloss"] < 0.15
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_column": "nothing"}, "wants a column 'nothing', found"),
+        ({"label_column": None}, "wants a train_loop_per_worker; or params"),
+        ({"datasets": {"valid": {"x": [1.0], LABEL: [0]}}}, "datasets ['valid']"),
+        ({"datasets": {"train": {"x": ["a", "b"], LABEL: [0, 1]}}}, "found column 'x' of type string"),
+        (
+            {"datasets": {"train": {"x": [1.0, 2.0], LABEL: [0, 1]}, "valid": {"y": [1.0], LABEL: [0]}}},
+            "dataset 'valid' wants the features of 'train', found other ones: x, y",
+        ),
+        ({"params": {"objective": "multi:softmax"}}, "wants num_class"),
+        ({"params": {"device": "cuda"}}, "wants GPUs, found ScalingConfig(use_gpu=False)"),
+        ({"dmatrix_params": {"test": {}}}, "wants names of datasets ('train'), found 'test'"),
+        ({"dmatrix_params": {"train": {"weight": "w"}}}, "wants a column 'w'"),
+        ({"dmatrix_params": {"train": {"qid": "x"}}}, "wants rows of one 'x' next to each other"),
+    ],
+)
+def test_mistakes_are_told_before_a_worker_is_started(options: dict[str, Any], message: str, tmp_path: Any) -> None:
+    given: dict[str, Any] = {
+        "params": BINARY,
+        "label_column": LABEL,
+        "datasets": {"train": {"x": [1.0, 2.0, 1.0], LABEL: [0, 1, 1]}},
+        **options,
+    }
+    with pytest.raises(ConfigurationError) as refused:
+        XGBoostTrainer(
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=tmp_path, verbose=0),
+            **given,
+        ).fit()
+    assert message in str(refused.value)
+
+
+def test_configurations_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="at least 1, found 0"):
+        XGBoostConfig(timeout_s=0)
+    with pytest.raises(ConfigurationError, match="wants an XGBoostConfig"):
+        XGBoostTrainer(train_sklearn, xgboost_config=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="the function calls it itself"):
+        XGBoostTrainer(train_sklearn, params=BINARY)
+    with pytest.raises(ConfigurationError, match="at least 0, found -1"):
+        RayTrainReportCallback(frequency=-1)
+
+
+def test_metric_that_is_not_logged_is_told_with_those_that_are(fit: Fit, cancer: pd.DataFrame) -> None:
+    def train() -> None:
+        frame = drivetrain.get_dataset_shard("train").to_pandas()
+        matrix = xgboost.DMatrix(frame.drop(columns=LABEL), frame[LABEL])
+        report = RayTrainReportCallback(metrics="valid-auc")
+        xgboost.train(BINARY, matrix, 2, evals=[(matrix, "train")], callbacks=[report], verbose_eval=False)
+
+    with pytest.raises(TrainingFailedError, match=r"\('train-logloss'\), found 'valid-auc'"):
+        fit(XGBoostTrainer, train, datasets={"train": cancer}, workers=0)
+
+
+def test_a_run_goes_on_with_more_rounds_from_a_checkpoint(fit: Fit, cancer: pd.DataFrame) -> None:
+    options = {"params": BINARY, "label_column": LABEL, "datasets": {"train": cancer}, "workers": 0}
+    first = fit(XGBoostTrainer, name="first", num_boost_round=3, **options)
+    more = fit(XGBoostTrainer, name="more", num_boost_round=5, resume_from_checkpoint=first.checkpoint, **options)
+    assert trees(more)[:3] == trees(first)
+    assert len(trees(more)) == 5
