@@ -92,7 +92,10 @@ def types(session: nox.Session) -> None:
     run_in_dev(session, "mypy")
 
 
-@nox.session(requires=["test_core", "test_torch", "test_gbdt", "test_contract", "test_crashes", "test_faults"], venv_backend="none")
+@nox.session(
+    requires=["test_core", "test_torch", "test_gbdt", "test_contract", "test_crashes", "test_faults"],
+    venv_backend="none",
+)
 def tests(session: nox.Session) -> None:
     """Run the tests of every package and the contract of every runtime."""
 
