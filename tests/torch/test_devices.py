@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig, SessionError
+from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig, SessionError, WorkerInfo
 from drivetrain_torch import get_device, get_devices
-from drivetrain_torch._devices import cuda_indices
+from drivetrain_torch._devices import cuda_indices, shared_gpus
 
 
 def train() -> tuple[torch.device, list[torch.device]]:
@@ -66,6 +66,19 @@ def test_worker_with_several_gpus_finds_all_of_them(found: tuple[torch.device, l
 def test_gpus_are_numbered_among_those_that_the_process_sees(gpus: list[str], visible: str | None, indices: list[int]):
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert cuda_indices(gpus, environment) == indices
+
+
+def test_workers_of_a_node_share_their_gpus_in_the_order_of_their_local_ranks():
+    def worker(rank: int, node: str, *gpus: str) -> WorkerInfo:
+        return WorkerInfo(
+            rank=rank, local_rank=0, node_rank=0, node_id=node, hostname="", ip="", pid=0, accelerator_ids=gpus
+        )
+
+    one_each = [worker(0, "a", "3"), worker(1, "a", "7"), worker(2, "b", "3"), worker(3, "b", "7")]
+    assert shared_gpus(one_each) == ["3,7"] * 4
+    assert [cuda_indices(w.accelerator_ids, {"CUDA_VISIBLE_DEVICES": "3,7"}) for w in one_each] == [[0], [1]] * 2
+    assert shared_gpus([worker(0, "a", "0", "1"), worker(1, "a", "2", "3"), worker(2, "b")]) == ["0,1,2,3"] * 2 + [""]
+    assert shared_gpus([worker(0, "a", "0"), worker(1, "a", "0")]) == ["0", "0"], "half a GPU each"
 
 
 def test_gpu_that_the_process_cannot_see_is_named():

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from drivetrain import Backend, ConfigurationError, PluginError, TrainContext, WorkerGroup
-from drivetrain_torch._devices import get_devices
+from drivetrain_torch._devices import get_devices, shared_gpus
 
 __all__ = ["TorchBackend", "TorchXLABackend"]
 
@@ -43,7 +43,10 @@ class TorchBackend(Backend):
         """Has rank 0 serve a store, on a port that is free because the store is what binds it."""
         address = group.workers[0].ip
         (port,) = group.run(_serve_store, address, len(group.workers), self.timeout_s, ranks=[0])
-        return [{"MASTER_ADDR": address, "MASTER_PORT": str(port)} for _ in group.workers]
+        return [
+            {"MASTER_ADDR": address, "MASTER_PORT": str(port), "CUDA_VISIBLE_DEVICES": gpus}
+            for gpus in shared_gpus(group.workers)
+        ]
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
@@ -99,8 +102,12 @@ class TorchBackend(Backend):
     def _variables(self, context: TrainContext, rendezvous: Mapping[str, str]) -> dict[str, str]:
         variables: dict[str, str] = {}
         if self.init_method == "env":
-            # The last one has env:// connect to the store that is there, as under torchrun, and not bind its port.
-            variables = {**rendezvous, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+            variables = {name: rendezvous[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+            # Has env:// connect to the store that is there, as under torchrun, and not bind its port.
+            variables["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        gpus = rendezvous["CUDA_VISIBLE_DEVICES"]
+        if gpus and "CUDA_VISIBLE_DEVICES" in os.environ and not _cuda_is_in_use():
+            variables["CUDA_VISIBLE_DEVICES"] = gpus
         if sys.platform == "linux" and context.get_local_world_size() == context.get_world_size():
             variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         return variables
@@ -121,6 +128,13 @@ class TorchXLABackend(TorchBackend):
             raise PluginError(
                 "TorchXLAConfig wants the package torch_xla on every worker, found none: run pip install torch_xla"
             ) from error
+
+
+def _cuda_is_in_use() -> bool:
+    """Whether CUDA has looked at its variables in this process, and so does not again."""
+    import torch
+
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _serve_store(address: str, world_size: int, timeout_s: float) -> int:

@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from drivetrain import ConfigurationError, get_context
+from drivetrain import ConfigurationError, WorkerInfo, get_context
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["get_device", "get_devices"]
+__all__ = ["cuda_indices", "get_device", "get_devices", "shared_gpus"]
 
 
 def get_device() -> torch.device:
@@ -38,6 +38,18 @@ def get_devices() -> list[torch.device]:
 
     gpus = get_context().worker.accelerator_ids
     return [torch.device("cuda", index) for index in cuda_indices(gpus)] or [torch.device("cpu")]
+
+
+def shared_gpus(workers: Sequence[WorkerInfo]) -> list[str]:
+    """For each worker, the GPUs of all workers of its node, as ``CUDA_VISIBLE_DEVICES`` has them.
+
+    Where each worker has one, its number among them is its local rank, as under torchrun: scripts and libraries that
+    take ``cuda:LOCAL_RANK`` for theirs are right, and NCCL can use direct paths between the GPUs of a node.
+    """
+    of_node: dict[str, dict[str, None]] = {}
+    for worker in workers:
+        of_node.setdefault(worker.node_id, {}).update(dict.fromkeys(worker.accelerator_ids))
+    return [",".join(of_node[worker.node_id]) for worker in workers]
 
 
 def cuda_indices(gpus: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[int]:
