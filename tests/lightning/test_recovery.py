@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,23 +33,26 @@ def losses(metrics: list[dict[str, Any]]) -> dict[int, float]:
     ("config", "resumed_at", "tolerance"),
     [
         pytest.param({}, STEPS, 0, id="each epoch"),
-        pytest.param({"every": "validation"}, STEPS, 0, id="each validation"),
-        pytest.param({"every": 8, "resumable": True}, 32, 0, id="every 8 steps"),
-        pytest.param({"strategy": "fsdp"}, STEPS, 1e-4, id="each epoch, sharded"),
+        pytest.param({"report": {"every": "validation"}}, STEPS, 0, id="each validation"),
+        pytest.param(
+            {"report": {"every": 8, "checkpoint_upload_mode": "async"}, "resumable": True}, 32, 0, id="every 8 steps"
+        ),
+        pytest.param({"strategy": "fsdp"}, STEPS, 1e-4, id="fsdp"),
+        pytest.param({"strategy": "deepspeed"}, STEPS, 1e-4, id="deepspeed"),
     ],
 )
 def test_killed_run_goes_on_to_the_losses_and_parameters_of_an_undisturbed_one(
     fit: Callable[..., Result], undisturbed: Any, config: dict[str, Any], resumed_at: int, tolerance: float
 ):
+    if config.get("strategy") == "deepspeed":
+        pytest.importorskip("deepspeed")
     told = Collector()
     config = {"epochs": EPOCHS, "at_step": STEPS + 12, "send": signal.SIGKILL, **config}
     disturbed = fit(train, config, callbacks=(told,), max_failures=1)
 
-    assert [failure.kind for failure in told.failures] == [FailureKind.INFRASTRUCTURE]
-    print([(m["step"],m.get("loss"), m.get("accuracy"), m.get("learning_rate")) for m in told.metrics_of(0)])
+    assert told.attempts == 2
     parameters, metrics = undisturbed
-    print([(m["step"],m.get("loss"), m.get("accuracy"), m.get("learning_rate")) for m in metrics])
-    if config.get("every", "epoch") == "epoch":
+    if "report" not in config:
         assert losses(told.metrics_of(0)) == pytest.approx(losses(metrics), abs=tolerance, rel=0)
     for name, value in parameters.items():
         torch.testing.assert_close(disturbed.return_value[name], value, atol=tolerance, rtol=0)
@@ -62,7 +64,7 @@ def test_preempted_run_saves_at_the_same_step_on_all_ranks_and_goes_on(fit: Call
     preempted = fit(train, {"epochs": EPOCHS, **config}, callbacks=(told,))
 
     assert [failure.kind for failure in told.failures] == [FailureKind.PREEMPTION]
-    print([(m["step"],m.get("loss"), m.get("accuracy"), m.get("learning_rate")) for m in told.metrics_of(0)])
-    print([(m["step"],m.get("loss"), m.get("accuracy"), m.get("learning_rate")) for m in told.metrics_of(1)])
+    print([(m["step"], m.get("loss"), m.get("accuracy"), m.get("learning_rate")) for m in told.metrics_of(0)])
+    print([(m["step"], m.get("loss"), m.get("accuracy"), m.get("learning_rate")) for m in told.metrics_of(1)])
     for name, value in undisturbed[0].items():
         torch.testing.assert_close(preempted.return_value[name], value, atol=0, rtol=0)

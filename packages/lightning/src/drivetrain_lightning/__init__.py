@@ -49,7 +49,7 @@ def __dir__() -> list[str]:
 
 
 def _used_distribution() -> str:
-    imported = [name for name, module in _MODULES.items() if module in sys.modules]
+    imported = [name for name, module in _MODULES.items() if sys.modules.get(module) is not None]
     installed = imported or [name for name in _MODULES if importlib.util.find_spec(name) is not None]
     if not installed:
         raise PluginError(

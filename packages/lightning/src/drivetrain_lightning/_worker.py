@@ -67,7 +67,8 @@ class WorkerEnvironment:
         return get_context().get_node_rank()
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accepts them: ``prepare_trainer`` and the strategies check the devices."""
+        """Refuses them: only strategies ask that would start processes, which those of this package do not."""
+        check_strategy(None)
 
     def teardown(self) -> None:
         """Leaves all as it is."""
@@ -196,6 +197,14 @@ class WorkerDeepSpeedStrategy(WorkerStrategy):
 
         def set_world_ranks(self) -> None: ...
 
+    @property
+    def root_device(self) -> torch.device:
+        """The device that this worker trains on, with the number that DeepSpeed asks for on CPUs too."""
+        import torch
+
+        device = super().root_device
+        return device if device.index is not None else torch.device(device.type, 0)
+
     def _setup_environment(self) -> None:
         # Not Lightning's, which refuses CPUs.
         self.accelerator.setup_device(self.root_device)
@@ -213,7 +222,7 @@ def check_strategy(strategy: object) -> None:
     """Refuses a strategy, with what its trainer has given it, that cannot train on this worker.
 
     Args:
-        strategy: any.
+        strategy: any; None for one that is not known, and none of this package.
 
     Raises:
         ConfigurationError: see :func:`~drivetrain_lightning.prepare_trainer`.
@@ -223,7 +232,7 @@ def check_strategy(strategy: object) -> None:
     if not isinstance(strategy, WorkerStrategy):
         raise ConfigurationError(
             "a Trainer in a train function wants one of drivetrain_lightning's strategies, found "
-            f"{type(strategy).__name__}: pass Trainer(strategy=RayDDPStrategy()), RayFSDPStrategy or "
+            f"{'another' if strategy is None else type(strategy).__name__}: pass Trainer(strategy=RayDDPStrategy()), RayFSDPStrategy or "
             "RayDeepSpeedStrategy, with the arguments that its own strategy has"
         )
     environment = getattr(strategy, "cluster_environment", None)
