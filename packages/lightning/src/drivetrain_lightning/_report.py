@@ -94,11 +94,12 @@ class ReportCallback:
             trainer: the trainer.
             complete: every metric that is to be reported must have been logged.
         """
-        metrics = {**self._choose(trainer.callback_metrics, complete)}
+        metrics = dict(self._choose(trainer.callback_metrics, complete))
         metrics.update(epoch=trainer.current_epoch, step=trainer.global_step)
         context, strategy = drivetrain.get_context(), trainer.strategy
         # All ranks save to one path, of which each node has its own unless they share the directory.
-        directory = strategy.broadcast(tempfile.mkdtemp(prefix="drivetrain-lightning-") if strategy.is_global_zero else "")
+        own = tempfile.mkdtemp(prefix="drivetrain-lightning-") if strategy.is_global_zero else ""
+        directory = strategy.broadcast(own)
         is_first_on_node = context.get_local_rank() == 0
         try:
             os.makedirs(directory, exist_ok=True)

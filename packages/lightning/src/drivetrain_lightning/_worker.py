@@ -203,7 +203,7 @@ class WorkerDeepSpeedStrategy(WorkerStrategy):
         import torch
 
         device = super().root_device
-        return device if device.index is not None else torch.device(device.type, 0)
+        return torch.device("cpu", 0) if device.type == "cpu" else device
 
     def _setup_environment(self) -> None:
         # Not Lightning's, which refuses CPUs.
@@ -230,10 +230,10 @@ def check_strategy(strategy: object) -> None:
     import torch
 
     if not isinstance(strategy, WorkerStrategy):
+        other = "another" if strategy is None else type(strategy).__name__
         raise ConfigurationError(
-            "a Trainer in a train function wants one of drivetrain_lightning's strategies, found "
-            f"{'another' if strategy is None else type(strategy).__name__}: pass Trainer(strategy=RayDDPStrategy()), RayFSDPStrategy or "
-            "RayDeepSpeedStrategy, with the arguments that its own strategy has"
+            f"a Trainer in a train function wants one of drivetrain_lightning's strategies, found {other}: pass "
+            "Trainer(strategy=RayDDPStrategy()), RayFSDPStrategy or RayDeepSpeedStrategy"
         )
     environment = getattr(strategy, "cluster_environment", None)
     if not isinstance(environment, WorkerEnvironment):
