@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import drivetrain
@@ -96,25 +97,15 @@ class ReportCallback:
         """
         metrics = dict(self._choose(trainer.callback_metrics, complete))
         metrics.update(epoch=trainer.current_epoch, step=trainer.global_step)
-        context, strategy = drivetrain.get_context(), trainer.strategy
-        # All ranks save to one path, of which each node has its own unless they share the directory.
-        own = tempfile.mkdtemp(prefix="drivetrain-lightning-") if strategy.is_global_zero else ""
-        directory = strategy.broadcast(own)
-        is_first_on_node = context.get_local_rank() == 0
-        try:
-            os.makedirs(directory, exist_ok=True)
+        with _shared_directory(trainer.strategy) as (directory, is_reported_here):
             # Returns on each rank when all of them have saved.
             trainer.save_checkpoint(os.path.join(directory, self.CHECKPOINT_NAME), weights_only=False)
-            checkpoint = Checkpoint(directory) if is_first_on_node and os.listdir(directory) else None
             drivetrain.report(
                 metrics,
-                checkpoint,
+                Checkpoint(directory) if is_reported_here and os.listdir(directory) else None,
                 checkpoint_upload_mode=self._mode,
                 delete_local_checkpoint_after_upload=True,
             )
-        finally:
-            if is_first_on_node:
-                shutil.rmtree(directory, ignore_errors=True)
 
     def _choose(self, logged: Mapping[str, Any], complete: bool) -> Mapping[str, Any]:
         if self.metrics is None:
@@ -126,6 +117,29 @@ class ReportCallback:
                 "the LightningModule before the report, or take the name out"
             )
         return {name: logged[name] for name in self.metrics if name in logged}
+
+
+@contextlib.contextmanager
+def _shared_directory(strategy: Any) -> Iterator[tuple[str, bool]]:
+    """One path for all ranks to save to, and whether this rank is the one that reports what it finds there.
+
+    Each node has a directory of its own at that path, or shares it with others, if its temporary files are on a shared
+    filesystem. Of the nodes that leave their mark in it, the first one's first rank reports.
+    """
+    context = drivetrain.get_context()
+    node, is_first_on_node = context.get_node_rank(), context.get_local_rank() == 0
+    root = strategy.broadcast(tempfile.mkdtemp(prefix="drivetrain-lightning-") if strategy.is_global_zero else "")
+    files, marks = os.path.join(root, "files"), os.path.join(root, "nodes")
+    owns = False
+    try:
+        for directory in (files, os.path.join(marks, str(node))):
+            os.makedirs(directory, exist_ok=True)
+        strategy.barrier()
+        owns = is_first_on_node and node == min(map(int, os.listdir(marks)))
+        yield files, owns
+    finally:
+        if owns:
+            shutil.rmtree(root, ignore_errors=True)
 
 
 class EpochEnd:
