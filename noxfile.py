@@ -25,6 +25,8 @@ PACKAGES = [f"packages/{name}" for name in ("core", "torch", "lightning", "hf", 
 # pass, so that a release elsewhere cannot turn an unrelated change red: raise them on purpose.
 TORCH = "torch==2.13.0"
 RAY = "ray==2.60.0"
+LIGHTNING = ("lightning==2.6.6", "pytorch-lightning==2.6.6")
+LOWEST_LIGHTNING = "lightning==2.5.0"  # what packages/lightning accepts
 MYPY = "mypy==2.4.1"
 RUFF = "ruff==0.17.5"
 PYARROW = "pyarrow==26.0.1"
@@ -37,11 +39,11 @@ LIGHTGBM = "lightgbm==4.7.0"
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
 
 
-def run_in_dev(session: nox.Session, *module_and_args: str) -> None:
+def run_in_dev(session: nox.Session, *module_and_args: str, **variables: str) -> None:
     """Run `python -m ...` in the environment of `dev`, with that environment's scripts first on PATH."""
     scripts = DEV / ("Scripts" if os.name == "nt" else "bin")
     path = os.pathsep.join([str(scripts), os.environ["PATH"]])
-    session.run(str(scripts / "python"), "-m", *module_and_args, external=True, env={"PATH": path})
+    session.run(str(scripts / "python"), "-m", *module_and_args, external=True, env={"PATH": path, **variables})
 
 
 @nox.session
@@ -66,8 +68,9 @@ def dev(session: nox.Session) -> None:
     """Make the environment `.nox/dev`, which type checks, tests and docs share."""
     session.install(
         *EDITABLE,
-        *("-e", "packages/gbdt"),
+        *("-e", "packages/lightning", "-e", "packages/gbdt"),
         TORCH,
+        *LIGHTNING,
         XGBOOST,
         LIGHTGBM,
         RAY,
@@ -93,7 +96,10 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session(
-    requires=["test_core", "test_torch", "test_gbdt", "test_contract", "test_crashes", "test_faults"],
+    requires=[
+        *("test_core", "test_torch", "test_lightning", "test_lowest_lightning", "test_gbdt"),
+        *("test_contract", "test_crashes", "test_faults"),
+    ],
     venv_backend="none",
 )
 def tests(session: nox.Session) -> None:
@@ -116,6 +122,23 @@ def test_torch(session: nox.Session) -> None:
 def test_gbdt(session: nox.Session) -> None:
     """Test the XGBoost and LightGBM plugin."""
     run_in_dev(session, "pytest", "tests/gbdt", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_lightning(session: nox.Session) -> None:
+    """Test the Lightning plugin, with the newest Lightning."""
+    run_in_dev(session, "pytest", "tests/lightning", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_lowest_lightning(session: nox.Session) -> None:
+    """Test the Lightning plugin with the lowest Lightning that it accepts, which goes before the newest one."""
+    folder = DEV.parent / "lowest_lightning"
+    shutil.rmtree(folder, ignore_errors=True)
+    run_in_dev(session, "pip", "install", "--quiet", "--no-deps", "--target", str(folder), LOWEST_LIGHTNING)
+    # It warns of itself, on today's Python and torch.
+    tests = ("tests/lightning/test_training.py", "tests/lightning/test_recovery.py")
+    run_in_dev(session, "pytest", "-W", "default", "-m", "not ray", *tests, *session.posargs, PYTHONPATH=str(folder))
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -154,15 +177,19 @@ def build(session: nox.Session) -> None:
     )
     # As constraints these keep pip from an index that has a distribution of the same name.
     wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel.as_uri() for wheel in DIST.glob("*.whl")}
-    lines = [TORCH, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
+    lines = [TORCH, *LIGHTNING, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
     (DIST / "constraints.txt").write_text("\n".join(lines) + "\n")
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 @nox.parametrize(
     "requirement, check",
-    [("drivetrain", "check_core.py"), ("drivetrain[torch]", "check_torch.py")],
-    ids=["core", "torch"],
+    [
+        ("drivetrain", "check_core.py"),
+        ("drivetrain[torch]", "check_torch.py"),
+        ("drivetrain[lightning]", "check_lightning.py"),
+    ],
+    ids=["core", "torch", "lightning"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""
@@ -173,7 +200,8 @@ def isolation(session: nox.Session, requirement: str, check: str) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
-    session.install(*EDITABLE, TORCH, f"ray[train]{RAY.removeprefix('ray')}", "psutil")
+    ray_train = f"ray[train]{RAY.removeprefix('ray')}"
+    session.install(*EDITABLE, "-e", "packages/lightning", TORCH, *LIGHTNING, ray_train, "psutil")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 

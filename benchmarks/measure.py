@@ -404,7 +404,7 @@ def over(found: Quantity, name: str, base: Sequence[float | None], *goals: Goal)
 
 def machine() -> dict[str, Any]:
     """Facts about this machine and what is installed on it."""
-    names = ("drivetrain", "drivetrain-torch", "torch", "ray", "pyarrow")
+    names = ("drivetrain", "drivetrain-torch", "torch", "lightning", "ray", "pyarrow")
     versions = {}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

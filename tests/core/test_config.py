@@ -67,6 +67,9 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (RunConfig, {"resume": True}, "'must' or the path of a run directory, found True"),
     (RunConfig, {"resume": "must"}, "set name"),
     (RunConfig, {"detailed_metrics": 1}, "True or False"),
+    (RunConfig, {"preload": "torch"}, "list of module names, found 'torch'"),
+    (RunConfig, {"preload": None}, "list of module names, found None"),
+    (RunConfig, {"preload": [pytest]}, "list of module names"),
     (RunConfig, {"start_timeout_s": 0}, "positive number of seconds"),
     (RunConfig, {"start_timeout_s": float("inf")}, "positive number of seconds"),
 ]

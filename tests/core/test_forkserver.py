@@ -16,12 +16,12 @@ class Preloads(NoBackend):
         self.preload = modules
 
 
-def fit(function, tmp_path: Path, backend: Backend | None = None, num_workers: int = 1):
+def fit(function, tmp_path: Path, backend: Backend | None = None, num_workers: int = 1, **options):
     return DataParallelTrainer(
         function,
         backend_config=backend or NoBackend(),
         scaling_config=ScalingConfig(num_workers=num_workers, runtime="local"),
-        run_config=RunConfig(storage_path=tmp_path, verbose=0, start_timeout_s=30),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0, start_timeout_s=30, **options),
     ).fit()
 
 
@@ -43,6 +43,14 @@ def test_preloaded_module_is_there_before_the_train_function_imports_it(tmp_path
     write_module("preloaded_quiet", "")
     _, modules = fit(server_and_modules, tmp_path, Preloads("preloaded_quiet")).return_value
     assert modules == ["preloaded_quiet"]
+
+
+def test_modules_that_a_run_names_are_preloaded_after_those_of_its_backend(tmp_path, write_module):
+    write_module("preloaded_of_backend", "")
+    write_module("preloaded_of_run", "import sys; assert 'preloaded_of_backend' in sys.modules")
+    backend = Preloads("preloaded_of_backend")
+    _, modules = fit(server_and_modules, tmp_path, backend, preload=["preloaded_of_run"]).return_value
+    assert modules == ["preloaded_of_backend", "preloaded_of_run"]
 
 
 def test_next_run_of_the_same_driver_uses_the_same_server(tmp_path):

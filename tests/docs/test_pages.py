@@ -18,6 +18,9 @@ from tests.support import ROOT
 
 _RAY = "import ray"
 _S3 = "s3://models/"
+_LIGHTNING = "import lightning"
+# Lightning warns of what it uses of torch, and of data loaders without workers.
+_LIGHTNINGS_WARNINGS = "error,ignore::FutureWarning,ignore::UserWarning"
 _LONGEST_LINE = 88  # what a page shows without scrolling
 
 
@@ -77,6 +80,12 @@ def find_output(expected: str, printed: str) -> bool:
 
 
 @pytest.fixture
+def warnings_of_others(page: Page) -> dict[str, str]:
+    """The variables with which what a page imports may warn."""
+    return {"PYTHONWARNINGS": _LIGHTNINGS_WARNINGS} if _LIGHTNING in as_script(page) else {}
+
+
+@pytest.fixture
 def bucket(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The variables with which a page that keeps runs in a bucket finds it on this machine."""
     if _S3 not in as_script(page):
@@ -91,11 +100,13 @@ def bucket(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
     "page",
     [pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page))) for page in PROGRAMS],
 )
-def test_blocks_of_a_page_run_and_print_what_it_says(page: Page, bucket: dict[str, str], tmp_path: Path) -> None:
+def test_blocks_of_a_page_run_and_print_what_it_says(
+    page: Page, bucket: dict[str, str], warnings_of_others: dict[str, str], tmp_path: Path
+) -> None:
     script = tmp_path / f"{page.path.stem}.py"
     script.write_text(as_script(page))
 
-    printed = run_script(script, tmp_path, environment=bucket)
+    printed = run_script(script, tmp_path, environment={**bucket, **warnings_of_others})
 
     for block in page.of_kind("text output"):
         assert find_output(block.content, printed), (

@@ -346,6 +346,9 @@ class RunConfig:
         chdir_to_trial_dir: run the train function with ``get_context().get_trial_dir()`` as its working directory;
             by default that is the one that the driver was started in.
         detailed_metrics: also fill in ``_date``, ``_hostname``, ``_node_ip``, ``_pid`` and ``_time_total_s``.
+        preload: names of modules that the train function imports. The process that local workers are forked from
+            imports them once for all of them, and for later runs. They must touch no GPU; if one starts a thread,
+            nothing is preloaded.
         start_timeout_s: seconds until every worker must be running the train function.
         hang_timeout_s: seconds without a report of any rank after which the run counts as hung, and ends with every
             rank's stacks or starts again; None for never.
@@ -365,6 +368,7 @@ class RunConfig:
     resume: Literal["never", "auto", "must"] | str | os.PathLike[str] = "never"
     chdir_to_trial_dir: bool = False
     detailed_metrics: bool = False
+    preload: Sequence[str] = ()
     start_timeout_s: float = 600.0
     hang_timeout_s: float | None = None
 
@@ -402,6 +406,11 @@ class RunConfig:
         if self.resume == "must" and self.name is None:
             raise ConfigurationError('RunConfig(resume="must") needs the name of the run to resume: set name')
         _check_bool(owner, "detailed_metrics", self.detailed_metrics)
+        preload: object = self.preload
+        is_list = isinstance(preload, Sequence) and not isinstance(preload, str)
+        if not is_list or not all(isinstance(name, str) for name in self.preload):
+            raise ConfigurationError(f"RunConfig(preload=...) wants a list of module names, found {preload!r}")
+        object.__setattr__(self, "preload", tuple(self.preload))
         _check_seconds(owner, "start_timeout_s", self.start_timeout_s)
         if self.hang_timeout_s is not None:
             _check_seconds(owner, "hang_timeout_s", self.hang_timeout_s)

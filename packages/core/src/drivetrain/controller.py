@@ -207,7 +207,7 @@ class Controller:
         return GroupSpec(
             num_workers=count,
             scaling=self._scaling_for(count),
-            preload=self._backend.preload,
+            preload=(*self._backend.preload, *config.preload),
             warmup=self._backend.warmup,
             preload_environment=self._backend.preload_environment,
             log_directory=self._run.path / "logs" if config.log_to_file else None,

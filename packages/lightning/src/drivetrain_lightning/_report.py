@@ -1,0 +1,156 @@
+"""What the callbacks of both distributions have in common: metrics and checkpoints go to drivetrain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from drivetrain import Checkpoint, CheckpointUploadMode, ConfigurationError, get_context, get_preemption_info
+from drivetrain import report as report_to_drivetrain
+from drivetrain_lightning._prepare import prepare_trainer
+
+__all__ = ["EpochEnd", "ReportCallback"]
+
+
+class ReportCallback:
+    """The callback, but for its bases."""
+
+    CHECKPOINT_NAME: ClassVar[str] = "checkpoint.ckpt"
+    _epoch_end: ClassVar[type[EpochEnd]]
+
+    def __init__(
+        self,
+        *,
+        every: int | Literal["epoch", "validation"] = "epoch",
+        metrics: Sequence[str] | None = None,
+        checkpoint_upload_mode: CheckpointUploadMode | str = CheckpointUploadMode.SYNC,
+    ) -> None:
+        number: object = every
+        if every not in ("epoch", "validation") and (type(number) is not int or number < 1):
+            raise ConfigurationError(
+                "RayTrainReportCallback(every=...) wants 'epoch', 'validation' or a positive number of steps, found "
+                f"{every!r}"
+            )
+        names: object = metrics
+        if isinstance(names, (str, Mapping)) or not all(isinstance(name, str) for name in metrics or ()):
+            raise ConfigurationError(
+                f"RayTrainReportCallback(metrics=...) wants a list of the names of metrics, found {metrics!r}"
+            )
+        if checkpoint_upload_mode not in ("sync", "async"):
+            raise ConfigurationError(
+                "RayTrainReportCallback(checkpoint_upload_mode=...) wants 'sync' or 'async', found "
+                f"{checkpoint_upload_mode!r}"
+            )
+        self.every = every
+        self.metrics = None if metrics is None else tuple(metrics)
+        self._mode = checkpoint_upload_mode
+        self._last_step = 0
+        self._is_preempted = False
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Called before anything else."""
+        if get_context().get_world_size() > 1:
+            prepare_trainer(trainer)
+        if self.every == "epoch" and not any(getattr(other, "owner", None) is self for other in trainer.callbacks):
+            trainer.callbacks.append(self._epoch_end(self))
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Called when training starts."""
+        self._last_step = trainer.global_step
+        self._is_preempted = False
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Called after each batch."""
+        step, last = trainer.global_step, self._last_step
+        if step == last:  # gradients are being accumulated
+            return
+        self._last_step = step
+        if get_preemption_info() is not None:
+            self.report(trainer, complete=False)
+            self._is_preempted = trainer.should_stop = True
+            # As if there were no more batches, and after the epoch no more epochs: should_stop alone would validate
+            # first, wait for min_epochs, and have other callbacks look for the metrics of a whole epoch.
+            raise StopIteration
+        if isinstance(self.every, int) and step // self.every > last // self.every:
+            self.report(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Called after each validation."""
+        if self.every == "validation" and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self.report(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Called after each epoch, ahead of what the module does then."""
+        if self._is_preempted:
+            raise StopIteration
+
+    def report(self, trainer: Any, *, complete: bool = True) -> None:
+        """Saves a checkpoint and reports it with the metrics; called on every rank.
+
+        Args:
+            trainer: the trainer.
+            complete: every metric that is to be reported must have been logged.
+        """
+        metrics = dict(self._choose(trainer.callback_metrics, complete))
+        metrics.update(epoch=trainer.current_epoch, step=trainer.global_step)
+        with _shared_directory(trainer.strategy) as (directory, is_reported_here):
+            # Returns on each rank when all of them have saved.
+            trainer.save_checkpoint(os.path.join(directory, self.CHECKPOINT_NAME), weights_only=False)
+            report_to_drivetrain(
+                metrics,
+                Checkpoint(directory) if is_reported_here and os.listdir(directory) else None,
+                checkpoint_upload_mode=self._mode,
+                delete_local_checkpoint_after_upload=True,
+            )
+
+    def _choose(self, logged: Mapping[str, Any], complete: bool) -> Mapping[str, Any]:
+        if self.metrics is None:
+            return logged
+        if complete and (missing := [name for name in self.metrics if name not in logged]):
+            raise ConfigurationError(
+                f"RayTrainReportCallback(metrics=...) wants {', '.join(map(repr, missing))}, which was never logged; "
+                f"found {', '.join(map(repr, logged)) or 'no metric at all'}: call self.log({missing[0]!r}, ...) in "
+                "the LightningModule before the report, or take the name out"
+            )
+        return {name: logged[name] for name in self.metrics if name in logged}
+
+
+@contextlib.contextmanager
+def _shared_directory(strategy: Any) -> Iterator[tuple[str, bool]]:
+    """One path for all ranks to save to, and whether this rank is the one that reports what it finds there.
+
+    Each node has a directory of its own at that path, or shares it with others, if its temporary files are on a shared
+    filesystem. Of the nodes that leave their mark in it, the first one's first rank reports.
+    """
+    context = get_context()
+    node, is_first_on_node = context.get_node_rank(), context.get_local_rank() == 0
+    root = strategy.broadcast(tempfile.mkdtemp(prefix="drivetrain-lightning-") if strategy.is_global_zero else "")
+    files, marks = os.path.join(root, "files"), os.path.join(root, "nodes")
+    owns = False
+    try:
+        for directory in (files, os.path.join(marks, str(node))):
+            os.makedirs(directory, exist_ok=True)
+        strategy.barrier()
+        owns = is_first_on_node and node == min(map(int, os.listdir(marks)))
+        yield files, owns
+    finally:
+        if owns:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+class EpochEnd:
+    """Reports after an epoch once the module's own hook has logged its metrics, as only checkpoint callbacks can.
+
+    The callback is none itself, for a trainer with ``enable_checkpointing=False`` refuses those.
+    """
+
+    def __init__(self, owner: ReportCallback) -> None:
+        self.owner = owner
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Called after each epoch."""
+        self.owner.report(trainer)

@@ -1,0 +1,43 @@
+"""Real trainings of two processes on this machine."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from drivetrain import FailureConfig, Result, RunConfig, ScalingConfig
+from drivetrain_torch import TorchTrainer
+
+
+@pytest.fixture(scope="session")
+def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
+    """Runs a train function, on two local workers if nothing else is asked for."""
+
+    def run(
+        function: Callable[..., Any],
+        config: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 2,
+        runtime: str = "local",
+        max_failures: int = 0,
+        callbacks: tuple[Any, ...] = (),
+    ) -> Result:
+        # A variable that is another in each test would have each of them import anew what is preloaded.
+        os.environ.pop("PYTEST_CURRENT_TEST", None)
+        return TorchTrainer(
+            function,
+            train_loop_config=config,
+            scaling_config=ScalingConfig(num_workers=workers, runtime=runtime if workers else "inprocess"),
+            run_config=RunConfig(
+                storage_path=tmp_path_factory.mktemp("runs"),
+                verbose=0,
+                worker_output="none",
+                callbacks=callbacks,
+                failure_config=FailureConfig(max_failures=max_failures),
+                preload=("lightning.pytorch",),
+                start_timeout_s=60,
+            ),
+        ).fit()
+
+    return run

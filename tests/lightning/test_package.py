@@ -1,0 +1,136 @@
+"""What the package shows and touches, and which of the two distributions it is for."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drivetrain
+import drivetrain_lightning
+import drivetrain_torch
+from drivetrain import ConfigurationError
+
+SOURCES = sorted(Path(drivetrain_lightning.__file__).parent.glob("*.py"))
+
+NAMES = [
+    "RayDDPStrategy",
+    "RayDeepSpeedStrategy",
+    "RayFSDPStrategy",
+    "RayLightningEnvironment",
+    "RayTrainReportCallback",
+    "prepare_trainer",
+]
+
+
+def run_python(code: str, *arguments: object) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], check=True, capture_output=True, text=True, timeout=100
+    ).stdout
+
+
+def test_public_names_are_these():
+    assert sorted(drivetrain_lightning.__all__) == dir(drivetrain_lightning) == NAMES
+    assert all(getattr(drivetrain_lightning, name).__name__ == name for name in NAMES)
+    with pytest.raises(AttributeError, match="no attribute 'RayStrategy'"):
+        drivetrain_lightning.RayStrategy  # noqa: B018
+
+
+def test_importing_the_package_loads_no_framework():
+    code = "import json, sys, drivetrain_lightning; print(json.dumps(sorted(sys.modules)))"
+    loaded = {name.partition(".")[0] for name in json.loads(run_python(code))}
+    assert not loaded & {"lightning", "pytorch_lightning", "torch", "numpy", "ray"}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_only_public_names_of_the_core_and_of_torchs_plugin_are_imported(source: Path):
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drivetrain"):
+            packages = {"drivetrain": drivetrain, "drivetrain_torch": drivetrain_torch}
+            if (package := packages.get(node.module)) is not None:
+                assert {name.name for name in node.names} <= set(package.__all__)
+            else:
+                assert node.module.startswith("drivetrain_lightning.")
+        if isinstance(node, ast.Import):
+            assert not any(name.name.startswith("drivetrain.") for name in node.names)
+
+
+def test_classes_are_for_lightning_where_nothing_says_otherwise_and_for_the_other_one_where_it_is_named():
+    code = (
+        "import pickle, drivetrain_lightning as d, drivetrain_lightning.lightning as ours\n"
+        "import pytorch_lightning as pl, drivetrain_lightning.pytorch_lightning as other\n"
+        "assert d.RayDDPStrategy is ours.RayDDPStrategy and other.prepare_trainer is d.prepare_trainer\n"
+        "assert issubclass(other.RayDDPStrategy, pl.strategies.DDPStrategy)\n"
+        "for strategy in d.RayDDPStrategy, other.RayDDPStrategy:\n"
+        "    assert pickle.loads(pickle.dumps(strategy)) is strategy\n"
+        "print('all of this')"
+    )
+    assert run_python(code) == "all of this\n"
+
+
+def test_missing_distribution_is_told_with_what_to_install():
+    code = (
+        "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None\n"
+        "import drivetrain, drivetrain_lightning\n"
+        "try: drivetrain_lightning.RayDDPStrategy\n"
+        "except drivetrain.PluginError as error: print(error)"
+    )
+    assert "pip install lightning" in run_python(code)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"every": 0}, "every=.*found 0"),
+        ({"every": True}, "every=.*found True"),
+        ({"every": "batch"}, "every=.*'epoch', 'validation' or a positive number of steps, found 'batch'"),
+        ({"metrics": "loss"}, "metrics=.*a list of the names of metrics, found 'loss'"),
+        ({"metrics": [1]}, r"metrics=.*found \[1\]"),
+        ({"checkpoint_upload_mode": "none"}, "checkpoint_upload_mode=.*'sync' or 'async', found 'none'"),
+    ],
+)
+def test_wrong_argument_of_the_callback_is_refused_when_it_is_made(values: dict[str, Any], message: str):
+    with pytest.raises(ConfigurationError, match=f"RayTrainReportCallback.{message}"):
+        drivetrain_lightning.RayTrainReportCallback(**values)
+
+
+PROGRAM = """
+import sys, drivetrain, pytorch_lightning as pl
+from drivetrain_lightning import RayDDPStrategy, RayLightningEnvironment, RayTrainReportCallback, prepare_trainer
+from drivetrain_torch import TorchTrainer
+from pytorch_lightning.demos.boring_classes import BoringModel
+
+
+def train():
+    trainer = pl.Trainer(
+        max_epochs=2,
+        limit_train_batches=4,
+        limit_val_batches=1,
+        strategy=RayDDPStrategy(),
+        plugins=[RayLightningEnvironment()],
+        callbacks=[RayTrainReportCallback()],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        logger=False,
+    )
+    prepare_trainer(trainer).fit(BoringModel())
+    return "lightning" in sys.modules
+
+
+workers = drivetrain.ScalingConfig(num_workers=2, runtime="local")
+run = drivetrain.RunConfig(storage_path=sys.argv[1], verbose=0, worker_output="none")
+result = TorchTrainer(train, scaling_config=workers, run_config=run).fit()
+with result.checkpoint.as_directory() as directory:
+    BoringModel.load_from_checkpoint(directory + "/" + RayTrainReportCallback.CHECKPOINT_NAME)
+print(result.return_value, result.metrics["step"])
+"""
+
+
+def test_program_that_imports_pytorch_lightning_trains_with_it(tmp_path: Path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    command = [sys.executable, str(script), str(tmp_path)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout == "False 8\n"
