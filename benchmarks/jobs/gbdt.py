@@ -1,0 +1,59 @@
+"""The training of the benchmark ``gbdt``: rows in a Parquet file, 100 rounds."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import xgboost
+from stamps import stamp
+
+ROUNDS = 100
+PARAMS = {"objective": "binary:logistic", "eval_metric": "logloss", "max_depth": 6, "nthread": 1}
+LOOK_S = 0.01
+
+
+class Stamps(xgboost.callback.TrainingCallback):
+    """Notes when training begins and ends on each worker."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def before_training(self, model):
+        stamp(self.config, "training")
+        return model
+
+    def after_training(self, model):
+        stamp(self.config, "trained")
+        return model
+
+
+class Scales:
+    """Weighs processes from outside: the peak of each one's own memory over what it was at first."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._first = {pid: private(pid) for pid in pids}
+        self._most = dict(self._first)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def grown(self) -> float:
+        """The mean growth over the processes, in bytes."""
+        self._done.set()
+        self._thread.join()
+        return sum(self._most[pid] - first for pid, first in self._first.items()) / len(self._first)
+
+    def _look(self) -> None:
+        while not self._done.wait(LOOK_S):
+            for pid, most in self._most.items():
+                self._most[pid] = max(most, private(pid))
+
+
+def private(pid: int) -> int:
+    """The resident bytes of a process that are no file's; 0 when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)

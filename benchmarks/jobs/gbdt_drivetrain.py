@@ -1,0 +1,29 @@
+"""XGBoost on a table, under drivetrain."""
+
+from gbdt import PARAMS, ROUNDS, Scales, Stamps
+from stamps import options, stamp
+
+from drivetrain import Callback, RunConfig, ScalingConfig
+from drivetrain_gbdt.xgboost import XGBoostTrainer
+
+
+class Weigher(Callback):
+    def on_group_start(self, run, attempt, workers):
+        stamp(config, "started")
+        self.scales = Scales([worker.pid for worker in workers])
+
+    def on_group_stop(self, run, attempt):
+        stamp(config, "weighed", shards=self.scales.grown() / config["shard_bytes"])
+
+
+if __name__ == "__main__":
+    config = options(data="", workers=1, shard_bytes=1)
+    XGBoostTrainer(
+        params=PARAMS,
+        label_column="label",
+        num_boost_round=ROUNDS,
+        datasets={"train": config["data"]},
+        callbacks=[Stamps(config)],
+        scaling_config=ScalingConfig(num_workers=config["workers"], runtime="local", resources_per_worker={"CPU": 1}),
+        run_config=RunConfig(storage_path=config["storage"], callbacks=[Weigher()], verbose=0),
+    ).fit()
