@@ -177,7 +177,7 @@ def build(session: nox.Session) -> None:
     )
     # As constraints these keep pip from an index that has a distribution of the same name.
     wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel.as_uri() for wheel in DIST.glob("*.whl")}
-    lines = [TORCH, *LIGHTNING, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
+    lines = [TORCH, *LIGHTNING, LIGHTGBM, PYARROW, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
     (DIST / "constraints.txt").write_text("\n".join(lines) + "\n")
 
 
@@ -188,8 +188,9 @@ def build(session: nox.Session) -> None:
         ("drivetrain", "check_core.py"),
         ("drivetrain[torch]", "check_torch.py"),
         ("drivetrain[lightning]", "check_lightning.py"),
+        ("drivetrain[lightgbm,data]", "check_gbdt.py"),
     ],
-    ids=["core", "torch", "lightning"],
+    ids=["core", "torch", "lightning", "gbdt"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""
