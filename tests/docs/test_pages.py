@@ -103,7 +103,7 @@ def bucket(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
 def test_blocks_of_a_page_run_and_print_what_it_says(
     page: Page, bucket: dict[str, str], warnings_of_others: dict[str, str], tmp_path: Path
 ) -> None:
-    script = tmp_path / f"{page.path.stem}.py"
+    script = tmp_path / f"page_{page.path.stem}.py"  # which hides no package of the page's name
     script.write_text(as_script(page))
 
     printed = run_script(script, tmp_path, environment={**bucket, **warnings_of_others})

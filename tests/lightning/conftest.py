@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain import FailureConfig, Result, RunConfig, ScalingConfig
+from drivetrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig
 from drivetrain_torch import TorchTrainer
 
 
@@ -22,12 +22,14 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
         runtime: str = "local",
         max_failures: int = 0,
         callbacks: tuple[Any, ...] = (),
+        resume_from: Checkpoint | None = None,
     ) -> Result:
         # A variable that is another in each test would have each of them import anew what is preloaded.
         os.environ.pop("PYTEST_CURRENT_TEST", None)
         return TorchTrainer(
             function,
             train_loop_config=config,
+            resume_from_checkpoint=resume_from,
             scaling_config=ScalingConfig(num_workers=workers, runtime=runtime if workers else "inprocess"),
             run_config=RunConfig(
                 storage_path=tmp_path_factory.mktemp("runs"),

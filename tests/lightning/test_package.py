@@ -121,7 +121,8 @@ def train():
 
 
 workers = drivetrain.ScalingConfig(num_workers=2, runtime="local")
-run = drivetrain.RunConfig(storage_path=sys.argv[1], verbose=0, worker_output="none")
+once = ["pytorch_lightning"]
+run = drivetrain.RunConfig(storage_path=sys.argv[1], verbose=0, worker_output="none", preload=once)
 result = TorchTrainer(train, scaling_config=workers, run_config=run).fit()
 with result.checkpoint.as_directory() as directory:
     BoringModel.load_from_checkpoint(directory + "/" + RayTrainReportCallback.CHECKPOINT_NAME)

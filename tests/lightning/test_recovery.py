@@ -64,6 +64,20 @@ def test_killed_run_goes_on_to_the_losses_and_parameters_of_an_undisturbed_one(
         torch.testing.assert_close(disturbed.return_value[name], value, atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_checkpoint_of_two_workers_goes_on_with_one_to_the_same_losses(
+    fit: Callable[..., Result], undisturbed: Any, strategy: str
+):
+    told = Collector()
+    saved = fit(train, {"epochs": 1, "strategy": strategy}).checkpoint
+    config = {"epochs": EPOCHS, "strategy": strategy}
+    fit(train, config, workers=1, callbacks=(told,), resume_from=saved)
+
+    wanted = losses(undisturbed[1])
+    del wanted[0]
+    assert losses(told.metrics_of(0)) == pytest.approx(wanted, abs=1e-4)
+
+
 def test_preempted_run_saves_at_the_same_step_on_all_ranks_and_goes_on(fit: Callable[..., Result], undisturbed: Any):
     told = Collector()
     config = {"at_step": 9, "send": signal.SIGTERM, "resumable": True, "callbacks": [EarlyStopping("accuracy")]}

@@ -204,7 +204,7 @@ class LightGBMTrainer(DataParallelTrainer):
         ...     num_boost_round=5,
         ...     datasets={"train": load_breast_cancer(as_frame=True).frame},
         ...     scaling_config=ScalingConfig(num_workers=2),
-        ...     run_config=RunConfig(verbose=0),
+        ...     run_config=RunConfig(verbose=0, worker_output="none"),
         ... )
         >>> LightGBMTrainer.get_model(trainer.fit().checkpoint).num_trees()
         5

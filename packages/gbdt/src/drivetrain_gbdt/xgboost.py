@@ -153,7 +153,7 @@ class XGBoostTrainer(DataParallelTrainer):
         ...     num_boost_round=5,
         ...     datasets={"train": load_breast_cancer(as_frame=True).frame},
         ...     scaling_config=ScalingConfig(num_workers=2),
-        ...     run_config=RunConfig(verbose=0),
+        ...     run_config=RunConfig(verbose=0, worker_output="none"),
         ... )
         >>> result = trainer.fit()
         >>> result.metrics["train-error"] < 0.05

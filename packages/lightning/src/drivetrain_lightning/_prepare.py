@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from drivetrain import ConfigurationError
 from drivetrain_lightning._worker import check_strategy
 
-if TYPE_CHECKING:
-    import lightning.pytorch as pl
-
 __all__ = ["prepare_trainer"]
 
-T = TypeVar("T", bound="pl.Trainer | Any")
+T = TypeVar("T")
 
 
 def prepare_trainer(trainer: T) -> T:

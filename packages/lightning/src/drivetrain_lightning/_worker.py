@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError, get_context
-from drivetrain_torch import get_device
+from drivetrain_torch import get_device, get_devices
 
 if TYPE_CHECKING:
     import torch
@@ -241,17 +241,18 @@ def check_strategy(strategy: object) -> None:
             "a Trainer in a train function wants drivetrain_lightning's cluster environment, found "
             f"{type(environment).__name__}: pass Trainer(plugins=[RayLightningEnvironment()])"
         )
-    own, given = get_device(), list(getattr(strategy, "parallel_devices", None) or ())
-    found = f"found {', '.join(map(str, given))}"
-    if given and given[0].type != own.type:
+    own, given = get_devices(), list(getattr(strategy, "parallel_devices", None) or ())
+    device, found = own[0], f"found {', '.join(map(str, given))}"
+    if given and given[0].type != device.type:
+        accelerator, what = ("cpu", "GPUs") if device.type == "cpu" else ("auto", "none")
         raise ConfigurationError(
-            f"the Trainer wants to train on this worker's {own.type.upper()}, {found}: pass Trainer(accelerator="
-            f"{'cpu' if own.type == 'cpu' else 'auto'!r}), or ask for "
-            f"{'GPUs' if own.type == 'cpu' else 'none'} by ScalingConfig(use_gpu={own.type == 'cpu'})"
+            f"the Trainer wants to train on this worker's {device.type.upper()}, {found}: pass "
+            f"Trainer(accelerator={accelerator!r}), or ask for {what} by ScalingConfig(use_gpu={device.type == 'cpu'})"
         )
-    fits = len(given) <= 1 if own.type == "cpu" else not given or own in given
-    if not fits or (own.type == "cuda" and len(given) > 1 and len(given) != torch.cuda.device_count()):
+    are_own = device in given and len(given) <= len(own) and set(given) <= set(own)
+    are_all_visible = device.type == "cuda" and len(given) == torch.cuda.device_count()  # what "auto" takes
+    if given and not are_own and not are_all_visible:
         raise ConfigurationError(
-            f"the Trainer wants the devices of this worker, which trains on {own}, {found}: pass "
+            f"the Trainer wants the devices of this worker, which trains on {device}, {found}: pass "
             "Trainer(devices='auto'); the number of processes is that of ScalingConfig(num_workers=...)"
         )
