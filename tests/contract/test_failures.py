@@ -432,3 +432,26 @@ def test_process_that_the_kernel_ended_for_its_memory_is_told_from_one_that_was_
     assert status == 0, errors
     assert output.startswith("OUT_OF_MEMORY ")
     assert "was ended by the kernel, as memory ran out" in output
+
+
+@on_this_machine
+def test_process_that_takes_its_time_to_die_is_the_cause_of_its_peers_errors(
+    runtime: RuntimeUnderTest, tmp_path: Path
+) -> None:
+    line = tmp_path / "line"
+    os.mkfifo(line)
+
+    def train() -> None:
+        if drivetrain.get_context().get_world_rank() == 1:
+            os.open(line, os.O_WRONLY)
+            os.closerange(3, 100)  # as the kernel does first, and after that frees its memory
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        with open(line) as peer:
+            peer.read()
+        raise ConnectionError("the other rank is gone")
+
+    with pytest.raises(TrainingFailedError) as failed:
+        runtime.fit(train)
+    assert (failed.value.kind, failed.value.rank) == (FailureKind.INFRASTRUCTURE, 1)
+    assert "SIGKILL" in str(failed.value)

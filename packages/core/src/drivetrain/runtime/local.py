@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import math
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalRuntime"]
 
 _END_WAIT_S = 10.0
+_DEATH_WAIT_S = 2.0
 _INTERPRETER_VARIABLES = ("PYTHON", "LD_", "MALLOC_")
 _GRACE_S = 3.0
 
@@ -150,6 +152,17 @@ class LocalGroup(RemoteGroup):
         """See :meth:`drivetrain.runtime.base.Group.stacks`."""
         asked = [rank for rank in ranks if rank in self._pids and rank not in self._gone]
         return collect_stacks({rank: (self._pids[rank], self._stack_pipes[rank]) for rank in asked})
+
+    def line_closed(self, rank: int) -> None:
+        """Waits for the end of the process, which the kernel tells only after it has closed all that it had open.
+
+        So a rank whose process dies is the cause of the errors that others have when their lines to it close.
+        """
+        if (process := self._processes.get(rank)) is not None:
+            end = select.poll()
+            end.register(process, select.POLLIN)
+            if end.poll(1000 * _DEATH_WAIT_S):
+                self._note_end(rank, _exit_code_of_zombie(self._pids[rank]))
 
     def end(self, *, grace_s: float) -> None:
         """Ends every worker that is left, and waits until none is; closes everything."""

@@ -72,6 +72,7 @@ class Actors:
         self._ended: deque[tuple[int, str]] = deque()
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._listener = socket.create_server((host, 0), backlog=128)
+        self._listener.setblocking(False)
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
@@ -176,7 +177,10 @@ class Actors:
 
     def _accept(self) -> None:
         """Takes an actor's connection, if it knows the token."""
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:  # taken already, by a wait within the one that has seen it
+            return
         connection.settimeout(HELLO_WAIT_S)
         try:
             sent = receive_bytes(connection, _TOKEN_BYTES)
