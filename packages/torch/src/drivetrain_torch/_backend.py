@@ -103,6 +103,11 @@ class TorchBackend(Backend):
             variables = {**rendezvous, "TORCHELASTIC_USE_AGENT_STORE": "True"}
         if sys.platform == "linux" and context.get_local_world_size() == context.get_world_size():
             variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        # Accelerate, and what is built on it, knows no other way to be told its device; without a word it takes a CPU
+        # to mean that each process trains alone.
+        device = get_devices()[0]
+        name, value = ("ACCELERATE_USE_CPU", "true") if device.type == "cpu" else ("ACCELERATE_TORCH_DEVICE", str(device))
+        variables[name] = os.environ.get(name, value)
         return variables
 
 
