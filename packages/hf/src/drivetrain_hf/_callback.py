@@ -1,0 +1,140 @@
+"""The callback that reports a ``Trainer``'s checkpoints. Its base class is transformers', so only workers import it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+import drivetrain
+from drivetrain import Checkpoint
+from drivetrain_hf._arguments import check_arguments, check_logged
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+__all__ = ["RayTrainReportCallback"]
+
+
+class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
+    """Reports each checkpoint that a ``transformers.Trainer`` saves, with the metrics that belong to it.
+
+    Every rank reports. The checkpoint has all files that the ranks have written, those of rank 0 and the state of every
+    rank's random numbers, or with DeepSpeed and FSDP every rank's part, in the folder :attr:`CHECKPOINT_NAME`. Its
+    metrics are ``step``, ``epoch``, what the ``Trainer`` has logged last, and those of an evaluation if it was of just
+    these weights. When training ends, the latest values are reported once more, with those of the training as a whole
+    such as ``train_loss``, and without a checkpoint.
+
+    On a preemption all ranks save at the same step, report, and stop; ``train()`` then returns.
+
+    Attributes:
+        CHECKPOINT_NAME: the folder in a reported checkpoint that ``from_pretrained`` and ``resume_from_checkpoint`` take.
+
+    Example:
+        In a train function::
+
+            trainer = transformers.Trainer(model=model, args=args, train_dataset=data)
+            trainer.add_callback(RayTrainReportCallback())
+            trainer = prepare_trainer(trainer)
+            trainer.train()
+    """
+
+    CHECKPOINT_NAME = "checkpoint"
+
+    def __init__(self) -> None:
+        self._evaluated: set[str] = set()
+        self._stopping = False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Checks that the arguments fit the run."""
+        check_arguments(args)
+        self._stopping = False
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Notes which metrics are those of an evaluation."""
+        self._evaluated.update(metrics or ())
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Has the ``Trainer`` save and stop if the run is to end; there may be no time to evaluate first."""
+        if drivetrain.get_preemption_info() is not None:
+            self._stopping = True
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Keeps the ``Trainer`` from evaluating and saving once more after it was stopped."""
+        if self._stopping:
+            control.should_save = control.should_evaluate = False
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Reports the checkpoint that was saved."""
+        from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+        latest = _latest(state)
+        metrics = {
+            name: value
+            for name, (step, value) in latest.items()
+            if step == state.global_step or not (name in self._evaluated or name.startswith("eval_"))
+        }
+        if not self._stopping:
+            check_logged(metrics, set(latest))
+        source = os.path.abspath(os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"))
+        names = _own_files(source)
+        with tempfile.TemporaryDirectory() as directory:
+            for name in names:
+                link = os.path.join(directory, self.CHECKPOINT_NAME, name)
+                os.makedirs(os.path.dirname(link), exist_ok=True)
+                os.symlink(os.path.join(source, name), link)
+            drivetrain.report(_told(metrics, state), Checkpoint.from_directory(directory) if names else None)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Reports what was logged last."""
+        drivetrain.report(_told({name: value for name, (_, value) in _latest(state).items()}, state))
+
+
+def _latest(state: TrainerState) -> dict[str, tuple[int, Any]]:
+    """What was logged last under each name, and at which step; also by the run that this one continues."""
+    return {name: (entry["step"], value) for entry in state.log_history for name, value in entry.items()}
+
+
+def _told(metrics: dict[str, Any], state: TrainerState) -> dict[str, Any]:
+    return {**metrics, "step": state.global_step, "epoch": state.epoch}
+
+
+def _own_files(directory: str) -> list[str]:
+    """The files below a directory that this rank is to report: those that no lower rank has.
+
+    Ranks write into directories of the same name, which is one directory for the ranks of a node, or for all if nodes
+    share a filesystem. Every rank calls it.
+    """
+    import torch.distributed as dist
+
+    together = dist.is_initialized() and dist.get_world_size() > 1
+    if together:
+        dist.barrier()  # others may still be writing
+    names = sorted(
+        os.path.relpath(os.path.join(folder, name), directory)
+        for folder, _, files in os.walk(directory)
+        for name in files
+    )
+    if not together:
+        return names
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, names)
+    lower: set[str] = set().union(*everyone[: dist.get_rank()])
+    return [name for name in names if name not in lower]

@@ -1,0 +1,46 @@
+"""Real trainings of two processes on this machine."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain import DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
+from drivetrain_torch import TorchTrainer
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., Result]:
+    """Runs a train function, on two local workers if nothing else is asked for."""
+
+    def run(
+        function: Callable[..., Any],
+        config: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 2,
+        runtime: str | None = None,
+        trainer: type[DataParallelTrainer] = TorchTrainer,
+        max_failures: int = 0,
+        run: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Result:
+        given = {} if config is None else {"train_loop_config": config}
+        return trainer(
+            function,
+            scaling_config=ScalingConfig(
+                num_workers=workers, runtime=runtime or ("local" if workers else "inprocess")
+            ),
+            run_config=RunConfig(
+                storage_path=tmp_path,
+                verbose=0,
+                worker_output="none",
+                failure_config=FailureConfig(max_failures=max_failures),
+                start_timeout_s=60,
+                **(run or {}),
+            ),
+            **given,
+            **options,
+        ).fit()
+
+    return run
