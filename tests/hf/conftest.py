@@ -1,7 +1,6 @@
 """Real trainings of two processes on this machine."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ from drivetrain import DataParallelTrainer, FailureConfig, Result, RunConfig, Sc
 from drivetrain_torch import TorchTrainer
 
 
-@pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., Result]:
+@pytest.fixture(scope="session")
+def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
     """Runs a train function, on two local workers if nothing else is asked for."""
 
     def run(
@@ -28,11 +27,9 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
         given = {} if config is None else {"train_loop_config": config}
         return trainer(
             function,
-            scaling_config=ScalingConfig(
-                num_workers=workers, runtime=runtime or ("local" if workers else "inprocess")
-            ),
+            scaling_config=ScalingConfig(num_workers=workers, runtime=runtime or ("local" if workers else "inprocess")),
             run_config=RunConfig(
-                storage_path=tmp_path,
+                storage_path=tmp_path_factory.mktemp("runs"),
                 verbose=0,
                 worker_output="none",
                 failure_config=FailureConfig(max_failures=max_failures),

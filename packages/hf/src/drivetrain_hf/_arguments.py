@@ -66,7 +66,7 @@ def _strategy(arguments: TrainingArguments, *names: str) -> str:
 
 
 def _divides(every: float, each: float) -> bool:
-    """Whether each saving step is an evaluating one; below 1 they are shares of a number that only the Trainer knows."""
+    """Whether each saving step is an evaluating one; below 1 both are shares of what only the Trainer knows."""
     if (every < 1) != (each < 1):
         return True
     quotient = each / every

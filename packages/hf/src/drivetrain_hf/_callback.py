@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-import drivetrain
-from drivetrain import Checkpoint
+from drivetrain import Checkpoint, Result, get_context, get_preemption_info, report
 from drivetrain_hf._arguments import check_arguments, check_logged
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
     On a preemption all ranks save at the same step, report, and stop; ``train()`` then returns.
 
     Attributes:
-        CHECKPOINT_NAME: the folder in a reported checkpoint that ``from_pretrained`` and ``resume_from_checkpoint`` take.
+        CHECKPOINT_NAME: the folder in each checkpoint that ``from_pretrained`` and ``resume_from_checkpoint`` take.
 
     Example:
         In a train function::
@@ -50,9 +50,11 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Checks that the arguments fit the run."""
+        """Checks that the arguments fit the run, and has the best checkpoint so far at hand."""
         check_arguments(args)
         self._stopping = False
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            state.best_model_checkpoint = _fetch(state.best_model_checkpoint, args.output_dir)
 
     def on_evaluate(
         self,
@@ -67,7 +69,7 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Has the ``Trainer`` save and stop if the run is to end; there may be no time to evaluate first."""
-        if drivetrain.get_preemption_info() is not None:
+        if get_preemption_info() is not None:
             self._stopping = True
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
@@ -98,13 +100,50 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
                 link = os.path.join(directory, self.CHECKPOINT_NAME, name)
                 os.makedirs(os.path.dirname(link), exist_ok=True)
                 os.symlink(os.path.join(source, name), link)
-            drivetrain.report(_told(metrics, state), Checkpoint.from_directory(directory) if names else None)
+            report(_told(metrics, state), Checkpoint.from_directory(directory) if names else None)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Reports what was logged last."""
-        drivetrain.report(_told({name: value for name, (_, value) in _latest(state).items()}, state))
+        report(_told({name: value for name, (_, value) in _latest(state).items()}, state))
+
+
+def _fetch(best: str, output_dir: str) -> str:
+    """A directory with the checkpoint that was saved as ``best``, on whatever node; every rank calls it.
+
+    Without it, a ``Trainer`` that was resumed elsewhere would end with the last model in place of the best.
+    """
+    context = get_context()
+    target = best if os.path.isdir(best) else os.path.join(output_dir, os.path.basename(best))
+    if not os.path.isdir(target) and context.get_local_rank() == 0:
+        step = best.rpartition("-")[2]
+        kept = Result.from_path(context.get_run_dir(), context.get_run_filesystem()).best_checkpoints
+        found = [checkpoint for checkpoint, metrics in kept if str(metrics.get("step")) == step]
+        if found:
+            os.makedirs(output_dir, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=output_dir) as directory:
+                found[-1].to_directory(directory, include=[f"{RayTrainReportCallback.CHECKPOINT_NAME}/*"])
+                os.rename(os.path.join(directory, RayTrainReportCallback.CHECKPOINT_NAME), target)
+        else:
+            warnings.warn(
+                f"load_best_model_at_end wants the best checkpoint so far, found {best} gone and no checkpoint of step "
+                f"{step} kept by this run: unless a better one comes, the last model takes its place. Keep it with "
+                "CheckpointConfig(checkpoint_score_attribute=...)",
+                stacklevel=2,
+            )
+    _wait_for_all()
+    return target
+
+
+def _wait_for_all() -> bool:
+    """Whether there are other ranks, which have all come here when this returns."""
+    import torch.distributed as dist
+
+    together = bool(dist.is_initialized() and dist.get_world_size() > 1)
+    if together:
+        dist.barrier()
+    return together
 
 
 def _latest(state: TrainerState) -> dict[str, tuple[int, Any]]:
@@ -124,9 +163,7 @@ def _own_files(directory: str) -> list[str]:
     """
     import torch.distributed as dist
 
-    together = dist.is_initialized() and dist.get_world_size() > 1
-    if together:
-        dist.barrier()  # others may still be writing
+    together = _wait_for_all()  # others may still be writing
     names = sorted(
         os.path.relpath(os.path.join(folder, name), directory)
         for folder, _, files in os.walk(directory)

@@ -61,8 +61,9 @@ def prepare_trainer(trainer: T) -> T:
         raise ConfigurationError(f"prepare_trainer wants a transformers.Trainer, found {trainer!r}")
     check_arguments(made.args)
     if get_context().get_world_rank() != 0:
-        made.remove_callback(transformers.PrinterCallback)
-        made.remove_callback(transformers.ProgressCallback)
+        for callback in (transformers.PrinterCallback, transformers.ProgressCallback):
+            made.remove_callback(callback)
+        transformers.utils.logging.disable_progress_bar()  # those of loading and saving
     if _is_batches(made.train_dataset):
         if made.args.max_steps <= 0:
             raise ConfigurationError(
@@ -84,9 +85,8 @@ def prepare_trainer(trainer: T) -> T:
 def _is_batches(data: object) -> bool:
     import torch
 
-    return (
-        hasattr(data, "__iter__") and not hasattr(data, "__getitem__") and not isinstance(data, torch.utils.data.Dataset)
-    )
+    is_dataset = hasattr(data, "__getitem__") or isinstance(data, torch.utils.data.Dataset)
+    return hasattr(data, "__iter__") and not is_dataset
 
 
 def _pass_on(batches: Any) -> Any:
