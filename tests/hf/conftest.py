@@ -19,15 +19,17 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
         *,
         workers: int = 2,
         runtime: str | None = None,
+        gpu: bool = False,
         trainer: type[DataParallelTrainer] = TorchTrainer,
         max_failures: int = 0,
         run: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Result:
+        where = "local" if workers else "inprocess"
         given = {} if config is None else {"train_loop_config": config}
         return trainer(
             function,
-            scaling_config=ScalingConfig(num_workers=workers, runtime=runtime or ("local" if workers else "inprocess")),
+            scaling_config=ScalingConfig(num_workers=workers, runtime=runtime or where, use_gpu=gpu),
             run_config=RunConfig(
                 storage_path=tmp_path_factory.mktemp("runs"),
                 verbose=0,
