@@ -26,6 +26,14 @@ def check_arguments(arguments: TrainingArguments) -> None:
             f"count {arguments.world_size}, so that each would train alone: make them in the train function of a "
             "TorchTrainer, and leave ACCELERATE_USE_CPU as it is there"
         )
+    asked = [name for name in ("deepspeed", "fsdp") if getattr(arguments, name)]
+    kind = str(getattr(arguments.distributed_state.distributed_type, "value", ""))
+    if asked and arguments.device.type == "cpu" and kind != "DEEPSPEED":
+        raise ConfigurationError(
+            f"TrainingArguments({asked[0]}=...) wants GPUs, found a worker without, where it would be passed over in "
+            "silence: set ScalingConfig(use_gpu=True); DeepSpeed also runs on CPUs under an AccelerateTrainer of "
+            'distributed_type DEEPSPEED, with TrainingArguments(accelerator_config={"use_configured_state": True})'
+        )
     score = context.checkpoint_config.checkpoint_score_attribute
     if score is None or not score.startswith("eval_"):
         return

@@ -47,9 +47,9 @@ def prepare_trainer(trainer: T) -> T:
         The same trainer.
 
     Raises:
-        ConfigurationError: it is no ``Trainer``; it would train alone instead of with the other workers; there is no
-            ``max_steps`` for data without a length; or the run ranks checkpoints by a metric that is not evaluated
-            when they are saved.
+        ConfigurationError: it is no ``Trainer``; it would train alone instead of with the other workers, or without
+            DeepSpeed or FSDP though asked for; there is no ``max_steps`` for data without a length; or the run ranks
+            checkpoints by a metric that is not evaluated when they are saved.
         PluginError: transformers is not installed.
         SessionError: called outside a train function.
     """
