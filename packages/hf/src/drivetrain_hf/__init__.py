@@ -3,4 +3,4 @@
 Importing this package, or one of its modules, imports none of the three: a worker does, once it needs it.
 """
 
-__all__ = ["accelerate", "deepspeed", "transformers"]
+__all__: list[str] = []

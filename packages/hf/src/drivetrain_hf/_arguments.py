@@ -39,7 +39,7 @@ def check_arguments(arguments: TrainingArguments) -> None:
         return
     evaluation = _strategy(arguments, "eval_strategy", "evaluation_strategy")
     saving = _strategy(arguments, "save_strategy")
-    if saving in ("no", "best") and evaluation != "no":
+    if saving == "no" or (saving == "best" and evaluation != "no"):
         return
     every, each = arguments.eval_steps, arguments.save_steps
     if evaluation == saving == "epoch" or (evaluation == saving == "steps" and every and _divides(every, each)):
