@@ -192,7 +192,7 @@ def isolation(session: nox.Session, requirement: str, check: str) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
-    session.install(*EDITABLE, TORCH, f"ray[train]{RAY.removeprefix('ray')}", "psutil")
+    session.install(*EDITABLE, TORCH, f"ray[train]{RAY.removeprefix('ray')}", TRANSFORMERS, ACCELERATE, "psutil")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 

@@ -11,6 +11,7 @@ NAMES = (
     *("report", "end", "start_local", "start_ray", "memory", "steps", "scale"),
     *("checkpoint_local", "checkpoint_async", "commit", "s3", "upload_memory"),
     *("recovery", "noticed", "hang_cost"),
+    *("transformers_steps", "accelerate_steps"),
 )
 
 

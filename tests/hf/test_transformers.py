@@ -283,7 +283,8 @@ def test_trainers_that_do_not_fit_are_refused_with_what_to_change(fit: Callable[
 
 def test_score_that_is_never_logged_is_told_at_the_first_checkpoint(fit: Callable[..., Result]):
     unknown = {"run": {"checkpoint_config": CheckpointConfig(checkpoint_score_attribute="accuracy")}}
-    config = config_of(max_steps=2, save_strategy="epoch", eval_strategy="epoch")
+    each_step = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    config = config_of(max_steps=2, **each_step)
     with pytest.raises(TrainingFailedError, match=r"found .*eval_accuracy.*: name one of these") as caught:
         fit(train_and_return_history, config, workers=0, **unknown)
     assert isinstance(caught.value.__cause__, ConfigurationError)

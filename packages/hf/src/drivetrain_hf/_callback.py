@@ -91,7 +91,8 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
             for name, (step, value) in latest.items()
             if step == state.global_step or not (name in self._evaluated or name.startswith("eval_"))
         }
-        if not self._stopping:
+        if not self._stopping and state.global_step < state.max_steps:
+            # At the end some versions of transformers save first and evaluate then.
             check_logged(metrics, set(latest))
         source = os.path.abspath(os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"))
         names = _own_files(source)

@@ -106,9 +106,10 @@ class TorchBackend(Backend):
         # Accelerate, and what is built on it, knows no other way to be told its device; without a word it takes a CPU
         # to mean that each process trains alone.
         device = get_devices()[0]
-        name = "ACCELERATE_USE_CPU" if device.type == "cpu" else "ACCELERATE_TORCH_DEVICE"
-        variables[name] = os.environ.get(name, "true" if device.type == "cpu" else str(device))
-        return variables
+        told = {"ACCELERATE_TORCH_DEVICE": str(device)}
+        if device.type == "cpu":
+            told["ACCELERATE_USE_CPU"] = "true"
+        return {**variables, **{name: os.environ.get(name, value) for name, value in told.items()}}
 
 
 class TorchXLABackend(TorchBackend):
