@@ -198,3 +198,31 @@ def test_accelerator_takes_the_workers_gpu(fit: Callable[..., Result], trainer: 
     found = fit(train_digits, {"epochs": EPOCHS}, workers=1, gpu=True, trainer=trainer, **options)
     assert (found.return_value["type"], found.return_value["device"]) == ("MULTI_GPU", "cuda")
     assert found.metrics["accuracy"] > 0.85
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("plugin", ["fsdp", "deepspeed"])
+def test_plugin_of_the_accelerator_is_followed_on_a_gpu(fit: Callable[..., Result], plugin: str):
+    def train(config: dict[str, Any]) -> tuple[str, list[float]]:
+        from accelerate import Accelerator
+        from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+
+        if config["plugin"] == "fsdp":
+            accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+        else:
+            accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2))
+        loader = DataLoader(digits(0, 1280), batch_size=64)
+        model = torch.nn.Linear(64, 10)
+        model, optimizer, loader = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01), loader)
+        losses = []
+        for images, labels in loader:
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return accelerator.distributed_type.value, losses
+
+    kind, losses = fit(train, {"plugin": plugin}, workers=1, gpu=True).return_value
+    assert kind == plugin.upper()
+    assert losses[-1] < losses[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import drivetrain
 from drivetrain import CheckpointConfig, ConfigurationError, Result, ScalingConfig, TrainingFailedError
@@ -138,7 +139,8 @@ def test_checkpoints_have_the_metrics_that_belong_to_them_whatever_the_strategie
 
     for strategies, reports in zip(COMBINATIONS, reported, strict=True):
         *saved, last = reports
-        assert [line["step"] for line in saved] == SAVED_AT[strategies.get("save_steps", strategies["save_strategy"])]
+        steps = dict.fromkeys(line["step"] for line in saved)  # some versions save twice at the end
+        assert list(steps) == SAVED_AT[strategies.get("save_steps", strategies["save_strategy"])]
         assert [line["_training_iteration"] in kept for line in reports] == [True] * len(saved) + [False]
         for line in saved:
             logged = saved_history(kept[line["_training_iteration"]])  # what there was when it was saved
@@ -181,7 +183,7 @@ def test_preempted_run_saves_at_the_step_and_goes_on_with_the_same_losses(
     assert losses(preempted.return_value) == undisturbed
     steps = [line["step"] for line in read_lines(Path(preempted.path, "result.json"))]
     assert steps[0] in (5, 6)
-    assert steps[1:] == [12, 12]
+    assert set(steps[1:]) == {12}
 
 
 class Batches:
@@ -191,8 +193,6 @@ class Batches:
         self._examples, self._size = examples, size
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        import torch
-
         for start in range(0, len(self._examples), self._size):
             rows = self._examples[start : start + self._size]
             yield {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
@@ -257,11 +257,12 @@ def made(config: dict[str, Any], **arguments: Any) -> Any:
 
 
 def alone(config: dict[str, Any]) -> Any:
-    chosen = os.environ.pop("ACCELERATE_USE_CPU")
+    """A trainer as it would be in a process that nobody has told of the others."""
+    told = {name: os.environ.pop(name) for name in ("ACCELERATE_USE_CPU", "LOCAL_RANK", "WORLD_SIZE")}
     try:
         return made(config)
     finally:
-        os.environ["ACCELERATE_USE_CPU"] = chosen
+        os.environ.update(told)
 
 
 def endless(config: dict[str, Any]) -> Any:
@@ -325,3 +326,14 @@ def test_trainer_runs_on_ray(fit: Callable[..., Result], ray_address: str):
     result = fit(train_and_return_history, config_of(max_steps=2, save_strategy="epoch"), runtime="ray")
     assert losses(saved_history(result.checkpoint)) == losses(result.return_value)
     assert len(list(Path(result.checkpoint.path, "checkpoint").glob("rng_state_*.pth"))) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_trainer_takes_the_workers_gpu(fit: Callable[..., Result]):
+    def train_on_gpu(config: dict[str, Any]) -> str:
+        return train(config).args.device.type
+
+    config = config_of(max_steps=4, save_strategy="epoch", bf16=True)
+    result = fit(train_on_gpu, config, workers=1, gpu=True)
+    assert result.return_value == "cuda"
+    assert result.metrics["step"] == 4

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from drivetrain import Backend, ConfigurationError, TrainContext, WorkerGroup
 from drivetrain_hf._frameworks import require
-from drivetrain_torch import get_device
+from drivetrain_torch import TorchConfig, get_device
 
-__all__ = ["AccelerateBackend"]
+__all__ = ["AccelerateBackend", "AccelerateConfig"]
 
 # What Accelerate's launcher tells its processes beside where they are and how they find each other.
 _TOLD = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
@@ -87,6 +88,23 @@ class AccelerateBackend(Backend):
     def close(self) -> None:
         """Closes the process group's part."""
         self._inner.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccelerateConfig(TorchConfig):
+    """The settings of a process group, and a configuration of Accelerate inside it.
+
+    Attributes:
+        torch: how the process group is set up; the other settings are those of the class, and count for nothing.
+        accelerate: what a file of ``accelerate config`` says.
+    """
+
+    torch: TorchConfig
+    accelerate: Mapping[str, Any]
+
+    def create(self) -> Backend:
+        """The backend that these settings describe."""
+        return AccelerateBackend(self.torch.create(), dict(self.accelerate))
 
 
 def _require_fresh(variables: Mapping[str, str]) -> None:

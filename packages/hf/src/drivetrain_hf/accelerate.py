@@ -10,27 +10,15 @@ import base64
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drivetrain import Backend, Checkpoint, ConfigurationError, RunConfig, ScalingConfig
-from drivetrain_hf._accelerate import AccelerateBackend
+from drivetrain import Checkpoint, ConfigurationError, RunConfig, ScalingConfig
+from drivetrain_hf._accelerate import AccelerateConfig
 from drivetrain_hf._frameworks import require
 from drivetrain_torch import TorchConfig, TorchTrainer
 
 __all__ = ["AccelerateTrainer"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _AccelerateConfig(TorchConfig):
-    """The settings of the process group, and a configuration of Accelerate inside it."""
-
-    torch: TorchConfig
-    accelerate: Mapping[str, Any]
-
-    def create(self) -> Backend:
-        return AccelerateBackend(self.torch.create(), dict(self.accelerate))
 
 
 class AccelerateTrainer(TorchTrainer):
@@ -69,13 +57,13 @@ class AccelerateTrainer(TorchTrainer):
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
-        if not isinstance(torch_config, _AccelerateConfig) or accelerate_config is not None:
-            if isinstance(torch_config, _AccelerateConfig):  # of a run that is restored
+        if not isinstance(torch_config, AccelerateConfig) or accelerate_config is not None:
+            if isinstance(torch_config, AccelerateConfig):  # of a run that is restored
                 torch_config = torch_config.torch
             accelerate = _read_config(accelerate_config)
             # Anything else than a TorchConfig is refused by the constructor of the parent.
             if torch_config is None or isinstance(torch_config, TorchConfig):
-                torch_config = _AccelerateConfig(torch=torch_config or TorchConfig(), accelerate=accelerate)
+                torch_config = AccelerateConfig(torch=torch_config or TorchConfig(), accelerate=accelerate)
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
