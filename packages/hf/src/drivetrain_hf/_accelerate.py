@@ -71,7 +71,9 @@ class AccelerateBackend(Backend):
             before = dict(os.environ)
             os.environ.update(variables)
             try:
-                # It takes no device for DeepSpeed from the variables, but whoever comes second finds it here.
+                if on_cpu and "ACCELERATE_USE_DEEPSPEED" in variables:
+                    _go_without_compiler()
+                # What is set up first is what every Accelerator() finds, with DeepSpeed on CPUs as well.
                 group = {"backend": "gloo"} if on_cpu else {}
                 state = PartialState(cpu=variables["ACCELERATE_USE_CPU"] == "true", **group)
                 if state.num_processes != context.get_world_size():
@@ -120,6 +122,14 @@ def _require_fresh(variables: Mapping[str, str]) -> None:
             "Accelerate wants one configuration for the life of a process, found that another Accelerator was made in "
             "this one: use ScalingConfig(num_workers=1), which runs the function in a process of its own"
         )
+
+
+def _go_without_compiler() -> None:
+    """Keeps DeepSpeed from building an operation for CPUs when it starts, half a minute long; Gloo does its work."""
+    require("deepspeed")
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bool) -> dict[str, str]:
