@@ -130,7 +130,9 @@ def test_hf(session: nox.Session) -> None:
 def test_hf_lowest(session: nox.Session) -> None:
     """Test the same plugin with the oldest versions that it supports."""
     session.install(*EDITABLE, TORCH, *LOWEST_HF, "scikit-learn", "pytest", "pytest-timeout", env=WITHOUT_OPS)
-    session.run("pytest", "tests/hf", "-m", "not ray", *session.posargs)
+    # They warn of what has come after them.
+    warnings = ("-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
+    session.run("pytest", "tests/hf", "-m", "not ray", *warnings, *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")

@@ -163,13 +163,15 @@ def train_to_the_best(config: dict[str, Any]) -> tuple[float, list[float]]:
 
 
 def test_best_model_is_loaded_at_the_end_even_if_another_node_has_saved_it(fit: Callable[..., Result]):
-    # With this rate the last evaluation is not the best one.
+    # To have the best one at the start, it is the one with the highest loss.
     each_two_steps = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
-    config = config_of(max_steps=8, learning_rate=0.05, load_best_model_at_end=True, **each_two_steps)
+    config = config_of(
+        max_steps=8, load_best_model_at_end=True, greater_is_better=True, metric_for_best_model="loss", **each_two_steps
+    )
     final, evaluated = fit(train_to_the_best, {**config, "kill_at": 7}, max_failures=1).return_value
     assert len(evaluated) == 4
-    assert min(evaluated) != evaluated[-1]
-    assert final == pytest.approx(min(evaluated), abs=1e-5)
+    assert max(evaluated) != evaluated[-1]
+    assert final == pytest.approx(max(evaluated), abs=1e-5)
 
 
 def train_and_be_preempted(config: dict[str, Any]) -> list[dict[str, Any]]:
