@@ -29,7 +29,7 @@ TRANSFORMERS = "transformers==5.23.0"
 ACCELERATE = "accelerate==1.15.0"
 DEEPSPEED = "deepspeed==0.19.8"
 # The oldest that tests/hf passes with, with that PyTorch; also the lower bounds in packages/hf.
-LOWEST_HF = ["transformers==4.47.0", "accelerate==1.3.0", "deepspeed==0.16.0"]
+LOWEST_HF = ["transformers==4.47.0", "accelerate==1.9.0", "deepspeed==0.16.0"]
 MYPY = "mypy==2.4.1"
 RUFF = "ruff==0.17.5"
 PYARROW = "pyarrow==26.0.1"
