@@ -233,7 +233,7 @@ def test_transformers_trains_with_deepspeed_and_goes_on_after_a_kill(fit: Callab
 
 def test_deepspeed_that_transformers_would_pass_over_is_refused(fit: Callable[..., Result]):
     with pytest.raises(TrainingFailedError, match=r"TrainingArguments\(deepspeed=.* wants GPUs.* AccelerateTrainer"):
-        fit(train, trainer_config(max_steps=1), workers=1)
+        fit(train, trainer_config(max_steps=1), workers=0)
 
 
 def test_auto_that_nobody_fills_in_is_refused_by_name(tmp_path: Path):
