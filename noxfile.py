@@ -27,6 +27,11 @@ TORCH = "torch==2.13.0"
 RAY = "ray==2.60.0"
 LIGHTNING = ("lightning==2.6.6", "pytorch-lightning==2.6.6")
 LOWEST_LIGHTNING = "lightning==2.5.0"  # what packages/lightning accepts
+TRANSFORMERS = "transformers==5.23.0"
+ACCELERATE = "accelerate==1.15.0"
+DEEPSPEED = "deepspeed==0.19.8"
+# The oldest that tests/hf passes with, with that PyTorch; also the lower bounds in packages/hf.
+LOWEST_HF = ["transformers==4.47.0", "accelerate==1.9.0", "deepspeed==0.16.0"]
 MYPY = "mypy==2.4.1"
 RUFF = "ruff==0.17.5"
 PYARROW = "pyarrow==26.0.1"
@@ -37,6 +42,10 @@ LIGHTGBM = "lightgbm==4.7.0"
 
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
+PLUGINS = ["-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt"]
+
+# DeepSpeed compiles nothing while it is installed, and is built with the environment's own torch.
+WITHOUT_OPS = {"DS_BUILD_OPS": "0"}
 
 
 def run_in_dev(session: nox.Session, *module_and_args: str, **variables: str) -> None:
@@ -68,12 +77,15 @@ def dev(session: nox.Session) -> None:
     """Make the environment `.nox/dev`, which type checks, tests and docs share."""
     session.install(
         *EDITABLE,
-        *("-e", "packages/lightning", "-e", "packages/gbdt"),
+        *PLUGINS,
         TORCH,
         *LIGHTNING,
         XGBOOST,
         LIGHTGBM,
         RAY,
+        TRANSFORMERS,
+        ACCELERATE,
+        DEEPSPEED,
         MYPY,
         PYARROW,
         RCLONE,
@@ -86,6 +98,7 @@ def dev(session: nox.Session) -> None:
         "sphinx",
         "furo",
         "myst-parser",
+        env=WITHOUT_OPS,
     )
 
 
@@ -97,7 +110,15 @@ def types(session: nox.Session) -> None:
 
 @nox.session(
     requires=[
-        *("test_core", "test_torch", "test_lightning", "test_lowest_lightning", "test_gbdt"),
+        *(
+            "test_core",
+            "test_torch",
+            "test_lightning",
+            "test_lowest_lightning",
+            "test_hf",
+            "test_lowest_hf",
+            "test_gbdt",
+        ),
         *("test_contract", "test_crashes", "test_faults"),
     ],
     venv_backend="none",
@@ -142,6 +163,23 @@ def test_lowest_lightning(session: nox.Session) -> None:
 
 
 @nox.session(requires=["dev"], venv_backend="none")
+def test_hf(session: nox.Session) -> None:
+    """Test the plugin for Transformers, Accelerate and DeepSpeed."""
+    run_in_dev(session, "pytest", "tests/hf", *session.posargs)
+
+
+@nox.session
+def test_lowest_hf(session: nox.Session) -> None:
+    """Test the same plugin with the oldest versions that it supports."""
+    session.install(
+        *EDITABLE, "-e", "packages/hf", TORCH, *LOWEST_HF, "scikit-learn", "pytest", "pytest-timeout", env=WITHOUT_OPS
+    )
+    # They warn of what has come after them.
+    warnings = ("-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
+    session.run("pytest", "tests/hf", "-m", "not ray", *warnings, *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
 def test_contract(session: nox.Session) -> None:
     """Run the same contract tests on the inprocess, local and ray runtimes."""
     run_in_dev(session, "pytest", "tests/contract", *session.posargs)
@@ -177,7 +215,8 @@ def build(session: nox.Session) -> None:
     )
     # As constraints these keep pip from an index that has a distribution of the same name.
     wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel.as_uri() for wheel in DIST.glob("*.whl")}
-    lines = [TORCH, *LIGHTNING, LIGHTGBM, PYARROW, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
+    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, LIGHTGBM, PYARROW]
+    lines = [*frameworks, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
     (DIST / "constraints.txt").write_text("\n".join(lines) + "\n")
 
 
@@ -188,9 +227,10 @@ def build(session: nox.Session) -> None:
         ("drivetrain", "check_core.py"),
         ("drivetrain[torch]", "check_torch.py"),
         ("drivetrain[lightning]", "check_lightning.py"),
+        ("drivetrain[transformers]", "check_hf.py"),
         ("drivetrain[lightgbm,data]", "check_gbdt.py"),
     ],
-    ids=["core", "torch", "lightning", "gbdt"],
+    ids=["core", "torch", "lightning", "hf", "gbdt"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""
@@ -202,7 +242,8 @@ def isolation(session: nox.Session, requirement: str, check: str) -> None:
 def bench(session: nox.Session) -> None:
     """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
     ray_train = f"ray[train]{RAY.removeprefix('ray')}"
-    session.install(*EDITABLE, "-e", "packages/lightning", TORCH, *LIGHTNING, ray_train, "psutil")
+    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, PYARROW]
+    session.install(*EDITABLE, *PLUGINS, *frameworks, ray_train, "psutil")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 

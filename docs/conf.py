@@ -7,6 +7,7 @@ import pkgutil
 
 import drivetrain
 import drivetrain.testing
+import drivetrain_hf
 import drivetrain_lightning
 import drivetrain_torch
 
@@ -51,7 +52,7 @@ pygments_dark_style = "github-dark"
 
 def _load_names_for_annotations() -> None:
     """Executes each module's ``if TYPE_CHECKING:`` block, so that annotations resolve and link to what they name."""
-    for package in (drivetrain, drivetrain_torch, drivetrain_lightning):
+    for package in (drivetrain, drivetrain_torch, drivetrain_lightning, drivetrain_hf):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if found.name == "drivetrain_torch._warmup":  # imported for an effect that only workers want
                 continue

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain import Callback, Report, Result, TrainingFailedError
+from drivetrain import Callback, CheckpointConfig, Report, Result, TrainingFailedError
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
 from tests.support import Collector, read_lines
@@ -171,11 +171,14 @@ def test_context_knows_ranks_sizes_names_directories_and_metadata(runtime: Runti
                 "trial_dir": context.get_trial_dir(),
                 "metadata": context.get_metadata(),
                 "resources": context.get_trial_resources(),
+                "kept": context.checkpoint_config.num_to_keep,
             }
         )
 
     collector = Collector()
-    result = runtime.fit(train, name="known", callbacks=[collector], metadata={"dataset": "digits", "classes": [0, 1]})
+    kept = CheckpointConfig(num_to_keep=3)
+    metadata = {"dataset": "digits", "classes": [0, 1]}
+    result = runtime.fit(train, name="known", callbacks=[collector], metadata=metadata, checkpoint_config=kept)
 
     world = runtime.world()
     for rank in range(world):
@@ -186,6 +189,7 @@ def test_context_knows_ranks_sizes_names_directories_and_metadata(runtime: Runti
         assert facts["experiment_name"] == facts["trial_name"] == "known"
         assert facts["trial_id"] == collector.metrics_of(0)[0]["trial_id"]
         assert facts["metadata"] == {"dataset": "digits", "classes": [0, 1]}
+        assert facts["kept"] == 3
         assert facts["resources"].get("CPU", 0) == (world if runtime.has_processes else 0)
         assert Path(facts["trial_dir"]).is_relative_to(result.path)
         assert Path(facts["trial_dir"], f"artifact_{rank}").read_text() == "made here"

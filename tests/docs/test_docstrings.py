@@ -10,6 +10,7 @@ import pytest
 
 import drivetrain
 import drivetrain_gbdt
+import drivetrain_hf
 import drivetrain_lightning
 import drivetrain_torch
 
@@ -17,7 +18,7 @@ import drivetrain_torch
 def examples() -> list[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = []
-    for package in (drivetrain, drivetrain_torch, drivetrain_lightning, drivetrain_gbdt):
+    for package in (drivetrain, drivetrain_torch, drivetrain_lightning, drivetrain_hf, drivetrain_gbdt):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if module.name != "drivetrain_torch._warmup":  # imported for an effect that only workers want
                 found += [test for test in finder.find(importlib.import_module(module.name)) if test.examples]

@@ -85,6 +85,18 @@ def test_network_interface_of_the_users_choice_is_kept(fit: Callable[..., Result
     assert fit(train).return_value == ["lo,lo"] * 2
 
 
+@pytest.mark.parametrize("chosen", [None, "false"])
+def test_accelerate_is_told_that_workers_are_on_the_cpu_unless_the_user_says_otherwise(
+    fit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, chosen: str | None
+):
+    def train() -> list[tuple[str, str]]:
+        return gather((os.environ["ACCELERATE_TORCH_DEVICE"], os.environ["ACCELERATE_USE_CPU"]))
+
+    if chosen is not None:
+        monkeypatch.setenv("ACCELERATE_USE_CPU", chosen)
+    assert fit(train).return_value == [("cpu", chosen or "true")] * 2
+
+
 def test_backend_that_torch_does_not_have_is_told_as_a_failed_set_up(fit: Callable[..., Result]):
     with pytest.raises(TrainingFailedError, match=r"failed while setting up torch: .*NCCL"):
         fit(print, torch_config=TorchConfig(backend="nccl"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from drivetrain.config import RunConfig, ScalingConfig
+    from drivetrain.config import CheckpointConfig, RunConfig, ScalingConfig
     from drivetrain.console import Console
     from drivetrain.storage import Storage
 
@@ -52,6 +52,7 @@ class TrainContext:
         experiment_name: the run's name.
         trial_id: an id of the run that stays the same over attempts and resumes.
         storage: the run directory.
+        checkpoint_config: which checkpoints the run keeps, and by which metric.
         trial_dir: the directory for files that the train function writes beside its checkpoints.
         attempt: 0 for the first start of the group, 1 after the first restart, and so on.
         metadata: what the trainer was made with.
@@ -64,6 +65,7 @@ class TrainContext:
     experiment_name: str
     trial_id: str
     storage: Storage
+    checkpoint_config: CheckpointConfig
     trial_dir: str = ""
     attempt: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)

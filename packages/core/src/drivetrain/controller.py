@@ -265,6 +265,7 @@ class Controller:
                         attempt=number,
                         metadata=self._metadata,
                         trial_resources=self._scaling_for(world_size).total_resources,
+                        checkpoint_config=config.checkpoint_config,
                     ),
                     checkpoint=checkpoint,
                     first_index=self._last_index,

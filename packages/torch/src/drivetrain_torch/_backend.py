@@ -110,7 +110,13 @@ class TorchBackend(Backend):
             variables["CUDA_VISIBLE_DEVICES"] = gpus
         if sys.platform == "linux" and context.get_local_world_size() == context.get_world_size():
             variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        return variables
+        # Accelerate, and what is built on it, knows no other way to be told its device; without a word it takes a CPU
+        # to mean that each process trains alone.
+        device = get_devices()[0]
+        told = {"ACCELERATE_TORCH_DEVICE": str(device)}
+        if device.type == "cpu":
+            told["ACCELERATE_USE_CPU"] = "true"
+        return {**variables, **{name: os.environ.get(name, value) for name, value in told.items()}}
 
 
 class TorchXLABackend(TorchBackend):

@@ -1,0 +1,220 @@
+"""Accelerate in runs of two processes."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset
+
+import drivetrain
+from drivetrain import Checkpoint, ConfigurationError, Result, TrainingFailedError
+from drivetrain_hf.accelerate import AccelerateTrainer
+from drivetrain_torch import TorchTrainer
+
+EPOCHS = 4
+
+
+def digits(first: int, last: int) -> TensorDataset:
+    images, labels = load_digits(return_X_y=True)
+    return TensorDataset(torch.tensor(images[first:last] / 16, dtype=torch.float32), torch.tensor(labels[first:last]))
+
+
+def train_digits(config: dict[str, Any]) -> dict[str, Any]:
+    """Trains with an unchanged ``Accelerator()``, from the latest checkpoint if there is one."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration, set_seed
+
+    context = drivetrain.get_context()
+    # The order of the data is to depend on the epoch alone, and not on what was drawn before.
+    seeded = {"dataloader_config": DataLoaderConfiguration(use_seedable_sampler=True)} if "kill" in config else {}
+    accelerator = Accelerator(**seeded, **config.get("accelerator", {}))
+    assert accelerator.num_processes == context.get_world_size() == torch.distributed.get_world_size()
+    assert accelerator.process_index == context.get_world_rank()
+    set_seed(7)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 10)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    training = DataLoader(digits(0, 1280), batch_size=64 // accelerator.num_processes, shuffle=True)
+    held_out = DataLoader(digits(1280, 1797), batch_size=50)
+    model, optimizer, training, held_out = accelerator.prepare(model, optimizer, training, held_out)
+    first, losses = 0, []
+    if (checkpoint := drivetrain.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as directory:
+            accelerator.load_state(directory)
+        first = checkpoint.get_metadata()["epoch"] + 1
+    for epoch in range(first, config["epochs"]):
+        training.set_epoch(epoch)
+        model.train()
+        for number, (images, labels) in enumerate(training):
+            with accelerator.accumulate(model):
+                loss = torch.nn.functional.cross_entropy(model(images), labels)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.item())
+            if (context.attempt, context.get_world_rank(), epoch, number) == (0, 1, *config.get("kill", ())):
+                os.kill(os.getpid(), signal.SIGKILL)
+        model.eval()
+        found = [accelerator.gather_for_metrics((model(images).argmax(-1), labels)) for images, labels in held_out]
+        predicted, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
+        assert len(labels) == 517  # each held-out example once, although they do not divide evenly
+        with TemporaryDirectory() as directory:
+            accelerator.save_state(directory)
+            checkpoint = Checkpoint.from_directory(directory)
+            checkpoint.set_metadata({"epoch": epoch})
+            drivetrain.report({"accuracy": (predicted == labels).float().mean(), "epoch": epoch}, checkpoint)
+    return {
+        "losses": losses,
+        "type": str(accelerator.distributed_type.value),
+        "precision": accelerator.mixed_precision,
+        "accumulation": accelerator.gradient_accumulation_steps,
+        "device": accelerator.device.type,
+        "wrapped": type(model).__name__,
+    }
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_together_learn_what_one_process_learns(fit: Callable[..., Result], workers: int):
+    alone = fit(train_digits, {"epochs": EPOCHS}, workers=0)
+    found = fit(train_digits, {"epochs": EPOCHS}, workers=workers)
+    assert found.return_value["type"] == "MULTI_CPU"
+    assert alone.metrics["accuracy"] > 0.85
+    assert found.metrics["accuracy"] == pytest.approx(alone.metrics["accuracy"], abs=0.03)
+
+
+def test_killed_run_goes_on_with_the_losses_of_an_undisturbed_one(fit: Callable[..., Result]):
+    undisturbed = fit(train_digits, {"epochs": EPOCHS, "kill": (None, None)}).return_value["losses"]
+    disturbed = fit(train_digits, {"epochs": EPOCHS, "kill": (2, 5)}, max_failures=1).return_value["losses"]
+    assert disturbed == undisturbed[-len(disturbed) :]
+    assert len(disturbed) == len(undisturbed) // 2
+
+
+def test_precision_and_accumulation_of_the_accelerator_hold(fit: Callable[..., Result]):
+    chosen = {"mixed_precision": "bf16", "gradient_accumulation_steps": 2}
+    found = fit(train_digits, {"epochs": 1, "accelerator": chosen}).return_value
+    del found["losses"]
+    assert found == {
+        **{"type": "MULTI_CPU", "precision": "bf16", "accumulation": 2, "device": "cpu"},
+        "wrapped": "DistributedDataParallel",
+    }
+
+
+MADE_ELSEWHERE = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "MULTI_GPU",
+    "downcast_bf16": "no",
+    "gpu_ids": "6,7",
+    "machine_rank": 3,
+    "main_process_ip": "10.11.12.13",
+    "main_process_port": 29501,
+    "main_training_function": "main",
+    "mixed_precision": "bf16",
+    "num_machines": 8,
+    "num_processes": 64,
+    "rdzv_backend": "static",
+    "same_network": True,
+    "use_cpu": False,
+}
+
+
+@pytest.mark.parametrize("form", ["file.yaml", "file.json"])
+def test_config_decides_all_but_topology_and_networking(fit: Callable[..., Result], tmp_path: Path, form: str):
+    import yaml
+
+    config = tmp_path / form
+    config.write_text((yaml.safe_dump if form.endswith("yaml") else json.dumps)(MADE_ELSEWHERE))
+    workers = 2 if form == "file.yaml" else 1
+    trained = {"trainer": AccelerateTrainer, "accelerate_config": config, "workers": workers}
+    found = fit(train_digits, {"epochs": 1}, **trained).return_value
+    assert (found["type"], found["precision"], found["device"]) == ("MULTI_CPU", "bf16", "cpu")
+
+
+def test_environment_of_the_driver_is_as_it_was_after_a_run_in_it(fit: Callable[..., Result]):
+    before = dict(os.environ)
+    config = {**MADE_ELSEWHERE, "mixed_precision": "no"}
+    fit(train_digits, {"epochs": 1}, workers=0, trainer=AccelerateTrainer, accelerate_config=config)
+    assert dict(os.environ) == before
+    with pytest.raises(TrainingFailedError, match=r"one configuration for the life of a process.*num_workers=1"):
+        fit(print, workers=0, trainer=AccelerateTrainer, accelerate_config=MADE_ELSEWHERE)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"compile_mode": "fast"}, r"keys that accelerate \S+ knows, found compile_mode: remove them, run"),
+        ({"deepspeed_config": {"zero_level": 2}}, "found deepspeed_config: zero_level"),
+        ({"mixed_precision": "fp7"}, "values that Accelerate accepts: Unknown mixed_precision mode: fp7"),
+        ({"distributed_type": "FSDP"}, r"wants GPUs for distributed_type: FSDP.* set ScalingConfig\(use_gpu=True\)"),
+        ({"compute_environment": "AMAZON_SAGEMAKER"}, "wants compute_environment: LOCAL_MACHINE, found AMAZON"),
+    ],
+)
+def test_config_that_this_version_cannot_follow_is_refused(fit: Callable[..., Result], change: dict, message: str):
+    config = {**MADE_ELSEWHERE, **change}
+    with pytest.raises(TrainingFailedError, match=message) as caught:
+        fit(print, trainer=AccelerateTrainer, accelerate_config=config, workers=0)
+    assert isinstance(caught.value.__cause__, ConfigurationError)
+
+
+def test_config_that_cannot_be_read_is_refused_before_anything_is_started(tmp_path: Path):
+    broken = tmp_path / "config.json"
+    broken.write_text("{")
+    for given, message in [
+        (tmp_path / "missing.yaml", "wants a file that can be read, found .*missing.yaml"),
+        (broken, "wants a file that can be read, found .*config.json"),
+        ({"num_processes": 2}, "found no distributed_type in"),
+    ]:
+        with pytest.raises(ConfigurationError, match=message):
+            AccelerateTrainer(print, accelerate_config=given)
+
+
+def test_run_is_restored_with_its_config(fit: Callable[..., Result]):
+    trained = {"trainer": AccelerateTrainer, "accelerate_config": MADE_ELSEWHERE, "workers": 1}
+    result = fit(train_digits, {"epochs": 1}, **trained)
+    again = AccelerateTrainer.restore(result.path, train_loop_config={"epochs": 2}).fit()
+    assert again.metrics["epoch"] == 1
+    assert again.return_value["precision"] == "bf16"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("trainer", [TorchTrainer, AccelerateTrainer])
+def test_accelerator_takes_the_workers_gpu(fit: Callable[..., Result], trainer: type):
+    options = {} if trainer is TorchTrainer else {"accelerate_config": MADE_ELSEWHERE}
+    found = fit(train_digits, {"epochs": EPOCHS}, workers=1, gpu=True, trainer=trainer, **options)
+    assert (found.return_value["type"], found.return_value["device"]) == ("MULTI_GPU", "cuda")
+    assert found.metrics["accuracy"] > 0.85
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("plugin", ["fsdp", "deepspeed"])
+def test_plugin_of_the_accelerator_is_followed_on_a_gpu(fit: Callable[..., Result], plugin: str):
+    def train(config: dict[str, Any]) -> tuple[str, list[float]]:
+        from accelerate import Accelerator
+        from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+
+        if config["plugin"] == "fsdp":
+            accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+        else:
+            accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2))
+        loader = DataLoader(digits(0, 1280), batch_size=64)
+        model = torch.nn.Linear(64, 10)
+        model, optimizer, loader = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01), loader)
+        losses = []
+        for images, labels in loader:
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return accelerator.distributed_type.value, losses
+
+    kind, losses = fit(train, {"plugin": plugin}, workers=1, gpu=True).return_value
+    assert kind == plugin.upper()
+    assert losses[-1] < losses[0]

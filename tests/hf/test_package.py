@@ -1,0 +1,78 @@
+"""What the package shows, and what it touches."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+import drivetrain_hf
+import drivetrain_hf.accelerate
+import drivetrain_hf.deepspeed
+import drivetrain_hf.transformers
+import drivetrain_torch
+
+SOURCES = sorted(Path(drivetrain_hf.__file__).parent.glob("*.py"))
+MODULES = ("drivetrain_hf", "drivetrain_hf.transformers", "drivetrain_hf.accelerate", "drivetrain_hf.deepspeed")
+FRAMEWORKS = ("torch", "transformers", "accelerate", "deepspeed", "numpy", "ray")
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_public_names_are_these():
+    assert drivetrain_hf.__all__ == []
+    assert drivetrain_hf.transformers.__all__ == ["RayTrainReportCallback", "TransformersTrainer", "prepare_trainer"]
+    assert drivetrain_hf.accelerate.__all__ == ["AccelerateTrainer"]
+    assert drivetrain_hf.deepspeed.__all__ == ["check_config"]
+    assert drivetrain_hf.transformers.RayTrainReportCallback.CHECKPOINT_NAME == "checkpoint"
+
+
+def test_importing_the_modules_and_making_trainers_loads_no_framework():
+    code = (
+        "import json, sys\n"
+        "from drivetrain_hf.accelerate import AccelerateTrainer\n"
+        "from drivetrain_hf.deepspeed import check_config\n"
+        "from drivetrain_hf.transformers import TransformersTrainer, prepare_trainer\n"
+        "TransformersTrainer(print); AccelerateTrainer(print, accelerate_config={'distributed_type': 'NO'})\n"
+        f"print(json.dumps([name for name in sys.modules if name.partition('.')[0] in {FRAMEWORKS}]))"
+    )
+    assert json.loads(run(code)) == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_only_public_names_of_the_core_and_of_the_torch_plugin_are_imported(source: Path):
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drivetrain"):
+            package = {"drivetrain": drivetrain, "drivetrain_torch": drivetrain_torch}.get(str(node.module))
+            assert package is not None or (node.module or "").startswith("drivetrain_hf."), node.module
+            if package is not None:
+                assert {name.name for name in node.names} <= set(package.__all__)
+        if isinstance(node, ast.Import):
+            assert not any(name.name.startswith("drivetrain") for name in node.names)
+
+
+@pytest.mark.parametrize(
+    ("framework", "use"),
+    [
+        ("transformers", "from drivetrain_hf.transformers import RayTrainReportCallback"),
+        ("transformers", "from drivetrain_hf.transformers import prepare_trainer; prepare_trainer(None)"),
+        ("accelerate", "from drivetrain_hf.accelerate import AccelerateTrainer; AccelerateTrainer(print)"),
+    ],
+)
+def test_missing_framework_is_told_with_what_to_install(framework: str, use: str):
+    code = (
+        f"import sys; sys.modules[{framework!r}] = None\nimport drivetrain\n"
+        f"try:\n    {use}\nexcept drivetrain.PluginError as error:\n    print(error)"
+    )
+    assert f'found none: run pip install "drivetrain[{framework}]"' in run(code)
+
+
+def test_modules_are_imported_within_50_ms_over_the_core():
+    code = f"import drivetrain, drivetrain_torch, time; t = time.perf_counter(); import {', '.join(MODULES)}\n"
+    code += "print(time.perf_counter() - t)"
+    assert min(float(run(code)) for _ in range(3)) < 0.05

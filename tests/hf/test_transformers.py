@@ -1,0 +1,339 @@
+"""``transformers.Trainer`` in runs of two processes."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from itertools import cycle, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import drivetrain
+from drivetrain import CheckpointConfig, ConfigurationError, Result, ScalingConfig, TrainingFailedError
+from drivetrain_hf.transformers import TransformersTrainer, prepare_trainer
+from tests.hf.texts import dataset
+from tests.hf.trainers import losses, make_trainer, saved_history, train
+from tests.support import read_lines
+
+STEPS = 12
+KEEP_BEST = {"run": {"checkpoint_config": CheckpointConfig(checkpoint_score_attribute="eval_accuracy")}}
+
+
+def config_of(**arguments: Any) -> dict[str, Any]:
+    examples, vocabulary = dataset()
+    return {"examples": examples, "vocabulary": vocabulary, "arguments": arguments}
+
+
+def train_and_return_history(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return train(config).state.log_history
+
+
+def test_workers_together_learn_what_one_process_learns(fit: Callable[..., Result]):
+    epochs = {"num_train_epochs": 5, "eval_strategy": "epoch"}
+    alone = fit(train_and_return_history, config_of(per_device_train_batch_size=16, **epochs), workers=0)
+    found = fit(train_and_return_history, config_of(per_device_train_batch_size=8, **epochs))
+    assert alone.metrics["eval_accuracy"] > 0.65
+    assert found.metrics["eval_accuracy"] == pytest.approx(alone.metrics["eval_accuracy"], abs=0.1)
+    wanted, got = losses(alone.return_value), losses(found.return_value)
+    assert wanted.keys() == got.keys()
+    assert [got[step] for step in range(1, 13)] == pytest.approx([wanted[step] for step in range(1, 13)], abs=2e-3)
+
+
+def end_at(step: int | None, number: signal.Signals = signal.SIGKILL) -> Any:
+    """A callback that sends rank 1 a signal after a step, in the first attempt."""
+    from transformers import TrainerCallback
+
+    class End(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            context = drivetrain.get_context()
+            if (context.attempt, context.get_world_rank(), state.global_step) == (0, 1, step):
+                os.kill(os.getpid(), number)
+
+    return End()
+
+
+def train_until_killed(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return train(config, end_at(config["kill_at"])).state.log_history
+
+
+RANDOM = {"max_steps": STEPS, "dropout": 0.3, "lr_scheduler_type": "linear"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed_run(fit: Callable[..., Result]) -> Result:
+    """A run that nothing happens to."""
+    return fit(train_and_return_history, config_of(**RANDOM))
+
+
+@pytest.fixture
+def undisturbed(undisturbed_run: Result) -> dict[int, float]:
+    """The losses of each of its steps."""
+    return losses(undisturbed_run.return_value)
+
+
+def test_killed_run_goes_on_with_the_losses_of_an_undisturbed_one(
+    fit: Callable[..., Result], undisturbed: dict[int, float]
+):
+    config = config_of(save_strategy="steps", save_steps=3, **RANDOM)
+    disturbed = fit(train_until_killed, {**config, "kill_at": 7}, max_failures=1)
+    assert losses(disturbed.return_value) == undisturbed
+    assert len(undisturbed) == STEPS
+    # The second attempt has made only the steps after the checkpoint itself.
+    steps = [line["step"] for line in read_lines(Path(disturbed.path, "result.json"))]
+    assert steps == [3, 6, 9, 12, 12]
+
+
+SAVING = [
+    {"save_strategy": "no"},
+    {"save_strategy": "epoch"},
+    {"save_strategy": "steps", "save_steps": 2},
+    {"save_strategy": "steps", "save_steps": 3},
+]
+EVALUATING = [
+    {"eval_strategy": "no"},
+    {"eval_strategy": "epoch"},
+    {"eval_strategy": "steps", "eval_steps": 2},
+    {"eval_strategy": "steps", "eval_steps": 3},
+]
+LOGGING = [
+    {"logging_strategy": "no"},
+    {"logging_strategy": "epoch"},
+    {"logging_strategy": "steps", "logging_steps": 1},
+]
+COMBINATIONS = [
+    {**saving, **evaluating, **logging}
+    for (saving, evaluating), logging in zip(product(SAVING, EVALUATING), cycle(LOGGING), strict=False)
+]
+SAVED_AT = {"no": [], "epoch": [3, 6], 2: [2, 4, 6], 3: [3, 6]}
+
+
+def train_every_combination(config: dict[str, Any]) -> None:
+    """One after the other in one run: two epochs of three steps each."""
+    from drivetrain_hf.transformers import RayTrainReportCallback
+
+    for number, strategies in enumerate(COMBINATIONS):
+        drivetrain.report({"combination": number})
+        trainer = make_trainer(
+            config["examples"],
+            config["vocabulary"],
+            **strategies,
+            num_train_epochs=2,
+            output_dir=str(Path(drivetrain.get_context().get_trial_dir(), f"out{number}")),
+        )
+        trainer.add_callback(RayTrainReportCallback())
+        prepare_trainer(trainer).train()
+
+
+def test_checkpoints_have_the_metrics_that_belong_to_them_whatever_the_strategies(fit: Callable[..., Result]):
+    config = config_of()
+    result = fit(train_every_combination, {**config, "examples": config["examples"][:64]})
+    lines = read_lines(Path(result.path, "result.json"))
+    starts = [place for place, line in enumerate(lines) if "combination" in line]
+    reported = [lines[start + 1 : end] for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    kept = {metrics["_training_iteration"]: checkpoint for checkpoint, metrics in result.best_checkpoints}
+
+    for strategies, reports in zip(COMBINATIONS, reported, strict=True):
+        *saved, last = reports
+        steps = dict.fromkeys(line["step"] for line in saved)  # some versions save twice at the end
+        assert list(steps) == SAVED_AT[strategies.get("save_steps", strategies["save_strategy"])]
+        assert [line["_training_iteration"] in kept for line in reports] == [True] * len(saved) + [False]
+        for line in saved:
+            logged = saved_history(kept[line["_training_iteration"]])  # what there was when it was saved
+            evaluated = [entry.get("eval_loss") for entry in logged if entry["step"] == line["step"]]
+            assert line.get("eval_loss") == next(filter(None, evaluated), None), strategies
+            trained = [entry["loss"] for entry in logged if "loss" in entry]
+            assert line.get("loss") == (trained[-1] if trained else None), strategies
+        assert last["step"] == 6
+        assert "train_loss" in last
+        assert ("eval_loss" in last) == (strategies["eval_strategy"] != "no")
+
+
+def train_to_the_best(config: dict[str, Any]) -> tuple[float, list[float]]:
+    """Trains each attempt in a directory of its own, as on a new node; returns the final and all evaluated losses."""
+    context = drivetrain.get_context()
+    arguments = {**config["arguments"], "output_dir": str(Path(context.get_trial_dir(), f"out{context.attempt}"))}
+    trainer = train({**config, "arguments": arguments}, end_at(config["kill_at"]))
+    evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    return trainer.evaluate()["eval_loss"], evaluated
+
+
+def test_best_model_is_loaded_at_the_end_even_if_another_node_has_saved_it(fit: Callable[..., Result]):
+    # To have the best one at the start, it is the one with the highest loss.
+    each_two_steps = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    config = config_of(
+        max_steps=8, load_best_model_at_end=True, greater_is_better=True, metric_for_best_model="loss", **each_two_steps
+    )
+    final, evaluated = fit(train_to_the_best, {**config, "kill_at": 7}, max_failures=1).return_value
+    assert len(evaluated) == 4
+    assert max(evaluated) != evaluated[-1]
+    assert final == pytest.approx(max(evaluated), abs=1e-5)
+
+
+def train_and_be_preempted(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return train(config, end_at(4, signal.SIGTERM)).state.log_history
+
+
+def test_preempted_run_saves_at_the_step_and_goes_on_with_the_same_losses(
+    fit: Callable[..., Result], undisturbed: dict[int, float]
+):
+    preempted = fit(train_and_be_preempted, config_of(save_strategy="epoch", **RANDOM))
+    assert losses(preempted.return_value) == undisturbed
+    steps = [line["step"] for line in read_lines(Path(preempted.path, "result.json"))]
+    assert steps[0] in (5, 6)
+    assert set(steps[1:]) == {12}
+
+
+class Batches:
+    """Batches of one worker, which can be iterated over, and nothing else."""
+
+    def __init__(self, examples: list[dict[str, Any]], size: int) -> None:
+        self._examples, self._size = examples, size
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for start in range(0, len(self._examples), self._size):
+            rows = self._examples[start : start + self._size]
+            yield {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+
+def train_on_batches(config: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What is logged by a training, and by another that goes on from its first checkpoint."""
+    context = drivetrain.get_context()
+    own = config["examples"][context.get_world_rank() :: context.get_world_size()]
+    histories = []
+    for first in (None, str(Path(context.get_trial_dir(), "out", "checkpoint-4"))):
+        trainer = make_trainer(own, config["vocabulary"], **config["arguments"])
+        trainer.train_dataset, trainer.eval_dataset = Batches(own[:96], 8), {"held": Batches(own[96:], 8)}
+        prepare_trainer(trainer).train(resume_from_checkpoint=first)
+        histories.append(trainer.state.log_history)
+    return tuple(histories)
+
+
+def test_iterables_are_taken_for_each_workers_own_batches(fit: Callable[..., Result]):
+    each_four_steps = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4}
+    whole, resumed = fit(train_on_batches, config_of(max_steps=STEPS, **each_four_steps)).return_value
+    assert losses(resumed) == losses(whole)
+    evaluated = [entry["eval_held_loss"] for entry in whole if "eval_held_loss" in entry]
+    assert evaluated == [entry["eval_held_loss"] for entry in resumed if "eval_held_loss" in entry]
+    assert len(evaluated) == 3
+
+
+def test_progress_is_shown_by_rank_0_alone(undisturbed_run: Result):
+    shown, hidden = (Path(undisturbed_run.path, "logs", f"rank_{rank}.log").read_text() for rank in range(2))
+    assert f"| {STEPS}/{STEPS} [" in shown
+    assert "it/s" not in hidden
+    assert "'loss'" not in hidden
+
+
+def refusals(config: dict[str, Any]) -> dict[str, str]:
+    """What is said about each trainer that does not fit."""
+    found = {}
+    wrong = {
+        "no trainer": lambda: prepare_trainer(config),
+        "alone": lambda: prepare_trainer(alone(config)),
+        "without evaluation": lambda: prepare_trainer(made(config, save_strategy="epoch")),
+        "epochs and steps": lambda: prepare_trainer(
+            made(config, save_strategy="epoch", eval_strategy="steps", eval_steps=2)
+        ),
+        "unaligned": lambda: prepare_trainer(
+            made(config, save_strategy="steps", save_steps=3, eval_strategy="steps", eval_steps=2)
+        ),
+        "endless": lambda: prepare_trainer(endless(config)),
+        "callback alone": lambda: train({**config, "arguments": {"save_strategy": "epoch"}}, prepare=lambda made: made),
+    }
+    for name, act in wrong.items():
+        with pytest.raises(ConfigurationError) as caught:
+            act()
+        found[name] = str(caught.value)
+    for values in ({"save_steps": 4, "eval_steps": 2}, {"save_steps": 0.4, "eval_steps": 0.2}):
+        prepare_trainer(made(config, save_strategy="steps", eval_strategy="steps", **values))
+    return found
+
+
+def made(config: dict[str, Any], **arguments: Any) -> Any:
+    return make_trainer(config["examples"], config["vocabulary"], **arguments)
+
+
+def alone(config: dict[str, Any]) -> Any:
+    """A trainer as it would be in a process that nobody has told of the others."""
+    told = {name: os.environ.pop(name) for name in ("ACCELERATE_USE_CPU", "LOCAL_RANK", "WORLD_SIZE")}
+    try:
+        return made(config)
+    finally:
+        os.environ.update(told)
+
+
+def endless(config: dict[str, Any]) -> Any:
+    trainer = made(config, save_strategy="epoch", eval_strategy="epoch")
+    trainer.train_dataset = Batches(config["examples"], 8)
+    return trainer
+
+
+def test_trainers_that_do_not_fit_are_refused_with_what_to_change(fit: Callable[..., Result]):
+    told = fit(refusals, config_of(), **KEEP_BEST).return_value
+    assert "wants a transformers.Trainer, found {" in told["no trainer"]
+    assert "on 2 workers, found TrainingArguments that count 1, so that each would train alone" in told["alone"]
+    assert "found eval_strategy='no' and save_strategy='epoch'" in told["without evaluation"]
+    assert "found eval_strategy='steps' every 2 and save_strategy='epoch'" in told["epochs and steps"]
+    assert "every 2 and save_strategy='steps' every 3: use" in told["unaligned"]
+    assert "max_steps=..." in told["endless"]
+    assert told["callback alone"] == told["without evaluation"]
+
+
+def test_score_that_is_never_logged_is_told_at_the_first_checkpoint(fit: Callable[..., Result]):
+    unknown = {"run": {"checkpoint_config": CheckpointConfig(checkpoint_score_attribute="accuracy")}}
+    each_step = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    config = config_of(max_steps=2, **each_step)
+    with pytest.raises(TrainingFailedError, match=r"found .*eval_accuracy.*: name one of these") as caught:
+        fit(train_and_return_history, config, workers=0, **unknown)
+    assert isinstance(caught.value.__cause__, ConfigurationError)
+
+
+def init_trainer(train_dataset: Any, eval_dataset: Any, **config: Any) -> Any:
+    trainer = make_trainer(train_dataset, config.pop("vocabulary"), save_strategy="steps", save_steps=2, **config)
+    trainer.eval_dataset = eval_dataset
+    return trainer
+
+
+def test_older_trainer_trains_what_its_function_makes_and_goes_on_from_its_checkpoint(fit: Callable[..., Result]):
+    examples, vocabulary = dataset()
+    config = {"vocabulary": vocabulary, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 2}
+    result = fit(
+        init_trainer,
+        trainer=TransformersTrainer,
+        workers=1,
+        trainer_init_config=config,
+        datasets={"train": examples[:192], "evaluation": examples[192:]},
+    )
+    assert [metrics["step"] for _, metrics in result.best_checkpoints] == [2, 4]
+    restored = TransformersTrainer.restore(
+        result.path, trainer_init_config={**config, "max_steps": 6}, scaling_config=ScalingConfig(num_workers=0)
+    ).fit()
+    assert [metrics["step"] for _, metrics in restored.best_checkpoints] == [2, 4, 6]
+    assert list(losses(saved_history(restored.checkpoint))) == [1, 2, 3, 4, 5, 6]
+
+
+def test_older_trainer_refuses_what_it_does_not_know():
+    with pytest.raises(ConfigurationError, match=r"trainer_init_per_worker=.*wants a function, found 3"):
+        TransformersTrainer(3)
+    with pytest.raises(ConfigurationError, match="wants 'train' and 'evaluation', found 'eval'"):
+        TransformersTrainer(init_trainer, datasets={"eval": []})
+
+
+@pytest.mark.ray
+def test_trainer_runs_on_ray(fit: Callable[..., Result], ray_address: str):
+    result = fit(train_and_return_history, config_of(max_steps=2, save_strategy="epoch"), runtime="ray")
+    assert losses(saved_history(result.checkpoint)) == losses(result.return_value)
+    assert len(list(Path(result.checkpoint.path, "checkpoint").glob("rng_state_*.pth"))) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_trainer_takes_the_workers_gpu(fit: Callable[..., Result]):
+    def train_on_gpu(config: dict[str, Any]) -> str:
+        return train(config).args.device.type
+
+    config = config_of(max_steps=4, save_strategy="epoch", bf16=True)
+    result = fit(train_on_gpu, config, workers=1, gpu=True)
+    assert result.return_value == "cuda"
+    assert result.metrics["step"] == 4
