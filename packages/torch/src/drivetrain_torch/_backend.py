@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from drivetrain import Backend, ConfigurationError, PluginError, TrainContext, WorkerGroup
-from drivetrain_torch._devices import get_devices, shared_gpus
+from drivetrain_torch._devices import cuda_indices, get_devices, shared_gpus
 
 __all__ = ["TorchBackend", "TorchXLABackend"]
 
@@ -112,9 +112,9 @@ class TorchBackend(Backend):
             variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         # Accelerate, and what is built on it, knows no other way to be told its device; without a word it takes a CPU
         # to mean that each process trains alone.
-        device = get_devices()[0]
-        told = {"ACCELERATE_TORCH_DEVICE": str(device)}
-        if device.type == "cpu":
+        own = cuda_indices(context.worker.accelerator_ids, {**os.environ, **variables})
+        told = {"ACCELERATE_TORCH_DEVICE": f"cuda:{own[0]}" if own else "cpu"}
+        if not own:
             told["ACCELERATE_USE_CPU"] = "true"
         return {**variables, **{name: os.environ.get(name, value) for name, value in told.items()}}
 
