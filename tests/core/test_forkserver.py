@@ -78,8 +78,11 @@ def test_module_that_starts_a_thread_is_not_preloaded(tmp_path, write_module):
         "preloaded_threaded",
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
     )
-    _, modules = fit(server_and_modules, tmp_path, Preloads("preloaded_threaded")).return_value
-    assert modules == [], "a fork would have lost its thread, and the locks that it holds"
+    write_module("preloaded_before", "")
+    write_module("preloaded_after", "")
+    backend = Preloads("preloaded_before", "preloaded_threaded", "preloaded_after")
+    _, modules = fit(server_and_modules, tmp_path, backend).return_value
+    assert modules == ["preloaded_after", "preloaded_before"], "a fork would have lost its thread, and what it locks"
 
 
 def test_module_that_cannot_be_preloaded_is_no_reason_to_fail(tmp_path, write_module):

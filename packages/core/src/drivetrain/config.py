@@ -347,8 +347,8 @@ class RunConfig:
             by default that is the one that the driver was started in.
         detailed_metrics: also fill in ``_date``, ``_hostname``, ``_node_ip``, ``_pid`` and ``_time_total_s``.
         preload: names of modules that the train function imports. The process that local workers are forked from
-            imports them once for all of them, and for later runs. They must touch no GPU; if one starts a thread,
-            nothing is preloaded.
+            imports them once for all of them, and for later runs. They must touch no GPU; one that starts a
+            thread is left out.
         start_timeout_s: seconds until every worker must be running the train function.
         hang_timeout_s: seconds without a report of any rank after which the run counts as hung, and ends with every
             rank's stacks or starts again; None for never.

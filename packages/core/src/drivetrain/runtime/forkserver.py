@@ -82,12 +82,13 @@ def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> No
     server = _Server(control, driver_pid)
     # pyarrow's allocator, which pandas brings along, would start one at import; workers get the driver's environment.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
-    _import_all(preload)
-    if preload and not _forks_cleanly():
-        # A module started threads, which a fork would lose with the locks they hold: serve without preloading.
+    culprit = _import_cleanly(preload)
+    if culprit is not None:
+        # It started threads, which a fork would lose with the locks they hold: begin again without it.
         os.set_inheritable(control_descriptor, True)
+        rest = tuple(name for name in preload if name != culprit)
         code = f"import sys; sys.path[:] = {sys.path!r}; from drivetrain.runtime import forkserver as f; " + (
-            f"f.main({control_descriptor}, (), {driver_pid})"
+            f"f.main({control_descriptor}, {rest!r}, {driver_pid})"
         )
         os.execv(sys.executable, [sys.executable, "-c", code])
     try:
@@ -218,6 +219,15 @@ def _import_all(names: Sequence[str]) -> None:
             importlib.import_module(name)
 
 
+def _import_cleanly(names: Sequence[str]) -> str | None:
+    """Imports modules up to the first after which this process has threads, and returns that one's name."""
+    for name in names:
+        _import_all([name])
+        if not _forks_cleanly():
+            return name
+    return None
+
+
 def _warm_up(names: Sequence[str]) -> None:
     """Imports on a thread of its own, which the next fork waits for."""
     os.setpriority(os.PRIO_PROCESS, 0, _WARMUP_NICENESS)  # of this thread alone, on Linux
@@ -226,6 +236,8 @@ def _warm_up(names: Sequence[str]) -> None:
 
 def _forks_cleanly() -> bool:
     """Whether this process has one thread; libraries that end theirs around a fork get the chance to."""
+    if len(os.listdir("/proc/self/task")) == 1:
+        return True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
