@@ -7,6 +7,7 @@ from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -217,6 +218,26 @@ def test_iterables_are_taken_for_each_workers_own_batches(fit: Callable[..., Res
     evaluated = [entry["eval_held_loss"] for entry in whole if "eval_held_loss" in entry]
     assert evaluated == [entry["eval_held_loss"] for entry in resumed if "eval_held_loss" in entry]
     assert len(evaluated) == 3
+
+
+def train_on_shards(config: dict[str, Any]) -> tuple[float, int]:
+    shards = {name: drivetrain.get_dataset_shard(name).iter_torch_batches(batch_size=8) for name in ("train", "valid")}
+    trainer = make_trainer(config["examples"][:1], config["vocabulary"], **config["arguments"])
+    trainer.train_dataset, trainer.eval_dataset = shards["train"], shards["valid"]
+    prepare_trainer(trainer).train()
+    return trainer.evaluate()["eval_accuracy"], len(trainer.state.log_history)
+
+
+def test_dataset_shards_are_batches_of_their_worker(fit: Callable[..., Result]):
+    config = config_of(max_steps=40)
+    columns = {name: np.array([row[name] for row in config["examples"]]) for name in config["examples"][0]}
+    split = len(config["examples"]) * 3 // 4
+    parts = {
+        "train": {name: column[:split] for name, column in columns.items()},
+        "valid": {name: column[split:] for name, column in columns.items()},
+    }
+    accuracy, _ = fit(train_on_shards, config, datasets=parts).return_value
+    assert accuracy > 0.55
 
 
 def test_progress_is_shown_by_rank_0_alone(undisturbed_run: Result):

@@ -1,6 +1,5 @@
 """Real trainings of two processes on this machine."""
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,13 +22,13 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
         max_failures: int = 0,
         callbacks: tuple[Any, ...] = (),
         resume_from: Checkpoint | None = None,
+        datasets: Mapping[str, Any] | None = None,
     ) -> Result:
-        # A variable that is another in each test would have each of them import anew what is preloaded.
-        os.environ.pop("PYTEST_CURRENT_TEST", None)
         return TorchTrainer(
             function,
             train_loop_config=config,
             resume_from_checkpoint=resume_from,
+            datasets=datasets,
             scaling_config=ScalingConfig(num_workers=workers, runtime=runtime if workers else "inprocess"),
             run_config=RunConfig(
                 storage_path=tmp_path_factory.mktemp("runs"),

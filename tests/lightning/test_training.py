@@ -15,6 +15,7 @@ from tests.lightning.jobs import (
     load,
     train_and_test,
     train_in_many_ways,
+    train_on_shards,
     train_without_drivetrain,
 )
 from tests.support import Collector
@@ -31,6 +32,14 @@ def test_every_kind_of_training_learns_on_two_workers(fit: Callable[..., Result]
     assert min(accuracy for accuracy, _ in found.values()) > 0.8, found
     steps = dict.fromkeys(found, 2 * STEPS) | {"accumulated": STEPS}
     assert {name: step for name, (_, step) in found.items()} == steps
+
+
+def test_dataset_shards_are_loaders(fit: Callable[..., Result]):
+    datasets = {
+        name: {"image": data.tensors[0].numpy(), "label": data.tensors[1].numpy()}
+        for name, data in zip(("train", "valid"), load(), strict=True)
+    }
+    assert fit(train_on_shards, datasets=datasets).return_value >= ACCURACY
 
 
 def test_trainer_that_does_not_fit_its_worker_is_told_what_to_change(fit: Callable[..., Result]):
