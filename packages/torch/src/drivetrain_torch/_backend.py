@@ -100,6 +100,8 @@ class TorchBackend(Backend):
         """Imports what the process group's backend needs beside torch."""
 
     def _variables(self, context: TrainContext, rendezvous: Mapping[str, str]) -> dict[str, str]:
+        import torch
+
         variables: dict[str, str] = {}
         if self.init_method == "env":
             variables = {name: rendezvous[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
@@ -115,7 +117,7 @@ class TorchBackend(Backend):
         own = cuda_indices(context.worker.accelerator_ids, {**os.environ, **variables})
         told = {"ACCELERATE_TORCH_DEVICE": f"cuda:{own[0]}" if own else "cpu"}
         if not own:
-            told["ACCELERATE_USE_CPU"] = "true"
+            told |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": str(torch.get_num_threads())}
         return {**variables, **{name: os.environ.get(name, value) for name, value in told.items()}}
 
 
