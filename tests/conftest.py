@@ -1,6 +1,7 @@
 """What the tests of several folders share for the time of a session."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -8,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
+
+# A shell that starts them in the background has them, and all that they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -48,8 +48,10 @@ def nodes(tmp_path_factory):
 def test_elastic_run_goes_on_with_the_rest_when_a_node_is_lost_and_grows_when_one_comes(nodes):
     seen = nodes["elastic"]
     assert seen["failures"] == [["infrastructure", 1]]
-    (kept, lost), rest, (first, added) = seen["nodes"]
-    assert rest == [kept]
+    # On a busy machine a new node may be found too slow once, and is taken the next time.
+    (kept, lost), *rest, (first, added) = seen["nodes"]
+    assert rest == [[kept]] * len(rest)
+    assert rest
     assert first == kept, "the node that stays keeps its ranks"
     assert added not in (kept, lost)
     assert seen["error"] is None
