@@ -172,7 +172,16 @@ def test_hf(session: nox.Session) -> None:
 def test_lowest_hf(session: nox.Session) -> None:
     """Test the same plugin with the oldest versions that it supports."""
     session.install(
-        *EDITABLE, "-e", "packages/hf", TORCH, *LOWEST_HF, "scikit-learn", "pytest", "pytest-timeout", env=WITHOUT_OPS
+        *EDITABLE,
+        "-e",
+        "packages/hf",
+        TORCH,
+        PYARROW,
+        *LOWEST_HF,
+        "scikit-learn",
+        "pytest",
+        "pytest-timeout",
+        env=WITHOUT_OPS,
     )
     # They warn of what has come after them.
     warnings = ("-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
