@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.dataset
@@ -52,6 +53,8 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "table": lambda directory: pa.table(columns()),
     "record batch": lambda directory: pa.RecordBatch.from_pydict({k: pa.array(v) for k, v in columns().items()}),
     "data frame": lambda directory: pd.DataFrame(columns()),
+    "polars frame": lambda directory: pl.DataFrame(columns()),
+    "lazy polars frame": lambda directory: pl.LazyFrame(columns()),
     "function": lambda directory: lambda: pd.DataFrame(columns()),
     "parquet directory": parquet_files,
     "parquet files": lambda directory: sorted(parquet_files(directory).iterdir()),
@@ -205,7 +208,8 @@ def test_rows_and_tables_and_frames() -> None:
 
 
 def test_hugging_face_datasets_are_split_and_streams_as_they_come() -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     whole = datasets.Dataset.from_dict({"id": list(range(103)), "text": ["a"] * 103})
     shards = split(whole, 2)
     assert [len(ids(shard, batch_size=10)) for shard in shards] == [51, 52]

@@ -18,19 +18,19 @@ MAX_MODULES = 300
 # From the ground up: a module imports only from lines above its own.
 LAYERS = """
     _version control crashpoints errors interrupts console context loggers runtime runtime.stacks
-    backend callback config failure policy plugins storage.filesystem storage.transfer runtime.output data.batches
-    events storage.remote storage.node data.shard
-    storage reports runtime.wire data.sources
-    checkpoint storage.lock storage.mirror data.config
-    checkpoints preemption data
+    backend callback config failure policy plugins storage.filesystem storage.transfer runtime.output
+    events storage.remote storage.node
+    storage reports runtime.wire
+    checkpoint storage.lock storage.mirror
+    checkpoints preemption
     uploads
     session
-    workspace
-    cli loggers.csvfile loggers.jsonfile loggers.progress runtime.base runtime.resources
-    runtime.worker rundir
-    attempt result runtime.forkserver runtime.inprocess runtime.ray.worker runtime.remote
+    workspace data.batches
+    cli loggers.csvfile loggers.jsonfile loggers.progress runtime.base runtime.resources data.shard
+    runtime.worker rundir data.sources
+    attempt result runtime.forkserver runtime.inprocess runtime.ray.worker runtime.remote data.config
     controller handle runtime.local runtime.ray.cluster
-    runtime.ray.actors
+    runtime.ray.actors data
     runtime.ray
     trainer
     .

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from drivetrain.data.batches import Batches, batch_sizes, cut, prefetched, shuffled, to_format, to_tensors
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, SessionError
+from drivetrain.session import get_context
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,9 +111,9 @@ class DatasetShard:
             ConfigurationError: see :meth:`iter_batches`; or a column holds no numbers.
         """
         cut_rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
+        place = _worker_device() if isinstance(device, str) and device == "auto" else device
 
         def make() -> Iterator[Any]:
-            place = _worker_device() if isinstance(device, str) and device == "auto" else device
             for table in cut_rows():
                 arrays = to_format(table, "numpy")
                 yield collate_fn(arrays) if collate_fn is not None else to_tensors(arrays, dtypes, place)
@@ -181,7 +182,11 @@ def _ahead(make: Callable[[], Iterator[Any]], count: int) -> Batches[Any]:
 
 
 def _worker_device() -> Any:
-    """The GPU that the worker's framework uses, or the CPU."""
+    """The GPU that the worker's framework uses, or the CPU for a worker without one, whatever its machine has."""
     import torch
 
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        has_gpu = bool(get_context().worker.accelerator_ids)
+    except SessionError:  # outside a train function
+        has_gpu = False
+    return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
