@@ -74,12 +74,11 @@ class RayTrainReportCallback:
             return lightgbm.Booster(model_file=str(model_file(checkpoint, filename, directory)))
 
 
-def train_on_tables(config: dict[str, Any], columns: Sequence[str], network: Mapping[str, Any]) -> None:
+def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
     """Trains on this worker's part of the tables.
 
     Args:
         config: what the trainer was given.
-        columns: arguments of a Dataset that are names of columns.
         network: the parameters that connect the workers.
     """
     params = {**network, **config["params"]}
@@ -93,8 +92,8 @@ def train_on_tables(config: dict[str, Any], columns: Sequence[str], network: Map
     sets: dict[str, lightgbm.Dataset] = {}
     features: list[str] | None = None
     for name in config["names"]:
-        options = dict(config["dataset_params"].get(name, {}))
-        given = {key: options.pop(key) for key in columns if key in options}
+        options = dict(config["options"].get(name, {}))
+        given = {key: options.pop(key) for key in config["columns"] if key in options}
         table = _read(name, get_dataset_shard(name))
         other = {config["label"], *given.values()}
         features = features or [column for column in table.column_names if column not in other]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drivetrain import CheckpointConfig, ConfigurationError, DataConfig, RunConfig, ScalingConfig
 
-__all__ = ["TableData", "check_arguments", "checkpoint_rules"]
+__all__ = ["TRAIN", "Loop", "TableForm"]
 
 TRAIN = "train"
 
@@ -71,14 +71,96 @@ class TableData(DataConfig):
             numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
             if not numeric and not (self._categorical and types.is_dictionary(kind)):
                 raise ConfigurationError(
-                    f"dataset {name!r} wants features that are numbers"
-                    f"{', or categories' if self._categorical else ''}, found column {column!r} of type {kind}: "
-                    "encode it, or leave it out"
+                    f"dataset {name!r} wants features that are numbers{', or categories' if self._categorical else ''}, "
+                    f"found column {column!r} of type {kind}: encode it, or leave it out"
                 )
         return features
 
 
-def check_arguments(
+@dataclass(frozen=True, kw_only=True)
+class TableForm:
+    """What a library's trainer does with tables.
+
+    Attributes:
+        trainer: its name.
+        options: its argument for what each dataset is made with.
+        columns: of those options, the names of columns.
+        group: the one of them of which equal values stay together.
+        split: the datasets that are split unless the user says otherwise.
+        categorical: the option without which columns of categories are no features; None if they always are.
+    """
+
+    trainer: str
+    options: str
+    columns: Sequence[str]
+    group: str
+    split: str | Sequence[str]
+    categorical: str | None = None
+
+    def arrange(
+        self,
+        *,
+        label_column: object,
+        params: Mapping[str, Any] | None,
+        rounds: int,
+        options: Mapping[str, Mapping[str, Any]] | None,
+        arguments: Mapping[str, Any],
+        datasets: Mapping[str, Any] | None,
+        dataset_config: DataConfig | None,
+        scaling: ScalingConfig | None,
+        run_config: RunConfig | None,
+    ) -> tuple[dict[str, Any], DataConfig, RunConfig]:
+        """The config of the train function, how the datasets are split, and the run's configuration.
+
+        Raises:
+            ConfigurationError: the arguments do not fit together.
+        """
+        label, parameters = _check_arguments(
+            self.trainer, label_column=label_column, params=params, datasets=datasets, scaling=scaling
+        )
+        assert datasets is not None
+        of_dataset = {name: dict(given) for name, given in (options or {}).items()}
+        if unknown := sorted(set(of_dataset) - set(datasets)):
+            raise ConfigurationError(
+                f"{self.trainer}({self.options}=...) wants names of datasets ({', '.join(map(repr, datasets))}), "
+                f"found {', '.join(map(repr, unknown))}"
+            )
+        run_config, frequency, at_end = _checkpoint_rules(run_config)
+        config = {
+            "label": label,
+            "params": parameters,
+            "rounds": rounds,
+            "options": of_dataset,
+            "columns": tuple(self.columns),
+            "names": [TRAIN, *(name for name in datasets if name != TRAIN)],
+            "arguments": dict(arguments),
+            "frequency": frequency,
+            "at_end": at_end,
+        }
+        return config, self._data(label, of_dataset, dataset_config), run_config
+
+    def refuse(self, function: str, *given: object) -> None:
+        """Refuses the arguments of the table form beside a train function."""
+        if any(value for value in given):
+            raise ConfigurationError(
+                f"{self.trainer} with a train_loop_per_worker wants no label_column, params or arguments of "
+                f"{function}: the function calls it itself"
+            )
+
+    def _data(self, label: str, options: Mapping[str, Mapping[str, Any]], given: DataConfig | None) -> DataConfig:
+        if given is not None and type(given) is not DataConfig:
+            return given
+        return TableData(
+            label_column=label,
+            columns={name: [of[key] for key in self.columns if key in of] for name, of in options.items()},
+            groups={name: of[self.group] for name, of in options.items() if self.group in of},
+            categorical=self.categorical is None or any(of.get(self.categorical) for of in options.values()),
+            datasets_to_split=self.split if given is None else given.datasets_to_split,
+            execution_options=None if given is None else given.execution_options,
+        )
+
+
+def _check_arguments(
     trainer: str,
     *,
     label_column: object,
@@ -105,7 +187,7 @@ def check_arguments(
     return label_column, dict(params)
 
 
-def checkpoint_rules(run_config: RunConfig | None) -> tuple[RunConfig, int, bool]:
+def _checkpoint_rules(run_config: RunConfig | None) -> tuple[RunConfig, int, bool]:
     """Takes the rules that only a trainer with its own loop knows out of a run's configuration.
 
     Returns:

@@ -138,12 +138,11 @@ def _tables(shard: Any) -> Iterator[pa.Table]:
     yield from shard.iter_batches(batch_size=_ROWS, batch_format="pyarrow")
 
 
-def train_on_tables(config: dict[str, Any], columns: Sequence[str]) -> None:
+def train_on_tables(config: dict[str, Any]) -> None:
     """Trains on this worker's part of the tables.
 
     Args:
         config: what the trainer was given.
-        columns: arguments of a DMatrix that are names of columns.
     """
     params, rounds = dict(config["params"]), config["rounds"]
     model = None
@@ -157,8 +156,8 @@ def train_on_tables(config: dict[str, Any], columns: Sequence[str]) -> None:
     matrices: dict[str, xgboost.DMatrix] = {}
     features: Sequence[str] | None = None
     for name in config["names"]:
-        options = dict(config["dmatrix_params"].get(name, {}))
-        given = {key: options.pop(key) for key in columns if key in options}
+        options = dict(config["options"].get(name, {}))
+        given = {key: options.pop(key) for key in config["columns"] if key in options}
         pieces = _Batches(get_dataset_shard(name), config["label"], given, features)
         if quantile:
             options.setdefault("max_bin", params.get("max_bin", 256))

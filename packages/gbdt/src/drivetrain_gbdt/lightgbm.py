@@ -28,7 +28,7 @@ from drivetrain import (
     TrainContext,
     WorkerGroup,
 )
-from drivetrain_gbdt._tables import TRAIN, Loop, TableData, check_arguments, checkpoint_rules
+from drivetrain_gbdt._tables import TRAIN, Loop, TableForm
 from drivetrain_gbdt._threads import worker_threads
 
 if TYPE_CHECKING:
@@ -38,8 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = ["LightGBMConfig", "LightGBMTrainer", "RayTrainReportCallback", "get_network_params"]
 
-_COLUMNS = ("weight", "group", "init_score")
-"""What a Dataset takes beside features and label, and ``dataset_params`` may name a column for."""
+_TABLES = TableForm(
+    trainer="LightGBMTrainer",
+    options="dataset_params",
+    columns=("weight", "group", "init_score"),
+    group="group",
+    split=(TRAIN,),
+)
 
 _EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _PORTS = 10_000
@@ -234,29 +239,20 @@ class LightGBMTrainer(DataParallelTrainer):
         if not isinstance(config, LightGBMConfig):
             raise ConfigurationError(f"LightGBMTrainer(lightgbm_config=...) wants a LightGBMConfig, found {config!r}")
         if train_loop_per_worker is None:
-            label, parameters = check_arguments(
-                "LightGBMTrainer", label_column=label_column, params=params, datasets=datasets, scaling=scaling_config
-            )
-            assert datasets is not None
-            run_config, frequency, at_end = checkpoint_rules(run_config)
-            of_dataset = {name: dict(options) for name, options in (dataset_params or {}).items()}
-            dataset_config = _table_data(label, datasets, of_dataset, dataset_config)
             train_loop_per_worker = _train_on_tables
-            train_loop_config = {
-                "label": label,
-                "params": parameters,
-                "rounds": num_boost_round,
-                "dataset_params": of_dataset,
-                "names": [TRAIN, *(name for name in datasets if name != TRAIN)],
-                "arguments": train_kwargs,
-                "frequency": frequency,
-                "at_end": at_end,
-            }
-        elif label_column is not None or params is not None or dataset_params is not None or train_kwargs:
-            raise ConfigurationError(
-                "LightGBMTrainer with a train_loop_per_worker wants no label_column, params or arguments of "
-                "lightgbm.train: the function calls it itself"
+            train_loop_config, dataset_config, run_config = _TABLES.arrange(
+                label_column=label_column,
+                params=params,
+                rounds=num_boost_round,
+                options=dataset_params,
+                arguments=train_kwargs,
+                datasets=datasets,
+                dataset_config=dataset_config,
+                scaling=scaling_config,
+                run_config=run_config,
             )
+        else:
+            _TABLES.refuse("lightgbm.train", label_column, params, dataset_params, train_kwargs)
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
@@ -277,36 +273,11 @@ class LightGBMTrainer(DataParallelTrainer):
         return RayTrainReportCallback.get_model(checkpoint)
 
 
-def _table_data(
-    label: str,
-    datasets: Mapping[str, Any],
-    dataset_params: Mapping[str, Mapping[str, Any]],
-    given: DataConfig | None,
-) -> DataConfig:
-    unknown = sorted(set(dataset_params) - set(datasets))
-    if unknown:
-        raise ConfigurationError(
-            f"LightGBMTrainer(dataset_params=...) wants names of datasets ({', '.join(map(repr, datasets))}), "
-            f"found {', '.join(map(repr, unknown))}"
-        )
-    if given is not None and type(given) is not DataConfig:
-        return given
-    columns = {name: [options[key] for key in _COLUMNS if key in options] for name, options in dataset_params.items()}
-    return TableData(
-        label_column=label,
-        columns=columns,
-        groups={name: options["group"] for name, options in dataset_params.items() if "group" in options},
-        categorical=True,
-        datasets_to_split=[TRAIN] if given is None else given.datasets_to_split,
-        execution_options=None if given is None else given.execution_options,
-    )
-
-
 def _train_on_tables(config: dict[str, Any]) -> None:
     """The train function of the table form."""
     from drivetrain_gbdt._lightgbm import train_on_tables
 
-    train_on_tables(config, _COLUMNS, get_network_params())
+    train_on_tables(config, get_network_params())
 
 
 def __getattr__(name: str) -> Any:  # it needs LightGBM, which is imported when it is asked for

@@ -23,7 +23,7 @@ from drivetrain import (
     TrainContext,
     WorkerGroup,
 )
-from drivetrain_gbdt._tables import TRAIN, Loop, TableData, check_arguments, checkpoint_rules
+from drivetrain_gbdt._tables import Loop, TableForm
 from drivetrain_gbdt._threads import worker_threads
 
 if TYPE_CHECKING:
@@ -33,8 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = ["RayTrainReportCallback", "XGBoostConfig", "XGBoostTrainer"]
 
-_COLUMNS = ("weight", "qid", "base_margin", "label_lower_bound", "label_upper_bound")
-"""What a DMatrix takes beside features and label, and ``dmatrix_params`` may name a column for."""
+_TABLES = TableForm(
+    trainer="XGBoostTrainer",
+    options="dmatrix_params",
+    columns=("weight", "qid", "base_margin", "label_lower_bound", "label_upper_bound"),
+    group="qid",
+    split="all",
+    categorical="enable_categorical",
+)
 
 _tracker: Any = None
 """The tracker that this process serves, if it is rank 0's."""
@@ -186,29 +192,20 @@ class XGBoostTrainer(DataParallelTrainer):
         if not isinstance(config, XGBoostConfig):
             raise ConfigurationError(f"XGBoostTrainer(xgboost_config=...) wants an XGBoostConfig, found {config!r}")
         if train_loop_per_worker is None:
-            label, parameters = check_arguments(
-                "XGBoostTrainer", label_column=label_column, params=params, datasets=datasets, scaling=scaling_config
-            )
-            assert datasets is not None
-            run_config, frequency, at_end = checkpoint_rules(run_config)
-            of_dmatrix = {name: dict(options) for name, options in (dmatrix_params or {}).items()}
-            dataset_config = _table_data(label, datasets, of_dmatrix, dataset_config)
             train_loop_per_worker = _train_on_tables
-            train_loop_config = {
-                "label": label,
-                "params": parameters,
-                "rounds": num_boost_round,
-                "dmatrix_params": of_dmatrix,
-                "names": [TRAIN, *(name for name in datasets if name != TRAIN)],
-                "arguments": train_kwargs,
-                "frequency": frequency,
-                "at_end": at_end,
-            }
-        elif label_column is not None or params is not None or dmatrix_params is not None or train_kwargs:
-            raise ConfigurationError(
-                "XGBoostTrainer with a train_loop_per_worker wants no label_column, params or arguments of "
-                "xgboost.train: the function calls it itself"
+            train_loop_config, dataset_config, run_config = _TABLES.arrange(
+                label_column=label_column,
+                params=params,
+                rounds=num_boost_round,
+                options=dmatrix_params,
+                arguments=train_kwargs,
+                datasets=datasets,
+                dataset_config=dataset_config,
+                scaling=scaling_config,
+                run_config=run_config,
             )
+        else:
+            _TABLES.refuse("xgboost.train", label_column, params, dmatrix_params, train_kwargs)
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
@@ -229,36 +226,11 @@ class XGBoostTrainer(DataParallelTrainer):
         return RayTrainReportCallback.get_model(checkpoint)
 
 
-def _table_data(
-    label: str,
-    datasets: Mapping[str, Any],
-    dmatrix_params: Mapping[str, Mapping[str, Any]],
-    given: DataConfig | None,
-) -> DataConfig:
-    unknown = sorted(set(dmatrix_params) - set(datasets))
-    if unknown:
-        raise ConfigurationError(
-            f"XGBoostTrainer(dmatrix_params=...) wants names of datasets ({', '.join(map(repr, datasets))}), "
-            f"found {', '.join(map(repr, unknown))}"
-        )
-    if given is not None and type(given) is not DataConfig:
-        return given
-    columns = {name: [options[key] for key in _COLUMNS if key in options] for name, options in dmatrix_params.items()}
-    return TableData(
-        label_column=label,
-        columns=columns,
-        groups={name: options["qid"] for name, options in dmatrix_params.items() if "qid" in options},
-        categorical=any(options.get("enable_categorical") for options in dmatrix_params.values()),
-        datasets_to_split="all" if given is None else given.datasets_to_split,
-        execution_options=None if given is None else given.execution_options,
-    )
-
-
 def _train_on_tables(config: dict[str, Any]) -> None:
     """The train function of the table form."""
     from drivetrain_gbdt._xgboost import train_on_tables
 
-    train_on_tables(config, _COLUMNS)
+    train_on_tables(config)
 
 
 def __getattr__(name: str) -> Any:  # it derives from a class of XGBoost's, which is imported when it is asked for
