@@ -68,10 +68,11 @@ class TableData(DataConfig):
         features = [column for column in known if column not in (self._label, *self._columns.get(name, ()))]
         for column in features:
             kind = schema.field(column).type
+            wanted = "numbers, or categories" if self._categorical else "numbers"
             numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
             if not numeric and not (self._categorical and types.is_dictionary(kind)):
                 raise ConfigurationError(
-                    f"dataset {name!r} wants features that are numbers{', or categories' if self._categorical else ''}, "
+                    f"dataset {name!r} wants features that are {wanted}, "
                     f"found column {column!r} of type {kind}: encode it, or leave it out"
                 )
         return features
