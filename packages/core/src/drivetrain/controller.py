@@ -62,6 +62,7 @@ class Controller:
         shards: splits the datasets among workers.
         start: how many drivers have worked on the run, this one included.
         last_index: the highest report index that the run has used.
+        all_values: every rank's value is wanted, and not only rank 0's.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Controller:
         shards: Callable[[Sequence[WorkerInfo]], Sequence[Mapping[str, Any]]],
         start: int = 1,
         last_index: int = 0,
+        all_values: bool = False,
     ) -> None:
         self._run = run
         self._runtime = runtime
@@ -96,6 +98,7 @@ class Controller:
         self._shards = shards
         self._held_shards: Sequence[Mapping[str, Any]] = ()
         self._number_of_start = start
+        self._all_values = all_values
         self._last_index = max(last_index, checkpoints.last_index)
         self._current: tuple[Group, Attempt] | None = None
         self._run_resources = contextlib.ExitStack()
@@ -271,6 +274,7 @@ class Controller:
                     first_index=self._last_index,
                     options=options,
                     datasets=datasets[worker.rank],
+                    wants_value=self._all_values or worker.rank == 0,
                 )
                 for worker in group.workers
             ]

@@ -94,6 +94,7 @@ class DataParallelTrainer:
 
     _default_backend: ClassVar[type[BackendConfig]] = BackendConfig
     _backend_argument: ClassVar[str] = "backend_config"
+    _all_values: ClassVar[bool] = False  # Result.return_value is the list of all ranks' values
 
     def __init__(
         self,
@@ -312,6 +313,7 @@ class DataParallelTrainer:
             ),
             start=opened.start,
             last_index=opened.last_index,
+            all_values=self._all_values,
         )
         error: BaseException | None = None
         try:
@@ -330,7 +332,8 @@ class DataParallelTrainer:
         if error is None and unheard is None:
             opened.push()
             metrics = outcome.metrics if outcome.metrics is not None else last_metrics(storage)
-            return Result(metrics=metrics, storage=storage, return_value=outcome.return_value)
+            values = outcome.return_values
+            return Result(metrics=metrics, storage=storage, return_value=values if self._all_values else values[0])
         if error is not None and unheard is not None:
             run.console.print(f"{run.name}: {unheard}", error=True)
         error = error or unheard

@@ -46,6 +46,7 @@ class TrainTask:
         first_index: index in the run of the report before this attempt's first.
         options: what the run's configuration says about the worker's side.
         datasets: the rank's shards, by name.
+        wants_value: what the function returns is told.
     """
 
     function: bytes
@@ -56,6 +57,7 @@ class TrainTask:
     first_index: int
     options: SessionOptions = field(default_factory=SessionOptions)
     datasets: Mapping[str, Any] = field(default_factory=dict)
+    wants_value: bool = True
 
 
 def flush_output() -> None:
@@ -193,7 +195,7 @@ def execute(
         settle_output()
         emit(Failed(rank, failed_at or time.time(), phase, capture_failure(error)))
     else:
-        returned = None if rank else value if in_driver else _pickle_value(value)
+        returned = None if not task.wants_value else value if in_driver else _pickle_value(value)
         settle_output()
         emit(Returned(rank, returned, preemption.was_told))
 
@@ -236,7 +238,7 @@ def _pickle_value(value: Any) -> Pickled | None:
         return Pickled(cloudpickle.dumps(value))
     except Exception:  # whatever a user's class may raise; the training itself succeeded
         warnings.warn(
-            f"Result.return_value is None, because a {type(value).__name__} cannot be pickled:\n"
+            f"the train function's value is None, because a {type(value).__name__} cannot be pickled:\n"
             + traceback.format_exc(limit=0),
             stacklevel=1,
         )
