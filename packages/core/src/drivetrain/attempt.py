@@ -242,10 +242,11 @@ class Attempt:
         """Adds the metrics that every report has."""
         rank, metrics = event.rank, event.metrics
         metrics.setdefault("_timestamp", int(event.time))
+        if not event.quiet:
+            metrics.setdefault("_time_this_iter_s", event.time - self._reported_at[rank])
         metrics.setdefault("_training_iteration", self._iteration(event))
         if event.quiet:
             return
-        metrics.setdefault("_time_this_iter_s", event.time - self._reported_at[rank])
         self._reported_at[rank] = event.time
         if self._detailed:
             worker = self._workers[rank]

@@ -49,7 +49,7 @@ from drivetrain.storage import Storage, redact
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DataParallelTrainer"]
+__all__ = ["DataParallelTrainer", "resolve_backend", "resolve_runtime"]
 
 
 _ATTEMPTS_TOLD = 5
@@ -124,7 +124,7 @@ class DataParallelTrainer:
         self._function = train_loop_per_worker
         self._config = None if train_loop_config is None else dict(train_loop_config)
         self._given_backend = backend_config
-        self._backend = _resolve_backend(self._default_backend() if backend_config is None else backend_config)
+        self._backend = resolve_backend(self._default_backend() if backend_config is None else backend_config)
         self._scaling = scaling_config or ScalingConfig()
         self._run_config = run_config or RunConfig()
         self._datasets = dict(datasets or {})
@@ -196,7 +196,7 @@ class DataParallelTrainer:
     def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
         function = _pickle_function(self._function, self._config)
         on_ray = [name for name, dataset in self._datasets.items() if is_ray_dataset(dataset)]
-        runtime = _resolve_runtime(self._scaling, needs_ray=bool(on_ray))
+        runtime = resolve_runtime(self._scaling, needs_ray=bool(on_ray))
         runtime.validate(self._scaling)
         if on_ray and runtime.name == "local":
             raise ConfigurationError(
@@ -439,7 +439,8 @@ def _check_function(function: object) -> None:
         )
 
 
-def _resolve_backend(given: BackendConfig | Backend | str) -> Backend:
+def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
+    """The backend that was named, configured, or given."""
     if isinstance(given, str):
         given = load_plugin("backend", given)() if given != "none" else NoBackend()
     backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None
@@ -448,7 +449,7 @@ def _resolve_backend(given: BackendConfig | Backend | str) -> Backend:
     return backend
 
 
-def _resolve_runtime(scaling: ScalingConfig, *, needs_ray: bool = False) -> Runtime:
+def resolve_runtime(scaling: ScalingConfig, *, needs_ray: bool = False) -> Runtime:
     """The runtime that was asked for, or the one that fits what is connected."""
     if scaling.runtime is not None and not isinstance(scaling.runtime, str):
         return scaling.runtime

@@ -35,6 +35,13 @@ class WarmRuntime:
         self._owner = os.getpid()
         self._closed = False
 
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Elsewhere it is the name of the runtime, as processes cannot be taken along."""
+        return str, (self.name,)
+
+    def __repr__(self) -> str:
+        return repr(self.name)
+
     def validate(self, scaling: ScalingConfig) -> None:
         """See :meth:`drivetrain.runtime.base.Runtime.validate`."""
         self._runtime.validate(scaling)
