@@ -24,10 +24,10 @@ from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import CheckpointError, ConfigurationError, FailureKind, SessionError
 from drivetrain.interactive import dicts
 from drivetrain.interactive.iterator import Feed, TrainingIterator
+from drivetrain.interactive.warm import WarmRuntime
 from drivetrain.interrupts import Interrupts
 from drivetrain.policy import RetryBudget
 from drivetrain.result import Result
-from drivetrain.interactive.warm import WarmRuntime
 from drivetrain.storage import Storage, runs_location
 from drivetrain.trainer import DataParallelTrainer, resolve_backend, resolve_runtime
 
@@ -82,8 +82,8 @@ class Trainer:
 
     Each call of :meth:`run` is a run of its own, with a directory, metrics files and checkpoints, as of
     :class:`~drivetrain.DataParallelTrainer`. The worker processes are the same ones as long as every run returns:
-    modules that were imported, and a GPU's context, are still there. After a failure or an interrupt, or when the file of
-    a module or the driver's environment has changed, the next run gets fresh ones.
+    modules that were imported, and a GPU's context, are still there. After a failure or an interrupt, or when a file
+    that was imported or the driver's environment has changed, the next run gets fresh ones.
 
     Args:
         backend: what sets the framework up: the name of an installed backend such as ``"torch"``, a configuration such
