@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,11 @@ from drivetrain.callback import Callback, Report
 
 if TYPE_CHECKING:
     from drivetrain.context import Run, WorkerInfo
-    from drivetrain.failure import Failure
 
 __all__ = ["JsonLoggerCallback", "TrainingCallback"]
 
 _AHEAD = 1000
+_WAIT_S = 10.0
 
 
 class TrainingCallback(Callback):
@@ -24,8 +25,9 @@ class TrainingCallback(Callback):
 
     Each hook does nothing until it is overridden, and is called on the driver. As no rank waits for another, an
     iteration is handled once every rank has reported it. Where a rank reports less often than others, it is handled
-    with those that have: at the end of the run, or when they are a thousand iterations ahead. For hooks that are told
-    of each report as it comes, and for what follows if one raises, see :class:`~drivetrain.Callback`.
+    with those that have: at the end of the run, or when they are a thousand iterations and ten seconds ahead. For
+    hooks that are told of each report as it comes, and for what follows if one raises, see
+    :class:`~drivetrain.Callback`.
 
     Example:
         >>> from drivetrain import Trainer, report
@@ -42,6 +44,8 @@ class TrainingCallback(Callback):
     """
 
     _ranks = 0
+    _handled = 0
+    _handled_at = 0.0
     _waiting: dict[int, dict[int, dict[str, Any]]]
 
     def start_training(self, logdir: str, config: dict[str, Any], **info: Any) -> None:
@@ -71,24 +75,28 @@ class TrainingCallback(Callback):
 
     def on_run_start(self, run: Run) -> None:
         """Calls :meth:`start_training`."""
-        self._waiting = {}
+        self._waiting, self._handled = {}, 0
         self.start_training(str(run.path), dict(run.train_loop_config or {}))
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
         """Notes how many ranks there are."""
-        self._ranks = len(workers)
+        self._ranks, self._handled_at = len(workers), time.monotonic()
 
     def on_report(self, run: Run, report: Report) -> None:
         """Calls :meth:`handle_result` if the report is the last one of its iteration."""
+        if report.iteration <= self._handled:  # without this rank
+            return
         results = self._waiting.setdefault(report.iteration, {})
         results[report.rank] = report.metrics
-        if len(results) == self._ranks or len(self._waiting) > _AHEAD:
-            self._handle(through=report.iteration if len(results) == self._ranks else min(self._waiting))
+        if len(results) == self._ranks:
+            self._handle(through=report.iteration)
+        elif len(self._waiting) > _AHEAD and time.monotonic() - self._handled_at > _WAIT_S:
+            self._handle(through=report.iteration - _AHEAD)
 
-    def on_failure(self, run: Run, failure: Failure, retrying: bool) -> None:
+    def on_resume(self, run: Run, iteration: int) -> None:
         """Forgets what will be reported again."""
-        if retrying:
-            self._waiting.clear()
+        self._waiting.clear()
+        self._handled = iteration
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         """Calls :meth:`handle_result` for what was not reported by all ranks, then :meth:`finish_training`."""
@@ -97,9 +105,11 @@ class TrainingCallback(Callback):
 
     def _handle(self, *, through: int) -> None:
         """Handles iterations in their order; ranks report in theirs, so nothing is missing from earlier ones."""
-        for iteration in sorted(number for number in self._waiting if number <= through):
-            results = self._waiting.pop(iteration)
-            self.handle_result([results[rank] for rank in sorted(results)])
+        while self._handled < through:
+            self._handled += 1
+            self._handled_at = time.monotonic()
+            if (results := self._waiting.pop(self._handled, None)) is not None:
+                self.handle_result([results[rank] for rank in sorted(results)])
 
 
 class JsonLoggerCallback(TrainingCallback):
