@@ -100,7 +100,7 @@ class TrainingCallback(Callback):
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         """Calls :meth:`handle_result` for what was not reported by all ranks, then :meth:`finish_training`."""
-        self._handle(through=max(self._waiting, default=0))
+        self._handle(through=max(getattr(self, "_waiting", ()), default=0))
         self.finish_training(error=error is not None)
 
     def _handle(self, *, through: int) -> None:
