@@ -13,7 +13,7 @@ __all__ = ["RunHandle"]
 
 
 class RunHandle:
-    """A run that was started in the background; :meth:`DataParallelTrainer.start() <.start>` returns it.
+    """A run that was started in the background, by :meth:`drivetrain.DataParallelTrainer.start`.
 
     Args:
         fit: runs it, ended by what it is given.
