@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from drivetrain.errors import SessionError
@@ -64,6 +65,9 @@ class TrainingIterator(Iterator[list[dict[str, Any]]]):
     The run goes on in a thread of the driver, and waits for a loop that takes its time. It is cancelled when the
     iterator is closed, at the end of a ``with`` block at the latest, or when nobody holds it any more.
 
+    Attributes:
+        close: a function that cancels the run if it goes on, and waits for its end.
+
     Raises:
         TrainingFailedError: from the loop: the run failed.
         KeyboardInterrupt: Ctrl-C in the loop's wait; the run has ended.
@@ -78,7 +82,8 @@ class TrainingIterator(Iterator[list[dict[str, Any]]]):
 
         self._feed = feed
         self._handle = RunHandle(run, daemon=True)  # an end of the driver must not wait for a loop that has ended
-        self._give_up = weakref.finalize(self, _give_up, self._handle, feed)
+        weakref.finalize(self, _give_up, self._handle, feed)
+        self.close = partial(_close, self._handle, feed)
 
     def __enter__(self) -> TrainingIterator:
         return self
@@ -121,10 +126,10 @@ class TrainingIterator(Iterator[list[dict[str, Any]]]):
         values: list[Any] = self._handle.result().return_value
         return values
 
-    def close(self) -> None:
-        """Cancels the run if it goes on, and waits for its end."""
-        self._give_up()
-        self._handle.join(_END_WAIT_S)
+
+def _close(handle: RunHandle, feed: Feed) -> None:
+    _give_up(handle, feed)
+    handle.join(_END_WAIT_S)
 
 
 def _give_up(handle: RunHandle, feed: Feed) -> None:

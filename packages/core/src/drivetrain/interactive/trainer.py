@@ -146,7 +146,7 @@ class Trainer:
         self._warm: WarmRuntime | None = None
         self._close: Callable[[], object] = lambda: None
         self._turn = threading.Lock()
-        self._iterator: weakref.ref[TrainingIterator] | None = None
+        self._end_iterated: Callable[[], object] = lambda: None
         self._latest: Storage | None = None
         self._rules = self._config.checkpoint_config
         self._unstored: dict[str, Any] | None = None
@@ -263,7 +263,7 @@ class Trainer:
                 return self._result
 
             iterator = TrainingIterator(fit, feed)
-            self._iterator = weakref.ref(iterator)
+            self._end_iterated = iterator.close  # which does not hold the iterator
             return iterator
 
     @property
@@ -318,9 +318,8 @@ class Trainer:
         if not self._turn.acquire(blocking=False):
             raise SessionError("a Trainer runs one function at a time, found another call that has not returned")
         try:
-            if self._iterator is not None and (iterator := self._iterator()) is not None:
-                iterator.close()
-            self._iterator = None
+            self._end_iterated()
+            self._end_iterated = lambda: None
             yield
         finally:
             self._turn.release()
@@ -343,7 +342,7 @@ class Trainer:
         strategy: CheckpointStrategy | None,
     ) -> Iterator[InteractiveRun]:
         """A run that can begin; what it is not to leave on storage is deleted after it."""
-        datasets = dict(dataset) if isinstance(dataset, Mapping) else {} if dataset is None else {_DATASET: dataset}
+        datasets = _by_name(dataset)
         numbers = [int(found[1]) for name in self._logs.list_names()[0] if (found := _RUN.fullmatch(name))]
         name = f"run_{max(numbers, default=0) + 1:03d}"
         rules = self._config.checkpoint_config if strategy is None else strategy.config
@@ -418,6 +417,12 @@ class _RetryLostWorkers(RetryBudget):
 
     def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
         return failure.kind is not FailureKind.USER_ERROR and super().decide(failure, history)
+
+
+def _by_name(dataset: Any) -> dict[str, Any]:
+    if dataset is None:
+        return {}
+    return dict(dataset) if isinstance(dataset, Mapping) else {_DATASET: dataset}
 
 
 def _check_run_config(config: RunConfig) -> None:
