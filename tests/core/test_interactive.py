@@ -1,6 +1,5 @@
 """The interactive trainer: what runs are given and leave, and how they are watched."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,6 @@ from drivetrain import (
     CheckpointError,
     CheckpointStrategy,
     ConfigurationError,
-    JsonLoggerCallback,
     RunConfig,
     SessionError,
     Trainer,
@@ -214,22 +212,6 @@ def test_callback_gets_the_reports_of_all_ranks_side_by_side(make: Callable[...,
     with pytest.raises(TrainingFailedError):
         trainer.run(train, {"fails": True}, callbacks=[recorder])
     assert recorder.told[-1] is True
-
-
-def test_json_file_has_a_list_for_each_iteration(make: Callable[..., Trainer]) -> None:
-    def train() -> None:
-        for step in range(2):
-            drivetrain.report(value=10 * step + drivetrain.world_rank())
-
-    trainer = make()
-    logger = JsonLoggerCallback(workers_to_log=[0, 1])
-    trainer.run(train, callbacks=[logger, JsonLoggerCallback(filename="rank_1.json", workers_to_log=1)])
-
-    directory = Path(trainer.latest_run_dir)
-    assert logger.log_path == directory / "results.json"
-    read = {file: json.loads((directory / file).read_text()) for file in ("results.json", "rank_1.json")}
-    values = {file: [[result["value"] for result in entry] for entry in entries] for file, entries in read.items()}
-    assert values == {"results.json": [[0, 1], [10, 11]], "rank_1.json": [[1], [11]]}
 
 
 def test_loop_that_ends_early_ends_the_run(make: Callable[..., Trainer]) -> None:

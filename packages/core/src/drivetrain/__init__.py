@@ -38,7 +38,7 @@ from drivetrain.errors import (
 )
 from drivetrain.failure import Failure
 from drivetrain.handle import RunHandle
-from drivetrain.interactive.callbacks import JsonLoggerCallback, TrainingCallback
+from drivetrain.interactive.callbacks import TrainingCallback
 from drivetrain.interactive.dicts import load_checkpoint, save_checkpoint
 from drivetrain.interactive.iterator import TrainingIterator
 from drivetrain.interactive.ranks import local_rank, world_rank, world_size
@@ -69,7 +69,6 @@ __all__ = [
     "FailureConfig",
     "FailureKind",
     "FailurePolicy",
-    "JsonLoggerCallback",
     "PluginBrokenError",
     "PluginError",
     "PluginNotFoundError",

@@ -1,12 +1,9 @@
-"""Callbacks that are told of all ranks at once."""
+"""The base of callbacks that are told of all ranks at once."""
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.callback import Callback, Report
@@ -14,7 +11,7 @@ from drivetrain.callback import Callback, Report
 if TYPE_CHECKING:
     from drivetrain.context import Run, WorkerInfo
 
-__all__ = ["JsonLoggerCallback", "TrainingCallback"]
+__all__ = ["TrainingCallback"]
 
 _AHEAD = 1000
 _WAIT_S = 10.0
@@ -110,45 +107,3 @@ class TrainingCallback(Callback):
             self._handled_at = time.monotonic()
             if (results := self._waiting.pop(self._handled, None)) is not None:
                 self.handle_result([results[rank] for rank in sorted(results)])
-
-
-class JsonLoggerCallback(TrainingCallback):
-    """Writes a JSON file with a list for each iteration, which holds the metrics of some ranks.
-
-    Every run writes ``result.json`` anyway, a line per report of rank 0; this file is for who reads that format.
-
-    Args:
-        logdir: a local directory for the file; None for the run's.
-        filename: its name.
-        workers_to_log: the rank, or ranks, whose metrics are written; None for all.
-    """
-
-    def __init__(
-        self,
-        logdir: str | os.PathLike[str] | None = None,
-        filename: str = "results.json",
-        workers_to_log: int | Sequence[int] | None = 0,
-    ) -> None:
-        self._logdir = logdir
-        self._filename = filename
-        self._workers = (workers_to_log,) if isinstance(workers_to_log, int) else workers_to_log
-        self._path = Path(filename)
-
-    @property
-    def log_path(self) -> Path:
-        """The file of the latest run."""
-        return self._path
-
-    def start_training(self, logdir: str, config: Mapping[str, Any], **info: Any) -> None:
-        """Begins the file with an empty list."""
-        self._path = Path(self._logdir or logdir, self._filename)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text("[]")
-
-    def handle_result(self, results: list[dict[str, Any]], **info: Any) -> None:
-        """Adds to the list, which is valid JSON after every iteration."""
-        ranks = range(len(results)) if self._workers is None else self._workers
-        entry = json.dumps([results[rank] for rank in ranks if rank < len(results)])
-        with self._path.open("r+b") as file:
-            end = file.seek(-1, os.SEEK_END)
-            file.write(f"{',' if end > 1 else ''}\n{entry}]".encode())
