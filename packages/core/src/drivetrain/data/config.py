@@ -82,13 +82,13 @@ class DataConfig:
         """Opens what can be, once for all attempts, so that mistakes are found before workers are started.
 
         Returns:
-            What :meth:`configure` is called with: the datasets themselves where that is overridden; otherwise, but for
-            functions and Ray's, objects with a method ``schema()``.
+            What :meth:`configure` is called with: the datasets themselves where that alone is overridden; otherwise,
+            but for functions and Ray's, objects with a method ``schema()``.
 
         Raises:
             ConfigurationError: see :meth:`configure`.
         """
-        if type(self).configure is not DataConfig.configure:
+        if type(self).configure is not DataConfig.configure and type(self).open is DataConfig.open:
             return datasets
         self._check_names(datasets)
         return {

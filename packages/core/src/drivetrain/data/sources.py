@@ -80,7 +80,8 @@ class FileReader:
 
         for fragment, start, stop in self.pieces:
             position = 0
-            for batch in fragment.to_batches(schema=self.columns, columns=columns):
+            options = _scan_options(fragment)
+            for batch in fragment.to_batches(schema=self.columns, columns=columns, fragment_scan_options=options):
                 first, last = max(start - position, 0), min(stop - position, batch.num_rows)
                 if first < last:
                     yield pa.Table.from_batches([batch.slice(first, last - first)])
@@ -109,6 +110,17 @@ class HuggingFaceReader:
         """See :class:`~drivetrain.data.shard.Reader`."""
         features = self.dataset.features
         return features.arrow_schema if features is not None else next(self.tables()).schema
+
+
+def _scan_options(fragment: Any) -> Any:
+    """How a piece is read: a local Parquet file not as a whole before it is decoded, which only costs memory."""
+    import pyarrow.dataset as ds
+    from pyarrow.fs import LocalFileSystem
+
+    local = isinstance(fragment.filesystem, LocalFileSystem)
+    if not local or not isinstance(fragment, ds.ParquetFileFragment):
+        return None
+    return ds.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
 
 
 def is_ray_dataset(dataset: object) -> bool:
