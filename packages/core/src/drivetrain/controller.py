@@ -59,7 +59,7 @@ class Controller:
         policy: decides about retries.
         metadata: the trainer's metadata, for the context.
         interrupts: what ends the run from outside.
-        shards: splits the datasets among workers.
+        shards: splits the datasets among workers, which may continue from a checkpoint.
         start: how many drivers have worked on the run, this one included.
         last_index: the highest report index that the run has used.
     """
@@ -78,7 +78,7 @@ class Controller:
         policy: FailurePolicy,
         metadata: Mapping[str, Any],
         interrupts: Interrupts,
-        shards: Callable[[Sequence[WorkerInfo]], Sequence[Mapping[str, Any]]],
+        shards: Callable[[Sequence[WorkerInfo], Checkpoint | None], Sequence[Mapping[str, Any]]],
         start: int = 1,
         last_index: int = 0,
     ) -> None:
@@ -228,7 +228,7 @@ class Controller:
         if number > 0 or self._number_of_start > 1:
             self._callbacks.call("on_resume", latest.iteration if latest else 0)
         # Held while the workers use them: Ray ends the actor that splits a dataset when this process lets go of it.
-        datasets = self._held_shards = self._shards(group.workers)
+        datasets = self._held_shards = self._shards(group.workers, checkpoint)
         world_size = len(group.workers)
         config = self._run.run_config
         options = SessionOptions(

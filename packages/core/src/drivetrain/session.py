@@ -133,6 +133,7 @@ class Session:
                 self._emit(Reported(self._rank, self._count, time.time(), values, None, reduce))
                 return
             self._storage.require_run(self.context.get_trial_id(), self._options.start)
+            self._add_positions(upload.checkpoint)
             number = self._count + 1
             prepared = self._uploads.prepare(upload, self._first_index + number)
             stored = Checkpoint.in_storage(self._storage, prepared.directory)
@@ -143,6 +144,13 @@ class Session:
             else:
                 self._uploads.begin(prepared, lambda files: self._on_uploaded(number, stored, files))
             self._on_checkpoint()
+
+    def _add_positions(self, checkpoint: Checkpoint) -> None:
+        """Has the controller know where datasets stand, whose shards were asked for it."""
+        states = {name: getattr(shard, "take_state", lambda: None)() for name, shard in self._datasets.items()}
+        known = {name: state for name, state in states.items() if state is not None}
+        if known and self._rank == 0:
+            checkpoint.update_metadata({POSITIONS: known})
 
     def finish(self) -> None:
         """Waits for the uploads in the background.
@@ -176,6 +184,9 @@ class Session:
         while self._finished:
             self._emit(self._finished.popleft())
 
+
+POSITIONS = "dataset_positions"
+"""The key in a checkpoint's metadata of where datasets stood when it was reported."""
 
 _active: Session | None = None
 

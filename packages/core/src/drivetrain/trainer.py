@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +21,7 @@ from drivetrain.backend import Backend, BackendConfig, NoBackend
 from drivetrain.callback import Callback, Callbacks
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.context import Run
+from drivetrain.context import Run, WorkerInfo
 from drivetrain.control import listen
 from drivetrain.controller import Controller, controller_failure
 from drivetrain.data import DataConfig
@@ -44,6 +44,7 @@ from drivetrain.policy import RetryBudget
 from drivetrain.result import ERROR_FILE, Result, last_metrics
 from drivetrain.rundir import OpenRun, TrainerFile, open_run
 from drivetrain.runtime.base import Runtime
+from drivetrain.session import POSITIONS
 from drivetrain.storage import Storage, redact
 
 if TYPE_CHECKING:
@@ -217,6 +218,14 @@ class DataParallelTrainer:
                     raise
                 return Result(metrics=last_metrics(opened.storage), storage=opened.storage, error=error)
 
+    def _split(
+        self, datasets: Mapping[str, Any], workers: Sequence[WorkerInfo], checkpoint: Checkpoint | None
+    ) -> list[dict[str, Any]]:
+        positions = checkpoint.get_metadata().get(POSITIONS) if datasets and checkpoint is not None else None
+        options = {"positions": positions} if positions else {}
+        nodes = [worker.node_id for worker in workers]
+        return self._data_config.configure(datasets, len(workers), None, nodes, **options)
+
     @classmethod
     def restore(
         cls,
@@ -307,9 +316,7 @@ class DataParallelTrainer:
             policy=self._run_config.failure_config.policy or RetryBudget(self._run_config.failure_config),
             metadata=self._metadata,
             interrupts=interrupts,
-            shards=lambda workers: self._data_config.configure(
-                datasets, len(workers), None, [worker.node_id for worker in workers]
-            ),
+            shards=lambda workers, checkpoint: self._split(datasets, workers, checkpoint),
             start=opened.start,
             last_index=opened.last_index,
         )

@@ -202,9 +202,9 @@ class _Recoded:
     reader: Any
     categories: Mapping[str, pa.Array]
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """See :class:`drivetrain.DatasetShard`."""
-        for table in self.reader.tables(columns):
+        for table in self.reader.tables(columns, skip):
             recoded = [
                 _recode(column, self.categories[name]) if name in self.categories else column
                 for name, column in zip(table.column_names, table.columns, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drivetrain.data.position import Position
 from drivetrain.data.sources import Source, is_ray_dataset, open_dataset
 from drivetrain.errors import ConfigurationError
 
@@ -62,7 +63,8 @@ class DataConfig:
             world_size: the number of workers.
             worker_handles: None; here for code that was written for Ray Train.
             worker_node_ids: the node of each worker, by rank.
-            options: none yet.
+            options: ``positions``, if the checkpoint to continue from has any: by dataset, what its shards'
+                ``state_dict()`` returned.
 
         Returns:
             The shards of each rank, by name. They are pickled to the workers.
@@ -72,9 +74,11 @@ class DataConfig:
         """
         self._check_names(datasets)
         shards: list[dict[str, Any]] = [{} for _ in range(world_size)]
+        states = options.get("positions") or {}
         for name, dataset in datasets.items():
             split = self.datasets_to_split == "all" or name in self.datasets_to_split
-            for rank, shard in enumerate(self._shards(name, dataset, world_size, worker_node_ids, split)):
+            position = Position.from_dict(states[name]) if name in states else None
+            for rank, shard in enumerate(self._shards(name, dataset, world_size, worker_node_ids, split, position)):
                 shards[rank][name] = shard
         return shards
 
@@ -118,12 +122,18 @@ class DataConfig:
         return source.keeping_together(self.keep_together[name]) if name in self.keep_together else source
 
     def _shards(
-        self, name: str, dataset: Any, world_size: int, nodes: Sequence[str] | None, split: bool
+        self,
+        name: str,
+        dataset: Any,
+        world_size: int,
+        nodes: Sequence[str] | None,
+        split: bool,
+        position: Position | None,
     ) -> Sequence[Any]:
         if callable(dataset):
             dataset = dataset()
         if not is_ray_dataset(dataset):
-            return self._open(name, dataset).shards(world_size, split=split)
+            return self._open(name, dataset).shards(world_size, split=split, position=position)
         if name in self.keep_together:
             raise ConfigurationError(
                 f"dataset {name!r} is Ray's, which cannot keep rows together by {self.keep_together[name]!r}: "
