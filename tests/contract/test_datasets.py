@@ -20,6 +20,8 @@ from drivetrain import (
     DataConfig,
     DataParallelTrainer,
     FailureConfig,
+    ResourceError,
+    Result,
     RunConfig,
     ScalingConfig,
     SessionError,
@@ -137,6 +139,70 @@ def test_ray_datasets_are_streamed_to_their_workers(ray_address: str, tmp_path: 
             scaling_config=ScalingConfig(num_workers=2, runtime="local"),
             run_config=RunConfig(storage_path=tmp_path, name="local", verbose=0),
         ).fit()
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns of what it does itself
+def test_no_cpu_left_to_read_a_ray_dataset_is_told_instead_of_waited_for(ray_address: str, tmp_path: Path) -> None:
+    import ray.data
+
+    def fit(**datasets: Any) -> Result:
+        return DataParallelTrainer(
+            count_rows,
+            datasets=datasets,
+            scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2}),
+            run_config=RunConfig(storage_path=tmp_path, verbose=0),
+        ).fit()
+
+    rows = ray.data.range(100)
+    with pytest.raises(ResourceError, match="found 4 CPUs in the cluster, of which the run takes 4: use fewer workers"):
+        fit(train=rows, valid={"id": np.arange(13)})
+    result = fit(train=rows.materialize(), valid={"id": np.arange(13)})
+    assert result.metrics is not None
+    assert result.metrics["rows"] == 100
+
+
+def train_on_scaled(config: dict[str, Any]) -> None:
+    import torch
+
+    rows = torch.cat([batch["x"] for batch in drivetrain.get_dataset_shard("train").iter_torch_batches()])
+    with tempfile.TemporaryDirectory() as directory:
+        torch.save(rows.mean(), Path(directory, "mean.pt"))
+        drivetrain.report(
+            {"rows": len(rows), "sum": rows.sum().item(), "width": rows.shape[1]},
+            Checkpoint.from_directory(directory) if drivetrain.get_context().get_world_rank() == 0 else None,
+            reduce={"rows": "sum", "sum": "sum"},
+        )
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_preprocessor_is_fitted_used_and_found_again_with_the_checkpoint(ray_address: str, tmp_path: Path) -> None:
+    import ray.data
+    from ray.data.preprocessors import Chain, Concatenator, StandardScaler
+    from sklearn.datasets import load_breast_cancer
+
+    frame = load_breast_cancer(as_frame=True).frame[:568]  # Ray leaves out what cannot be split evenly
+    scaled = Chain(
+        StandardScaler(columns=["mean radius", "mean area"]),
+        Concatenator(columns=["mean radius", "mean area"], output_column_name="x", dtype=np.float32),
+    )
+    dataset = ray.data.from_pandas(frame[["mean radius", "mean area", "target"]])
+    result = DataParallelTrainer(
+        train_on_scaled,
+        datasets={"train": scaled.fit_transform(dataset)},
+        metadata={"preprocessor": scaled.serialize()},
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    ).fit()
+
+    assert result.metrics is not None
+    assert (result.metrics["rows"], result.metrics["width"]) == (len(frame), 2)
+    assert abs(result.metrics["sum"]) < 1e-2
+    assert result.checkpoint is not None
+    again = Chain.deserialize(result.checkpoint.get_metadata()["preprocessor"])
+    batch = again.transform_batch(frame[["mean radius", "mean area"]])
+    assert abs(np.stack(batch["x"]).mean()) < 1e-5
 
 
 class Shrinking(LocalRuntime):

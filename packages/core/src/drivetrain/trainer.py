@@ -19,7 +19,7 @@ import cloudpickle
 from drivetrain.attempt import RunFailed
 from drivetrain.backend import Backend, BackendConfig, NoBackend
 from drivetrain.callback import Callback, Callbacks
-from drivetrain.checkpoint import Checkpoint
+from drivetrain.checkpoint import Checkpoint, metadata_json
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.context import Run, WorkerInfo
 from drivetrain.control import listen
@@ -71,7 +71,7 @@ class DataParallelTrainer:
             dataset, a Hugging Face or Ray dataset, a dict of arrays, or a function that returns one of these.
         dataset_config: which of them are split, and how.
         metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back; values
-            that JSON knows.
+            that JSON knows, or bytes.
         resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run.
 
     Raises:
@@ -118,9 +118,9 @@ class DataParallelTrainer:
         _check_optional("metadata", metadata, Mapping)
         _check_optional("resume_from_checkpoint", resume_from_checkpoint, Checkpoint)
         try:
-            json.dumps(dict(metadata or {}))
+            metadata_json(dict(metadata or {}))
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"metadata wants values that JSON knows: {error}") from error
+            raise ConfigurationError(f"metadata wants values that JSON knows, or bytes: {error}") from error
         self._function = train_loop_per_worker
         self._config = None if train_loop_config is None else dict(train_loop_config)
         self._given_backend = backend_config
@@ -222,7 +222,9 @@ class DataParallelTrainer:
         self, datasets: Mapping[str, Any], workers: Sequence[WorkerInfo], checkpoint: Checkpoint | None
     ) -> list[dict[str, Any]]:
         positions = checkpoint.get_metadata().get(POSITIONS) if datasets and checkpoint is not None else None
-        options = {"positions": positions} if positions else {}
+        options: dict[str, Any] = {"positions": positions} if positions else {}
+        if any(is_ray_dataset(dataset) for dataset in datasets.values()):
+            options["resources"] = replace(self._scaling, num_workers=len(workers)).total_resources
         nodes = [worker.node_id for worker in workers]
         return self._data_config.configure(datasets, len(workers), None, nodes, **options)
 
