@@ -252,8 +252,8 @@ def isolation(session: nox.Session, requirement: str, check: str) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
-    ray_train = f"ray[train]{RAY.removeprefix('ray')}"
-    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, PYARROW]
+    ray_train = f"ray[data,train]{RAY.removeprefix('ray')}"
+    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, LIGHTGBM, PYARROW]
     session.install(*EDITABLE, *PLUGINS, *frameworks, ray_train, "psutil")
     session.run("python", "-m", "benchmarks", *session.posargs)
 

@@ -20,7 +20,7 @@ from drivetrain.storage.node import share_directory, try_lock
 __all__ = ["LISTING_FILE", "METADATA_FILE", "PIN_FILE", "VERSION", "Checkpoint", "own_files", "parse_listing"]
 
 METADATA_FILE = ".metadata.json"
-_BYTES = "base64"
+_BYTES = "__bytes__"
 LISTING_FILE = ".checkpoint.json"
 PIN_FILE = ".pinned"
 VERSION = 1
