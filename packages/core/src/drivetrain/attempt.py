@@ -53,7 +53,7 @@ class Outcome:
     """What a run that succeeded leaves beside its directory."""
 
     metrics: dict[str, Any] | None
-    return_value: Any
+    return_values: Sequence[Any]
 
 
 class RunFailed(Exception):
@@ -136,7 +136,7 @@ class Attempt:
         self._uploading: dict[int, MatchedReport] = {}
         self._stop_by: float | None = None
         self._stop_number = 0
-        self._return_value: Any = None
+        self._return_values: list[Any] = [None] * len(workers)
         self.last_index = first_index
         self.metrics: dict[str, Any] | None = None
 
@@ -231,12 +231,9 @@ class Attempt:
         self.last_index = max(self.last_index, self._first_index + event.number)
         self._fill_in(event)
         settled = self._matcher.add(event)
-        if rank == 0:
-            if event.reduce or self._waiting_reports:
-                self._waiting_reports.append(event)
-            else:
-                self._deliver(event)
-        else:
+        if rank == 0 and not event.quiet and (event.reduce or self._waiting_reports):
+            self._waiting_reports.append(event)
+        elif not event.quiet:
             self._deliver(event)
         for matched in settled:
             self._complete(matched)
@@ -245,8 +242,11 @@ class Attempt:
         """Adds the metrics that every report has."""
         rank, metrics = event.rank, event.metrics
         metrics.setdefault("_timestamp", int(event.time))
-        metrics.setdefault("_time_this_iter_s", event.time - self._reported_at[rank])
-        metrics.setdefault("_training_iteration", self._first_iteration + event.number)
+        if not event.quiet:
+            metrics.setdefault("_time_this_iter_s", event.time - self._reported_at[rank])
+        metrics.setdefault("_training_iteration", self._iteration(event))
+        if event.quiet:
+            return
         self._reported_at[rank] = event.time
         if self._detailed:
             worker = self._workers[rank]
@@ -257,11 +257,14 @@ class Attempt:
             metrics.setdefault("_pid", worker.pid)
             metrics.setdefault("_time_total_s", event.time - self._trained_from[rank])
 
+    def _iteration(self, report: Reported | MatchedReport) -> int:
+        return self._first_iteration + report.number - report.quiet_so_far
+
     def _deliver(self, event: Reported) -> None:
         metrics = event.metrics
         if event.rank == 0:
             self.metrics = metrics
-        self._callbacks.report(Report(event.rank, self._first_iteration + event.number, metrics))
+        self._callbacks.report(Report(event.rank, self._iteration(event), metrics))
         if event.rank == 0 and self._run.run_config.stop is not None and self._stop_by is None and self._met(metrics):
             self._stop_by = time.monotonic() + _STOP_WAIT_S
             self._stop_number = event.number
@@ -304,7 +307,7 @@ class Attempt:
         metrics.update(combine(matched.metrics, matched.reduce))
         entry: CommittedCheckpoint = self._checkpoints.commit(
             index=self._first_index + matched.number,
-            iteration=self._first_iteration + matched.number,
+            iteration=self._iteration(matched),
             files=matched.files,
             metrics=metrics,
             name=names[0],
@@ -343,8 +346,7 @@ class Attempt:
         self._preempted |= event.preempted
         self._finish(event.rank)
         self._phase[event.rank] = "finished"
-        if event.rank == 0:
-            self._return_value = event.value
+        self._return_values[event.rank] = event.value
 
     def _finish(self, rank: int) -> None:
         self._running.discard(rank)
@@ -488,17 +490,18 @@ class Attempt:
 
     def _outcome(self) -> Outcome:
         self._flush_reports(everything=True)
-        value = self._return_value
-        if isinstance(value, Pickled):
-            try:
-                value = pickle.loads(value.data)
-            except Exception as error:  # the training itself succeeded, and its results are on storage
-                self._run.console.print(
-                    f"the train function's value cannot be unpickled here, so Result.return_value is None: {error!r}",
-                    error=True,
-                )
-                value = None
-        return Outcome(metrics=self.metrics, return_value=value)
+        return Outcome(metrics=self.metrics, return_values=[self._unpickle(value) for value in self._return_values])
+
+    def _unpickle(self, value: Any) -> Any:
+        if not isinstance(value, Pickled):
+            return value
+        try:
+            return pickle.loads(value.data)
+        except Exception as error:  # the training itself succeeded, and its results are on storage
+            self._run.console.print(
+                f"the train function's value cannot be unpickled here, so it is None: {error!r}", error=True
+            )
+            return None
 
 
 def _named(ranks: Sequence[int]) -> str:

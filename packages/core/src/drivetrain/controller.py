@@ -16,7 +16,8 @@ from drivetrain.backend import Backend
 from drivetrain.callback import Callbacks
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.checkpoints import CheckpointManager
-from drivetrain.config import ScalingConfig
+from drivetrain.config import RunConfig, ScalingConfig
+from drivetrain.console import Console
 from drivetrain.context import Run, TrainContext, WorkerInfo
 from drivetrain.errors import (
     CallbackError,
@@ -38,7 +39,7 @@ from drivetrain.runtime.worker import TrainTask
 from drivetrain.session import SessionOptions
 from drivetrain.storage import Storage
 
-__all__ = ["Controller", "controller_failure"]
+__all__ = ["Controller", "controller_failure", "group_spec"]
 
 _RETRIED = (FailureKind.INFRASTRUCTURE, FailureKind.HANG, FailureKind.PREEMPTION, FailureKind.STORAGE)
 """What may go well the next time though it was no rank's failure: a disk gets room, a network comes back."""
@@ -62,6 +63,7 @@ class Controller:
         shards: splits the datasets among workers, which may continue from a checkpoint.
         start: how many drivers have worked on the run, this one included.
         last_index: the highest report index that the run has used.
+        all_values: every rank's value is wanted, and not only rank 0's.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Controller:
         shards: Callable[[Sequence[WorkerInfo], Checkpoint | None], Sequence[Mapping[str, Any]]],
         start: int = 1,
         last_index: int = 0,
+        all_values: bool = False,
     ) -> None:
         self._run = run
         self._runtime = runtime
@@ -96,6 +99,7 @@ class Controller:
         self._shards = shards
         self._held_shards: Sequence[Mapping[str, Any]] = ()
         self._number_of_start = start
+        self._all_values = all_values
         self._last_index = max(last_index, checkpoints.last_index)
         self._current: tuple[Group, Attempt] | None = None
         self._run_resources = contextlib.ExitStack()
@@ -201,20 +205,11 @@ class Controller:
         return scaling if scaling.num_workers == scaling.max_workers else replace(scaling, num_workers=size)
 
     def _group_spec(self, avoided: frozenset[str]) -> GroupSpec:
-        config = self._run.run_config
         count = self._choose_size(avoided)
-        shown = {"rank0": frozenset((0,)), "all": frozenset(range(count)), "none": frozenset[int]()}
-        return GroupSpec(
-            num_workers=count,
-            scaling=self._scaling_for(count),
-            preload=(*self._backend.preload, *config.preload),
-            warmup=self._backend.warmup,
-            preload_environment=self._backend.preload_environment,
-            log_directory=self._run.path / "logs" if config.log_to_file else None,
-            shown_ranks=shown[config.worker_output],
+        return replace(
+            group_spec(self._run.run_config, self._scaling_for(count), self._backend, self._interrupts),
+            log_directory=self._run.path / "logs" if self._run.run_config.log_to_file else None,
             console=self._run.console,
-            start_timeout_s=config.start_timeout_s,
-            interrupts=self._interrupts,
             run_resources=self._run_resources,
             elastic=self._elastic,
             avoided=avoided,
@@ -271,6 +266,7 @@ class Controller:
                     first_index=self._last_index,
                     options=options,
                     datasets=datasets[worker.rank],
+                    wants_value=self._all_values or worker.rank == 0,
                 )
                 for worker in group.workers
             ]
@@ -289,6 +285,32 @@ class Controller:
                 self._run.console.print(
                     f"{self._run.name}: a checkpoint reported on {worker.hostname} will be refused: {error}", error=True
                 )
+
+
+def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, interrupts: Interrupts) -> GroupSpec:
+    """The group that runs of a configuration want, without what only one of them does.
+
+    Args:
+        config: the runs'.
+        scaling: the size as a number.
+        backend: what sets the framework up.
+        interrupts: what ends the group's start.
+    """
+    count = max(1, scaling.max_workers)
+    shown = {"rank0": frozenset((0,)), "all": frozenset(range(count)), "none": frozenset[int]()}
+    return GroupSpec(
+        num_workers=count,
+        scaling=scaling,
+        preload=(*backend.preload, *config.preload),
+        warmup=backend.warmup,
+        preload_environment=backend.preload_environment,
+        log_directory=None,
+        shown_ranks=shown[config.worker_output],
+        console=Console(),
+        start_timeout_s=config.start_timeout_s,
+        interrupts=interrupts,
+        run_resources=contextlib.ExitStack(),
+    )
 
 
 def _find_run(storage: Storage, run_id: str, start: int) -> str | None:

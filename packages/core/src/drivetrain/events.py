@@ -41,7 +41,8 @@ class Reported(NamedTuple):
 
     ``number`` is 1 for its first report in this attempt; ``time`` is Unix time in seconds by its clock;
     ``directory`` is the checkpoint's, in the run directory, or None without a checkpoint; ``files`` are those it has
-    uploaded, by relative path, or None while they are being uploaded.
+    uploaded, by relative path, or None while they are being uploaded. A ``quiet`` one is made for its checkpoint alone:
+    it is no iteration, and no callback hears of it; ``quiet_so_far`` counts those of the rank, itself included.
     """
 
     rank: int
@@ -51,6 +52,8 @@ class Reported(NamedTuple):
     files: dict[str, StoredFile] | None
     reduce: Mapping[str, str] | None
     directory: str | None = None
+    quiet: bool = False
+    quiet_so_far: int = 0
 
 
 class Uploaded(NamedTuple):
@@ -70,7 +73,7 @@ class Pickled(NamedTuple):
 class Returned(NamedTuple):
     """A rank's train function returned, or left by ``sys.exit()`` with success.
 
-    ``value`` is rank 0's; ``preempted`` says that it had been told of a preemption.
+    ``value`` is None where nobody wants the rank's; ``preempted`` says that it had been told of a preemption.
     """
 
     rank: int

@@ -55,11 +55,12 @@ class Preemption:
         self._info: PreemptionInfo | None = None
         self._settled = threading.Condition()
         self.was_told = False
+        self.is_over = False
 
     @property
     def is_watched(self) -> bool:
-        """Whether the train function has ever asked."""
-        return self._count > 0
+        """Whether the train function has ever asked, and runs."""
+        return self._count > 0 and not self.is_over
 
     def poll(self) -> PreemptionInfo | None:
         """The train function asks."""

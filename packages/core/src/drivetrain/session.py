@@ -27,6 +27,7 @@ __all__ = [
     "Session",
     "SessionOptions",
     "activate",
+    "active_session",
     "get_checkpoint",
     "get_context",
     "get_dataset_shard",
@@ -99,6 +100,7 @@ class Session:
         self._emit = emit
         self._rank = context.get_world_rank()
         self._count = 0
+        self._quiet = 0
         self._stored_number = 0
         self._uploads = Uploads(context.storage, self._rank, self._options.checkpoints)
         self._process = os.getpid()
@@ -114,9 +116,21 @@ class Session:
         return self._datasets[name]
 
     def report(
-        self, metrics: Mapping[str, Any], upload: UploadRequest | None = None, reduce: Mapping[str, str] | None = None
+        self,
+        metrics: Mapping[str, Any],
+        upload: UploadRequest | None = None,
+        reduce: Mapping[str, str] | None = None,
+        *,
+        quiet: bool = False,
     ) -> None:
-        """Uploads the checkpoint, or begins to, then hands everything to the controller."""
+        """Uploads the checkpoint, or begins to, then hands everything to the controller.
+
+        Args:
+            metrics: plain values.
+            upload: the checkpoint.
+            reduce: the combinations asked for.
+            quiet: the checkpoint is all that there is to report: its metrics only rank it among others.
+        """
         if os.getpid() != self._process:
             raise SessionError(
                 "report() wants to be called in the worker's own process, found a child process of it "
@@ -128,17 +142,21 @@ class Session:
         with self._lock:
             self._uploads.raise_failure()
             self._tell_finished()
+            quiet_so_far = self._quiet + quiet
             if upload is None:
-                self._count += 1
-                self._emit(Reported(self._rank, self._count, time.time(), values, None, reduce))
+                self._count, self._quiet = self._count + 1, quiet_so_far
+                self._emit(
+                    Reported(self._rank, self._count, time.time(), values, None, reduce, None, quiet, quiet_so_far)
+                )
                 return
             self._storage.require_run(self.context.get_trial_id(), self._options.start)
             self._add_positions(upload.checkpoint)
             number = self._count + 1
             prepared = self._uploads.prepare(upload, self._first_index + number)
             stored = Checkpoint.in_storage(self._storage, prepared.directory)
-            self._count = number
-            self._emit(Reported(self._rank, number, time.time(), values, prepared.files, reduce, prepared.directory))
+            self._count, self._quiet = number, quiet_so_far
+            told = prepared.files, reduce, prepared.directory, quiet, quiet_so_far
+            self._emit(Reported(self._rank, number, time.time(), values, *told))
             if prepared.finish is None:
                 self._note_stored(number, stored)
             else:
@@ -207,7 +225,7 @@ def activate(session: Session) -> Iterator[None]:
 
 
 def report(
-    metrics: Mapping[str, Any],
+    metrics: Mapping[str, Any] | None = None,
     checkpoint: Checkpoint | None = None,
     *,
     reduce: Mapping[str, str] | None = None,
@@ -215,6 +233,7 @@ def report(
     checkpoint_upload_mode: CheckpointUploadMode | str = CheckpointUploadMode.SYNC,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
     delete_local_checkpoint_after_upload: bool = False,
+    **metrics_by_name: Any,
 ) -> None:
     """Reports metrics, and a checkpoint if there is one, from inside a train function.
 
@@ -240,6 +259,7 @@ def report(
             stay until then.
         delete_local_checkpoint_after_upload: give the local directory away. On the storage's own filesystem it is moved
             instead of copied.
+        **metrics_by_name: the metrics, instead of a mapping: ``report(loss=0.1)``.
 
     Raises:
         SessionError: called outside a train function, or with a value that is not plain; the message names the key.
@@ -251,7 +271,14 @@ def report(
 
             drivetrain.report({"loss": loss, "accuracy": accuracy}, reduce={"loss": "mean"})
     """
-    session = _require("report")
+    session = active_session("report")
+    if metrics is None:
+        metrics = metrics_by_name
+    elif metrics_by_name:
+        raise SessionError(
+            "report() wants metrics as one mapping or as keywords, found a mapping and the keywords "
+            f"{', '.join(metrics_by_name)}: put them into the mapping, if they are metrics"
+        )
     if checkpoint is None:
         session.report(metrics, None, reduce)
         return
@@ -290,7 +317,7 @@ def get_checkpoint() -> Checkpoint | None:
     Raises:
         SessionError: called outside a train function.
     """
-    return _require("get_checkpoint").checkpoint
+    return active_session("get_checkpoint").checkpoint
 
 
 def get_context() -> TrainContext:
@@ -299,7 +326,7 @@ def get_context() -> TrainContext:
     Raises:
         SessionError: called outside a train function.
     """
-    return _require("get_context").context
+    return active_session("get_context").context
 
 
 def get_dataset_shard(dataset_name: str | None = None) -> Any:
@@ -315,7 +342,7 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
     Raises:
         SessionError: called outside a train function; or there is no dataset of that name.
     """
-    return _require("get_dataset_shard").dataset_shard(dataset_name)
+    return active_session("get_dataset_shard").dataset_shard(dataset_name)
 
 
 def get_preemption_info() -> PreemptionInfo | None:
@@ -337,10 +364,15 @@ def get_preemption_info() -> PreemptionInfo | None:
                 save_and_report()
                 return
     """
-    return _require("get_preemption_info").preemption.poll()
+    return active_session("get_preemption_info").preemption.poll()
 
 
-def _require(function: str) -> Session:
+def active_session(function: str) -> Session:
+    """The session that this process's train function is in.
+
+    Args:
+        function: what was called, for the error of a call outside one.
+    """
     if _active is None:
         raise SessionError(
             f"{function}() wants to be called inside a train function, found no training in this process: "

@@ -50,7 +50,7 @@ from drivetrain.storage import Storage, redact
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DataParallelTrainer"]
+__all__ = ["DataParallelTrainer", "resolve_backend", "resolve_runtime"]
 
 
 _ATTEMPTS_TOLD = 5
@@ -95,6 +95,7 @@ class DataParallelTrainer:
 
     _default_backend: ClassVar[type[BackendConfig]] = BackendConfig
     _backend_argument: ClassVar[str] = "backend_config"
+    _all_values: ClassVar[bool] = False  # Result.return_value is the list of all ranks' values
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class DataParallelTrainer:
         self._function = train_loop_per_worker
         self._config = None if train_loop_config is None else dict(train_loop_config)
         self._given_backend = backend_config
-        self._backend = _resolve_backend(self._default_backend() if backend_config is None else backend_config)
+        self._backend = resolve_backend(self._default_backend() if backend_config is None else backend_config)
         self._scaling = scaling_config or ScalingConfig()
         self._run_config = run_config or RunConfig()
         self._datasets = dict(datasets or {})
@@ -196,7 +197,7 @@ class DataParallelTrainer:
     def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
         function = _pickle_function(self._function, self._config)
         on_ray = [name for name, dataset in self._datasets.items() if is_ray_dataset(dataset)]
-        runtime = _resolve_runtime(self._scaling, needs_ray=bool(on_ray))
+        runtime = resolve_runtime(self._scaling, needs_ray=bool(on_ray))
         runtime.validate(self._scaling)
         if on_ray and runtime.name == "local":
             raise ConfigurationError(
@@ -321,6 +322,7 @@ class DataParallelTrainer:
             shards=lambda workers, checkpoint: self._split(datasets, workers, checkpoint),
             start=opened.start,
             last_index=opened.last_index,
+            all_values=self._all_values,
         )
         error: BaseException | None = None
         try:
@@ -339,7 +341,8 @@ class DataParallelTrainer:
         if error is None and unheard is None:
             opened.push()
             metrics = outcome.metrics if outcome.metrics is not None else last_metrics(storage)
-            return Result(metrics=metrics, storage=storage, return_value=outcome.return_value)
+            values = outcome.return_values
+            return Result(metrics=metrics, storage=storage, return_value=values if self._all_values else values[0])
         if error is not None and unheard is not None:
             run.console.print(f"{run.name}: {unheard}", error=True)
         error = error or unheard
@@ -445,7 +448,8 @@ def _check_function(function: object) -> None:
         )
 
 
-def _resolve_backend(given: BackendConfig | Backend | str) -> Backend:
+def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
+    """The backend that was named, configured, or given."""
     if isinstance(given, str):
         given = load_plugin("backend", given)() if given != "none" else NoBackend()
     backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None
@@ -454,7 +458,7 @@ def _resolve_backend(given: BackendConfig | Backend | str) -> Backend:
     return backend
 
 
-def _resolve_runtime(scaling: ScalingConfig, *, needs_ray: bool = False) -> Runtime:
+def resolve_runtime(scaling: ScalingConfig, *, needs_ray: bool = False) -> Runtime:
     """The runtime that was asked for, or the one that fits what is connected."""
     if scaling.runtime is not None and not isinstance(scaling.runtime, str):
         return scaling.runtime

@@ -83,6 +83,19 @@ class Group(WorkerGroup, Protocol):
         """
         ...
 
+    def rest(self) -> bool:
+        """The run is over: lets go of what is the run's, and says whether the group may serve another one."""
+        ...
+
+    def renew(self, spec: GroupSpec) -> bool:
+        """Makes a group that rests one of another run.
+
+        Returns:
+            False if a new group would be something else: a process is gone or does not answer, the driver's
+            environment or a module's file has changed, another size is asked for. The group is then to be ended.
+        """
+        ...
+
 
 class Runtime(Protocol):
     """Starts worker groups."""

@@ -91,6 +91,14 @@ class InProcessGroup:
         """Those of this process; somebody on another thread wants to know."""
         return dict.fromkeys(ranks, own_stacks())
 
+    def rest(self) -> bool:
+        """There is nothing to keep: this process stays anyway."""
+        return False
+
+    def renew(self, spec: GroupSpec) -> bool:
+        """See :meth:`rest`."""
+        return False
+
 
 class InProcessRuntime:
     """Runs the train function in the calling process."""

@@ -26,6 +26,7 @@ from drivetrain.runtime.output import OutputPipe, open_log
 from drivetrain.runtime.remote import RemoteGroup
 from drivetrain.runtime.resources import OomCounter, partition_gpus, threads_per_worker, visible_gpus
 from drivetrain.runtime.stacks import collect_stacks
+from drivetrain.runtime.worker import settle_in
 
 if TYPE_CHECKING:
     from drivetrain.config import ScalingConfig
@@ -129,6 +130,8 @@ class LocalGroup(RemoteGroup):
     def __init__(self, spec: GroupSpec, server: _Server, environment: Mapping[str, str]) -> None:
         super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
         self.broken = False
+        self._started = time.time()
+        self._surroundings = _surroundings(spec)
         self._server = server
         self._spec = spec
         self._ranks: dict[int, int] = {}  # token -> rank
@@ -152,6 +155,24 @@ class LocalGroup(RemoteGroup):
         """See :meth:`drivetrain.runtime.base.Group.stacks`."""
         asked = [rank for rank in ranks if rank in self._pids and rank not in self._gone]
         return collect_stacks({rank: (self._pids[rank], self._stack_pipes[rank]) for rank in asked})
+
+    def rest(self) -> bool:
+        """See :meth:`drivetrain.runtime.base.Group.rest`."""
+        for output in self._outputs:
+            output.drain()
+        return super().rest() and not self.broken
+
+    def renew(self, spec: GroupSpec) -> bool:
+        """See :meth:`drivetrain.runtime.base.Group.renew`."""
+        return _surroundings(spec) == self._surroundings and super().renew(spec) and not self.broken
+
+    def settle_in(self, spec: GroupSpec) -> Sequence[bool]:
+        """Has the workers write to the run's logs; those that are shown write to the driver, which does."""
+        for output in self._outputs:
+            output.redirect(open_log(spec.log_directory, output.rank), spec.console)
+        ranks = range(spec.num_workers)
+        logs = [None if rank in spec.shown_ranks else spec.log_directory for rank in ranks]
+        return self.run_each(settle_in, {rank: (rank, logs[rank], self._started) for rank in ranks})
 
     def line_closed(self, rank: int) -> None:
         """Waits for the end of the process, which the kernel tells only after it has closed all that it had open.
@@ -317,8 +338,7 @@ class LocalRuntime:
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[LocalGroup]:
         """Forks the workers; on leaving they end at once, or with a grace of seconds when the driver is interrupted."""
-        environment = dict(os.environ)
-        environment.setdefault("OMP_NUM_THREADS", str(threads_per_worker(spec.scaling)))
+        environment = _environment(spec)
         server = _idle_server.take(spec, environment)
         group: LocalGroup | None = None
         grace_s = 0.0
@@ -342,6 +362,16 @@ class LocalRuntime:
                     done = lambda: _idle_server.give_back(server)  # noqa: E731
         finally:
             done()
+
+
+def _environment(spec: GroupSpec) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(threads_per_worker(spec.scaling)), **os.environ}
+
+
+def _surroundings(spec: GroupSpec) -> object:
+    """What a worker process has from the driver, and from the run, from its first moment on."""
+    asked = spec.num_workers, spec.scaling, spec.shown_ranks, tuple(spec.preload)
+    return *asked, _environment(spec), os.getcwd(), tuple(sys.path)
 
 
 def _exit_code_of_zombie(pid: int) -> int | None:

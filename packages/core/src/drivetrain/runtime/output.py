@@ -81,6 +81,11 @@ class OutputPipe:
         self._log = log
         self._echo = LineEcho(rank, console)
 
+    def redirect(self, log: int, console: Console) -> None:
+        """Has what comes from now on go to another log, and be shown on another console."""
+        os.close(self._log)
+        self._log, self._echo = log, LineEcho(self.rank, console)
+
     def take_write_end(self) -> int:
         """The descriptor that the worker writes to; the caller closes its copy."""
         return self._write_end
@@ -134,6 +139,11 @@ class LogFollower:
         )
         threading.Thread(target=self._follow, name="drivetrain-output", daemon=True).start()
 
+    def close(self) -> None:
+        """Ends it."""
+        self._process.kill()
+        self._process.wait()
+
     def catch_up(self) -> None:
         """Waits, a second at most, until everything that is in the log by now has been passed on."""
         size = self._log.stat().st_size
@@ -142,11 +152,12 @@ class LogFollower:
 
     def _follow(self) -> None:
         assert self._process.stdout is not None
-        while data := os.read(self._process.stdout.fileno(), _READ_BYTES):
-            self._send(data)
-            with self._advanced:
-                self._position += len(data)
-                self._advanced.notify_all()
+        with self._process.stdout:
+            while data := os.read(self._process.stdout.fileno(), _READ_BYTES):
+                self._send(data)
+                with self._advanced:
+                    self._position += len(data)
+                    self._advanced.notify_all()
 
 
 def _decode(line: bytes) -> str:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ from drivetrain.runtime.base import GroupSpec, rank_environment
 from drivetrain.runtime.output import log_name
 from drivetrain.runtime.ray.actors import UNREACHABLE, Actors, kind_of_death, names_node
 from drivetrain.runtime.ray.cluster import connect, find_room, note_unreachable, reserve
-from drivetrain.runtime.ray.worker import HELLO_WAIT_S, Devices, read_stacks, set_up
+from drivetrain.runtime.ray.worker import HELLO_WAIT_S, Devices, join_run, read_stacks, set_up
 from drivetrain.runtime.remote import RemoteGroup
 from drivetrain.runtime.resources import order_gpus, order_nodes
 from drivetrain.runtime.worker import TrainTask
@@ -44,6 +45,7 @@ class RayGroup(RemoteGroup):
         super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
         resources.callback(self.close_lines)
         self._spec = spec
+        self._started = time.time()
         self._actors = actors
         self._rank_of: dict[int, int] = {}
         self._stack_pipes: dict[int, int] = {}
@@ -76,6 +78,23 @@ class RayGroup(RemoteGroup):
         """See :meth:`drivetrain.runtime.base.Group.preempt`; the next group is to find another place."""
         self._keeps_reservation = False
         super().preempt(ranks, what, *arguments)
+
+    def renew(self, spec: GroupSpec) -> bool:
+        """See :meth:`drivetrain.runtime.base.Group.renew`."""
+        import ray
+
+        mine = self._spec
+        same = (spec.num_workers, spec.scaling, spec.shown_ranks) == (mine.num_workers, mine.scaling, mine.shown_ranks)
+        avoided = any(worker.node_id in spec.avoided for worker in self.workers)
+        if not same or avoided or not ray.is_initialized():
+            return False
+        spec.interrupts.replace_handlers_of("ray")
+        return super().renew(spec)
+
+    def settle_in(self, spec: GroupSpec) -> Sequence[bool]:
+        """Has the workers write to the run's logs, where they see them."""
+        arguments = {worker.rank: (worker.rank, *self._output_of(worker.rank, spec)) for worker in self.workers}
+        return self.run_each(join_run, {rank: (*own, self._started) for rank, own in arguments.items()})
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """See :meth:`drivetrain.runtime.base.Group.stacks`."""
@@ -196,12 +215,16 @@ class RayGroup(RemoteGroup):
             environment = rank_environment(worker, world_size=len(self.workers), local_world_size=local_world_size)
             if index in self._spares:
                 environment |= {**threads, **self._devices(index).environment}
-            log = spec.log_directory / log_name(worker.rank) if spec.log_directory else None
-            shown = worker.rank in spec.shown_ranks
-            if shown:
-                self.show_output(worker.rank, spec.console)
-            arguments[rank] = (rank, environment, threads, tuple(sys.path), log, shown)
+            arguments[rank] = (rank, environment, threads, *self._output_of(rank, spec))
         self._stack_pipes = dict(zip(arguments, self.run_each(set_up, arguments), strict=True))
+
+    def _output_of(self, rank: int, spec: GroupSpec) -> tuple[Sequence[str], Path | None, bool]:
+        """What a worker is told of its module path and its output; that of some is shown."""
+        log = spec.log_directory / log_name(rank) if spec.log_directory else None
+        shown = rank in spec.shown_ranks
+        if shown:
+            self.show_output(rank, spec.console)
+        return tuple(sys.path), log, shown
 
     def _end_actors(self) -> None:
         """Ends every worker, and waits until Ray has seen to it, and its process has ended: Ray tells a bit earlier."""
