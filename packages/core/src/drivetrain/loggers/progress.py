@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from drivetrain.context import Run, WorkerInfo
     from drivetrain.failure import Failure
 
-__all__ = ["ProgressLine"]
+__all__ = ["ProgressCallback"]
 
 _REDRAW_S = 0.1
 _PLAIN_S = 30.0
 _MAX_METRICS = 6
 
 
-class ProgressLine(Callback):
+class ProgressCallback(Callback):
     """Keeps one line up to date on a terminal; elsewhere prints one now and then, and one per checkpoint."""
 
     def __init__(self) -> None:
