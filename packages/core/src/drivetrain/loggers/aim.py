@@ -17,7 +17,7 @@ __all__ = ["AimLoggerCallback"]
 class AimLoggerCallback(TrackerCallback):
     """Logs a run to an Aim repository.
 
-    All attempts and resumes of a run are one run of Aim, which has ``drivetrain_run_id``.
+    All attempts and resumes of a run are one run of Aim, whose name ends with the run's id.
 
     Args:
         repo: the repository: a directory, or the address of a server; None for Aim's own default.
@@ -54,18 +54,19 @@ class AimLoggerCallback(TrackerCallback):
         import aim
 
         repo = aim.Repo.from_path(self.repo, init=True) if self.repo else aim.Repo.default_repo(init=True)
-        found = next((earlier for earlier in repo.iter_runs() if earlier.get("drivetrain_run_id") == run.id), None)
+        name = f"{run.name} {run.id}"
+        # By name, which is in Aim's database at once; other parameters are found once Aim has indexed the run.
+        found = [earlier.run.hash for earlier in repo.query_runs(f"run.name == {name!r}", report_mode=0).iter_runs()]
         self._session: Any = aim.Run(
-            found.hash if found is not None else None,
+            found[0] if found else None,
             repo=repo,
             experiment=self.experiment_name or run.name,
             system_tracking_interval=self.system_tracking_interval,
             capture_terminal_logs=False,
         )
-        if found is None:
-            self._session["drivetrain_run_id"] = run.id
+        if not found:
+            self._session.name = name
             self._session["hparams"] = parameters(run)
-            self._session.name = run.name
         return int(self._session.get("training_iteration", 0))
 
     def log(self, entries: Sequence[Entry]) -> None:

@@ -22,9 +22,9 @@ class WandbLoggerCallback(TrackerCallback):
     """Logs a run to Weights & Biases, online or to a directory in the run directory (``WANDB_MODE=offline``).
 
     The run of Weights & Biases has the run's id, which stays the same over attempts and resumes. Its history can only
-    grow: what a resumed run reports again keeps the values of the first time. Images of the terminal and changes to
-    it are left alone. The API key is read by ``wandb`` from ``WANDB_API_KEY`` or the place where ``wandb login`` has put
-    it; one that is given here is kept in memory only.
+    grow: what a resumed run reports again keeps the values of the first time. The driver's terminal is not recorded.
+    The API key is read by ``wandb`` from ``WANDB_API_KEY`` or the place where ``wandb login`` has put it; one that is
+    given here is kept in memory only.
 
     Args:
         project: the project; None for ``WANDB_PROJECT`` or the service's default.
