@@ -49,7 +49,7 @@ class Console:
     @property
     def columns(self) -> int:
         """How many characters fit into a live line."""
-        return shutil.get_terminal_size().columns - 1  # one more would wrap on some terminals
+        return _size().columns - 1  # one more would wrap on some terminals
 
     def status(self, *lines: str) -> None:
         """Draws the live lines, in place of those before; none takes them away.
@@ -85,7 +85,7 @@ class Console:
     def _redraw(self) -> None:
         if not self.interactive:
             return
-        columns, rows = self.columns, shutil.get_terminal_size().lines
+        columns, rows = self.columns, _size().lines
         bars = [cut(line, columns) for line in self._bars]
         status = [line if _COLOR.search(line) else cut(line, columns) for line in self._status]
         lines = [*bars, *status][-max(1, rows - 1) :]
@@ -98,7 +98,7 @@ class Console:
         self._drawn = True
 
     def _show_in_notebook(self) -> None:
-        text = "\n".join(self._status)
+        text = "\n".join([*self._bars, *self._status] if self._status else ())
         if self._update is None:
             display = _notebook_display()
             if not text or display is None:
@@ -129,6 +129,18 @@ def _write(stream: TextIO | None, text: str) -> None:
         stream.flush()
     except (OSError, ValueError):  # whoever read it is gone; that is no reason to end a training
         return
+
+
+def _size() -> os.terminal_size:
+    """The size of the terminal that the standard error is, unless ``COLUMNS`` and ``LINES`` say another."""
+    usual = shutil.get_terminal_size()
+    if "COLUMNS" in os.environ or sys.stderr is None:
+        return usual
+    try:
+        size = os.get_terminal_size(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return usual
+    return size if size.columns and size.lines else usual
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

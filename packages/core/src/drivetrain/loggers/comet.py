@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -85,13 +86,13 @@ class CometLoggerCallback(TrackerCallback):
 
         where = {name: self.experiment.get(name) for name in ("workspace", "project_name")}
         options = {name: value for name, value in self.experiment.items() if name not in where}
-        directory = run.path / _DIRECTORY
-        directory.mkdir(exist_ok=True)
+        directory = run.path / _DIRECTORY / time.strftime("%Y-%m-%d_%H-%M-%S")  # archives are named by the key
+        directory.mkdir(parents=True, exist_ok=True)
         self._session = comet_ml.start(
             **where,
             experiment_key=hashlib.md5(f"{run.name} {run.id}".encode(), usedforsecurity=False).hexdigest(),
             online=self.online,
-            mode="get_or_create" if self.online else "create",
+            mode="get_or_create",
             experiment_config=comet_ml.ExperimentConfig(
                 **{"name": run.name, **_QUIET, **options}, tags=list(self.tags), offline_directory=str(directory)
             ),

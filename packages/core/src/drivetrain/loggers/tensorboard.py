@@ -6,8 +6,9 @@ import contextlib
 import itertools
 import os
 import re
+import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,16 +22,17 @@ if TYPE_CHECKING:
 
 __all__ = ["TBXLoggerCallback"]
 
-_EVENTS = "events"
+_FILES = "events.out.tfevents"
 _IMAGES = (".png", ".jpg", ".jpeg")
 _ARRAYS = (".npy", ".npz")
 _STEP = re.compile(r"(?P<tag>.*?)[-_.=]?(?P<step>\d+)")
 _SCAN_S = 5.0
+_BUCKETS = 30
 _number = itertools.count()
 
 
 class TBXLoggerCallback(TrackerCallback):
-    """Writes TensorBoard event files to the run directory, with ``tensorboardX``.
+    """Writes TensorBoard event files to the run directory.
 
     Numbers become scalars, lists of numbers histograms, and the train function's config and the first report's metrics
     the hyperparameters and metrics of the HParams tab. Files that the train function writes to
@@ -44,12 +46,12 @@ class TBXLoggerCallback(TrackerCallback):
         options: see :class:`~drivetrain.loggers.TrackerCallback`.
 
     Raises:
-        PluginNotFoundError: ``tensorboardX`` is not installed.
+        PluginNotFoundError: ``tensorboard`` is not installed.
         ConfigurationError: an argument is not one that it takes.
     """
 
     title: ClassVar[str] = "tensorboard"
-    package: ClassVar[str] = "tensorboardX"
+    package: ClassVar[str] = "tensorboard"
     extra: ClassVar[str] = "tensorboard"
     can_rewind: ClassVar[bool] = True
 
@@ -61,80 +63,144 @@ class TBXLoggerCallback(TrackerCallback):
 
     def open(self, run: Run) -> None:
         """Opens an event file; those of earlier drivers stay."""
-        earlier = [path.stat().st_mtime for path in run.path.glob(f"{_EVENTS}.out.tfevents.*")]
+        earlier = [path.stat().st_mtime for path in run.path.glob(f"{_FILES}.*")]
         self._run = run
         self._iteration = 0
         self._introduced = bool(earlier)
         self._artifacts = _Artifacts(run.path / ARTIFACTS, max(earlier, default=0.0))
         self._scanned_at = 0.0
-        self._writer = _new_file(run.path)
+        self._file = _EventFile(run.path)
 
     def rewind(self, iteration: int) -> None:
         """Begins a file that has TensorBoard hide what earlier ones say of later iterations."""
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-
-        self._writer.close()
-        self._writer = _new_file(self._run.path)
-        start = SessionLog(status=SessionLog.START)
-        self._writer.write_event(Event(wall_time=time.time(), step=iteration + 1, session_log=start))
+        self._file.close()
+        self._file = _EventFile(self._run.path)
+        self._file.begin(iteration + 1)
         self._iteration = iteration
 
     def log(self, entries: Sequence[Entry]) -> None:
         """Writes one event for every report."""
-        from tensorboardX.proto.summary_pb2 import Summary
-        from tensorboardX.summary import histogram
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
         for entry in entries:
             scalars = numbers(entry.metrics)
             if not self._introduced:
-                self._introduce(list(scalars))
+                for summary in _introduction(parameters(self._run), list(scalars)):
+                    self._file.write(summary, 0, entry.time)
+                self._introduced = True
             values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
             for name, value in entry.metrics.items():
                 if isinstance(value, list) and value and all(isinstance(item, (int, float)) for item in value):
-                    values += histogram(name, value, "auto").value
-            self._write(Summary(value=values), entry.iteration, entry.time)
+                    values.append(_histogram(name, value))
+            self._file.write(Summary(value=values), entry.iteration, entry.time)
             self._iteration = max(self._iteration, entry.iteration)
         if self.artifacts and time.monotonic() - self._scanned_at > _SCAN_S:
             self._read_artifacts()
-        self._writer.flush()
+        self._file.flush()
 
     def close(self, error: BaseException | None) -> None:
         """Reads what artifacts there are yet, and closes the file."""
         if self.artifacts:
             self._read_artifacts()
-        if error is None:
-            self._write(_hparams({}, [])[2], 0, time.time())
-        self._writer.close()
-
-    def _introduce(self, metrics: Sequence[str]) -> None:
-        for summary in _hparams(parameters(self._run), metrics)[:2]:
-            self._write(summary, 0, time.time())
-        self._introduced = True
+        self._file.write(_conclusion(error), 0, time.time())
+        self._file.close()
 
     def _read_artifacts(self) -> None:
         for step, moment, summary in self._artifacts.read():
-            self._write(summary, self._iteration if step is None else step, moment)
+            self._file.write(summary, self._iteration if step is None else step, moment)
         self._scanned_at = time.monotonic()
 
-    def _write(self, summary: Any, step: int, moment: float) -> None:
-        from tensorboardX.proto.event_pb2 import Event
 
-        self._writer.write_event(Event(wall_time=moment, step=step, summary=summary))
+class _EventFile:
+    """An event file of its own; TensorBoard reads all that are in a directory as one, in the order of their names."""
+
+    def __init__(self, directory: Path) -> None:
+        # Written where it is called; TensorBoard's EventFileWriter has a thread for that, which the tracker is already.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        name = f"{_FILES}.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{next(_number):04}"
+        self._records = RecordWriter((directory / name).open("ab"))
+        self._event = Event
+        self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+
+    def begin(self, step: int) -> None:
+        """Has TensorBoard forget what earlier files say of that step and later ones."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        start = SessionLog(status=SessionLog.START)
+        self._records.write(self._event(wall_time=time.time(), step=step, session_log=start).SerializeToString())
+
+    def write(self, summary: Any, step: int, moment: float) -> None:
+        """Adds a summary at a step, of a Unix time in seconds."""
+        self._records.write(self._event(wall_time=moment, step=step, summary=summary).SerializeToString())
+
+    def flush(self) -> None:
+        """Hands everything to the operating system."""
+        self._records.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._records.close()
 
 
-def _new_file(directory: Path) -> Any:
-    # Written from the tracker's own thread; tensorboardX's SummaryWriter has a second one, and a queue between.
-    from tensorboardX.event_file_writer import EventsWriter
+def _introduction(parameters: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[Any]:
+    """The summaries from which the HParams tab knows what there is to compare, and what this run has of it."""
+    from tensorboard.plugins.hparams.api_pb2 import DataType, Experiment, HParamInfo, MetricInfo, MetricName
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 
-    return EventsWriter(str(directory / _EVENTS), f".{os.getpid()}.{next(_number)}")
+    experiment = Experiment(metric_infos=[MetricInfo(name=MetricName(tag=name)) for name in metrics])
+    start = SessionStartInfo(start_time_secs=time.time())
+    for name, value in parameters.items():
+        if isinstance(value, bool):
+            kind, start.hparams[name].bool_value = DataType.DATA_TYPE_BOOL, value
+        elif isinstance(value, (int, float)):
+            kind, start.hparams[name].number_value = DataType.DATA_TYPE_FLOAT64, value
+        else:
+            kind, start.hparams[name].string_value = DataType.DATA_TYPE_STRING, value
+        experiment.hparam_infos.append(HParamInfo(name=name, type=kind))
+    yield _hparams_summary("experiment", HParamsPluginData(experiment=experiment))
+    yield _hparams_summary("session_start_info", HParamsPluginData(session_start_info=start))
 
 
-def _hparams(parameters: dict[str, Any], metrics: Sequence[str]) -> tuple[Any, Any, Any]:
-    """The summaries of an experiment, and of its session's start and end."""
-    from tensorboardX.summary import hparams
+def _conclusion(error: BaseException | None) -> Any:
+    """The summary from which the HParams tab knows how the run ended."""
+    from tensorboard.plugins.hparams.api_pb2 import Status
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 
-    experiment, start, end = hparams(parameters, dict.fromkeys(metrics, 0.0))
-    return experiment, start, end
+    status = Status.STATUS_SUCCESS if error is None else Status.STATUS_FAILURE
+    end = SessionEndInfo(status=status, end_time_secs=time.time())
+    return _hparams_summary("session_end_info", HParamsPluginData(session_end_info=end))
+
+
+def _hparams_summary(name: str, content: Any) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+
+    plugin = SummaryMetadata.PluginData(plugin_name="hparams", content=content.SerializeToString())
+    metadata = SummaryMetadata(plugin_data=plugin)
+    return Summary(value=[Summary.Value(tag=f"_hparams_/{name}", metadata=metadata)])
+
+
+def _histogram(tag: str, values: Any) -> Any:
+    """The distribution of numbers; those that are not finite are left out."""
+    import numpy as np
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+
+    array = np.asarray(values, dtype=np.float64).ravel()
+    array = array[np.isfinite(array)]
+    if not array.size:
+        return Summary.Value(tag=tag, histo=HistogramProto())
+    counts, limits = np.histogram(array, bins=_BUCKETS)
+    histogram = HistogramProto(
+        min=array.min(),
+        max=array.max(),
+        num=array.size,
+        sum=array.sum(),
+        sum_squares=array.dot(array),
+        bucket_limit=limits[1:].tolist(),
+        bucket=counts.tolist(),
+    )
+    return Summary.Value(tag=tag, histo=histogram)
 
 
 class _Artifacts:
@@ -163,7 +229,7 @@ class _Artifacts:
 
 
 def _read_summary(path: Path, tag: str) -> Any:
-    from tensorboardX.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.summary_pb2 import Summary
 
     if path.suffix.lower() in _IMAGES:
         from PIL import Image
@@ -176,9 +242,7 @@ def _read_summary(path: Path, tag: str) -> Any:
         shown = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=encoded)
         return Summary(value=[Summary.Value(tag=tag, image=shown)])
     import numpy as np
-    from tensorboardX.summary import histogram
 
     loaded = np.load(path, allow_pickle=False)
     arrays = {tag: loaded} if isinstance(loaded, np.ndarray) else {f"{tag}/{name}": loaded[name] for name in loaded}
-    values = [value for name, array in arrays.items() for value in histogram(name, array, "auto").value]
-    return Summary(value=values)
+    return Summary(value=[_histogram(name, array) for name, array in arrays.items()])

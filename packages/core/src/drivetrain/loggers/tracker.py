@@ -49,7 +49,7 @@ _LONGEST_REST_S = 1.0
 _PAUSES_S = (1.0, 5.0)
 _LONGEST_PAUSE_S = 60.0
 _SILENT_S = 2.0
-_MOST_HELD = 100
+_MOST_HELD = 1000
 _AUTOFILLED = {"_training_iteration": "training_iteration", "_time_this_iter_s": "time_this_iter_s"}
 
 
@@ -222,6 +222,7 @@ class _Feed:
 
     def rewind(self, iteration: int) -> None:
         """What was reported after an iteration is reported again."""
+        self._mean.last = iteration
         self._tracker.rewind(iteration)
 
     def save(self, checkpoint: CommittedCheckpoint) -> None:
@@ -328,12 +329,16 @@ class _Mean:
     def __init__(self) -> None:
         self.size = 1
         self._held: dict[int, dict[int, Entry]] = {}
+        self.last = 0
 
     def add(self, rank: int, entry: Entry) -> Iterator[Entry]:
         """Takes a rank's values, and gives those of iterations that are complete.
 
-        Where some ranks report less often than others, or not at all, older iterations count as complete in time.
+        Where some ranks report less often than others, or not at all, older iterations count as complete in time, and
+        what comes for them later is left out.
         """
+        if entry.iteration <= self.last:
+            return
         ranks = self._held.setdefault(entry.iteration, {})
         ranks[rank] = entry
         if len(ranks) >= self.size:
@@ -347,6 +352,7 @@ class _Mean:
 
     def _combine(self, iteration: int) -> Entry:
         held = self._held.pop(iteration)
+        self.last = iteration
         entries = [held[rank] for rank in sorted(held)]
         merged: dict[str, Any] = {}
         for name in dict.fromkeys(name for entry in entries for name in entry.metrics):
