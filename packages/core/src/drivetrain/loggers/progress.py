@@ -246,7 +246,7 @@ class _Watch:
         self._latest = report
         self._reported_at = time.monotonic()
         if self._run.run_config.verbose == 2:
-            self._plain()
+            self._console.print(" | ".join(self._last_report()), error=True)
 
     def commit(self, checkpoint: CommittedCheckpoint) -> None:
         """A checkpoint was committed."""
@@ -262,7 +262,7 @@ class _Watch:
         word = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         self._state = f"{word} after {time.monotonic() - self._started:.1f} s"
         self.uploading.clear()
-        self._console.print(" | ".join(self._final_parts()), error=True)
+        self._console.print(" | ".join(self._last_report()), error=True)
 
     def _work(self) -> None:
         drawn_at, drawn = 0.0, -1
@@ -297,8 +297,8 @@ class _Watch:
         self._plain_at = time.monotonic()
         self._console.print(" | ".join(self._standing().parts()), error=True)
 
-    def _final_parts(self) -> list[str]:
-        """The last report as it was, whether or not its metrics have moved."""
+    def _last_report(self) -> list[str]:
+        """The state, and the last report as it was, whether or not its metrics have moved."""
         parts = [self._state]
         if self._latest is not None:
             values = {name: value for name, value in self._latest.metrics.items() if not name.startswith("_")}
