@@ -36,9 +36,7 @@ from drivetrain.errors import (
 )
 from drivetrain.handle import RunHandle
 from drivetrain.interrupts import Interrupts
-from drivetrain.loggers.csvfile import CsvLogger
-from drivetrain.loggers.jsonfile import JsonLogger
-from drivetrain.loggers.progress import ProgressLine
+from drivetrain.loggers.chosen import make_callbacks
 from drivetrain.plugins import load_plugin
 from drivetrain.policy import RetryBudget
 from drivetrain.result import ERROR_FILE, Result, last_metrics
@@ -204,7 +202,7 @@ class DataParallelTrainer:
                 f"dataset {on_ray[0]!r} is Ray's, which wants workers on Ray, found runtime='local': use runtime='ray'"
             )
         datasets = self._data_config.open(self._datasets)
-        callbacks = self._make_callbacks()
+        callbacks = make_callbacks(self._run_config)
         if self._resume_from is not None and not self._resume_from.exists():
             raise ConfigurationError(
                 f"resume_from_checkpoint wants a checkpoint that exists, found no directory at {self._resume_from.path}"
@@ -301,6 +299,7 @@ class DataParallelTrainer:
             id=opened.id,
             path=opened.directory,
             location=storage.root,
+            storage=storage,
             scaling_config=self._scaling,
             run_config=self._run_config,
             train_loop_config=self._config,
@@ -371,14 +370,6 @@ class DataParallelTrainer:
                 self._backend_argument: self._given_backend,
             },
         )
-
-    def _make_callbacks(self) -> list[Callback]:
-        chosen: list[Callback] = [JsonLogger(), CsvLogger()]
-        if self._run_config.verbose:
-            chosen.append(ProgressLine())
-        for callback in self._run_config.callbacks:
-            chosen.append(load_plugin("callback", callback)() if isinstance(callback, str) else callback)
-        return chosen
 
     def _explain(self, failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedError:
         """The error for the user, which is also written to the run directory."""
