@@ -37,7 +37,7 @@ class TensorflowBackend(Backend):
 
     name = "tensorflow"
     # It starts its threads with its first operation, not when it is imported.
-    preload = ("tensorflow",)
+    preload = ("tensorflow", "drivetrain_tf._warmup")
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         """Has every worker reserve a port on its own machine; a worker that is alone needs none."""

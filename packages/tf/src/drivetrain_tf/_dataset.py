@@ -22,7 +22,7 @@ def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
         tf_dataset_shard: this worker's data, in batches.
 
     Returns:
-        The dataset with automatic sharding turned off.
+        The dataset with automatic sharding turned off, and without a known number of batches, unless that is infinite.
 
     Raises:
         ConfigurationError: it is no ``tf.data.Dataset``, or the rows of its batches, where they are known, do not
@@ -45,4 +45,7 @@ def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
             )
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    if tf_dataset_shard.cardinality() >= 0:
+        # Keras 2 would take the number of batches for that of steps, and leave out the rest of the pieces.
+        tf_dataset_shard = tf_dataset_shard.filter(lambda *batch: True)
     return tf_dataset_shard.with_options(options)
