@@ -65,6 +65,7 @@ class Preemption:
     def poll(self) -> PreemptionInfo | None:
         """The train function asks."""
         if not self._count:
+            _take_back_sigterm()
             self.tell(Asking(self.rank))
         self._count += 1  # before the look at what the other thread sets before it looks at this
         if self._before is not None:
@@ -91,6 +92,13 @@ class Preemption:
         with self._settled:
             self._step, self._info = step, info
             self._settled.notify_all()
+
+
+def _take_back_sigterm() -> None:
+    """Has Python handle SIGTERM again where a library has put a handler in C in its place, as TensorFlow does."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 class Signals:

@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-__all__ = ["Batches", "batch_sizes", "cut", "prefetched", "shuffled", "to_format", "to_numpy", "to_tensors", "without"]
+__all__ = [
+    "Batches",
+    "batch_sizes",
+    "cut",
+    "prefetched",
+    "shuffled",
+    "to_format",
+    "to_numpy",
+    "to_tensors",
+    "to_tf_tensors",
+    "without",
+]
 
 T = TypeVar("T")
 
@@ -179,6 +190,28 @@ def to_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any, device: A
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
         tensors[name] = tensor.to(device=device, dtype=dtype, non_blocking=True)
+    return tensors
+
+
+def to_tf_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any) -> dict[str, Any]:
+    """A batch of arrays as tensors of TensorFlow.
+
+    Args:
+        batch: arrays by name.
+        dtypes: a TensorFlow dtype for all, or one by name; None for those of the arrays.
+    """
+    import tensorflow as tf
+
+    tensors = {}
+    for name, array in batch.items():
+        dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
+        try:
+            tensors[name] = tf.cast(array, dtype) if dtype is not None else tf.convert_to_tensor(array)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"tensors are wanted, and the rows of column {name!r} cannot be one: {error}: leave it out of the "
+                "dataset, or make tensors of iter_batches() yourself"
+            ) from error
     return tensors
 
 

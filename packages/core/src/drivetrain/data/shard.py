@@ -7,13 +7,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from drivetrain.data.batches import Batches, batch_sizes, cut, prefetched, shuffled, to_format, to_tensors, without
+from drivetrain.data.batches import (
+    Batches,
+    batch_sizes,
+    cut,
+    prefetched,
+    shuffled,
+    to_format,
+    to_tensors,
+    to_tf_tensors,
+    without,
+)
 from drivetrain.data.position import Cut, Position, Progress
 from drivetrain.errors import ConfigurationError, SessionError
 from drivetrain.session import get_context
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import tensorflow as tf
 
 __all__ = ["DatasetShard", "Reader"]
 
@@ -126,6 +137,98 @@ class DatasetShard:
             return collate_fn(arrays) if collate_fn is not None else to_tensors(arrays, dtypes, place)
 
         return self._batches(rows, prefetch_batches, convert)
+
+    def iter_tf_batches(
+        self,
+        *,
+        batch_size: int | None = 256,
+        prefetch_batches: int = 1,
+        dtypes: Any = None,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        drop_last: bool = False,
+    ) -> Batches[dict[str, tf.Tensor]]:
+        """The rows in batches of TensorFlow tensors; each iteration over what is returned is an epoch.
+
+        Args:
+            batch_size: see :meth:`iter_batches`.
+            prefetch_batches: see :meth:`iter_batches`.
+            dtypes: a ``tf.DType`` for all columns, or one by name; None for those of the data.
+            local_shuffle_buffer_size: see :meth:`iter_batches`.
+            local_shuffle_seed: see :meth:`iter_batches`.
+            drop_last: see :meth:`iter_batches`.
+
+        Raises:
+            ConfigurationError: see :meth:`iter_batches`; or rows of a column are not of one shape.
+        """
+        rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
+        return self._batches(rows, prefetch_batches, lambda table: to_tf_tensors(to_format(table, "numpy"), dtypes))
+
+    def to_tf(
+        self,
+        feature_columns: str | Sequence[str],
+        label_columns: str | Sequence[str],
+        *,
+        batch_size: int = 256,
+        prefetch_batches: int = 1,
+        dtypes: Any = None,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        drop_last: bool = False,
+    ) -> tf.data.Dataset:
+        """The rows as a ``tf.data.Dataset`` of pairs (features, labels), as ``Model.fit`` takes them.
+
+        One row is read first, for its types and shapes. Automatic sharding is off, as these are this worker's own rows;
+        a strategy of several replicas cuts each batch into as many pieces, one for each step.
+
+        Args:
+            feature_columns: a column's name for one tensor of shape ``(batch_size, ...)``, or several names for a
+                dict of them.
+            label_columns: likewise.
+            batch_size: see :meth:`iter_batches`; under a strategy, of a step on all workers.
+            prefetch_batches: see :meth:`iter_batches`.
+            dtypes: a ``tf.DType`` for all columns, or one by name; None for those of the data.
+            local_shuffle_buffer_size: see :meth:`iter_batches`.
+            local_shuffle_seed: see :meth:`iter_batches`.
+            drop_last: see :meth:`iter_batches`; without it, the number of rows of a batch is not part of its shape.
+
+        Raises:
+            ConfigurationError: see :meth:`iter_tf_batches`; or a column does not exist.
+        """
+        import tensorflow as tf
+
+        columns = self.schema().names
+        wanted = [name for given in (feature_columns, label_columns) for name in _names(given)]
+        if missing := [name for name in wanted if name not in columns]:
+            raise ConfigurationError(
+                f"to_tf() wants columns of dataset {self.name!r} ({', '.join(columns)}), found {missing[0]!r}"
+            )
+        batches = self.iter_batches(
+            batch_size=batch_size,
+            prefetch_batches=prefetch_batches,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
+            drop_last=drop_last,
+        )
+
+        def pair(batch: dict[str, Any]) -> tuple[Any, Any]:
+            features, labels = (
+                batch[given] if isinstance(given, str) else {name: batch[name] for name in given}
+                for given in (feature_columns, label_columns)
+            )
+            return features, labels
+
+        table = next((table for table in self.reader.tables() if table.num_rows), None)
+        if table is None:
+            raise ConfigurationError(f"to_tf() wants a row to take types and shapes from, found none in {self.name!r}")
+        first = to_format(table.slice(0, 1), "numpy")
+        row = to_tf_tensors({name: first[name] for name in wanted}, dtypes)
+        rows = batch_size if drop_last else None
+        specs = {name: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype) for name, tensor in row.items()}
+        made = tf.data.Dataset.from_generator(lambda: map(pair, batches), output_signature=pair(specs))
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        return made.with_options(options)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this epoch stands: save it with the model, and give it to :meth:`load_state_dict` to go on from there.
@@ -269,6 +372,10 @@ class DatasetShard:
         else:
             tables = without(shuffled(self.reader.tables(), rows.buffer_rows, rows.seed), seen)
         return cut(tables, sizes, drop_last=rows.drop_last and self.rows is None)
+
+
+def _names(columns: str | Sequence[str]) -> Sequence[str]:
+    return [columns] if isinstance(columns, str) else columns
 
 
 def _worker_device() -> Any:
