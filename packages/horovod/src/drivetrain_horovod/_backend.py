@@ -142,8 +142,9 @@ def _look_around() -> tuple[dict[str, str] | None, dict[str, list[str]]]:
     built = find_build()
     if not built:
         return built, {}
-    import psutil  # which Horovod depends on
     from socket import AF_INET
+
+    import psutil  # which Horovod depends on
 
     found = {
         name: [entry.address for entry in entries if entry.family == AF_INET]

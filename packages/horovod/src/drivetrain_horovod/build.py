@@ -33,6 +33,7 @@ _BUILD_TOOLS = ("setuptools==84.0.0", "wheel", "packaging", "cloudpickle", "cffi
 _PROGRAMS = {"cmake": "CMake of at least 3.13", "make": "make", "g++": "a C++17 compiler"}
 _PATCHED = ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
 _TRIAL = "import horovod.torch as hvd; hvd.init(); assert hvd.size() == 1 and hvd.gloo_built(); hvd.shutdown()"
+_TRIAL_S = 300
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,7 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Compiles Horovod for this environment's PyTorch, unless that was done before, and installs it.",
     )
     parser.add_argument("--cache", type=Path, default=_cache(), help="where wheels are kept (%(default)s)")
-    parser.add_argument("--no-install", action="store_true", help="only have the wheel in the cache")
     options = parser.parse_args(arguments)
     try:
         torch = importlib.metadata.version("torch")
@@ -57,18 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit("wants PyTorch in this environment, to compile against, found none: run pip install torch")
     environment = _environment()
     folder = options.cache / _key(torch, environment)
-    wheel = next(folder.glob("*.whl"), None)
-    if wheel is None or not _works(wheel):
+    kept = next(folder.glob("*.whl"), None)
+    if kept is None or not _install(kept):
         print(f"compiling Horovod {VERSION} for PyTorch {torch}, which takes some minutes", flush=True)
-        wheel = _build(folder, environment)
-        if not _works(wheel):
-            wheel.unlink()
+        kept = _build(folder, environment)
+        if not _install(kept):
+            kept.unlink()
             sys.exit(f"Horovod {VERSION} was built, and cannot be used with PyTorch {torch}: see above")
-    print(wheel)
-    if not options.no_install:
-        # Its name does not tell what it was built for, so the same version may have to replace itself.
-        _run([sys.executable, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(wheel)])
-        _run([sys.executable, "-m", "pip", "install", "--quiet", str(wheel)])  # what it depends on
+    print(f"installed {kept}")
 
 
 def _cache() -> Path:
@@ -117,7 +113,7 @@ def _build(folder: Path, environment: Mapping[str, str]) -> Path:
         download = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes"]
         _run([*pip, "download", "--quiet", *download, "-d", str(scratch), "-r", str(requirement)], settings)
         with tarfile.open(scratch / f"horovod-{VERSION}.tar.gz") as archive:
-            archive.extractall(scratch)  # noqa: S202 - its checksum was compared
+            archive.extractall(scratch, filter="data")
         source = scratch / f"horovod-{VERSION}"
         for patched in _PATCHED:
             text = (source / patched).read_text()
@@ -132,14 +128,15 @@ def _build(folder: Path, environment: Mapping[str, str]) -> Path:
         return arriving.replace(folder / found.name)  # at once, as others may look
 
 
-def _works(wheel: Path) -> bool:
-    """Whether Horovod starts from a wheel, with this environment's PyTorch; what goes wrong is shown."""
-    with tempfile.TemporaryDirectory(prefix="horovod-trial-") as place:
-        _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", place, str(wheel)])
-        path = os.pathsep.join([place, *filter(None, [os.environ.get("PYTHONPATH")])])
-        alone = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
-        trial = [sys.executable, "-W", "ignore", "-c", _TRIAL]
-        return subprocess.run(trial, env={**alone, "PYTHONPATH": path}, check=False, timeout=120).returncode == 0
+def _install(wheel: Path) -> bool:
+    """Installs a wheel, and tells whether Horovod starts; what goes wrong then is shown."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    # The version does not tell what a wheel was built for, so it may have to replace itself.
+    _run([*pip, "--force-reinstall", "--no-deps", str(wheel)])
+    _run([*pip, str(wheel)])  # what it depends on
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+    trial = [sys.executable, "-W", "ignore", "-c", _TRIAL]
+    return subprocess.run(trial, env=alone, check=False, timeout=_TRIAL_S).returncode == 0
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
