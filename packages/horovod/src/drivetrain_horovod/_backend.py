@@ -98,8 +98,8 @@ class HorovodBackend(Backend):
         """A network interface of a worker, and its address; empty ones leave the choice to Gloo."""
         if self.nics is not None:
             for name in self.nics:
-                if addresses.get(name):
-                    return name, addresses[name][0]
+                if name in addresses:
+                    return name, next(iter(addresses[name]), "")
             raise ConfigurationError(
                 f"HorovodConfig(nics=...) wants a network interface that every worker has, found none of "
                 f"{', '.join(self.nics)} on rank {worker.rank} ({worker.hostname}): there are "
