@@ -14,7 +14,7 @@ import pytest
 
 from drivetrain import ConfigurationError, PluginError, Result, TrainingFailedError, WorkerInfo
 from drivetrain_horovod import HorovodConfig, HorovodTrainer
-from drivetrain_horovod._backend import HorovodBackend, _slots
+from drivetrain_horovod._backend import HorovodBackend, _gpus_of_nodes, _slots
 
 
 def facts() -> dict[str, Any]:
@@ -52,19 +52,33 @@ def test_single_process_needs_no_network_and_leaves_the_environment_as_it_was(fi
     assert dict(os.environ) == before
 
 
-def test_slots_are_those_that_horovodrun_gives_out():
-    from horovod.runner.common.util.hosts import SlotInfo, get_host_assignments, parse_hosts
-
-    hosts = {"a": 2, "b": 3, "c": 1}
-    places = [(name, number, local) for number, name in enumerate(hosts) for local in range(hosts[name])]
-    workers = [
+def make_workers(**sizes: int) -> list[WorkerInfo]:
+    """Workers of nodes of these sizes, each with a GPU."""
+    places = [(name, number, local) for number, name in enumerate(sizes) for local in range(sizes[name])]
+    return [
         WorkerInfo(
-            rank=rank, local_rank=local, node_rank=number, node_id=name, hostname=name, ip="127.0.0.1", pid=1000 + rank
+            rank=rank,
+            local_rank=local,
+            node_rank=number,
+            node_id=name,
+            hostname=name,
+            ip="127.0.0.1",
+            pid=1000 + rank,
+            accelerator_ids=(str(local),),
         )
         for rank, (name, number, local) in enumerate(places)
     ]
-    wanted = get_host_assignments(parse_hosts(",".join(f"{name}:{size}" for name, size in hosts.items())), 6)
-    assert [SlotInfo(*slot.values()) for slot in _slots(workers)] == wanted
+
+
+def test_slots_are_those_that_horovodrun_gives_out():
+    from horovod.runner.common.util.hosts import SlotInfo, get_host_assignments, parse_hosts
+
+    wanted = get_host_assignments(parse_hosts("a:2,b:3,c:1"), 6)
+    assert [SlotInfo(*slot.values()) for slot in _slots(make_workers(a=2, b=3, c=1))] == wanted
+
+
+def test_workers_see_the_gpus_of_their_node_by_local_rank():
+    assert _gpus_of_nodes(make_workers(a=2, b=1)) == ["0,1", "0,1", "0"]
 
 
 def test_interface_that_no_worker_has_is_refused_with_those_that_there_are(fit: Callable[..., Result]):

@@ -187,7 +187,7 @@ def test_rank_that_has_returned_leaves_nobody_waiting_for_it(fit: Callable[..., 
         if hvd.rank() == 1:
             hvd.allreduce(torch.ones(1), name="of one rank")
 
-    with pytest.raises(TrainingFailedError, match="rank 1 failed .* shut down") as caught:
+    with pytest.raises(TrainingFailedError, match=r"rank 1 failed .* shut down") as caught:
         fit(train)
     assert type(caught.value.__cause__).__name__ == "HorovodInternalError"
 

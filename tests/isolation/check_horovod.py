@@ -24,10 +24,11 @@ def check_run_says_how_to_build_horovod(storage_path: str) -> None:
     try:
         trainer.fit()
     except PluginError as error:
-        assert "found none on rank 0" in str(error), error
-        assert "python -m drivetrain_horovod.build" in str(error), error
+        said = str(error)
     else:
-        raise AssertionError("a run without Horovod ends with an error")
+        said = ""
+    assert "found none on rank 0" in said, said
+    assert "python -m drivetrain_horovod.build" in said, said
 
 
 def check_build_says_what_it_wants() -> None:
@@ -36,9 +37,10 @@ def check_build_says_what_it_wants() -> None:
     try:
         main([])
     except SystemExit as error:
-        assert "pip install torch" in str(error), error
+        said = str(error)
     else:
-        raise AssertionError("there is no PyTorch to build with")
+        said = ""
+    assert "pip install torch" in said, said
 
 
 if __name__ == "__main__":

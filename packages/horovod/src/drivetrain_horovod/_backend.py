@@ -64,8 +64,10 @@ class HorovodBackend(Backend):
             shared["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = interfaces[0][1] or workers[0].ip
             shared["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
         rendezvous = []
-        for slot, (interface, _) in zip(slots, interfaces, strict=True):
+        for slot, (interface, _), gpus in zip(slots, interfaces, _gpus_of_nodes(workers), strict=True):
             mapping = {f"HOROVOD_{name}": str(value) for name, value in slot.items()} | shared
+            if gpus:
+                mapping["CUDA_VISIBLE_DEVICES"] = gpus
             if interface:
                 mapping["HOROVOD_GLOO_IFACE"] = interface
             if self.nics is not None:
@@ -125,6 +127,14 @@ def _slots(workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
         }
         for worker in workers
     ]
+
+
+def _gpus_of_nodes(workers: Sequence[WorkerInfo]) -> list[str]:
+    """For each worker, the GPUs of all workers of its node: where each has one, its number is the local rank."""
+    of_node: dict[str, dict[str, None]] = {}
+    for worker in workers:
+        of_node.setdefault(worker.node_id, {}).update(dict.fromkeys(worker.accelerator_ids))
+    return [",".join(of_node[worker.node_id]) for worker in workers]
 
 
 def _check_build(worker: WorkerInfo, built: Mapping[str, str] | None) -> None:
