@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from drivetrain import ConfigurationError, PluginError, Result, TrainingFailedError, WorkerInfo
+from drivetrain import (
+    ConfigurationError,
+    DataParallelTrainer,
+    PluginError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    WorkerInfo,
+)
 from drivetrain_horovod import HorovodConfig, HorovodTrainer
 from drivetrain_horovod._backend import HorovodBackend, _gpus_of_nodes, _slots
 
@@ -175,3 +184,13 @@ def test_declaration_imports_no_framework():
         "assert not {'horovod', 'torch', 'numpy', 'psutil'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_backend_is_known_by_its_name(tmp_path: Path):
+    trainer = DataParallelTrainer(
+        lambda: facts()["size"],
+        backend_config="horovod",
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0, start_timeout_s=60),
+    )
+    assert trainer.fit().return_value == 2
