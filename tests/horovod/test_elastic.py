@@ -8,10 +8,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import horovod.torch as hvd
+import pytest
 import torch
 
 import drivetrain
-from drivetrain import Checkpoint, Result
+from drivetrain import Checkpoint, FailureKind, Result
+from drivetrain_horovod import HorovodConfig
 from tests.horovod.test_training import (
     STEPS,
     alone,
@@ -33,7 +35,7 @@ def train_elastically(config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], 
     model = make_model()
     optimizer = distribute(model, make_optimizer(model))
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
-    if checkpoint := drivetrain.get_checkpoint():
+    if (checkpoint := drivetrain.get_checkpoint()) is not None:
         with checkpoint.as_directory() as directory:
             kept = torch.load(Path(directory, "state.pt"), weights_only=True)
         model.load_state_dict(kept["model"])
@@ -41,12 +43,14 @@ def train_elastically(config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], 
         state.step = kept["step"]
         state.save()
     went_back_to: list[int] = []
+    rank = drivetrain.get_context().get_world_rank()
+    new = checkpoint is not None
     state.register_reset_callbacks([lambda: went_back_to.append(state.step)])
 
     @hvd.elastic.run
     def train(state: Any) -> None:
         while state.step < STEPS:
-            if (hvd.rank(), state.step) == (1, 5) and not went_back_to and drivetrain.get_context().attempt == 0:
+            if (rank, state.step) == (config.get("victim", 1), 5) and not went_back_to and not new:
                 config["incident"]()
             train_step(model, optimizer, make_batch(state.step, hvd.rank()))
             state.step += 1
@@ -96,3 +100,20 @@ def test_lost_process_takes_new_ones_back_to_the_checkpoint_of_the_commit(
     assert told.attempts == 2
     assert [failure.rank for failure in told.failures] == [1]
     assert [metrics["step"] for metrics in told.metrics_of(1)] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_ranks_that_are_left_stay_and_a_new_one_joins_them(
+    fit: Callable[..., Result], alone: dict[str, torch.Tensor], victim: int
+):
+    told = Collector()
+    config = {"incident": die, "victim": victim}
+    elastic = HorovodConfig(elastic=True, timeout_s=30)
+    result = fit(train_elastically, config, horovod=elastic, max_failures=1, callbacks=(told,))
+    assert_same(result.return_value[0], alone)
+    assert told.attempts == 1
+    assert [(failure.rank, failure.kind) for failure in told.failures] == [(victim, FailureKind.INFRASTRUCTURE)]
+    stayed, replaced = told.metrics_of(1 - victim), told.metrics_of(victim)
+    assert [metrics["step"] for metrics in stayed] == [metrics["step"] for metrics in replaced] == [2, 4, 6]
+    assert len({metrics["pid"] for metrics in stayed}) == 1
+    assert len({metrics["pid"] for metrics in replaced}) == 2

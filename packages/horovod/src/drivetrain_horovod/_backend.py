@@ -7,11 +7,13 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain import Backend, ConfigurationError, PluginError, TrainContext, WorkerGroup, WorkerInfo
 from drivetrain_horovod._built import BUILD, explain, find_build
+from drivetrain_horovod._elastic import ElasticRendezvous
 
 __all__ = ["HorovodBackend"]
 
@@ -22,7 +24,7 @@ _server: Any = None
 """The rendezvous server of this process, if it is rank 0's: sets of processes that are added later need it too."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class HorovodBackend(Backend):
     """What :class:`~drivetrain_horovod.HorovodConfig` describes.
 
@@ -32,6 +34,7 @@ class HorovodBackend(Backend):
         timeout_s: seconds that the ranks may take to find each other, and one operation may take.
         preload: see :class:`~drivetrain.Backend`.
         warmup: see :class:`~drivetrain.Backend`.
+        survives_losses: see :class:`~drivetrain.Backend`.
     """
 
     nics: tuple[str, ...] | None
@@ -39,6 +42,9 @@ class HorovodBackend(Backend):
     timeout_s: int
     preload: Sequence[str] = ()
     warmup: Sequence[str] = ()
+    survives_losses: bool = False
+    _elastic: ElasticRendezvous | None = field(default=None, init=False, repr=False, compare=False)
+    _mappings: list[dict[str, str]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     name = "horovod"
 
@@ -59,11 +65,17 @@ class HorovodBackend(Backend):
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(self.timeout_s),
         }
-        if len(workers) > 1:
-            (port,) = group.run(_serve, [tuple(slot.values()) for slot in slots], self.verbose, ranks=[0])
+        plan, verbose = [tuple(slot.values()) for slot in slots], max(0, self.verbose - 1)
+        if len(workers) > 1 and self.survives_losses:
+            self._elastic = ElasticRendezvous(plan, workers[0].ip, self.timeout_s, verbose)
+            shared["HOROVOD_ELASTIC"] = "1"
+            shared["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = self._elastic.address
+            shared["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(self._elastic.port)
+        elif len(workers) > 1:
+            (port,) = group.run(_serve, plan, verbose, ranks=[0])
             shared["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = interfaces[0][1] or workers[0].ip
             shared["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
-        rendezvous = []
+        rendezvous = self._mappings = []
         for slot, (interface, _), gpus in zip(slots, interfaces, _gpus_of_nodes(workers), strict=True):
             mapping = {f"HOROVOD_{name}": str(value) for name, value in slot.items()} | shared
             if gpus:
@@ -74,6 +86,27 @@ class HorovodBackend(Backend):
                 mapping["NCCL_SOCKET_IFNAME"] = interface
             rendezvous.append(mapping)
         return rendezvous
+
+    def rejoin(self, group: WorkerGroup, lost: Sequence[int]) -> Future[Sequence[Mapping[str, str]]]:
+        """Has the other ranks connect again with new processes; rank 0 of Horovod's is one that stayed."""
+        assert self._elastic is not None
+        mappings = [self._mappings[rank] for rank in lost]
+        places = [(mapping["HOROVOD_HOSTNAME"], int(mapping["HOROVOD_LOCAL_RANK"])) for mapping in mappings]
+        return self._elastic.rejoin(
+            places,
+            lambda slots: [
+                {**mapping, "HOROVOD_RANK": str(slot.rank)} for mapping, slot in zip(mappings, slots, strict=True)
+            ],
+        )
+
+    def close(self) -> None:
+        """Stops the rendezvous that the driver serves."""
+        elastic, self._elastic = self._elastic, None
+        if elastic is not None:
+            elastic.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_elastic": None}  # which is the driver's
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
@@ -169,7 +202,7 @@ def _serve(slots: Sequence[tuple[Any, ...]], verbose: int) -> int:
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http.http_server import RendezvousServer
 
-    _server = RendezvousServer(verbose=max(0, verbose - 1))
+    _server = RendezvousServer(verbose=verbose)
     port: int = _server.start()
     _server.init([SlotInfo(*slot) for slot in slots])
     return port

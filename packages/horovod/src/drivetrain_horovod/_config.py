@@ -23,6 +23,9 @@ class HorovodConfig(BackendConfig):
             which the other workers reach it.
         verbose: what Horovod's core logs: 0 errors, 1 warnings, 2 what it does, 3 all. A ``HOROVOD_LOG_LEVEL`` in the
             workers' environment goes before it.
+        elastic: when a rank is lost, the others stay: they go back to their last commit, and go on with a new process
+            in its place. The train function wants ``hvd.elastic.run``, the driver Horovod, and the run a
+            ``FailureConfig(max_failures=...)``.
         timeout_s: seconds that ``hvd.init()`` may wait for the other ranks, and that one operation of Gloo may take.
         placement_group_timeout_s: taken, and without effect: ``RunConfig(start_timeout_s=...)`` bounds the wait for
             resources.
@@ -41,6 +44,7 @@ class HorovodConfig(BackendConfig):
 
     nics: Collection[str] | None = None
     verbose: int = 1
+    elastic: bool = False
     timeout_s: float = 300
     placement_group_timeout_s: float = 100
     key: str | None = None
@@ -57,6 +61,8 @@ class HorovodConfig(BackendConfig):
             )
         if type(self.verbose) is not int or self.verbose < 0:
             raise ConfigurationError(f"HorovodConfig(verbose=...) wants 0, 1, 2 or 3, found {self.verbose!r}")
+        if type(self.elastic) is not bool:
+            raise ConfigurationError(f"HorovodConfig(elastic=...) wants True or False, found {self.elastic!r}")
         for name in ("timeout_s", "placement_group_timeout_s"):
             seconds: object = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 1 <= seconds < math.inf:
@@ -70,6 +76,7 @@ class HorovodConfig(BackendConfig):
         return HorovodBackend(
             nics=None if self.nics is None else tuple(sorted(self.nics)),
             verbose=self.verbose,
+            survives_losses=self.elastic,
             timeout_s=math.ceil(self.timeout_s),
             preload=("horovod.torch",) if with_torch else (),
             # What can be compiled, such as the first optimizer, imports torch's compiler.

@@ -10,6 +10,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -118,8 +119,28 @@ class RemoteGroup:
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
         """See :meth:`drivetrain.runtime.base.Group.train`."""
-        for rank, task in enumerate(tasks):
+        for task in tasks:
+            rank = task.context.get_world_rank()
             self._send(rank, frame(("train", cloudpickle.dumps(task), rank)))
+
+    def wake_when_done(self, future: Future[Any]) -> None:
+        """See :meth:`drivetrain.runtime.base.Group.wake_when_done`."""
+        ours, theirs = socket.socketpair()
+
+        def hear() -> None:
+            self.forget(ours)
+            ours.close()
+
+        def tell(_: object) -> None:
+            theirs.close()
+
+        self.watch(ours, hear)
+        future.add_done_callback(tell)
+
+    def forget_rank(self, rank: int) -> None:
+        """Makes room for a new process in the place of one that is gone."""
+        del self._gone[rank]
+        self._inboxes.pop(rank).socket.close()
 
     def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
         """See :meth:`drivetrain.runtime.base.Group.preempt`."""
