@@ -181,8 +181,8 @@ class Attempt:
         """After a loss: waits until the other ranks wait for new ones; False if one of them does not come to it."""
         lost = len(self._exits)
         deadline = time.monotonic() + self._run.run_config.start_timeout_s
-        group.wake_when_done(future)
-        self._settled_on(group, future.done, lost, deadline)
+        with group.woken_by(future):
+            self._settled_on(group, future.done, lost, deadline)
         return future.done() and self._are_fine(lost)
 
     def renumber(self, group: Group) -> int | None:

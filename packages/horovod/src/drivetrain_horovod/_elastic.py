@@ -50,8 +50,10 @@ class ElasticRendezvous:
         self._waiting: set[Place] = set()
         self._lost: set[Place] = set()
         self._resolve: Callable[[], None] = lambda: None
+        self._closed = False
         self._server = RendezvousHTTPServer((_address_towards(near), 0), create_rendezvous_handler(self), verbose)
         self._server.daemon_threads = True
+        self._server.handle_error = lambda request, address: None  # of a worker that is gone
         self._server.init(list(self._slots.values()))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="Horovod's rendezvous")
         self._thread.start()
@@ -73,7 +75,10 @@ class ElasticRendezvous:
         return future
 
     def close(self) -> None:
-        """Stops the server."""
+        """Stops the server; who still waits is told that there is no place."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -83,7 +88,7 @@ class ElasticRendezvous:
         with self._changed:
             self._waiting.add((host, local_rank))
             self._begin_if_complete()
-            self._changed.wait_for(lambda: (host, local_rank) not in self._waiting, self._timeout_s)
+            self._changed.wait_for(lambda: self._closed or (host, local_rank) not in self._waiting, self._timeout_s)
 
     def get_slot_info(self, host: str, local_rank: int) -> Any:
         """For Horovod's handler: the worker's rank, or none if the others have not come."""

@@ -73,8 +73,8 @@ class Group(WorkerGroup, Protocol):
         """
         ...
 
-    def wake_when_done(self, future: Future[Any]) -> None:
-        """Has :meth:`pump` return when a future is done."""
+    def woken_by(self, future: Future[Any]) -> AbstractContextManager[None]:
+        """Has :meth:`pump` return when a future is done, for the time of a ``with`` block."""
         ...
 
     def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:

@@ -87,7 +87,7 @@ class InProcessGroup:
         """Never called: this process is not lost while it drives the run."""
         raise NotImplementedError
 
-    def wake_when_done(self, future: Future[Any]) -> None:
+    def woken_by(self, future: Future[Any]) -> contextlib.AbstractContextManager[None]:
         """Never called, see :meth:`replace`."""
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -123,19 +123,17 @@ class RemoteGroup:
             rank = task.context.get_world_rank()
             self._send(rank, frame(("train", cloudpickle.dumps(task), rank)))
 
-    def wake_when_done(self, future: Future[Any]) -> None:
-        """See :meth:`drivetrain.runtime.base.Group.wake_when_done`."""
+    @contextlib.contextmanager
+    def woken_by(self, future: Future[Any]) -> Iterator[None]:
+        """See :meth:`drivetrain.runtime.base.Group.woken_by`."""
         ours, theirs = socket.socketpair()
-
-        def hear() -> None:
-            self.forget(ours)
-            ours.close()
-
-        def tell(_: object) -> None:
-            theirs.close()
-
-        self.watch(ours, hear)
-        future.add_done_callback(tell)
+        with ours, theirs:
+            self.watch(ours, lambda: self.forget(ours))
+            future.add_done_callback(lambda _: theirs.close())
+            try:
+                yield
+            finally:
+                self.forget(ours)
 
     def forget_rank(self, rank: int) -> None:
         """Makes room for a new process in the place of one that is gone."""

@@ -68,6 +68,8 @@ class RayGroup(RemoteGroup):
         lost = {index: rank for index, rank in self._rank_of.items() if rank in ranks}
         if missing := lost.keys() - self._actors.dead.keys():
             raise WorkerDiedError(f"Ray does not say of workers {sorted(missing)} that they have ended")
+        if gone := [rank for index, rank in lost.items() if names_node(self._actors.dead[index])]:
+            raise WorkerDiedError(f"the nodes of ranks {gone} are gone")
         rank_of: dict[int, int] = {}
         for index, rank in lost.items():
             self.forget_rank(rank)
