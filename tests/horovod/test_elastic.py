@@ -23,10 +23,13 @@ from tests.horovod.test_training import (
     make_model,
     make_optimizer,
     train_step,
+    train_with_checkpoints,
 )
 from tests.support import Collector
 
 __all__ = ["alone"]  # a fixture
+
+ELASTIC = HorovodConfig(elastic=True, timeout_s=30)
 
 
 def train_elastically(config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[int]]:
@@ -102,14 +105,21 @@ def test_lost_process_takes_new_ones_back_to_the_checkpoint_of_the_commit(
     assert [metrics["step"] for metrics in told.metrics_of(1)] == [2, 4, 6]
 
 
-@pytest.mark.parametrize("victim", [1, 0])
+@pytest.mark.parametrize(
+    ("victim", "runtime"), [(1, "local"), (0, "local"), pytest.param(1, "ray", marks=pytest.mark.ray)]
+)
 def test_ranks_that_are_left_stay_and_a_new_one_joins_them(
-    fit: Callable[..., Result], alone: dict[str, torch.Tensor], victim: int
+    fit: Callable[..., Result],
+    alone: dict[str, torch.Tensor],
+    victim: int,
+    runtime: str,
+    request: pytest.FixtureRequest,
 ):
+    if runtime == "ray":
+        request.getfixturevalue("ray_address")
     told = Collector()
     config = {"incident": die, "victim": victim}
-    elastic = HorovodConfig(elastic=True, timeout_s=30)
-    result = fit(train_elastically, config, horovod=elastic, max_failures=1, callbacks=(told,))
+    result = fit(train_elastically, config, runtime=runtime, horovod=ELASTIC, max_failures=1, callbacks=(told,))
     assert_same(result.return_value[0], alone)
     assert told.attempts == 1
     assert [(failure.rank, failure.kind) for failure in told.failures] == [(victim, FailureKind.INFRASTRUCTURE)]
@@ -117,3 +127,23 @@ def test_ranks_that_are_left_stay_and_a_new_one_joins_them(
     assert [metrics["step"] for metrics in stayed] == [metrics["step"] for metrics in replaced] == [2, 4, 6]
     assert len({metrics["pid"] for metrics in stayed}) == 1
     assert len({metrics["pid"] for metrics in replaced}) == 2
+
+
+def test_all_are_replaced_where_the_train_function_is_not_elastic(
+    fit: Callable[..., Result], alone: dict[str, torch.Tensor]
+):
+    told = Collector()
+    result = fit(train_with_checkpoints, {"die_at": 4}, horovod=ELASTIC, max_failures=1, callbacks=(told,))
+    assert_same(result.return_value, alone)
+    assert told.attempts == 2
+    assert [failure.rank for failure in told.failures] == [1]
+
+
+def test_failed_collective_of_an_elastic_run_costs_no_process(
+    fit: Callable[..., Result], alone: dict[str, torch.Tensor]
+):
+    told = Collector()
+    result = fit(train_elastically, {"incident": lose_the_connection}, horovod=ELASTIC, callbacks=(told,))
+    assert_same(result.return_value[0], alone)
+    assert told.attempts == 1
+    assert not told.failures
