@@ -196,6 +196,8 @@ class Controller:
                     raise
                 self._history.append(failed.failure)
                 self._callbacks.call("on_failure", failed.failure, True)
+                ranks = ", ".join(map(str, lost))
+                self._run.console.print(f"{self._run.name}: rank {ranks} was replaced, the others stay", error=True)
 
     def _replace(self, group: Group, attempt: Attempt, number: int, lost: Sequence[int]) -> bool:
         """Has new processes take the places of lost ones; False if a rank does not wait for them."""
@@ -210,8 +212,6 @@ class Controller:
         attempt.go_on(group.workers, last)
         checkpoint = self._latest_checkpoint()
         group.train([self._task(group, rank, rendezvous[rank], checkpoint, number, last) for rank in lost])
-        ranks = ", ".join(map(str, lost))
-        self._run.console.print(f"{self._run.name}: rank {ranks} was lost and replaced; the others stay", error=True)
         return True
 
     def _decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
