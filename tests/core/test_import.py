@@ -26,7 +26,8 @@ LAYERS = """
     uploads
     session
     workspace data.batches
-    cli loggers.csvfile loggers.jsonfile loggers.progress runtime.base runtime.resources data.shard
+    cli loggers.csvfile loggers.jsonfile loggers.progress runtime.base runtime.resources data.position
+    data.shard
     runtime.worker rundir data.sources
     attempt result runtime.forkserver runtime.inprocess runtime.ray.worker runtime.remote data.config
     controller handle runtime.local runtime.ray.cluster interactive.warm
@@ -155,9 +156,10 @@ def test_only_its_own_room_knows_ray_and_none_knows_a_framework(name: str) -> No
         "runtime.ray.cluster": {"ray"},
         "runtime.ray.worker": {"ray"},
         "storage.remote": {"pyarrow"},
-        "data.batches": {"numpy", "pyarrow", "torch"},
+        "data.batches": {"numpy", "pyarrow", "tensorflow", "torch"},
         "data.config": {"ray"},
-        "data.shard": {"pyarrow", "torch"},
+        "data.position": {"numpy", "pyarrow"},
+        "data.shard": {"pyarrow", "tensorflow", "torch"},
         "data.sources": {"numpy", "pyarrow"},
         "testing.conformance": {"pytest"},
         "result": {"pandas"},

@@ -103,6 +103,13 @@ class ReportMatcher:
         self._running.discard(rank)
         return self._settle()
 
+    def restart(self, number: int) -> None:
+        """Forgets what it holds, which will not be completed, and expects all ranks to go on from one number."""
+        self._held.clear()
+        self._silent.clear()
+        self._passed = dict.fromkeys(self._passed, number)
+        self._running = set(self._passed)
+
     def _settle(self) -> list[MatchedReport]:
         self._note_silence()
         settled: list[MatchedReport] = []

@@ -65,6 +65,7 @@ class Session:
         context: the facts that :func:`get_context` hands out.
         checkpoint: what to resume from.
         first_index: index in the run that the report before the first one of this attempt has.
+        first_number: number in the attempt of the report before this session's first.
         emit: delivers an event to the controller; blocks while the controller is too far behind.
         preemption: what the function is told of.
         options: see there.
@@ -80,6 +81,7 @@ class Session:
         context: TrainContext,
         checkpoint: Checkpoint | None,
         first_index: int,
+        first_number: int = 0,
         emit: Callable[[Event], None],
         preemption: Preemption,
         options: SessionOptions | None = None,
@@ -90,6 +92,7 @@ class Session:
         self.context = context
         self.checkpoint = checkpoint
         self.preemption = preemption
+        preemption.renumber = self._renumber
         self._datasets = datasets or {}
         self._options = options or SessionOptions()
         self._on_checkpoint = on_checkpoint
@@ -99,7 +102,7 @@ class Session:
         self._first_index = first_index
         self._emit = emit
         self._rank = context.get_world_rank()
-        self._count = 0
+        self._count = first_number
         self._quiet = 0
         self._stored_number = 0
         self._uploads = Uploads(context.storage, self._rank, self._options.checkpoints)
@@ -150,6 +153,7 @@ class Session:
                 )
                 return
             self._storage.require_run(self.context.get_trial_id(), self._options.start)
+            self._add_positions(upload.checkpoint)
             number = self._count + 1
             prepared = self._uploads.prepare(upload, self._first_index + number)
             stored = Checkpoint.in_storage(self._storage, prepared.directory)
@@ -161,6 +165,13 @@ class Session:
             else:
                 self._uploads.begin(prepared, lambda files: self._on_uploaded(number, stored, files))
             self._on_checkpoint()
+
+    def _add_positions(self, checkpoint: Checkpoint) -> None:
+        """Has the controller know where datasets stand, whose shards were asked for it."""
+        states = {name: getattr(shard, "take_state", lambda: None)() for name, shard in self._datasets.items()}
+        known = {name: state for name, state in states.items() if state is not None}
+        if known and self._rank == 0:
+            checkpoint.update_metadata({POSITIONS: known})
 
     def finish(self) -> None:
         """Waits for the uploads in the background.
@@ -176,6 +187,10 @@ class Session:
         with contextlib.suppress(StorageError):
             self._uploads.drain()
         self._tell_finished()
+
+    def _renumber(self, number: int) -> None:
+        with self._lock:
+            self._count = number
 
     def _note_stored(self, number: int, stored: Checkpoint) -> None:
         if number > self._stored_number:  # an earlier upload may take longer than a later one
@@ -194,6 +209,9 @@ class Session:
         while self._finished:
             self._emit(self._finished.popleft())
 
+
+POSITIONS = "dataset_positions"
+"""The key in a checkpoint's metadata of where datasets stood when it was reported."""
 
 _active: Session | None = None
 

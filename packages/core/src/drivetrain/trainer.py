@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,9 +19,9 @@ import cloudpickle
 from drivetrain.attempt import RunFailed
 from drivetrain.backend import Backend, BackendConfig, NoBackend
 from drivetrain.callback import Callback, Callbacks
-from drivetrain.checkpoint import Checkpoint
+from drivetrain.checkpoint import Checkpoint, metadata_json
 from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.context import Run
+from drivetrain.context import Run, WorkerInfo
 from drivetrain.control import listen
 from drivetrain.controller import Controller, controller_failure
 from drivetrain.data import DataConfig
@@ -36,14 +36,13 @@ from drivetrain.errors import (
 )
 from drivetrain.handle import RunHandle
 from drivetrain.interrupts import Interrupts
-from drivetrain.loggers.csvfile import CsvLogger
-from drivetrain.loggers.jsonfile import JsonLogger
-from drivetrain.loggers.progress import ProgressLine
+from drivetrain.loggers.chosen import make_callbacks
 from drivetrain.plugins import load_plugin
 from drivetrain.policy import RetryBudget
 from drivetrain.result import ERROR_FILE, Result, last_metrics
 from drivetrain.rundir import OpenRun, TrainerFile, open_run
 from drivetrain.runtime.base import Runtime
+from drivetrain.session import POSITIONS
 from drivetrain.storage import Storage, redact
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class DataParallelTrainer:
             dataset, a Hugging Face or Ray dataset, a dict of arrays, or a function that returns one of these.
         dataset_config: which of them are split, and how.
         metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back; values
-            that JSON knows.
+            that JSON knows, or bytes.
         resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run.
 
     Raises:
@@ -118,9 +117,9 @@ class DataParallelTrainer:
         _check_optional("metadata", metadata, Mapping)
         _check_optional("resume_from_checkpoint", resume_from_checkpoint, Checkpoint)
         try:
-            json.dumps(dict(metadata or {}))
+            metadata_json(dict(metadata or {}))
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"metadata wants values that JSON knows: {error}") from error
+            raise ConfigurationError(f"metadata wants values that JSON knows, or bytes: {error}") from error
         self._function = train_loop_per_worker
         self._config = None if train_loop_config is None else dict(train_loop_config)
         self._given_backend = backend_config
@@ -203,7 +202,7 @@ class DataParallelTrainer:
                 f"dataset {on_ray[0]!r} is Ray's, which wants workers on Ray, found runtime='local': use runtime='ray'"
             )
         datasets = self._data_config.open(self._datasets)
-        callbacks = self._make_callbacks()
+        callbacks = make_callbacks(self._run_config)
         if self._resume_from is not None and not self._resume_from.exists():
             raise ConfigurationError(
                 f"resume_from_checkpoint wants a checkpoint that exists, found no directory at {self._resume_from.path}"
@@ -217,6 +216,16 @@ class DataParallelTrainer:
                 if raise_on_failure:
                     raise
                 return Result(metrics=last_metrics(opened.storage), storage=opened.storage, error=error)
+
+    def _split(
+        self, datasets: Mapping[str, Any], workers: Sequence[WorkerInfo], checkpoint: Checkpoint | None
+    ) -> list[dict[str, Any]]:
+        positions = checkpoint.get_metadata().get(POSITIONS) if datasets and checkpoint is not None else None
+        options: dict[str, Any] = {"positions": positions} if positions else {}
+        if any(is_ray_dataset(dataset) for dataset in datasets.values()):
+            options["resources"] = replace(self._scaling, num_workers=len(workers)).total_resources
+        nodes = [worker.node_id for worker in workers]
+        return self._data_config.configure(datasets, len(workers), None, nodes, **options)
 
     @classmethod
     def restore(
@@ -290,6 +299,7 @@ class DataParallelTrainer:
             id=opened.id,
             path=opened.directory,
             location=storage.root,
+            storage=storage,
             scaling_config=self._scaling,
             run_config=self._run_config,
             train_loop_config=self._config,
@@ -308,9 +318,7 @@ class DataParallelTrainer:
             policy=self._run_config.failure_config.policy or RetryBudget(self._run_config.failure_config),
             metadata=self._metadata,
             interrupts=interrupts,
-            shards=lambda workers: self._data_config.configure(
-                datasets, len(workers), None, [worker.node_id for worker in workers]
-            ),
+            shards=lambda workers, checkpoint: self._split(datasets, workers, checkpoint),
             start=opened.start,
             last_index=opened.last_index,
             all_values=self._all_values,
@@ -362,14 +370,6 @@ class DataParallelTrainer:
                 self._backend_argument: self._given_backend,
             },
         )
-
-    def _make_callbacks(self) -> list[Callback]:
-        chosen: list[Callback] = [JsonLogger(), CsvLogger()]
-        if self._run_config.verbose:
-            chosen.append(ProgressLine())
-        for callback in self._run_config.callbacks:
-            chosen.append(load_plugin("callback", callback)() if isinstance(callback, str) else callback)
-        return chosen
 
     def _explain(self, failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedError:
         """The error for the user, which is also written to the run directory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,20 @@ class Group(WorkerGroup, Protocol):
     """A worker group as the controller drives it."""
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
-        """Sends each rank its task; the ranks start on it at once."""
+        """Sends ranks their tasks; they start on them at once."""
+        ...
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        """Starts new processes for ranks that are lost, and waits until they can be called.
+
+        Raises:
+            WorkerDiedError: they did not start, or not where the lost ones were.
+            WaitTimeoutError: not within ``start_timeout_s``.
+        """
+        ...
+
+    def woken_by(self, future: Future[Any]) -> AbstractContextManager[None]:
+        """Has :meth:`pump` return when a future is done, for the time of a ``with`` block."""
         ...
 
     def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from drivetrain.context import WorkerInfo
@@ -81,6 +82,14 @@ class InProcessGroup:
             execute(task, take_turn, self._preemption, in_driver=True)
         if raised:
             raise raised[0]
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        """Never called: this process is not lost while it drives the run."""
+        raise NotImplementedError
+
+    def woken_by(self, future: Future[Any]) -> contextlib.AbstractContextManager[None]:
+        """Never called, see :meth:`replace`."""
+        raise NotImplementedError
 
     def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
         """See :meth:`drivetrain.runtime.base.Group.preempt`."""

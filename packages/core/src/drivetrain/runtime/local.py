@@ -140,16 +140,32 @@ class LocalGroup(RemoteGroup):
         self._stack_pipes: dict[int, int] = {}
         self._outputs: list[OutputPipe] = []
         self._oom_kills = OomCounter()
+        self._environment = environment
+        self._gpus = partition_gpus(spec.scaling, visible_gpus())
         self.watch(server.control, self._hear_server)
-        gpus = partition_gpus(spec.scaling, visible_gpus())
-        for rank in range(spec.num_workers):
-            self._start(rank, gpus[rank], environment)
-        while len(self._pids) < spec.num_workers:
-            missing = [rank for rank in range(spec.num_workers) if rank not in self._pids]
+        self._start_all(range(spec.num_workers))
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        """See :meth:`drivetrain.runtime.base.Group.replace`."""
+        self._deadline = time.monotonic() + self._spec.start_timeout_s
+        # What the server still has to say of the old ones finds no rank.
+        self._ranks = {token: rank for token, rank in self._ranks.items() if rank not in ranks}
+        for rank in ranks:
+            self.forget_rank(rank)
+            os.close(self._stack_pipes.pop(rank))
+            if (process := self._processes.pop(rank, None)) is not None:
+                os.close(process)
+            self._pids.pop(rank, None)
+        self._start_all(ranks)
+
+    def _start_all(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._start(rank, self._gpus[rank], self._environment)
+        while missing := [rank for rank in ranks if rank not in self._pids]:
             if self.broken:
                 raise WorkerDiedError("the process that workers are started from ended while importing the framework")
             self.wait(f"the processes of ranks {missing} to start", missing)
-        self.workers = tuple(self._describe(rank, gpus[rank]) for rank in range(spec.num_workers))
+        self.workers = tuple(self._describe(rank, self._gpus[rank]) for rank in range(self._spec.num_workers))
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """See :meth:`drivetrain.runtime.base.Group.stacks`."""

@@ -9,7 +9,8 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -121,9 +122,27 @@ class RemoteGroup:
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
         """See :meth:`drivetrain.runtime.base.Group.train`."""
-        self._training.update(range(len(tasks)))
-        for rank, task in enumerate(tasks):
+        for task in tasks:
+            rank = task.context.get_world_rank()
+            self._training.add(rank)
             self._send(rank, frame(("train", cloudpickle.dumps(task), rank)))
+
+    @contextlib.contextmanager
+    def woken_by(self, future: Future[Any]) -> Iterator[None]:
+        """See :meth:`drivetrain.runtime.base.Group.woken_by`."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self.watch(ours, lambda: self.forget(ours))
+            future.add_done_callback(lambda _: theirs.close())
+            try:
+                yield
+            finally:
+                self.forget(ours)
+
+    def forget_rank(self, rank: int) -> None:
+        """Makes room for a new process in the place of one that is gone."""
+        del self._gone[rank]
+        self._inboxes.pop(rank).socket.close()
 
     def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
         """See :meth:`drivetrain.runtime.base.Group.preempt`."""

@@ -49,6 +49,7 @@ class TrainTask:
         context: the facts that the function can ask for.
         checkpoint: what to resume from.
         first_index: index in the run of the report before this attempt's first.
+        first_number: number in the attempt of the report before this task's first: 0 unless it replaces a lost one.
         options: what the run's configuration says about the worker's side.
         datasets: the rank's shards, by name.
         wants_value: what the function returns is told.
@@ -63,6 +64,7 @@ class TrainTask:
     options: SessionOptions = field(default_factory=SessionOptions)
     datasets: Mapping[str, Any] = field(default_factory=dict)
     wants_value: bool = True
+    first_number: int = 0
 
 
 def flush_output() -> None:
@@ -211,6 +213,7 @@ def execute(
                 context=context,
                 checkpoint=task.checkpoint,
                 first_index=task.first_index,
+                first_number=task.first_number,
                 emit=emit,
                 preemption=preemption,
                 options=task.options,
