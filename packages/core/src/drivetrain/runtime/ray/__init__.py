@@ -48,6 +48,7 @@ class RayGroup(RemoteGroup):
         self._spec = spec
         self._started = time.time()
         self._actors = actors
+        actors.join_session()
         self._rank_of: dict[int, int] = {}
         self._stack_pipes: dict[int, int] = {}
         self._keeps_reservation = not spec.elastic
@@ -111,12 +112,10 @@ class RayGroup(RemoteGroup):
 
     def renew(self, spec: GroupSpec) -> bool:
         """See :meth:`drivetrain.runtime.base.Group.renew`."""
-        import ray
-
         mine = self._spec
         same = (spec.num_workers, spec.scaling, spec.shown_ranks) == (mine.num_workers, mine.scaling, mine.shown_ranks)
         avoided = any(worker.node_id in spec.avoided for worker in self.workers)
-        if not same or avoided or not ray.is_initialized():
+        if not same or avoided or not self._actors.are_of_this_session:
             return False
         spec.interrupts.replace_handlers_of("ray")
         return super().renew(spec)
