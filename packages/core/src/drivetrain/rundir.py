@@ -30,6 +30,8 @@ from drivetrain.storage.lock import LOCK_FILE, RunLock
 from drivetrain.storage.mirror import Mirror
 from drivetrain.storage.node import share_directory, sweep
 from drivetrain.storage.transfer import Limits
+from drivetrain.timeline import TIMELINE_FILE
+from drivetrain.usage import USAGE_FILE
 from drivetrain.workspace import ARTIFACTS, STAGED_RUNS, staging_key
 
 __all__ = ["TRAINER_FILE", "OpenRun", "TrainerFile", "open_run"]
@@ -37,7 +39,7 @@ __all__ = ["TRAINER_FILE", "OpenRun", "TrainerFile", "open_run"]
 TRAINER_FILE = "trainer.pkl"
 ERROR_FILES = ("error.json", "error.txt")
 VERSION = 1
-_METRICS = ("result*.json", "progress.csv")
+_GROWING = ("result*.json", "progress.csv", TIMELINE_FILE, USAGE_FILE)
 _DRAFTS = tuple(f".{name}.????????" for name in (MANIFEST, RUN_FILE, TRAINER_FILE, *ERROR_FILES))
 
 
@@ -282,7 +284,7 @@ def _stage(
         warn=lambda line: console.print(f"{record['name']}: {line}", error=True),
     )
     stack.enter_context(mirror.running())
-    return directory, mirror.try_push, lambda: mirror.pull(_METRICS)
+    return directory, mirror.try_push, lambda: mirror.pull(_GROWING)
 
 
 def _sweep_uploads() -> None:

@@ -45,6 +45,7 @@ from drivetrain.result import ERROR_FILE, Result, last_metrics
 from drivetrain.rundir import OpenRun, TrainerFile, open_run
 from drivetrain.runtime.base import Runtime
 from drivetrain.storage import Storage, redact
+from drivetrain.timeline import Timeline
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -343,6 +344,7 @@ class DataParallelTrainer:
         """What ``run.json`` says about the configuration."""
         return {
             "trainer": type(self).__name__,
+            "train_function": getattr(self._function, "__qualname__", type(self._function).__qualname__),
             "scaling_config": repr(self._scaling),
             "run_config": redact(repr(self._run_config)),
             "train_loop_config": repr(self._config),
@@ -361,7 +363,7 @@ class DataParallelTrainer:
         )
 
     def _make_callbacks(self) -> list[Callback]:
-        chosen: list[Callback] = [JsonLogger(), CsvLogger()]
+        chosen: list[Callback] = [Timeline(), JsonLogger(), CsvLogger()]
         if self._run_config.verbose:
             chosen.append(ProgressLine())
         for callback in self._run_config.callbacks:
