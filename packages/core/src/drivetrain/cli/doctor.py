@@ -27,7 +27,7 @@ from drivetrain.errors import DrivetrainError, PluginError
 from drivetrain.plugins import KINDS, list_plugins
 from drivetrain.storage import Storage
 from drivetrain.timeline import installed_versions
-from drivetrain.views.terminal import bytes_text, terminal_width
+from drivetrain.views.terminal import bytes_text, wrapped
 
 __all__ = ["add_doctor"]
 
@@ -110,19 +110,12 @@ def _text(findings: list[Finding]) -> str:
     width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
-        lines.append(_wrapped(f"{marks[finding.status]:<5}  {finding.name:<{width}}  ", finding.found))
+        lines.append(wrapped(f"{marks[finding.status]:<5}  {finding.name:<{width}}  ", finding.found))
         if finding.advice:
-            lines.append(_wrapped(" " * (width + 9) + "-> ", finding.advice))
+            lines.append(wrapped(" " * (width + 9) + "-> ", finding.advice))
     counts = [sum(finding.status == status for finding in findings) for status in ("problem", "warning")]
     lines.append(f"{counts[0]} wrong, {counts[1]} to look at" if any(counts) else "everything is fine")
     return "\n".join(lines)
-
-
-def _wrapped(start: str, text: str) -> str:
-    import textwrap
-
-    width = max(terminal_width(), len(start) + 30)
-    return textwrap.fill(text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False)
 
 
 def _python() -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import contextlib
 import math
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from drivetrain.cli.output import OK, Commands, MissingError, add_command, emit,
 from drivetrain.cli.tail import add_tail
 from drivetrain.errors import ConfigurationError
 from drivetrain.views.records import RunRecord, find_runs, read_run, shown_metrics
-from drivetrain.views.terminal import amount, bytes_text, duration, moment, plot, table
+from drivetrain.views.terminal import amount, bytes_text, duration, moment, plot, table, wrapped
 
 if TYPE_CHECKING:
     from drivetrain.views.curves import Curve
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["add_runs"]
 
 _METRICS_IN_LIST = 3
+_COUNTERS = ("step", "global_step", "epoch", "iteration", "batch")
+"""Metrics that the column with the number of reports says already, or nearly."""
 
 
 def add_runs(commands: Commands) -> None:
@@ -124,7 +127,7 @@ def _list_text(summaries: list[dict[str, Any]], place: str) -> str:
         for name, value in summary["metrics"].items()
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     )
-    metrics = list(names)[:_METRICS_IN_LIST]
+    metrics = sorted(names, key=lambda name: name in _COUNTERS)[:_METRICS_IN_LIST]
     header = ["RUN", "STATUS", "BEGAN", "DURATION", "WORKERS", "REPORTS", "CHECKPOINTS", *metrics]
     rows = [
         [
@@ -164,14 +167,14 @@ def _show_text(record: RunRecord) -> str:
         ("driver", _driver_text(record.environment)),
     ]
     width = max(len(name) for name, _ in pairs)
-    parts = [record.name, "\n".join(f"  {name:<{width}}  {value}" for name, value in pairs if value)]
+    parts = [record.name, "\n".join(wrapped(f"  {name:<{width}}  ", str(value)) for name, value in pairs if value)]
     if record.attempts:
         rows = [
             [
                 str(number),
                 moment(attempt.began),
                 duration((attempt.ended or record.last_time) - attempt.began),
-                str(len(attempt.workers)),
+                _places(attempt.workers),
                 str(attempt.resumed_from or "-"),
                 attempt.failure["summary"] if attempt.failure else "",
             ]
@@ -188,6 +191,12 @@ def _show_text(record: RunRecord) -> str:
     if record.error:
         parts.append(f"error: {record.error['message']}")
     return "\n\n".join(parts)
+
+
+def _places(workers: list[dict[str, Any]]) -> str:
+    """How many workers were where."""
+    hosts = Counter(worker["hostname"] for worker in workers)
+    return ", ".join(f"{count} on {host}" for host, count in hosts.items()) or "in the driver"
 
 
 def _end_of(record: RunRecord) -> str:

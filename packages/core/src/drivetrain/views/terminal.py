@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["amount", "bytes_text", "duration", "moment", "plot", "table", "terminal_width"]
+__all__ = ["amount", "bytes_text", "duration", "moment", "plot", "table", "terminal_width", "wrapped"]
 
 _WIDTH_OF_A_PIPE = 200
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bits of a braille character's dots, by row and column."""
 _MARKS = "*+xo#@%&"
+_COLOURS = (34, 33, 32, 31, 35, 36)
+_CONTROLS = {**dict.fromkeys([*range(32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}"), 9: " ", 10: " "}
 _MIN_CELL = 8
 
 
@@ -36,6 +40,7 @@ def table(
             columns are cut.
     """
     width = width or terminal_width()
+    rows = [[printable(cell) for cell in row] for row in rows]
     shown = list(range(len(header)))
     widths = [max(len(row[column]) for row in [header, *rows]) for column in shown]
 
@@ -58,6 +63,19 @@ def table(
     return "\n".join(lines)
 
 
+def wrapped(start: str, text: str) -> str:
+    """A text that goes on below itself, right of how its first line starts."""
+    width = max(terminal_width(), len(start) + 30)
+    return textwrap.fill(
+        printable(text), width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
+    )
+
+
+def printable(text: str) -> str:
+    """A text without characters that would control a terminal."""
+    return text.translate(_CONTROLS)
+
+
 def plot(
     series: Mapping[str, Sequence[tuple[float, float, float, float]]],
     *,
@@ -66,7 +84,7 @@ def plot(
     height: int = 16,
     log: bool = False,
 ) -> str:
-    """Curves in the dots of braille characters, or in letters where the output has no such characters.
+    """Curves in the dots of braille characters; in letters where the output has no such characters, or no colours.
 
     Args:
         series: by name, points of x, and the least, mean and greatest value there, which are all drawn.
@@ -87,18 +105,23 @@ def plot(
     labels = {0: high, height // 2: (low + high) / 2, height - 1: low}
     texts = {row: amount(10**value if log else value) for row, value in labels.items()}
     margin = max(map(len, texts.values())) + 1
-    canvas = _Canvas(width - margin - 1, height, _can_print("⣿"))
+    colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    canvas = _Canvas(width - margin - 1, height, _can_print("⣿") and (colours or len(series) == 1))
     for name, points in scaled.items():
         canvas.draw(list(scaled).index(name), points, (left, right, low, high))
-    bar, corner, dash = ("│", "└", "─") if canvas.has_dots else ("|", "+", "-")
-    lines = [title]
-    lines += [f"{texts.get(row, ''):>{margin}}{bar}{line}" for row, line in enumerate(canvas.lines())]
+    bar, corner, dash = ("│", "└", "─") if _can_print("│└─") else ("|", "+", "-")
+    lines = [printable(title)]
+    drawn = canvas.lines(colours and len(series) > 1)
+    lines += [f"{texts.get(row, ''):>{margin}}{bar}{line}" for row, line in enumerate(drawn)]
     lines.append(f"{'':>{margin}}{corner}{dash * canvas.width}")
     end = amount(right)
     lines.append(f"{'':>{margin}} {amount(left)}{end:>{max(1, canvas.width - len(amount(left)))}}")
     if len(series) > 1:
-        marks = ["" if canvas.has_dots else f"{_MARKS[i % len(_MARKS)]} " for i in range(len(series))]
-        lines.append(" " * margin + " " + ", ".join(f"{mark}{name}" for mark, name in zip(marks, series, strict=True)))
+        names = [
+            _coloured(i, f"━ {name}") if canvas.has_dots else f"{_MARKS[i % len(_MARKS)]} {name}"
+            for i, name in enumerate(series)
+        ]
+        lines.append(f"{'':>{margin}} {'  '.join(names)}")
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -110,6 +133,7 @@ class _Canvas:
         self.has_dots = has_dots
         self._columns, self._rows = (2, 4) if has_dots else (1, 1)
         self._cells: list[list[int]] = [[0] * width for _ in range(height)]
+        self._owners: list[list[int]] = [[0] * width for _ in range(height)]
 
     def draw(
         self,
@@ -134,10 +158,17 @@ class _Canvas:
                 self._join(number, before, here)
             before = here
 
-    def lines(self) -> list[str]:
-        if self.has_dots:
-            return ["".join(chr(0x2800 + bits) if bits else " " for bits in row) for row in self._cells]
-        return ["".join(_MARKS[(bits - 1) % len(_MARKS)] if bits else " " for bits in row) for row in self._cells]
+    def lines(self, coloured: bool) -> list[str]:
+        if not self.has_dots:
+            return ["".join(_MARKS[(mark - 1) % len(_MARKS)] if mark else " " for mark in row) for row in self._cells]
+        found = []
+        for row, owners in zip(self._cells, self._owners, strict=True):
+            characters = [chr(0x2800 + bits) if bits else " " for bits in row]
+            if coloured:
+                pairs = zip(characters, owners, strict=True)
+                characters = [_coloured(owner, one) if one != " " else one for one, owner in pairs]
+            found.append("".join(characters))
+        return found
 
     def _join(self, number: int, start: tuple[int, int], end: tuple[int, int]) -> None:
         steps = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)
@@ -149,6 +180,7 @@ class _Canvas:
         row, column = down // self._rows, across // self._columns
         if self.has_dots:
             self._cells[row][column] |= _DOTS[down % 4][across % 2]
+            self._owners[row][column] = number
         else:
             self._cells[row][column] = number + 1
 
@@ -157,7 +189,11 @@ def amount(value: Any) -> str:
     """A number in five digits or so; other values as they are."""
     if isinstance(value, float):
         return f"{value:.5g}"
-    return "-" if value is None else str(value)
+    return "-" if value is None else printable(str(value))
+
+
+def _coloured(number: int, text: str) -> str:
+    return f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{text}\x1b[0m"
 
 
 def bytes_text(size: float | None) -> str:
@@ -196,7 +232,6 @@ def _scale(points: Sequence[tuple[float, float, float, float]], log: bool) -> li
 
 
 def _cut(text: str, width: int) -> str:
-    text = text.replace("\n", " ")
     return text if len(text) <= width else f"{text[: width - 1]}{'…' if _can_print('…') else '.'}"
 
 
