@@ -17,7 +17,7 @@ MAX_MODULES = 300
 
 # From the ground up: a module imports only from lines above its own.
 LAYERS = """
-    _version control crashpoints errors interrupts console context loggers runtime runtime.stacks
+    _version control crashpoints errors interrupts console context loggers loggers.standing runtime runtime.stacks
     backend callback config failure policy plugins storage.filesystem storage.transfer runtime.output
     events storage.remote storage.node
     storage reports runtime.wire
@@ -25,9 +25,10 @@ LAYERS = """
     checkpoints preemption
     uploads
     session
-    workspace data.batches
+    workspace data.batches loggers.panel loggers.tracker
+    loggers.aim loggers.comet loggers.mlflow loggers.tensorboard loggers.wandb
     cli loggers.csvfile loggers.jsonfile loggers.progress runtime.base runtime.resources data.shard
-    runtime.worker rundir data.sources
+    runtime.worker rundir data.sources loggers.chosen
     attempt result runtime.forkserver runtime.inprocess runtime.ray.worker runtime.remote data.config
     controller handle runtime.local runtime.ray.cluster
     runtime.ray.actors data
@@ -157,6 +158,8 @@ def test_only_its_own_room_knows_ray_and_none_knows_a_framework(name: str) -> No
         "data.shard": {"pyarrow", "torch"},
         "data.sources": {"numpy", "pyarrow"},
         "testing.conformance": {"pytest"},
+        "loggers.panel": {"rich"},
+        "loggers.tensorboard": {"numpy"},
         "result": {"pandas"},
     }
     assert not tops & HEAVY - allowed.get(name, set()) - {"fsspec"}

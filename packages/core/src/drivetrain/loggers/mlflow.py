@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -84,11 +85,10 @@ class MLflowLoggerCallback(TrackerCallback):
         """Finds the run of MLflow, or makes it."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
-        from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
 
         self._monitor: Any = None
         self._client = client = MlflowClient(self.tracking_uri, self.registry_uri)
-        name = self.experiment_name or MLFLOW_EXPERIMENT_NAME.get() or run.name
+        name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.name
         experiment = client.get_experiment_by_name(name)
         experiment_id = client.create_experiment(name) if experiment is None else experiment.experiment_id
         found = client.search_runs([experiment_id], filter_string=f"tags.`{_RUN_TAG}` = '{run.id}'")
@@ -104,9 +104,10 @@ class MLflowLoggerCallback(TrackerCallback):
             for start in range(0, len(parameter), _PARAMETERS_AT_ONCE):
                 client.log_batch(self._id, params=parameter[start : start + _PARAMETERS_AT_ONCE])
         if self.log_system_metrics:
-            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+            from mlflow.system_metrics import system_metrics_monitor
 
-            self._monitor = SystemMetricsMonitor(self._id, resume_logging=bool(found), tracking_uri=self.tracking_uri)
+            monitor: Any = system_metrics_monitor.SystemMetricsMonitor
+            self._monitor = monitor(self._id, resume_logging=bool(found), tracking_uri=self.tracking_uri)
             self._monitor.start()
         return last
 
