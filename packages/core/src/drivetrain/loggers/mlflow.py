@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,15 +20,17 @@ __all__ = ["MLflowLoggerCallback"]
 _RUN_TAG = "drivetrain.run_id"
 _METRICS_AT_ONCE = 1000  # the REST API takes no more
 _PARAMETERS_AT_ONCE = 100
+_REFUSED = re.compile(r"[^\w\-. :/]")  # in names
 
 
 class MLflowLoggerCallback(TrackerCallback):
     """Logs a run to MLflow: a server, a database, or a directory.
 
     All attempts and resumes of a run are one run of MLflow, which has the tag ``drivetrain.run_id``. The train
-    function's config becomes parameters, every number a metric whose step is the report's iteration. MLflow's own
-    state in this process, such as its active run, stays as it is. A name and password of the server are read by MLflow
-    from ``MLFLOW_TRACKING_USERNAME`` and ``MLFLOW_TRACKING_PASSWORD``, or ``MLFLOW_TRACKING_TOKEN``.
+    function's config becomes parameters, every number a metric whose step is the report's iteration; what MLflow
+    refuses in names becomes ``_``. MLflow's own state in this process, such as its active run, stays as it is. A name
+    and password of the server are read by MLflow from ``MLFLOW_TRACKING_USERNAME`` and ``MLFLOW_TRACKING_PASSWORD``, or
+    ``MLFLOW_TRACKING_TOKEN``.
 
     Args:
         tracking_uri: where MLflow keeps runs; None for what MLflow is set to. One with credentials in it is not kept
@@ -100,7 +103,7 @@ class MLflowLoggerCallback(TrackerCallback):
         else:
             tags = {**self.tags, _RUN_TAG: run.id}
             self._id = client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
-            parameter = [Param(key, str(value)) for key, value in parameters(run).items()]
+            parameter = [Param(_REFUSED.sub("_", key), str(value)) for key, value in parameters(run).items()]
             for start in range(0, len(parameter), _PARAMETERS_AT_ONCE):
                 client.log_batch(self._id, params=parameter[start : start + _PARAMETERS_AT_ONCE])
         if self.log_system_metrics:
@@ -116,7 +119,7 @@ class MLflowLoggerCallback(TrackerCallback):
         from mlflow.entities import Metric
 
         metrics = [
-            Metric(name, value, round(entry.time * 1000), entry.iteration)
+            Metric(_REFUSED.sub("_", name), value, round(entry.time * 1000), entry.iteration)
             for entry in entries
             for name, value in numbers(entry.metrics).items()
         ]
