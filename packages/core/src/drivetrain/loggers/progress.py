@@ -122,6 +122,7 @@ class _Watch:
         self._changes: dict[str, float] = {}
         self._from_zero: set[str] = set()
         self._samples: deque[tuple[float, float]] = deque(maxlen=_RATE_WINDOW)
+        self._base: tuple[float, float] | None = None
         self._checkpoint = ""
         self._committed_at = 0.0
         self.committed_iteration = 0
@@ -138,6 +139,7 @@ class _Watch:
         with self._lock:
             self._state = count + (f", attempt {number + 1}" if number else "")
             self._samples.clear()
+            self._base = None
             self.uploading.clear()
         if self._console.interactive or self._console.notebook:
             self._draw()
@@ -229,8 +231,8 @@ class _Watch:
                 fraction = min(1.0, max(0.0, finest.done / finest.total))
                 if rate and finest is counters[-1]:
                     left_s = max(0.0, finest.total - finest.done) / rate
-                elif fraction > 0:
-                    left_s = (now - self._started) * (1 - fraction) / fraction
+                else:
+                    left_s = self._extrapolate(now, fraction)
             return Standing(
                 name=self._run.name,
                 state=self._state,
@@ -245,6 +247,11 @@ class _Watch:
                 uploads=len(self.uploading),
                 quiet_s=now - self._reported_at,
             )
+
+    def _extrapolate(self, now: float, fraction: float) -> float | None:
+        """Seconds to the end, if it goes on as it has since the first report of the attempt."""
+        began, first = self._base = self._base or (now, fraction)
+        return (now - began) * (1 - fraction) / (fraction - first) if fraction > first else None
 
     def _counters(self, report: Report) -> list[Counter]:
         found = []
