@@ -42,11 +42,12 @@ LIGHTGBM = "lightgbm==4.7.0"
 TENSORFLOW = "tensorflow-cpu==2.21.0"  # smaller than the one with CUDA, same import
 WHOLE_TENSORFLOW = "tensorflow==2.21.0"  # what packages/tf depends on
 TF_KERAS = "tf-keras==2.21.0"  # Keras 2; like our own package it depends on the whole TensorFlow
+NOTEBOOK = ("nbclient==0.11.0", "ipykernel==7.4.0")  # what executes a notebook in the tests
 DATA = ("datasets==5.2.0", "polars==2.1.0")  # what may be given to a trainer as datasets
 
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
-PLUGINS = ["-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt"]
+PLUGINS = ["-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt", "-e", "packages/horovod"]
 
 # Into an environment that has TensorFlow by another name.
 WITHOUT_DEPENDENCIES = ["--no-deps", "-e", "packages/tf", TF_KERAS]
@@ -97,6 +98,7 @@ def dev(session: nox.Session) -> None:
         MYPY,
         PYARROW,
         *DATA,
+        *NOTEBOOK,
         RCLONE,
         S3FS,
         "scikit-learn",
@@ -129,6 +131,7 @@ def types(session: nox.Session) -> None:
             "test_lowest_hf",
             "test_gbdt",
             "test_tf",
+            "test_horovod",
         ),
         *("test_contract", "test_crashes", "test_faults"),
     ],
@@ -160,6 +163,18 @@ def test_gbdt(session: nox.Session) -> None:
 def test_tf(session: nox.Session) -> None:
     """Test the TensorFlow plugin, with both generations of Keras."""
     run_in_dev(session, "pytest", "tests/tf", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def horovod(session: nox.Session) -> None:
+    """Have Horovod in `.nox/dev`: compiled for its PyTorch, in minutes, or from the user's cache."""
+    run_in_dev(session, "drivetrain_horovod.build")
+
+
+@nox.session(requires=["horovod"], venv_backend="none")
+def test_horovod(session: nox.Session) -> None:
+    """Test the Horovod plugin, with a real Horovod."""
+    run_in_dev(session, "pytest", "tests/horovod", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -223,7 +238,7 @@ def test_faults(session: nox.Session) -> None:
     run_in_dev(session, "pytest", "tests/faults", *session.posargs)
 
 
-@nox.session(requires=["dev"], venv_backend="none")
+@nox.session(requires=["dev", "horovod"], venv_backend="none")
 def docs(session: nox.Session) -> None:
     """Build the documentation, warnings being errors, and execute its code blocks."""
     run_in_dev(session, "sphinx", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
@@ -256,8 +271,9 @@ def build(session: nox.Session) -> None:
         ("drivetrain[transformers]", "check_hf.py"),
         ("drivetrain[lightgbm,data]", "check_gbdt.py"),
         ("drivetrain[tensorflow]", "check_tf.py"),
+        ("drivetrain[horovod]", "check_horovod.py"),
     ],
-    ids=["core", "torch", "lightning", "hf", "gbdt", "tf"],
+    ids=["core", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""
@@ -268,10 +284,12 @@ def isolation(session: nox.Session, requirement: str, check: str) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
-    ray_train = f"ray[train]{RAY.removeprefix('ray')}"
-    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, PYARROW, TENSORFLOW]
+    ray_train = f"ray[data,train]{RAY.removeprefix('ray')}"
+    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, LIGHTGBM, TENSORFLOW, PYARROW]
     session.install(*EDITABLE, *PLUGINS, *frameworks, ray_train, "psutil")
     session.install(*WITHOUT_DEPENDENCIES)
+    if not session.posargs or "horovod_steps" in session.posargs:
+        session.run("python", "-m", "drivetrain_horovod.build")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from drivetrain.events import Asking, Counted, Event
+from drivetrain.events import Asking, Counted, Event, Renumbered
 
 __all__ = ["Preemption", "PreemptionInfo", "Signals"]
 
@@ -55,11 +55,13 @@ class Preemption:
         self._info: PreemptionInfo | None = None
         self._settled = threading.Condition()
         self.was_told = False
+        self.is_over = False
+        self.renumber: Callable[[int], None] = lambda number: None
 
     @property
     def is_watched(self) -> bool:
-        """Whether the train function has ever asked."""
-        return self._count > 0
+        """Whether the train function has ever asked, and runs."""
+        return self._count > 0 and not self.is_over
 
     def poll(self) -> PreemptionInfo | None:
         """The train function asks."""
@@ -85,6 +87,11 @@ class Preemption:
         """The controller wants to know how often the function has asked; from now on its questions wait."""
         self._asked = True
         self.tell(Counted(self.rank, self._count))
+
+    def follow(self, number: int) -> None:
+        """Another rank was replaced: the next report of this one is to come after those of that number."""
+        self.renumber(number)
+        self.tell(Renumbered(self.rank))
 
     def settle(self, step: int, info: PreemptionInfo) -> None:
         """The controller has said at which question the function is told."""

@@ -24,6 +24,7 @@ __all__ = [
     "to_numpy",
     "to_tensors",
     "to_tf_tensors",
+    "without",
 ]
 
 T = TypeVar("T")
@@ -104,7 +105,8 @@ def shuffled(tables: Iterator[pa.Table], rows: int, seed: int | None) -> Iterato
     """Mixes the order of rows within a buffer.
 
     The buffer is filled to twice its rows, mixed, emptied to its rows, and so on: each row is mixed with at least so
-    many others, and moved twice on average.
+    many others, and moved twice on average. Which row comes when depends on their number and the seed alone, not on the
+    tables that they come in.
 
     Args:
         tables: of any sizes.
@@ -115,17 +117,25 @@ def shuffled(tables: Iterator[pa.Table], rows: int, seed: int | None) -> Iterato
     import pyarrow as pa
 
     generator = np.random.default_rng(seed)
-    buffer: list[pa.Table] = []
+    buffer: pa.Table | None = None
+    for table in cut(tables, itertools.repeat(rows)):
+        if buffer is None:
+            buffer = table
+            continue
+        mixed = pa.concat_tables([buffer, table])
+        mixed = mixed.take(generator.permutation(mixed.num_rows))
+        yield mixed.slice(rows)
+        buffer = mixed.slice(0, rows)
+    if buffer is not None:
+        yield buffer.take(generator.permutation(buffer.num_rows))
+
+
+def without(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """Tables without their first rows."""
     for table in tables:
-        buffer.append(table)
-        if sum(part.num_rows for part in buffer) >= 2 * rows:
-            mixed = pa.concat_tables(buffer)
-            mixed = mixed.take(generator.permutation(mixed.num_rows))
-            yield mixed.slice(rows)
-            buffer = [mixed.slice(0, rows)]
-    if buffer:
-        mixed = pa.concat_tables(buffer)
-        yield mixed.take(generator.permutation(mixed.num_rows))
+        if table.num_rows > rows:
+            yield table.slice(rows)
+        rows = max(rows - table.num_rows, 0)
 
 
 def to_format(table: pa.Table, batch_format: str | None) -> Any:

@@ -124,6 +124,8 @@ class Actors:
         """Ends actors, and waits until Ray has seen to it."""
         import ray
 
+        if not ray.is_initialized():  # Ray's own end was theirs
+            return
         for index in indices:
             ray.kill(self._handles[index])
         deadline = time.monotonic() + _END_WAIT_S

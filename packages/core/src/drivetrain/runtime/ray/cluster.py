@@ -113,7 +113,10 @@ class Reservation:
 
     def release(self) -> None:
         """Gives it back, which Ray does in the background."""
-        _release(self.group)
+        import ray
+
+        if ray.is_initialized():
+            _release(self.group)
 
 
 def bundle_of(scaling: ScalingConfig) -> dict[str, float]:
