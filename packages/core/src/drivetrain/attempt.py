@@ -261,7 +261,9 @@ class Attempt:
         metrics = event.metrics
         if event.rank == 0:
             self.metrics = metrics
-        self._callbacks.report(Report(event.rank, self._first_iteration + event.number, metrics))
+        self._callbacks.report(
+            Report(event.rank, self._first_iteration + event.number, metrics, event.directory is not None)
+        )
         if event.rank == 0 and self._run.run_config.stop is not None and self._stop_by is None and self._met(metrics):
             self._stop_by = time.monotonic() + _STOP_WAIT_S
             self._stop_number = event.number

@@ -132,7 +132,7 @@ class Session:
                 self._count += 1
                 self._emit(Reported(self._rank, self._count, time.time(), values, None, reduce))
                 return
-            self._storage.require_run(self.context.get_trial_id(), self._options.start)
+            self._storage.require_run(self.context.run_id, self._options.start)
             number = self._count + 1
             prepared = self._uploads.prepare(upload, self._first_index + number)
             stored = Checkpoint.in_storage(self._storage, prepared.directory)
