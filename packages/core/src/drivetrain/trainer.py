@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import cloudpickle
 
+from drivetrain.arguments import check_param_space, merge_arguments
 from drivetrain.attempt import RunFailed
 from drivetrain.backend import Backend, BackendConfig, NoBackend
 from drivetrain.callback import Callback, Callbacks
@@ -46,7 +47,6 @@ from drivetrain.result import ERROR_FILE, Result, last_metrics
 from drivetrain.rundir import OpenRun, TrainerFile, open_run
 from drivetrain.runtime.base import Runtime
 from drivetrain.storage import Storage, redact
-from drivetrain.tune.merge import check_param_space, merge_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -325,6 +325,10 @@ class LocalRuntime:
         self._gpus = gpus
         self._servers = servers or _servers
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """What it was given is this process's."""
+        return type(self), ()
+
     def _visible_gpus(self) -> list[str]:
         return visible_gpus() if self._gpus is None else list(self._gpus)
 

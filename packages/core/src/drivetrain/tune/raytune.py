@@ -1,12 +1,13 @@
 """A trainer as a trainable of Ray Tune: the only place that knows Ray Tune.
 
-A trial is an actor of Tune's, in a placement group of Tune's that has a bundle for each worker too. It makes the trainer
-anew, with the trial's arguments, and fits it there: the workers are actors in the group's other bundles. Reports of rank
-0 go to Tune from the controller's thread, which waits until Tune has decided what becomes of the trial. If it is to stop,
-Tune has the report raise ``SystemExit``, which ends the run as Ctrl-C does elsewhere: no worker is left.
+A trial is an actor of Tune's, in a placement group of Tune's that has a bundle for each worker too. It makes the
+trainer anew, with the trial's arguments, and fits it there: the workers are actors in the group's other bundles.
+Reports of rank 0 go to Tune from the controller's thread, which waits until Tune has decided what becomes of the trial.
+If it is to stop, Tune has the report raise ``SystemExit``, which ends the run as Ctrl-C does elsewhere: no worker is
+left.
 
-A checkpoint is committed in the run's directory first, which is in the trial's on Tune's storage. Tune's public interface
-then copies it to where Tune keeps its own, and the run's copy is deleted at the end of the run.
+A checkpoint is committed in the run's directory first, which is in the trial's on Tune's storage. Tune's public
+interface then copies it to where Tune keeps its own, and the run's copy is deleted at the end of the run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.arguments import check_param_space, merge_arguments
 from drivetrain.callback import Callback, Report
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.checkpoints import MANIFEST, CommittedCheckpoint, read_manifest
@@ -31,7 +33,6 @@ from drivetrain.errors import ConfigurationError, PluginNotFoundError, ResourceE
 from drivetrain.runtime.ray import RayRuntime
 from drivetrain.runtime.ray.cluster import bundle_of
 from drivetrain.storage import Storage, locate
-from drivetrain.tune.merge import check_param_space, merge_arguments
 
 if TYPE_CHECKING:
     from ray.tune import PlacementGroupFactory
@@ -156,9 +157,7 @@ def _run_trial(pickled: bytes, changes: Mapping[str, Any]) -> None:
     }
     if (found := tune.get_checkpoint()) is not None:
         replaced["resume_from_checkpoint"] = Checkpoint(found.path, _unless_local(found.filesystem))
-    trial = Trial(
-        name=context.get_trial_name(), id=context.get_trial_id(), experiment=context.get_experiment_name()
-    )
+    trial = Trial(name=context.get_trial_name(), id=context.get_trial_id(), experiment=context.get_experiment_name())
     if any(map(is_ray_dataset, (arguments.get("datasets") or {}).values())):
         _tell_of_starved_reads(trial)
     with _awaited_at_exit():
@@ -177,6 +176,10 @@ class _Reporter(Callback):
         self._waiting: deque[Report] = deque()
         self._committed: dict[int, str] = {}
         self._copied: list[str] = []
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A run that is restored outside its trial reports to nobody."""
+        return Callback, ()
 
     def on_report(self, run: Run, report: Report) -> None:
         if report.rank == 0:

@@ -238,6 +238,10 @@ class RayRuntime:
         if placement_group is not None:
             self._given = Reservation(placement_group, None, first=first_bundle, borrowed=True)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """What it was given is of use to the driver only that has reserved it."""
+        return type(self), ()
+
     def validate(self, scaling: ScalingConfig) -> None:
         """Refuses to go on without Ray."""
         try:

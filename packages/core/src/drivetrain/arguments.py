@@ -76,9 +76,7 @@ def _merge(before: Any, value: Any, where: str) -> Any:
                     f"param_space[{where!r}] wants fields of {type(before).__name__} ({', '.join(names)}), "
                     f"found {unknown[0]!r}"
                 )
-            return replace(
-                before, **{name: _merge(getattr(before, name), each, name) for name, each in value.items()}
-            )
+            return replace(before, **{name: _merge(getattr(before, name), each, name) for name, each in value.items()})
         return value
     if isinstance(before, Mapping) and isinstance(value, Mapping):
         return {**before, **{key: _merge(before.get(key), each, str(key)) for key, each in value.items()}}
