@@ -12,14 +12,14 @@ from drivetrain import errors
 
 PACKAGE = Path(drivetrain.__file__).parent
 PACKAGES = Path(__file__).parents[2] / "packages"
-HEAVY = {"torch", "ray", "numpy", "pandas", "pyarrow", "fsspec", "rich", "tensorflow", "pytest"}
+HEAVY = {"torch", "ray", "numpy", "pandas", "pyarrow", "fsspec", "rich", "tensorflow", "pytest", "optuna"}
 MAX_MODULES = 300
 
 # From the ground up: a module imports only from lines above its own.
 LAYERS = """
     _version control crashpoints errors interrupts console context loggers runtime runtime.stacks
     backend callback config failure policy plugins storage.filesystem storage.transfer runtime.output
-    events storage.remote storage.node
+    events storage.remote storage.node tune.merge tune.space
     storage reports runtime.wire
     checkpoint storage.lock storage.mirror
     checkpoints preemption
@@ -29,11 +29,14 @@ LAYERS = """
     cli loggers.csvfile loggers.jsonfile loggers.progress runtime.base runtime.resources data.shard
     runtime.worker rundir data.sources
     attempt result runtime.forkserver runtime.inprocess runtime.ray.worker runtime.remote data.config
-    controller handle runtime.local runtime.ray.cluster
-    runtime.ray.actors data
+    controller handle runtime.local runtime.ray.cluster tune.results
+    runtime.ray.actors data tune.search
     runtime.ray
+    tune.raytune
     trainer
-    .
+    . tune.runner
+    tune.tuner
+    tune
     testing.conformance testing.crashjob
     testing.crash
     testing
@@ -157,6 +160,10 @@ def test_only_its_own_room_knows_ray_and_none_knows_a_framework(name: str) -> No
         "data.shard": {"pyarrow", "torch"},
         "data.sources": {"numpy", "pyarrow"},
         "testing.conformance": {"pytest"},
+        "tune.raytune": {"ray"},
+        "tune.results": {"pandas"},
+        "tune.search": {"optuna"},
+        "tune.space": {"optuna", "ray"},
         "result": {"pandas"},
     }
     assert not tops & HEAVY - allowed.get(name, set()) - {"fsspec"}

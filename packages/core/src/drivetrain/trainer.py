@@ -10,14 +10,13 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import cloudpickle
 
-from drivetrain.arguments import check_param_space, merge_arguments
 from drivetrain.attempt import RunFailed
 from drivetrain.backend import Backend, BackendConfig, NoBackend
 from drivetrain.callback import Callback, Callbacks
@@ -242,7 +241,9 @@ class DataParallelTrainer:
                 space = {"train_loop_config": {"lr": tune.grid_search([0.1, 0.01, 0.001])}}
                 tune.Tuner(trainer.as_trainable(), param_space=space).fit()
         """
-        return trainable_of(self, autoscaling=autoscaling)
+        from drivetrain.tune.raytune import make_trainable
+
+        return make_trainable(self, _pickle, autoscaling=autoscaling)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -280,6 +281,8 @@ class DataParallelTrainer:
             >>> trainer.vary({"train_loop_config": {"lr": 0.2}}).given["train_loop_config"]
             {'lr': 0.2, 'epochs': 3}
         """
+        from drivetrain.tune.merge import check_param_space, merge_arguments
+
         check_param_space(changes, self.known_arguments)
         positional = [
             each
@@ -494,45 +497,6 @@ class DataParallelTrainer:
         return error
 
 
-def trainable_of(
-    trainer: DataParallelTrainer, *, argument: str | None = None, autoscaling: bool = False
-) -> Callable[[dict[str, Any]], None]:
-    """What Ray Tune takes to try a trainer with other arguments.
-
-    Args:
-        trainer: the trainer.
-        argument: the one of its arguments that a trial's config is; None where the config has arguments by name.
-        autoscaling: see :meth:`DataParallelTrainer.as_trainable`.
-
-    Raises:
-        PluginNotFoundError: Ray Tune is not installed.
-        SerializationError: an argument of the trainer cannot be sent to a trial.
-    """
-    from drivetrain.tune.raytune import TrialShape, make_trainable
-
-    given = trainer.given
-    try:
-        pickled = _pickle(trainer)
-    except Exception as error:  # whatever a user's object may raise
-        parts = [_Part(f"datasets[{name!r}]", value) for name, value in (given.get("datasets") or {}).items()]
-        parts += [_Part(f"train_loop_config[{name!r}]", value) for name, value in (trainer._config or {}).items()]
-        parts += [_Part(f"its argument {name}", value) for name, value in given.items()]
-        culprit = _first_unpicklable(parts) or "it"
-        raise SerializationError(
-            f"trials of Ray Tune want a trainer that can be pickled; {culprit} cannot be "
-            f"({type(error).__name__}: {error}). Give a dataset as a function that returns it, and make other such "
-            "objects inside the train function"
-        ) from error
-    shape = TrialShape(
-        scaling=trainer._scaling,
-        known=trainer.known_arguments,
-        argument=argument,
-        reads_with_ray=any(map(is_ray_dataset, trainer._datasets.values())),
-        autoscaling=autoscaling,
-    )
-    return make_trainable(pickled, type(trainer).__name__, shape)
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A part of what is sent to the workers, for naming the one that cannot be."""
@@ -657,10 +621,6 @@ def _find_unpicklable(function: Callable[..., Any], config: Mapping[str, Any] | 
         parts += [
             _Part(f"the global {name!r}, which the train function uses", v) for name, v in captured.globals.items()
         ]
-    return _first_unpicklable(parts)
-
-
-def _first_unpicklable(parts: Sequence[_Part]) -> str | None:
     for part in parts:
         try:
             _pickle(part.value)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.arguments import check_param_space, merge_arguments
 from drivetrain.callback import Callback, Report
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.checkpoints import MANIFEST, CommittedCheckpoint, read_manifest
@@ -29,13 +28,16 @@ from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.console import Console
 from drivetrain.context import Run, Trial
 from drivetrain.data.sources import is_ray_dataset
-from drivetrain.errors import ConfigurationError, PluginNotFoundError, ResourceError
+from drivetrain.errors import ConfigurationError, PluginNotFoundError, ResourceError, SerializationError
 from drivetrain.runtime.ray import RayRuntime
 from drivetrain.runtime.ray.cluster import bundle_of
 from drivetrain.storage import Storage, locate
+from drivetrain.tune.merge import check_param_space, merge_arguments
 
 if TYPE_CHECKING:
     from ray.tune import PlacementGroupFactory
+
+    from drivetrain.trainer import DataParallelTrainer
 
 __all__ = ["TrialShape", "make_trainable"]
 
@@ -96,31 +98,72 @@ class TrialShape:
         return tune.PlacementGroupFactory(bundles, strategy=scaling.placement_strategy)
 
 
-def make_trainable(pickled: bytes, name: str, shape: TrialShape) -> Callable[[dict[str, Any]], None]:
-    """A trainable of Ray Tune.
+def make_trainable(
+    trainer: DataParallelTrainer,
+    dump: Callable[[Any], bytes],
+    *,
+    argument: str | None = None,
+    autoscaling: bool = False,
+) -> Callable[[dict[str, Any]], None]:
+    """What Ray Tune takes to try a trainer with other arguments.
 
     Args:
-        pickled: the trainer.
-        name: what Tune calls it.
-        shape: what a trial reserves.
+        trainer: the trainer.
+        dump: pickles it.
+        argument: the one of its arguments that a trial's config is; None where the config has arguments by name.
+        autoscaling: see :meth:`~drivetrain.DataParallelTrainer.as_trainable`.
 
     Raises:
         PluginNotFoundError: Ray Tune is not installed.
+        SerializationError: an argument of the trainer cannot be sent to a trial.
     """
     try:
         from ray import tune
     except ImportError as error:
         raise PluginNotFoundError(
-            f'as_trainable() wants Ray Tune, which is not installed ({error}). Run: pip install "drivetrain[ray-tune]"'
+            f'a trainable wants Ray Tune, which is not installed ({error}). Run: pip install "drivetrain[ray-tune]"'
         ) from None
+    try:
+        pickled = dump(trainer)
+    except Exception as error:  # whatever a user's object may raise
+        culprit = _find_unpicklable(trainer.given, dump)
+        raise SerializationError(
+            f"trials of Ray Tune want a trainer that can be pickled; {culprit} cannot be "
+            f"({type(error).__name__}: {error}). Give a dataset as a function that returns it, and make other such "
+            "objects inside the train function"
+        ) from error
+    datasets = trainer.given.get("datasets") or {}
+    shape = TrialShape(
+        scaling=trainer.given.get("scaling_config") or ScalingConfig(),
+        known=trainer.known_arguments,
+        argument=argument,
+        reads_with_ray=any(map(is_ray_dataset, datasets.values())),
+        autoscaling=autoscaling,
+    )
 
     def trainable(config: dict[str, Any], pickled: bytes) -> None:
         _run_trial(pickled, shape.changes(config))
 
-    trainable.__name__ = trainable.__qualname__ = name
-    with_trainer: Any = tune.with_parameters(trainable, pickled=pickled)
-    made: Callable[[dict[str, Any]], None] = tune.with_resources(with_trainer, shape)
+    trainable.__name__ = trainable.__qualname__ = type(trainer).__name__
+    made: Callable[[dict[str, Any]], None] = tune.with_resources(
+        tune.with_parameters(trainable, pickled=pickled), shape
+    )
     return made
+
+
+def _find_unpicklable(given: Mapping[str, Any], dump: Callable[[Any], bytes]) -> str:
+    """Names what of a trainer's arguments cannot be pickled."""
+    parts = {
+        f"{argument}[{name!r}]": value
+        for argument in ("datasets", "train_loop_config")
+        for name, value in (given.get(argument) or {}).items()
+    }
+    for name, value in {**parts, **given}.items():
+        try:
+            dump(value)
+        except Exception:  # whatever a user's object may raise
+            return f"{name} (a {type(value).__name__})"
+    return "it"
 
 
 def _run_trial(pickled: bytes, changes: Mapping[str, Any]) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from drivetrain.arguments import merge_arguments
 from drivetrain.config import ScalingConfig
 from drivetrain.console import Console
 from drivetrain.data.sources import is_ray_dataset
@@ -22,6 +21,7 @@ from drivetrain.result import Result
 from drivetrain.runtime.local import ForkServers, LocalRuntime
 from drivetrain.runtime.resources import visible_gpus
 from drivetrain.trainer import DataParallelTrainer
+from drivetrain.tune.merge import merge_arguments
 from drivetrain.tune.search import ActiveTrial, Search, TuneConfig
 
 __all__ = ["Runner"]

@@ -15,7 +15,6 @@ from typing import Any
 
 import cloudpickle
 
-from drivetrain.arguments import check_param_space
 from drivetrain.config import RunConfig
 from drivetrain.console import Console
 from drivetrain.context import Trial
@@ -31,6 +30,7 @@ from drivetrain.runtime.local import ForkServers
 from drivetrain.storage import Storage, locate, open_storage, quick, runs_location
 from drivetrain.storage.lock import RunLock
 from drivetrain.trainer import DataParallelTrainer
+from drivetrain.tune.merge import check_param_space
 from drivetrain.tune.results import ResultGrid, TrialResult
 from drivetrain.tune.runner import Progress, Runner
 from drivetrain.tune.search import STATE_FILE, ActiveTrial, Search, TrialRecord, TuneConfig, read_records
