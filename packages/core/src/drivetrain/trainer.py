@@ -269,7 +269,8 @@ class DataParallelTrainer:
         """Another trainer, made as this one was but for some arguments.
 
         Args:
-            changes: arguments by name. Mappings and configurations are merged with what this one was made with.
+            changes: arguments by name. Mappings are merged with what this one was made with, also where that is a
+                configuration.
             trial: the place of its run in a search for hyperparameters.
             replaced: arguments that are not merged, but take the place of those of this one.
 

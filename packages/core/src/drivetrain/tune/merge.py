@@ -43,8 +43,8 @@ def check_param_space(param_space: Mapping[str, Any], known: Collection[str] | N
 def merge_arguments(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A trainer's arguments with changes in them.
 
-    Mappings are merged key by key, at every depth. A configuration object takes over the fields of a mapping, or what
-    another one of its class has set. Of ``datasets`` each is replaced as a whole, and so is everything else.
+    Mappings are merged key by key, at every depth, and a configuration takes over what a mapping says of its fields;
+    another configuration takes its place. Of ``datasets`` each is replaced as a whole, and so is everything else.
 
     Args:
         given: what the trainer was made with.
@@ -67,8 +67,6 @@ def merge_arguments(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
 
 def _merge(before: Any, value: Any, where: str) -> Any:
     if _is_config(before):
-        if type(value) is type(before):
-            value = _what_is_set(value)
         if isinstance(value, Mapping):
             names = [field.name for field in fields(before) if field.init]
             if unknown := [name for name in value if name not in names]:
@@ -85,16 +83,3 @@ def _merge(before: Any, value: Any, where: str) -> Any:
 
 def _is_config(value: Any) -> bool:
     return is_dataclass(value) and not isinstance(value, type)
-
-
-def _what_is_set(config: Any) -> dict[str, Any]:
-    """The fields of a configuration that are not as in one that was made without arguments."""
-    try:
-        usual = type(config)()
-    except TypeError:  # it has fields without a default
-        return {field.name: getattr(config, field.name) for field in fields(config) if field.init}
-    return {
-        field.name: getattr(config, field.name)
-        for field in fields(config)
-        if field.init and getattr(config, field.name) != getattr(usual, field.name)
-    }

@@ -139,15 +139,15 @@ class Runner:
                 self._search.postpone(self._upcoming)
 
     def _start_what_fits(self) -> None:
-        while not self._time_is_over and len(self._running) < self._limit():
+        while not self._time_is_over:
             if self._upcoming is None:
                 # What is drawn now should know of the trials that are over by then.
-                known = None if self._search.draws("scaling_config") else self._scaling({})
-                if not self._search.has_next or (self._running and known and not self._machine.fits(known)):
+                known = None if self._search.changes("scaling_config") else self._scaling({})
+                if not self._search.has_next or (known is not None and not self._has_room(known)):
                     return
                 self._upcoming = self._search.next()
             scaling = self._scaling(self._changes(self._upcoming.config))
-            if self._running and not self._machine.fits(scaling):
+            if not self._has_room(scaling):
                 return
             trial, self._upcoming = self._upcoming, None
             self._start(trial, scaling)
@@ -157,7 +157,7 @@ class Runner:
         try:
             replaced: dict[str, Any] = {}
             if self._is_local(scaling):
-                if self._limit() > 1 and share.cpus < self._machine.all_cpus:  # it is not alone on the machine
+                if self._limit(scaling) > 1 and share.cpus < self._machine.all_cpus:  # it is not alone on the machine
                     scaling = replace(
                         scaling, resources_per_worker={"CPU": 1.0, **(scaling.resources_per_worker or {})}
                     )
@@ -193,9 +193,12 @@ class Runner:
         self._search.finish(running.trial, state, error)
         self._progress.tell(self._search, record)
 
-    def _limit(self) -> float:
+    def _has_room(self, scaling: ScalingConfig) -> bool:
+        """Whether a trial can start now; when no other runs, it can."""
+        return not self._running or (len(self._running) < self._limit(scaling) and self._machine.fits(scaling))
+
+    def _limit(self, scaling: ScalingConfig) -> float:
         """How many trials may run at a time, whatever they want of the machine."""
-        scaling = self._scaling({})
         given = self._config.max_concurrent_trials
         if scaling.max_workers == 0:  # in this process, which has room for one train function
             return 1

@@ -203,9 +203,9 @@ class Search:
         """Whether there are trials left to start."""
         return bool(self._unfinished) or len(self.records) < self.total
 
-    def draws(self, argument: str) -> bool:
-        """Whether something in an argument of the trainer differs from trial to trial."""
-        return any(path.partition("/")[0] == argument for path in self._space.domains)
+    def changes(self, argument: str) -> bool:
+        """Whether the search space has an argument of the trainer."""
+        return argument in self._space.tree
 
     def next(self) -> ActiveTrial:
         """The next trial: one that was interrupted, or a new one."""

@@ -76,9 +76,7 @@ class Range(Domain):
         if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
             raise ConfigurationError(f"a range wants numbers, found {numbers[0]!r} to {numbers[1]!r}")
         if not -math.inf < self.low <= self.high < math.inf:
-            raise ConfigurationError(
-                f"a range wants a lower bound below its upper one, found {self.low} to {self.high}"
-            )
+            raise ConfigurationError(f"a range wants its lower bound first, found {self.low} to {self.high}")
         if self.log and self.low <= 0:
             raise ConfigurationError(f"a logarithmic range wants a lower bound above 0, found {self.low}")
         if self.step is not None:
@@ -233,17 +231,21 @@ def sample_from(function: Callable[[dict[str, Any]], Any]) -> Computed:
 
 
 class Space:
-    """The domains in a search space, by the path that leads to each, such as ``"train_loop_config/lr"``.
+    """A search space.
 
     Args:
-        tree: the search space.
+        tree: nested mappings and lists with domains.
+
+    Attributes:
+        tree: the same.
+        domains: by the path that leads to each, such as ``"train_loop_config/lr"``.
 
     Raises:
         ConfigurationError: a domain is none that can be drawn from.
     """
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
-        self._tree = tree
+        self.tree = tree
         self.domains: dict[str, Domain] = {}
         for path, value in _leaves(tree):
             if isinstance(value, Domain):
@@ -273,7 +275,7 @@ class Space:
         def fill(path: str, value: Any) -> Any:
             return value.decode(drawn[path]) if isinstance(value, Domain) else value
 
-        config: dict[str, Any] = _map(self._tree, fill)
+        config: dict[str, Any] = _map(self.tree, fill)
 
         def compute(path: str, value: Any) -> Any:
             return value.function(config) if isinstance(value, Computed) else value
