@@ -43,7 +43,7 @@ def report(done: int, score: float) -> None:
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "state").write_text(f"{done} {score}")
         checkpoint = Checkpoint.from_directory(directory)
-        drivetrain.report({"score": score, "done": done}, checkpoint=checkpoint)
+        drivetrain.report({"score": score, "step": done}, checkpoint=checkpoint)
 
 
 def read_state(checkpoint: Any) -> tuple[int, float]:

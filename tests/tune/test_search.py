@@ -89,9 +89,9 @@ def test_twenty_trials_end_with_the_expected_best_and_most_are_stopped_early(tmp
     best = grid.get_best_result()
     assert len(grid) == grid.num_terminated == 20
     assert best.config["train_loop_config"]["x"] == max(result.config["train_loop_config"]["x"] for result in grid)
-    assert best.state == "completed" or best.metrics["done"] == REPORTS
+    assert best.state == "completed" or best.metrics["step"] == REPORTS
     assert read_state(best.checkpoint) == (REPORTS, pytest.approx(best.metrics["score"]))
-    early = [result for result in grid if result.metrics["done"] < REPORTS]
+    early = [result for result in grid if result.metrics["step"] < REPORTS]
     assert len(early) >= 5
     assert {result.state for result in early} == {"pruned"}
     assert [trial.params["train_loop_config/x"] for trial in grid.study.trials] == [
@@ -193,7 +193,7 @@ def test_trial_that_fails_keeps_its_cause_and_lets_the_others_go_on(tmp_path: Pa
     mended.touch()
     resumed = tune.Tuner.restore(tmp_path / "search", DataParallelTrainer(climb), resume_errored=True).fit()
     assert states(resumed) == ["completed", "completed"]
-    assert [report["done"] for report in _reports(resumed[1])] == list(range(1, REPORTS + 1)), "it went on"
+    assert [report["step"] for report in _reports(resumed[1])] == list(range(1, REPORTS + 1)), "it went on"
 
 
 def _reports(result: tune.TrialResult) -> list[dict[str, Any]]:
@@ -242,7 +242,7 @@ def test_search_whose_driver_ends_leaves_no_worker_and_goes_on_where_it_was(
     grid = tune.Tuner.restore(tmp_path / "search", DataParallelTrainer(climb)).fit()
 
     assert states(grid) == ["completed"] * 3
-    assert [report["done"] for report in _reports(grid[0])] == list(range(1, REPORTS + 1))
+    assert [report["step"] for report in _reports(grid[0])] == list(range(1, REPORTS + 1))
     assert grid.get_best_result().config["train_loop_config"]["x"] == 3
 
 
@@ -254,7 +254,7 @@ def test_trials_that_run_when_the_time_is_over_are_stopped(tmp_path: Path, pipe:
     ).fit()
 
     assert states(grid) == ["stopped"]
-    assert grid[0].metrics["done"] == 2
+    assert grid[0].metrics["step"] == 2
     wait_until_gone(pids_by_trial(pipe, 1).values())
 
 
@@ -268,7 +268,7 @@ def test_metric_that_nobody_reports_is_said(tmp_path: Path) -> None:
     grid = search(tmp_path, {"x": 1, "reports": 1}, {"metric": "skore"}).fit()
     (error,) = grid.errors
     assert "'skore'" in str(error)
-    assert "score, done" in str(error)
+    assert "score, step" in str(error)
     with pytest.raises(RuntimeError, match="1 errors"):
         grid.get_best_result()
 
@@ -285,7 +285,7 @@ def test_best_trial_is_trained_on_by_a_trainer(tmp_path: Path) -> None:
 
     trainer = DataParallelTrainer.restore(best.path, train_loop_config={"x": 1, "reports": 4})
 
-    assert trainer.fit().metrics["done"] == 4
+    assert trainer.fit().metrics["step"] == 4
 
 
 def test_search_that_exists_is_left_as_it_is(tmp_path: Path) -> None:
