@@ -130,8 +130,8 @@ class ForkServers:
                 server.close()
 
 
-_servers = ForkServers()
-atexit.register(_servers.close)
+_kept_servers = ForkServers()
+atexit.register(_kept_servers.close)
 
 
 class LocalGroup(RemoteGroup):
@@ -320,10 +320,12 @@ class LocalRuntime:
     """
 
     name = "local"
+    _gpus: Sequence[str] | None = None
+    _servers = _kept_servers
 
     def __init__(self, *, gpus: Sequence[str] | None = None, servers: ForkServers | None = None) -> None:
         self._gpus = gpus
-        self._servers = servers or _servers
+        self._servers = servers or _kept_servers
 
     def __reduce__(self) -> tuple[object, ...]:
         """What it was given is this process's."""
