@@ -45,6 +45,8 @@ TF_KERAS = "tf-keras==2.21.0"  # Keras 2; like our own package it depends on the
 NOTEBOOK = ("nbclient==0.11.0", "ipykernel==7.4.0")  # what executes a notebook in the tests
 MATPLOTLIB = "matplotlib==3.11.2"
 SHTAB = "shtab==1.13.0"  # the shells' completion
+RAY_TUNE = f"ray[tune]{RAY.removeprefix('ray')}"
+OPTUNA = "optuna==5.0.0"
 DATA = ("datasets==5.2.0", "polars==2.1.0")  # what may be given to a trainer as datasets
 TENSORBOARD = ("tensorboard==2.21.0", "pillow==13.0.0")
 TRACKERS = (*TENSORBOARD, "mlflow==3.17.2", "wandb==0.31.0", "comet_ml==3.58.8", "aim==3.29.1")
@@ -98,7 +100,8 @@ def dev(session: nox.Session) -> None:
         XGBOOST,
         LIGHTGBM,
         TENSORFLOW,
-        RAY,
+        RAY_TUNE,
+        OPTUNA,
         TRANSFORMERS,
         ACCELERATE,
         DEEPSPEED,
@@ -143,6 +146,7 @@ def types(session: nox.Session) -> None:
             "test_gbdt",
             "test_tf",
             "test_horovod",
+            "test_tune",
         ),
         *("test_contract", "test_crashes", "test_faults"),
     ],
@@ -186,6 +190,12 @@ def horovod(session: nox.Session) -> None:
 def test_horovod(session: nox.Session) -> None:
     """Test the Horovod plugin, with a real Horovod."""
     run_in_dev(session, "pytest", "tests/horovod", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_tune(session: nox.Session) -> None:
+    """Test searches for hyperparameters, with Optuna and with Ray Tune."""
+    run_in_dev(session, "pytest", "tests/tune", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -296,7 +306,7 @@ def isolation(session: nox.Session, requirement: str, check: str) -> None:
 def bench(session: nox.Session) -> None:
     """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
     ray_train = f"ray[data,train]{RAY.removeprefix('ray')}"
-    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, LIGHTGBM, TENSORFLOW, PYARROW]
+    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, LIGHTGBM, TENSORFLOW, PYARROW, OPTUNA]
     session.install(*EDITABLE, *PLUGINS, *frameworks, *TENSORBOARD, ray_train, "psutil")
     session.install(*WITHOUT_DEPENDENCIES)
     if not session.posargs or "horovod_steps" in session.posargs:

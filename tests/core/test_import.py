@@ -12,7 +12,7 @@ from drivetrain import errors
 
 PACKAGE = Path(drivetrain.__file__).parent
 PACKAGES = Path(__file__).parents[2] / "packages"
-HEAVY = {"torch", "ray", "numpy", "pandas", "pyarrow", "fsspec", "rich", "tensorflow", "pytest"}
+HEAVY = {"torch", "ray", "numpy", "pandas", "pyarrow", "fsspec", "rich", "tensorflow", "pytest", "optuna"}
 MAX_MODULES = 300
 
 # From the ground up: a module imports only from lines above its own.
@@ -20,25 +20,26 @@ LAYERS = """
     _version console context control crashpoints errors interactive interrupts loggers loggers.standing
     loggers.usage runtime runtime.stacks views views.figures views.terminal
     backend callback data.batches events failure loggers.panel plugins policy runtime.output storage.filesystem
-    storage.node storage.transfer
+    storage.node storage.transfer tune.space
     data.position interactive.callbacks loggers.csvfile loggers.jsonfile loggers.timeline preemption reports
     runtime.base runtime.wire storage.remote
     interactive.warm notebook storage
     checkpoint config storage.lock storage.mirror
-    checkpoints loggers.tracker runtime.resources
+    checkpoints loggers.tracker runtime.resources tune.merge
     attempt loggers.aim loggers.comet loggers.mlflow loggers.progress loggers.wandb testing.crash uploads
     views.records
     loggers.chosen session views.curves
     data.shard interactive.dicts interactive.ranks views.page workspace
     cli.output data.sources loggers.tensorboard result rundir runtime.worker views.server
     cli.checkpoints cli.doctor cli.gc cli.tail controller data.config handle runtime.forkserver
-    runtime.inprocess runtime.ray.worker runtime.remote
-    cli.runs data interactive.iterator runtime.local runtime.ray.actors runtime.ray.cluster
+    runtime.inprocess runtime.ray.worker runtime.remote tune.results
+    cli.runs data interactive.iterator runtime.local runtime.ray.actors runtime.ray.cluster tune.search
     runtime.ray
+    tune.raytune
     trainer
-    cli.run interactive.trainer testing.conformance
-    . cli testing
-    testing.crashjob
+    cli.run interactive.trainer testing.conformance tune.runner
+    . cli testing tune.tuner
+    testing.crashjob tune
 """
 LAYER_OF = {name: layer for layer, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 MODULES = {
@@ -163,6 +164,10 @@ def test_only_its_own_room_knows_ray_and_none_knows_a_framework(name: str) -> No
         "testing.conformance": {"pytest"},
         "loggers.panel": {"rich"},
         "loggers.tensorboard": {"numpy"},
+        "tune.raytune": {"ray"},
+        "tune.results": {"pandas"},
+        "tune.search": {"optuna"},
+        "tune.space": {"optuna", "ray"},
         "result": {"pandas"},
     }
     assert not tops & HEAVY - allowed.get(name, set()) - {"fsspec"}

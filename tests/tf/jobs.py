@@ -3,12 +3,14 @@
 import importlib
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from drivetrain import get_checkpoint, get_context
+import drivetrain
+from drivetrain import Checkpoint, get_checkpoint, get_context
 from drivetrain_tf import prepare_dataset_shard
 from drivetrain_tf.keras import ReportCheckpointCallback
 

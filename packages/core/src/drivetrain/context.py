@@ -13,7 +13,22 @@ if TYPE_CHECKING:
     from drivetrain.console import Console
     from drivetrain.storage import Storage
 
-__all__ = ["Run", "TrainContext", "WorkerInfo"]
+__all__ = ["Run", "TrainContext", "Trial", "WorkerInfo"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """The place of a run in a search for hyperparameters.
+
+    Attributes:
+        name: what the search calls it.
+        id: a short id of it within the search, which stays the same when it is started again.
+        experiment: the name of the search.
+    """
+
+    name: str
+    id: str
+    experiment: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,27 +64,29 @@ class TrainContext:
         worker: where this worker is.
         world_size: number of workers in the group.
         local_world_size: number of workers on this worker's node.
-        experiment_name: the run's name.
-        trial_id: an id of the run that stays the same over attempts and resumes.
+        run_name: the run's name.
+        run_id: an id of the run that stays the same over attempts and resumes.
         storage: the run directory.
         checkpoint_config: which checkpoints the run keeps, and by which metric.
         trial_dir: the directory for files that the train function writes beside its checkpoints.
         attempt: 0 for the first start of the group, 1 after the first restart, and so on.
         metadata: what the trainer was made with.
         trial_resources: the resources that the whole run asked for.
+        trial: what the run is in a search for hyperparameters; None outside one.
     """
 
     worker: WorkerInfo
     world_size: int
     local_world_size: int
-    experiment_name: str
-    trial_id: str
+    run_name: str
+    run_id: str
     storage: Storage
     checkpoint_config: CheckpointConfig
     trial_dir: str = ""
     attempt: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
     trial_resources: Mapping[str, float] = field(default_factory=dict)
+    trial: Trial | None = None
 
     def get_world_size(self) -> int:
         """Number of workers in the group."""
@@ -92,16 +109,16 @@ class TrainContext:
         return self.worker.node_rank
 
     def get_experiment_name(self) -> str:
-        """The run's name."""
-        return self.experiment_name
+        """The run's name; in a search for hyperparameters that of the search."""
+        return self.trial.experiment if self.trial else self.run_name
 
     def get_trial_name(self) -> str:
-        """The run's name; a Tune trial has its own."""
-        return self.experiment_name
+        """The trial's name in a search for hyperparameters; otherwise the run's."""
+        return self.trial.name if self.trial else self.run_name
 
     def get_trial_id(self) -> str:
-        """An id of the run that stays the same over attempts and resumes."""
-        return self.trial_id
+        """The trial's id in a search for hyperparameters; otherwise the run's. It stays the same over all starts."""
+        return self.trial.id if self.trial else self.run_id
 
     def get_trial_dir(self) -> str:
         """The directory for files that the train function writes beside its checkpoints."""
@@ -138,6 +155,7 @@ class Run:
         run_config: as given to the trainer.
         train_loop_config: as given to the trainer.
         console: prints whole lines beside the progress line.
+        trial: what the run is in a search for hyperparameters; None outside one.
     """
 
     name: str
@@ -149,3 +167,4 @@ class Run:
     run_config: RunConfig
     train_loop_config: Mapping[str, Any] | None
     console: Console
+    trial: Trial | None = None

@@ -165,3 +165,7 @@ class TrainingFailedError(DrivetrainError):
         super().__init__(message)
         self.kind = kind
         self.rank = rank
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keeps the cause through pickling, which Python would lose: Ray and process pools hand errors on so."""
+        return type(self), self.args, {**vars(self), "__cause__": self.__cause__}

@@ -24,12 +24,22 @@ class RunHandle:
         self._interrupts = Interrupts()
         self._result: Result | None = None
         self._error: BaseException | None = None
+        self._when_done: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, args=(fit,), name="drivetrain run", daemon=daemon)
         self._thread.start()
 
     def done(self) -> bool:
         """Whether the run is over."""
         return not self._thread.is_alive()
+
+    def when_done(self, function: Callable[[], None]) -> None:
+        """Has a function be called when the run is over, on the run's thread; at once if it is over already."""
+        with self._lock:
+            if self._result is None and self._error is None:
+                self._when_done.append(function)
+                return
+        function()
 
     def cancel(self) -> None:
         """Ends the run, without waiting for it, as Ctrl-C does.
@@ -70,9 +80,16 @@ class RunHandle:
         return self._result
 
     def _run(self, fit: Callable[[Interrupts], Result]) -> None:
+        result: Result | None = None
+        error: BaseException | None = None
         try:
-            self._result = fit(self._interrupts)
-        except BaseException as error:  # result() raises it
-            self._error = error
+            result = fit(self._interrupts)
+        except BaseException as raised:  # result() raises it
+            error = raised
         finally:
             self._interrupts.close()
+        with self._lock:
+            self._result, self._error = result, error
+            called, self._when_done = self._when_done, []
+        for function in called:
+            function()

@@ -152,7 +152,7 @@ class Session:
                     Reported(self._rank, self._count, time.time(), values, None, reduce, None, quiet, quiet_so_far)
                 )
                 return
-            self._storage.require_run(self.context.get_trial_id(), self._options.start)
+            self._storage.require_run(self.context.run_id, self._options.start)
             self._add_positions(upload.checkpoint)
             number = self._count + 1
             prepared = self._uploads.prepare(upload, self._first_index + number)

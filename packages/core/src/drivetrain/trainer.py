@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import io
@@ -12,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import cloudpickle
 
@@ -21,7 +22,7 @@ from drivetrain.backend import Backend, BackendConfig, NoBackend
 from drivetrain.callback import Callback, Callbacks
 from drivetrain.checkpoint import Checkpoint, metadata_json
 from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.context import Run, WorkerInfo
+from drivetrain.context import Run, Trial, WorkerInfo
 from drivetrain.control import listen
 from drivetrain.controller import Controller, controller_failure
 from drivetrain.data import DataConfig
@@ -53,6 +54,23 @@ __all__ = ["DataParallelTrainer", "resolve_backend", "resolve_runtime"]
 
 
 _ATTEMPTS_TOLD = 5
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def _recording(init: _Init) -> _Init:
+    """A constructor that also notes what it was called with: the outermost one of an object."""
+
+    @functools.wraps(init)
+    def recording_init(self: DataParallelTrainer, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(self, "_given"):
+            try:
+                self._given = inspect.signature(init).bind(self, *args, **kwargs)
+            except TypeError:  # as the call below does, with Python's own words
+                init(self, *args, **kwargs)
+                raise
+        init(self, *args, **kwargs)
+
+    return cast("_Init", recording_init)
 
 
 class DataParallelTrainer:
@@ -95,7 +113,15 @@ class DataParallelTrainer:
     _default_backend: ClassVar[type[BackendConfig]] = BackendConfig
     _backend_argument: ClassVar[str] = "backend_config"
     _all_values: ClassVar[bool] = False  # Result.return_value is the list of all ranks' values
+    _given: inspect.BoundArguments
+    _trial: Trial | None = None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            type.__setattr__(cls, "__init__", _recording(vars(cls)["__init__"]))
+
+    @_recording
     def __init__(
         self,
         train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
@@ -203,6 +229,83 @@ class DataParallelTrainer:
             1
         """
         return RunHandle(lambda interrupts: self._run(interrupts, raise_on_failure))
+
+    def as_trainable(self, *, autoscaling: bool = False) -> Callable[[dict[str, Any]], None]:
+        """What ``ray.tune.Tuner`` and ``ray.tune.run`` take to try this trainer with other arguments.
+
+        A trial's ``param_space`` has the names of this trainer's arguments, and is merged with what it was made with.
+        Each trial reserves the resources of its workers and of ``trainer_resources`` together, and its run has a
+        directory in the trial's. Needs ``pip install "drivetrain[ray-tune]"``; for a search without Ray see
+        :class:`drivetrain.tune.Tuner`.
+
+        Args:
+            autoscaling: the cluster gets nodes when they are wanted, so that a trial may want more than there is now.
+
+        Raises:
+            PluginNotFoundError: Ray Tune is not installed.
+            SerializationError: an argument of the trainer cannot be sent to a trial.
+
+        Example:
+            One of three learning rates::
+
+                from ray import tune
+
+                space = {"train_loop_config": {"lr": tune.grid_search([0.1, 0.01, 0.001])}}
+                tune.Tuner(trainer.as_trainable(), param_space=space).fit()
+        """
+        from drivetrain.tune.raytune import make_trainable
+
+        return make_trainable(self, _pickle, autoscaling=autoscaling)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments that it was made with, by name."""
+        given: dict[str, Any] = {}
+        for name, value in list(self._given.arguments.items())[1:]:
+            kind = self._given.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                given.update(value)
+            elif kind is not inspect.Parameter.VAR_POSITIONAL:
+                given[name] = value
+        return given
+
+    @property
+    def known_arguments(self) -> frozenset[str] | None:
+        """The names of the arguments that it takes; None for any."""
+        parameters = list(self._given.signature.parameters.values())[1:]
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            return None
+        return frozenset(parameter.name for parameter in parameters)
+
+    def vary(self, changes: Mapping[str, Any], *, trial: Trial | None = None, **replaced: Any) -> Self:
+        """Another trainer, made as this one was but for some arguments.
+
+        Args:
+            changes: arguments by name. Mappings are merged with what this one was made with, also where that is a
+                configuration.
+            trial: the place of its run in a search for hyperparameters.
+            replaced: arguments that are not merged, but take the place of those of this one.
+
+        Raises:
+            ConfigurationError: an argument is unknown, or not as the trainer wants it.
+
+        Example:
+            >>> trainer = DataParallelTrainer(print, train_loop_config={"lr": 0.1, "epochs": 3})
+            >>> trainer.vary({"train_loop_config": {"lr": 0.2}}).given["train_loop_config"]
+            {'lr': 0.2, 'epochs': 3}
+        """
+        from drivetrain.tune.merge import check_param_space, merge_arguments
+
+        check_param_space(changes, self.known_arguments)
+        positional = [
+            each
+            for name, value in self._given.arguments.items()
+            if self._given.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            for each in value
+        ]
+        varied = type(self)(*positional, **{**merge_arguments(self.given, changes), **replaced})
+        varied._trial = trial
+        return varied
 
     def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
         function = _pickle_function(self._function, self._config)
@@ -316,6 +419,7 @@ class DataParallelTrainer:
             run_config=self._run_config,
             train_loop_config=self._config,
             console=opened.console,
+            trial=self._trial,
         )
         dispatcher = Callbacks(callbacks, run)
         controller = Controller(
@@ -537,7 +641,7 @@ def _find_unpicklable(function: Callable[..., Any], config: Mapping[str, Any] | 
         ]
     for part in parts:
         try:
-            cloudpickle.dumps(part.value)
+            _pickle(part.value)
         except Exception:  # whatever a user's object may raise
             return f"{part.name} (a {type(part.value).__name__})"
     return None

@@ -31,7 +31,7 @@ from drivetrain.runtime.worker import settle_in
 if TYPE_CHECKING:
     from drivetrain.config import ScalingConfig
 
-__all__ = ["LocalRuntime"]
+__all__ = ["ForkServers", "LocalRuntime"]
 
 _END_WAIT_S = 10.0
 _DEATH_WAIT_S = 2.0
@@ -84,50 +84,63 @@ class _Server:
         self._process.wait()
 
 
-class _IdleServer:
-    """Keeps the last server of this process for its next group, which then starts in milliseconds."""
+class ForkServers:
+    """Keeps servers for the next groups of this process, which then start in milliseconds.
 
-    def __init__(self) -> None:
+    Args:
+        limit: how many to keep while no group uses them.
+    """
+
+    def __init__(self, limit: int = 1) -> None:
+        self._limit = limit
         self._lock = threading.Lock()
-        self._server: _Server | None = None
+        self._idle: list[_Server] = []
 
     def take(self, spec: GroupSpec, environment: Mapping[str, str]) -> _Server:
-        """The server that is kept, if it fits and lives; otherwise a new one."""
+        """One that is kept, if it fits and lives; otherwise a new one. Those that do not fit are ended."""
         prefixes = (*_INTERPRETER_VARIABLES, *(spec.preload_environment if spec.preload else ()))
         read = frozenset((name, value) for name, value in environment.items() if name.startswith(prefixes))
         key = (tuple(spec.preload), read, tuple(sys.path))
+        taken: _Server | None = None
         with self._lock:
-            server, self._server = self._server, None
-        if server is not None:
-            mine = server.owner == os.getpid()  # a process forked from the driver must leave it alone
-            if mine and server.key == key and server.alive:
-                return server
-            if mine:
+            idle = [server for server in self._idle if server.owner == os.getpid()]  # one of a parent is not ours
+            fitting = [server for server in idle if server.key == key and server.alive]
+            if fitting:
+                taken = fitting.pop()
+            self._idle = fitting
+        for server in idle:
+            if server is not taken and server not in fitting:
                 server.close()
-        return _Server(key, spec.preload, environment)
+        return taken or _Server(key, spec.preload, environment)
 
     def give_back(self, server: _Server) -> None:
+        """Keeps a server that no group uses any more, in place of the oldest where there are enough."""
         with self._lock:
-            before, self._server = self._server, server
-        if before is not None:
-            before.close()
+            self._idle.append(server)
+            dropped = self._idle[: -self._limit]
+            self._idle = self._idle[-self._limit :]
+        for old in dropped:
+            old.close()
 
     def close(self) -> None:
-        """Ends the server that is kept."""
+        """Ends those that are kept."""
         with self._lock:
-            server, self._server = self._server, None
-        if server is not None and server.owner == os.getpid():
-            server.close()
+            idle, self._idle = self._idle, []
+        for server in idle:
+            if server.owner == os.getpid():
+                server.close()
 
 
-_idle_server = _IdleServer()
-atexit.register(_idle_server.close)
+_kept_servers = ForkServers()
+atexit.register(_kept_servers.close)
 
 
 class LocalGroup(RemoteGroup):
     """Workers forked from a server."""
 
-    def __init__(self, spec: GroupSpec, server: _Server, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, spec: GroupSpec, server: _Server, environment: Mapping[str, str], machine_gpus: Sequence[str]
+    ) -> None:
         super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
         self.broken = False
         self._started = time.time()
@@ -141,7 +154,7 @@ class LocalGroup(RemoteGroup):
         self._outputs: list[OutputPipe] = []
         self._oom_kills = OomCounter()
         self._environment = environment
-        self._gpus = partition_gpus(spec.scaling, visible_gpus())
+        self._gpus = partition_gpus(spec.scaling, list(machine_gpus))
         self.watch(server.control, self._hear_server)
         self._start_all(range(spec.num_workers))
 
@@ -336,17 +349,35 @@ class LocalGroup(RemoteGroup):
 
 
 class LocalRuntime:
-    """Starts workers on this machine."""
+    """Starts workers on this machine.
+
+    Args:
+        gpus: the GPUs that they may use, as ``CUDA_VISIBLE_DEVICES`` names them; None for all that this process may.
+        servers: where the processes that workers are forked from are kept; None for those of this process.
+    """
 
     name = "local"
+    _gpus: Sequence[str] | None = None
+    _servers = _kept_servers
+
+    def __init__(self, *, gpus: Sequence[str] | None = None, servers: ForkServers | None = None) -> None:
+        self._gpus = gpus
+        self._servers = servers or _kept_servers
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """What it was given is this process's."""
+        return type(self), ()
+
+    def _visible_gpus(self) -> list[str]:
+        return visible_gpus() if self._gpus is None else list(self._gpus)
 
     def validate(self, scaling: ScalingConfig) -> None:
         """Refuses more GPUs than this machine has."""
-        partition_gpus(replace(scaling, num_workers=scaling.min_workers), visible_gpus())
+        partition_gpus(replace(scaling, num_workers=scaling.min_workers), self._visible_gpus())
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """What the GPUs allow; without GPUs there is always room."""
-        gpus, each = len(visible_gpus()), scaling.num_gpus_per_worker
+        gpus, each = len(self._visible_gpus()), scaling.num_gpus_per_worker
         if each == 0:
             return scaling.max_workers
         return math.floor(1 / each + 1e-9) * gpus if each < 1 else gpus // int(each)
@@ -355,11 +386,11 @@ class LocalRuntime:
     def launch(self, spec: GroupSpec) -> Iterator[LocalGroup]:
         """Forks the workers; on leaving they end at once, or with a grace of seconds when the driver is interrupted."""
         environment = _environment(spec)
-        server = _idle_server.take(spec, environment)
+        server = self._servers.take(spec, environment)
         group: LocalGroup | None = None
         grace_s = 0.0
         try:
-            group = LocalGroup(spec, server, environment)
+            group = LocalGroup(spec, server, environment, self._visible_gpus())
             server.warm(spec.warmup)
             yield group
         except KeyboardInterrupt:
@@ -368,14 +399,13 @@ class LocalRuntime:
         finally:
             self._end(group, server, grace_s)
 
-    @staticmethod
-    def _end(group: LocalGroup | None, server: _Server, grace_s: float) -> None:
+    def _end(self, group: LocalGroup | None, server: _Server, grace_s: float) -> None:
         done: Callable[[], None] = server.close
         try:
             if group is not None:
                 group.end(grace_s=grace_s)
                 if not group.broken:
-                    done = lambda: _idle_server.give_back(server)  # noqa: E731
+                    done = lambda: self._servers.give_back(server)  # noqa: E731
         finally:
             done()
 

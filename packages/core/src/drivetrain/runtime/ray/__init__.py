@@ -23,13 +23,15 @@ from drivetrain.errors import PluginNotFoundError, WorkerDiedError
 from drivetrain.runtime.base import GroupSpec, rank_environment
 from drivetrain.runtime.output import log_name
 from drivetrain.runtime.ray.actors import UNREACHABLE, Actors, kind_of_death, names_node
-from drivetrain.runtime.ray.cluster import connect, find_room, note_unreachable, reserve
+from drivetrain.runtime.ray.cluster import Reservation, connect, find_room, note_unreachable, reserve
 from drivetrain.runtime.ray.worker import HELLO_WAIT_S, Devices, join_run, read_stacks, set_up
 from drivetrain.runtime.remote import RemoteGroup
 from drivetrain.runtime.resources import order_gpus, order_nodes
 from drivetrain.runtime.worker import TrainTask
 
 if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
     from drivetrain.config import ScalingConfig
 
 __all__ = ["RayRuntime"]
@@ -42,7 +44,9 @@ _CLOSE_WAIT_S = 1.0
 class RayGroup(RemoteGroup):
     """Workers that are Ray actors."""
 
-    def __init__(self, spec: GroupSpec, actors: Actors, resources: contextlib.ExitStack) -> None:
+    def __init__(
+        self, spec: GroupSpec, actors: Actors, resources: contextlib.ExitStack, given: Reservation | None = None
+    ) -> None:
         super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
         resources.callback(self.close_lines)
         self._spec = spec
@@ -55,7 +59,7 @@ class RayGroup(RemoteGroup):
         for source, handle in actors.sources():
             self.watch(source, partial(self._hear, handle))
         kept, actors.reservation = actors.reservation, None
-        self._reservation = reserve(spec, self._deadline, kept)
+        self._reservation = given or reserve(spec, self._deadline, kept)
         resources.callback(self._give_back)
         self._bundle_of: dict[int, int] = {}
         self._spares: set[int] = set()
@@ -160,7 +164,8 @@ class RayGroup(RemoteGroup):
     def _start_actors(self) -> None:
         """Finds a process for each worker's share of the cluster: a spare on its node, or else a new one."""
         nodes = self._reservation.nodes() if self._spec.scaling.spare_workers else {}
-        for bundle in range(self._spec.num_workers):
+        first = self._reservation.first
+        for bundle in range(first, first + self._spec.num_workers):
             self._start_actor(bundle, nodes)
 
     def _start_actor(self, bundle: int, nodes: Mapping[int, str]) -> int:
@@ -275,12 +280,24 @@ class RayGroup(RemoteGroup):
 
 
 class RayRuntime:
-    """Starts workers on a Ray cluster."""
+    """Starts workers on a Ray cluster.
+
+    Args:
+        placement_group: where, if somebody else has reserved the resources; None reserves them for each run.
+        first_bundle: which of its bundles is the first worker's.
+    """
 
     name = "ray"
 
-    def __init__(self) -> None:
+    def __init__(self, placement_group: PlacementGroup | None = None, first_bundle: int = 0) -> None:
         self._actors: WeakKeyDictionary[contextlib.ExitStack, Actors] = WeakKeyDictionary()
+        self._given: Reservation | None = None
+        if placement_group is not None:
+            self._given = Reservation(placement_group, None, first=first_bundle, borrowed=True)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """What it was given is of use to the driver only that has reserved it."""
+        return type(self), ()
 
     def validate(self, scaling: ScalingConfig) -> None:
         """Refuses to go on without Ray."""
@@ -290,6 +307,8 @@ class RayRuntime:
             raise PluginNotFoundError(
                 'the "ray" runtime wants Ray, which is not installed. Run: pip install "drivetrain[ray]"'
             ) from None
+        if self._given is not None:
+            self._given.require(scaling.max_workers, scaling)
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """The greatest number that Ray could place now, beside those that run."""
@@ -308,4 +327,4 @@ class RayRuntime:
             actors = self._actors[spec.run_resources] = Actors(ray.util.get_node_ip_address())
             spec.run_resources.callback(actors.close)
         with contextlib.ExitStack() as resources:
-            yield RayGroup(spec, actors, resources)
+            yield RayGroup(spec, actors, resources, self._given)

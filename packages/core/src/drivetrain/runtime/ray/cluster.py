@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from drivetrain.config import ScalingConfig
 
-__all__ = ["Reservation", "connect", "find_room", "note_unreachable", "reserve"]
+__all__ = ["Reservation", "bundle_of", "connect", "find_room", "note_unreachable", "reserve"]
 
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # where ray.init() is documented to look
 _CONNECT_WAIT_S = 10.0
@@ -86,11 +86,30 @@ class Reservation:
         group: what holds it.
         asked: what it was made for; of use for a group that asks for the same.
         devices: by bundle, what Ray gave the process that it started there.
+        first: the bundle of the first worker.
+        borrowed: it belongs to somebody else, and is not ours to give back.
     """
 
     group: PlacementGroup
     asked: Any
     devices: dict[int, Devices] = field(default_factory=dict)
+    first: int = 0
+    borrowed: bool = False
+
+    def require(self, workers: int, scaling: ScalingConfig) -> None:
+        """Makes sure that there is a bundle for each worker.
+
+        Raises:
+            ResourceError: there are too few, or too small ones.
+        """
+        bundle = bundle_of(scaling)
+        given = self.group.bundle_specs[self.first : self.first + workers]
+        if len(given) < workers or any(found.get(name, 0) < each for found in given for name, each in bundle.items()):
+            raise ResourceError(
+                f"{workers} workers with {bundle} each want as many bundles of the placement group that they were "
+                f"given, found {list(self.group.bundle_specs)}, the workers' being those from number {self.first} on: "
+                "reserve more, or ask for less"
+            )
 
     def nodes(self) -> dict[int, str]:
         """The node of each bundle."""
@@ -116,7 +135,7 @@ class Reservation:
         """Gives it back, which Ray does in the background."""
         import ray
 
-        if ray.is_initialized():
+        if ray.is_initialized() and not self.borrowed:
             _release(self.group)
 
 

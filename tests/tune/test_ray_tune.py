@@ -1,0 +1,262 @@
+"""Trainers inside Ray Tune: schedulers hear of reports, get checkpoints, and leave nothing behind."""
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drivetrain
+from drivetrain import (
+    ConfigurationError,
+    DataParallelTrainer,
+    ResourceError,
+    RunConfig,
+    ScalingConfig,
+    SerializationError,
+    TrainingFailedError,
+)
+from drivetrain.trainer import _pickle
+from drivetrain.tune.raytune import make_trainable
+from tests.support import Pipe, wait_until_gone
+from tests.tune.jobs import REPORTS, climb, read_state
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(autouse=True)
+def quiet(ray_address: str) -> None:
+    """Tune logs the traceback of every trial that fails."""
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+
+
+def trainer(workers: int = 1, **scaling: Any) -> DataParallelTrainer:
+    return DataParallelTrainer(climb, scaling_config=ScalingConfig(num_workers=workers, **scaling))
+
+
+def fit(trainable: Any, space: dict[str, Any], directory: Path, **options: Any) -> Any:
+    from ray import tune
+
+    return tune.Tuner(
+        trainable,
+        param_space=space,
+        tune_config=tune.TuneConfig(metric="score", mode="max", **options),
+        run_config=tune.RunConfig(name="search", storage_path=str(directory), verbose=0),
+    ).fit()
+
+
+def test_grid_of_trials_with_two_workers_has_names_checkpoints_and_a_best(tmp_path: Path) -> None:
+    from ray import tune
+
+    def train(config: dict[str, Any]) -> None:
+        context = drivetrain.get_context()
+        Path(context.get_trial_dir(), f"note_{context.get_world_rank()}").touch()
+        assert context.get_world_size() == 2
+        climb(config)
+        drivetrain.report(
+            {
+                "score": 100 * config["x"],
+                "names": [context.get_experiment_name(), context.get_trial_name(), context.get_trial_id()],
+                "directory": context.get_trial_dir(),
+            }
+        )
+
+    made = DataParallelTrainer(train, train_loop_config={"reports": 2, "x": 0})
+    space = {"train_loop_config": {"x": tune.grid_search([3, 2])}, "scaling_config": {"num_workers": 2}}
+    grid = fit(made.as_trainable(), space, tmp_path)
+
+    best = grid.get_best_result()
+    assert [result.metrics["score"] for result in grid] == [300, 200]
+    assert [len(result.metrics_dataframe) for result in grid] == [3, 3]
+    assert read_state(best.checkpoint) == (2, 6)
+    assert best.metrics["names"][0] == "search"
+    assert best.metrics["names"][2] == best.metrics["trial_id"]
+    assert best.metrics["names"][1].endswith(best.metrics["trial_id"])
+    assert Path(best.metrics["directory"]).is_relative_to(best.path)
+    assert {file.name for file in Path(best.metrics["directory"]).iterdir()} == {"note_0", "note_1"}
+    assert not list(Path(best.path, "run_000").glob("checkpoint_*")), "Tune has its own copies"
+    assert DataParallelTrainer.restore(Path(best.path, "run_000"), climb).given["scaling_config"].num_workers == 2
+
+
+@pytest.mark.parametrize(
+    ("runtime", "xs", "options"),
+    [
+        # In the trials' own processes, so that twenty take seconds.
+        pytest.param("local", [n / 20 for n in reversed(range(20))], {"reuse_actors": True}, id="twenty"),
+        pytest.param(None, [0.9, 0.1], {"max_concurrent_trials": 1}, id="actors"),
+    ],
+)
+def test_asha_finds_the_best_and_trials_that_it_stops_leave_no_worker(
+    tmp_path: Path, pipe: Pipe, runtime: str | None, xs: list[float], options: dict[str, Any]
+) -> None:
+    from ray import tune
+    from ray.tune.schedulers import ASHAScheduler
+
+    space = {"train_loop_config": {"x": tune.grid_search(xs), "pipe": pipe.path}}
+    asha = ASHAScheduler(max_t=REPORTS, grace_period=1, reduction_factor=2)
+
+    grid = fit(trainer(runtime=runtime).as_trainable(), space, tmp_path, scheduler=asha, **options)
+
+    assert not grid.errors
+    assert len(grid) == len(xs)
+    best = grid.get_best_result()
+    assert best.config["train_loop_config"]["x"] == max(xs)
+    assert best.metrics["step"] == REPORTS
+    assert read_state(best.checkpoint)[0] == REPORTS
+    assert sum(result.metrics["step"] < REPORTS for result in grid) >= len(xs) // 4
+    wait_until_gone(int(line.split()[1]) for line in pipe.receive(len(xs)))
+
+
+def test_population_exploits_the_checkpoints_of_the_best(tmp_path: Path) -> None:
+    from ray import tune
+    from ray.tune.schedulers import PopulationBasedTraining
+
+    choices = [0.1, 0.2, 0.3, 0.9]
+    pbt = PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=2,
+        hyperparam_mutations={"train_loop_config": {"x": choices}},
+        synch=True,
+    )
+    space = {"train_loop_config": {"x": tune.grid_search(choices)}}
+
+    grid = fit(trainer(runtime="local").as_trainable(), space, tmp_path, scheduler=pbt, reuse_actors=True)
+
+    assert not grid.errors
+    best = grid.get_best_result()
+    assert best.metrics["score"] == pytest.approx(REPORTS * 0.9)
+    alone = sorted(REPORTS * x for x in choices)
+    assert sorted(result.metrics["score"] for result in grid)[0] > alone[0], "the worst went on from the best's state"
+    assert any(Path(result.path, "run_001").exists() for result in grid)
+
+
+def test_trials_with_a_trainer_and_tuned_sizes_neither_wait_for_each_other_nor_share(
+    tmp_path: Path, pipe: Pipe, gate: Pipe
+) -> None:
+    import ray
+    from ray import tune
+
+    made = trainer(trainer_resources={"CPU": 1})
+    space = {
+        "scaling_config": {"num_workers": tune.grid_search([1, 3])},
+        "train_loop_config": {"x": 1, "reports": 1, "pipe": pipe.path, "gate": gate.path},
+    }
+    held: list[float] = []
+
+    def look() -> None:
+        for workers in (1, 3):  # the cluster has 4 CPUs, so the second trial waits for the end of the first
+            pipe.receive(workers)
+            held.append(ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0.0))
+            gate.release(workers)
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    grid = fit(made.as_trainable(), space, tmp_path)
+    watcher.join(30)
+
+    assert not grid.errors
+    assert held == [2, 4], "a CPU for each worker, and one for the trainer"
+
+
+def test_error_of_a_trial_keeps_its_cause_and_its_trial_goes_on_when_it_is_restored(tmp_path: Path) -> None:
+    from ray import tune
+
+    mended = tmp_path / "mended"
+    config = {"x": 1, "fails_after": 3, "mended": str(mended)}
+    trainable = trainer().as_trainable()
+
+    (result,) = fit(trainable, {"train_loop_config": config}, tmp_path)
+
+    assert isinstance(result.error, TrainingFailedError)
+    assert isinstance(result.error.cause.__cause__, ZeroDivisionError)
+    assert read_state(result.checkpoint) == (3, 3)
+
+    mended.touch()
+    (again,) = tune.Tuner.restore(str(tmp_path / "search"), trainable, resume_errored=True).fit()
+    assert again.error is None
+    assert again.metrics["score"] == REPORTS
+    assert list(again.metrics_dataframe["step"]) == list(range(1, REPORTS + 1)), "nothing was trained twice"
+
+
+def test_config_of_a_function_as_tune_run_has_it(tmp_path: Path) -> None:
+    from ray import tune
+
+    def train_func(config: dict[str, Any]) -> None:
+        for _ in range(config["num_epochs"]):
+            drivetrain.report({"output": config["input"]})
+
+    made = DataParallelTrainer(train_func, scaling_config=ScalingConfig(num_workers=2, runtime="local"))
+    analysis = tune.run(
+        make_trainable(made, _pickle, argument="train_loop_config"),
+        config={"num_epochs": 2, "input": tune.grid_search([1, 2, 3])},
+        storage_path=str(tmp_path),
+        verbose=0,
+    )
+
+    assert analysis.get_best_config(metric="output", mode="max") == {"num_epochs": 2, "input": 3}
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns of what it does itself
+def test_datasets_differ_from_trial_to_trial(tmp_path: Path) -> None:
+    import ray.data
+    from ray import tune
+
+    def train() -> None:
+        batches = drivetrain.get_dataset_shard("train").iter_batches(batch_size=None)
+        drivetrain.report({"score": sum(int(batch["id"].sum()) for batch in batches)})
+
+    made = DataParallelTrainer(train, datasets={"train": ray.data.range(3)})
+    grids = tune.grid_search([ray.data.range(10), ray.data.range(20)])
+    grid = fit(made.as_trainable(), {"datasets": {"train": grids}}, tmp_path, max_concurrent_trials=1)
+
+    assert [result.metrics["score"] for result in grid] == [45, 190]
+
+
+@pytest.mark.parametrize(
+    ("space", "error", "told"),
+    [
+        ({"run_config": RunConfig(name="a")}, ConfigurationError, r"Tuner\(\.\.\., run_config=\.\.\.\)"),
+        ({"lr": 1}, ConfigurationError, "train_loop_config"),
+        ({"scaling_config": {"num_workers": 64}}, ResourceError, r"'CPU': 64.*whole cluster.*autoscaling=True"),
+        ({"scaling_config": {"use_gpu": True}}, ResourceError, r"'GPU': 1.*whole cluster has .*'GPU': 0"),
+    ],
+)
+def test_space_that_no_trial_can_have_is_refused_in_the_driver(
+    tmp_path: Path, space: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        fit(trainer().as_trainable(), space, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_cpus_that_leave_ray_data_none_are_refused(tmp_path: Path) -> None:
+    import ray.data
+
+    made = DataParallelTrainer(
+        climb, scaling_config=ScalingConfig(num_workers=4), datasets={"train": ray.data.range(3)}
+    )
+    with pytest.raises(ResourceError, match="Ray Data"):
+        fit(made.as_trainable(), {}, tmp_path)
+
+
+def test_resources_that_are_too_small_for_the_workers_are_said(tmp_path: Path) -> None:
+    from ray import tune
+
+    trainable = tune.with_resources(trainer(2).as_trainable(), {"CPU": 1})
+    (result,) = fit(trainable, {"train_loop_config": {"x": 1}}, tmp_path)
+    assert "2 workers with {'CPU': 1.0} each want as many bundles" in str(result.error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"datasets": {"train": (number for number in (1, 2))}}, r"datasets\['train'\] \(a generator\)"),
+        ({"train_loop_config": {"lock": threading.Lock()}}, r"train_loop_config\['lock'\]"),
+    ],
+)
+def test_what_cannot_reach_a_trial_is_named(arguments: dict[str, Any], told: str) -> None:
+    make: Callable[[], Any] = DataParallelTrainer(climb, **arguments).as_trainable
+    with pytest.raises(SerializationError, match=told):
+        make()

@@ -1,0 +1,333 @@
+"""Searches on this machine: they find the best, stop the others early, and leave nothing behind."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+import drivetrain
+from drivetrain import (
+    ConfigurationError,
+    DataParallelTrainer,
+    ResourceError,
+    RunConfig,
+    RunExistsError,
+    ScalingConfig,
+    SerializationError,
+    StorageError,
+    TrainingFailedError,
+    tune,
+)
+from tests.support import DEADLINE_S, Driver, Pipe, wait_until_gone
+from tests.tune.jobs import REPORTS, climb, read_state
+
+CPUS = len(os.sched_getaffinity(0))
+BEST = {"metric": "score", "mode": "max"}
+
+
+def search(
+    directory: Path,
+    config: dict[str, Any],
+    tune_config: dict[str, Any] | None = None,
+    *,
+    workers: int = 1,
+    scaling: dict[str, Any] | None = None,
+    **run_config: Any,
+) -> tune.Tuner:
+    return tune.Tuner(
+        DataParallelTrainer(climb, scaling_config=ScalingConfig(num_workers=workers, runtime="local")),
+        param_space={"train_loop_config": config, **({"scaling_config": scaling} if scaling else {})},
+        tune_config=tune.TuneConfig(**{**BEST, **(tune_config or {})}),
+        run_config=RunConfig(**{"name": "search", "storage_path": directory, "verbose": 0, **run_config}),
+    )
+
+
+def states(grid: tune.ResultGrid) -> list[str]:
+    return [result.state for result in grid]
+
+
+@contextlib.contextmanager
+def running(tuner: tune.Tuner) -> Iterator[None]:
+    """Has a search run on a thread for the time of a ``with`` block."""
+    grids: list[tune.ResultGrid] = []
+    thread = threading.Thread(target=lambda: grids.append(tuner.fit()), daemon=True)
+    thread.start()
+    yield
+    thread.join(DEADLINE_S)
+    assert grids
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def pids_by_trial(pipe: Pipe, count: int) -> dict[str, int]:
+    return {name: int(pid) for name, pid in (line.split() for line in pipe.receive(count))}
+
+
+def test_twenty_trials_end_with_the_expected_best_and_most_are_stopped_early(tmp_path: Path, pipe: Pipe) -> None:
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
+    sampler = optuna.samplers.TPESampler(seed=0)
+
+    grid = search(
+        tmp_path,
+        {"x": tune.uniform(0, 1), "pipe": pipe.path},
+        {"num_samples": 20, "scheduler": pruner, "search_alg": sampler},
+    ).fit()
+
+    best = grid.get_best_result()
+    assert len(grid) == grid.num_terminated == 20
+    assert best.config["train_loop_config"]["x"] == max(result.config["train_loop_config"]["x"] for result in grid)
+    assert best.state == "completed" or best.metrics["step"] == REPORTS
+    assert read_state(best.checkpoint) == (REPORTS, pytest.approx(best.metrics["score"]))
+    early = [result for result in grid if result.metrics["step"] < REPORTS]
+    assert len(early) >= 5
+    assert {result.state for result in early} == {"pruned"}
+    assert [trial.params["train_loop_config/x"] for trial in grid.study.trials] == [
+        result.config["train_loop_config"]["x"] for result in grid
+    ]
+    wait_until_gone(pids_by_trial(pipe, 20).values())
+
+
+def test_table_has_a_row_for_each_trial_of_a_grid(tmp_path: Path) -> None:
+    grid = search(tmp_path, {"x": tune.grid_search([1, 3, 2]), "reports": 1}, {"num_samples": 2}).fit()
+
+    table = grid.get_dataframe()
+    assert list(table["config/train_loop_config/x"]) == list(table["score"]) == [1, 3, 2, 1, 3, 2]
+    assert list(table["trial"]) == [f"trial_{number:05d}" for number in range(6)]
+    assert all(Path(path, "run.json").exists() for path in table["path"])
+    assert grid.get_best_result(mode="min").config["train_loop_config"]["x"] == 1
+
+
+def test_train_function_alone_has_one_worker_and_the_space_as_its_config(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        context = drivetrain.get_context()
+        names = [context.get_experiment_name(), context.get_trial_name(), context.get_trial_id()]
+        drivetrain.report({"loss": (config["x"] - 2) ** 2, "names": names, "directory": context.get_trial_dir()})
+
+    grid = tune.Tuner(
+        train,
+        param_space={"x": tune.choice([1, 2, 3])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=3),
+        run_config=RunConfig(name="mine", storage_path=tmp_path, verbose=0),
+    ).fit()
+
+    assert [result.metrics["loss"] for result in grid] == [(result.config["x"] - 2) ** 2 for result in grid]
+    assert [result.metrics["names"] for result in grid] == [
+        ["mine", f"trial_{number:05d}", f"mine_{number:05d}"] for number in range(3)
+    ]
+    assert len({result.metrics["directory"] for result in grid}) == 3
+
+
+@pytest.mark.skipif(CPUS < 2, reason="wants two CPUs")
+def test_trials_run_together_as_far_as_there_are_cpus_for_them(tmp_path: Path, pipe: Pipe, gate: Pipe) -> None:
+    half = {"resources_per_worker": {"CPU": CPUS / 2}}
+    together = search(
+        tmp_path,
+        {"x": 1, "pipe": pipe.path, "gate": gate.path, "reports": 1},
+        {"num_samples": 3},
+        scaling=half,
+        name="together",
+    )
+    with running(together):
+        both = pids_by_trial(pipe, 2)
+        assert set(both) == {"trial_00000", "trial_00001"}
+        gate.release(1)
+        assert set(pids_by_trial(pipe, 1)) == {"trial_00002"}, "it starts when one of the others is over"
+        gate.release(2)
+
+    alone = search(
+        tmp_path,
+        {"x": 1, "pipe": pipe.path, "reports": 1},
+        {"num_samples": 3},
+        workers=2 * CPUS,
+        name="alone",
+    )
+    assert states(alone.fit()) == ["completed"] * 3
+    assert [line.split()[0] for line in pipe.receive(6 * CPUS)] == [
+        f"trial_{number:05d}" for number in range(3) for _ in range(2 * CPUS)
+    ], "one that wants more than the machine has runs alone"
+
+
+def test_number_of_trials_at_a_time_can_be_bounded(tmp_path: Path, pipe: Pipe) -> None:
+    grid = search(
+        tmp_path,
+        {"x": 1, "pipe": pipe.path, "reports": 3},
+        {"num_samples": 3, "max_concurrent_trials": 1},
+        scaling={"resources_per_worker": {"CPU": 0.1}},
+    ).fit()
+    assert list(pids_by_trial(pipe, 3)) == [result.name for result in grid]
+
+
+def test_trial_that_fails_keeps_its_cause_and_lets_the_others_go_on(tmp_path: Path) -> None:
+    mended = tmp_path / "mended"
+
+    def falls(config: dict[str, Any]) -> int | None:
+        return 3 if config["train_loop_config"]["x"] == 2 else None
+
+    grid = search(
+        tmp_path, {"x": tune.grid_search([1, 2]), "fails_after": tune.sample_from(falls), "mended": str(mended)}
+    ).fit()
+
+    assert states(grid) == ["completed", "failed"]
+    (error,) = grid.errors
+    assert isinstance(error, TrainingFailedError)
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assert grid.get_best_result().config["train_loop_config"]["x"] == 1, "3 reports of 2 are less than 8 of 1"
+
+    restored = tune.Tuner.restore(tmp_path / "search", DataParallelTrainer(climb))
+    (again,) = restored.get_results().errors
+    assert "ZeroDivisionError" in str(again)
+
+    mended.touch()
+    resumed = tune.Tuner.restore(tmp_path / "search", DataParallelTrainer(climb), resume_errored=True).fit()
+    assert states(resumed) == ["completed", "completed"]
+    assert [report["step"] for report in _reports(resumed[1])] == list(range(1, REPORTS + 1)), "it went on"
+
+
+def _reports(result: tune.TrialResult) -> list[dict[str, Any]]:
+    return result.metrics_dataframe.to_dict("records")
+
+
+SEARCH = """
+import json, sys
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig, tune
+from tests.tune.jobs import climb
+
+given = json.loads(sys.argv[1])
+if __name__ == "__main__":
+    scaling = ScalingConfig(num_workers=1, resources_per_worker={"CPU": 0.1}, runtime="local")
+    tuner = tune.Tuner(
+        DataParallelTrainer(climb, scaling_config=scaling),
+        param_space={"train_loop_config": {**given["config"], "x": tune.grid_search([1, 2, 3])}},
+        tune_config=tune.TuneConfig(metric="score", mode="max", max_concurrent_trials=2),
+        run_config=RunConfig(name="search", storage_path=given["storage_path"], verbose=0),
+    )
+    tuner.fit()
+"""
+
+
+@pytest.mark.parametrize("how", ["interrupt", "kill"])
+def test_search_whose_driver_ends_leaves_no_worker_and_goes_on_where_it_was(
+    tmp_path: Path, pipe: Pipe, gate: Pipe, how: str
+) -> None:
+    config = {"pipe": pipe.path, "gate": gate.path, "waits_after": 3}
+    driver = Driver(tmp_path, SEARCH, {"config": config, "storage_path": str(tmp_path)}, {})
+    try:
+        pids = pids_by_trial(pipe, 2)
+        manifests = [tmp_path / "search" / name / "manifest.json" for name in pids]
+        wait_until(lambda: all(file.exists() and "checkpoint_000003" in file.read_text() for file in manifests))
+        getattr(driver, how)()
+        code, _, errors = driver.wait()
+        assert code != 0
+        assert how == "kill" or "KeyboardInterrupt" in errors
+        wait_until_gone(pids.values())
+        driver.wait_until_nothing_is_left()
+    finally:
+        driver.clean_up()
+
+    gate.release(3)
+    assert tune.Tuner.can_restore(tmp_path / "search")
+    grid = tune.Tuner.restore(tmp_path / "search", DataParallelTrainer(climb)).fit()
+
+    assert states(grid) == ["completed"] * 3
+    assert [report["step"] for report in _reports(grid[0])] == list(range(1, REPORTS + 1))
+    assert grid.get_best_result().config["train_loop_config"]["x"] == 3
+
+
+def test_trials_that_run_when_the_time_is_over_are_stopped(tmp_path: Path, pipe: Pipe, gate: Pipe) -> None:
+    grid = search(
+        tmp_path,
+        {"x": 1, "pipe": pipe.path, "gate": gate.path, "waits_after": 2},
+        {"num_samples": 3, "max_concurrent_trials": 1, "time_budget_s": 3},
+    ).fit()
+
+    assert states(grid) == ["stopped"]
+    assert grid[0].metrics["step"] == 2
+    wait_until_gone(pids_by_trial(pipe, 1).values())
+
+
+def test_stop_condition_of_the_run_holds_in_every_trial(tmp_path: Path) -> None:
+    grid = search(tmp_path, {"x": tune.grid_search([1, 4])}, stop={"score": 8}).fit()
+    assert [result.metrics["score"] for result in grid] == [8, 8]
+    assert states(grid) == ["completed", "completed"]
+
+
+def test_metric_that_nobody_reports_is_said(tmp_path: Path) -> None:
+    grid = search(tmp_path, {"x": 1, "reports": 1}, {"metric": "skore"}).fit()
+    (error,) = grid.errors
+    assert "'skore'" in str(error)
+    assert "score, step" in str(error)
+    with pytest.raises(RuntimeError, match="1 errors"):
+        grid.get_best_result()
+
+
+def test_trials_can_run_in_this_process_one_after_another(tmp_path: Path) -> None:
+    grid = search(
+        tmp_path, {"x": tune.grid_search([1, 2]), "reports": 1}, scaling={"num_workers": 0, "runtime": None}
+    ).fit()
+    assert [result.metrics["score"] for result in grid] == [1, 2]
+
+
+def test_best_trial_is_trained_on_by_a_trainer(tmp_path: Path) -> None:
+    best = search(tmp_path, {"x": 1, "reports": 2}).fit().get_best_result()
+
+    trainer = DataParallelTrainer.restore(best.path, train_loop_config={"x": 1, "reports": 4})
+
+    assert trainer.fit().metrics["step"] == 4
+
+
+def test_search_that_exists_is_left_as_it_is(tmp_path: Path) -> None:
+    search(tmp_path, {"x": 1, "reports": 1}).fit()
+    with pytest.raises(RunExistsError, match=r"Tuner\.restore"):
+        search(tmp_path, {"x": 1, "reports": 1}).fit()
+    with pytest.raises(StorageError, match=r"tuner\.json"):
+        tune.Tuner.restore(tmp_path, DataParallelTrainer(climb))
+    with pytest.raises(ConfigurationError, match="search space that the search was begun with"):
+        tune.Tuner.restore(tmp_path / "search", DataParallelTrainer(climb), param_space={"metadata": tune.choice([1])})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"metric": ""}, "name of a metric"),
+        ({"mode": "best"}, "'max' or 'min'"),
+        ({"num_samples": 0}, "at least 1"),
+        ({"max_concurrent_trials": 1.5}, "at least 1"),
+        ({"time_budget_s": 0}, "positive number of seconds"),
+        ({"scheduler": "asha"}, "pruner of optuna.pruners.*as_trainable"),
+        ({"search_alg": object()}, "sampler of optuna.samplers"),
+    ],
+)
+def test_search_that_cannot_be_is_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        tune.TuneConfig(**{**BEST, **options})
+
+
+def test_space_that_touches_what_trials_share_is_refused() -> None:
+    space = {"run_config": RunConfig(name="other")}
+    with pytest.raises(ConfigurationError, match=r"Tuner\(\.\.\., run_config=\.\.\.\)"):
+        tune.Tuner(DataParallelTrainer(climb), param_space=space, tune_config=tune.TuneConfig(**BEST))
+
+
+def test_what_no_trial_can_have_ends_the_search(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="GPUs"):
+        search(tmp_path, {"x": 1}, scaling={"use_gpu": True, "resources_per_worker": {"GPU": 64}}).fit()
+    with pytest.raises(SerializationError, match=r"train_loop_config\['x'\]"):
+        search(tmp_path, {"x": (number for number in (1, 2))}, name="other").fit()
+
+
+def test_importing_it_loads_neither_optuna_nor_ray() -> None:
+    code = "import drivetrain.tune, sys; assert not {'optuna', 'ray', 'numpy', 'pandas'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,140 @@
+"""What values are drawn from, and what a trial changes in a trainer."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import optuna
+import pytest
+
+import drivetrain
+from drivetrain import ConfigurationError, DataParallelTrainer, ScalingConfig, tune
+from drivetrain.tune.space import Space
+
+
+def draw(tree: dict[str, Any], count: int = 50) -> list[dict[str, Any]]:
+    space = Space(tree)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    return [space.config(study.ask(space.distributions()).params) for _ in range(count)]
+
+
+DOMAINS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], bool]]] = {
+    "uniform": (lambda of: of.uniform(-1, 2), lambda value: -1 <= value <= 2),
+    "quniform": (lambda of: of.quniform(1, 2, 0.25), lambda value: 1 <= value <= 2 and value * 4 == int(value * 4)),
+    "loguniform": (lambda of: of.loguniform(1e-4, 1e-1), lambda value: 1e-4 <= value <= 1e-1),
+    "qloguniform": (lambda of: of.qloguniform(0.5, 8, 0.5), lambda value: 0.5 <= value <= 8 and value * 2 % 1 == 0),
+    "randn": (lambda of: of.randn(10, 2), lambda value: 0 < value < 20),
+    "qrandn": (lambda of: of.qrandn(10, 2, 0.5), lambda value: 0 < value < 20 and value * 2 % 1 == 0),
+    "randint": (lambda of: of.randint(2, 5), lambda value: value in (2, 3, 4)),
+    "qrandint": (lambda of: of.qrandint(2, 8, 2), lambda value: value in (2, 4, 6, 8)),
+    "lograndint": (lambda of: of.lograndint(1, 65), lambda value: 1 <= value <= 64),
+    "qlograndint": (lambda of: of.qlograndint(2, 64, 2), lambda value: 2 <= value <= 64 and value % 2 == 0),
+    "choice": (lambda of: of.choice(["a", ("b", 2)]), lambda value: value in ("a", ("b", 2))),
+    "sample_from": (lambda of: of.sample_from(lambda config: config["other"] + 1), lambda value: value == 4),
+}
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_values_are_within_their_domain_and_the_same_for_ray_tunes(name: str) -> None:
+    import ray.tune
+
+    make, belongs = DOMAINS[name]
+    drawn = [config["value"] for config in draw({"value": make(tune), "other": 3})]
+
+    assert all(map(belongs, drawn))
+    assert len(set(drawn)) > 1 or name == "sample_from"
+    assert {type(value) for value in drawn} != {float} or "int" not in name
+    assert [config["value"] for config in draw({"value": make(ray.tune), "other": 3})] == drawn
+
+
+def test_every_combination_of_grids_has_its_trials() -> None:
+    tree = {"deep": {"a": tune.grid_search([1, 2])}, "b": [tune.grid_search(["x", [3]])], "c": tune.uniform(0, 1)}
+
+    found = [(space.config({"c": 0.5, **fixed})) for space in [Space(tree)] for fixed in space.grid]
+
+    assert [(config["deep"]["a"], config["b"][0]) for config in found] == [(1, "x"), (1, [3]), (2, "x"), (2, [3])]
+
+
+def test_booleans_and_numbers_that_are_equal_are_kept_apart() -> None:
+    drawn = [config["value"] for config in draw({"value": tune.choice([1, True, 1.0])})]
+    assert {type(value) for value in drawn} == {int, bool, float}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: tune.uniform(2, 1), "its lower bound first"),
+        (lambda: tune.uniform(0, math.inf), "its lower bound first"),
+        (lambda: tune.uniform("a", 2), "wants numbers"),  # type: ignore[arg-type]
+        (lambda: tune.loguniform(0, 1), "above 0"),
+        (lambda: tune.quniform(0.1, 1, 0.25), "multiples of its step"),
+        (lambda: tune.choice([]), "at least one value"),
+        (lambda: tune.choice("ab"), "at least one value"),
+    ],
+)
+def test_domain_that_has_no_values_is_refused(make: Callable[[], Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        make()
+
+
+def train(config: dict[str, Any]) -> None:
+    drivetrain.report(config)
+
+
+TRAINER = DataParallelTrainer(
+    train,
+    train_loop_config={"lr": 0.1, "model": {"layers": 2, "width": 8}},
+    scaling_config=ScalingConfig(num_workers=4, resources_per_worker={"CPU": 2}, placement_strategy="SPREAD"),
+    datasets={"train": {"x": [1, 2]}, "test": "test.csv"},
+    metadata={"of": "a test"},
+)
+
+
+def test_changes_are_merged_with_what_the_trainer_was_made_with() -> None:
+    changes = {
+        "train_loop_config": {"model": {"width": 16}, "epochs": 1},
+        "scaling_config": {"num_workers": 2, "resources_per_worker": {"memory": 5}},
+        "datasets": {"train": {"y": [3]}},
+    }
+    varied = TRAINER.vary(changes).given
+
+    assert varied["train_loop_config"] == {"lr": 0.1, "model": {"layers": 2, "width": 16}, "epochs": 1}
+    assert varied["scaling_config"] == ScalingConfig(
+        num_workers=2, resources_per_worker={"CPU": 2, "memory": 5}, placement_strategy="SPREAD"
+    )
+    assert varied["datasets"] == {"train": {"y": [3]}, "test": "test.csv"}
+    assert varied["metadata"] == {"of": "a test"}
+    assert TRAINER.given["train_loop_config"]["model"]["width"] == 8, "the trainer itself is left as it was"
+
+
+def test_configuration_object_takes_the_place_of_the_trainers() -> None:
+    changed = TRAINER.vary({"scaling_config": ScalingConfig(num_workers=1)}).given["scaling_config"]
+    assert changed == ScalingConfig(num_workers=1)
+
+
+class Quiet(DataParallelTrainer):
+    """Has its own arguments, and makes the base's of them."""
+
+    def __init__(self, width: int, *, depth: int = 1) -> None:
+        super().__init__(train, train_loop_config={"size": width * depth})
+
+
+def test_arguments_of_a_trainer_of_ones_own_are_changed_before_it_makes_others_of_them() -> None:
+    varied = Quiet(3, depth=2).vary({"depth": 5})
+    assert varied.given == {"width": 3, "depth": 5}
+    assert varied.known_arguments == {"width", "depth"}
+
+
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        ({"run_config": {"name": "a"}}, "Tuner, as Tuner"),
+        ({"tune_config": 1}, "Tuner, as Tuner"),
+        ({"lr": 1}, "found 'lr'.*train_loop_config"),
+        ({"storage_path": "/tmp"}, "found 'storage_path'"),
+        ({"scaling_config": {"workers": 1}}, "wants fields of ScalingConfig.*found 'workers'"),
+    ],
+)
+def test_space_that_touches_what_trials_share_or_nobody_knows_is_refused(space: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        TRAINER.vary(space)
