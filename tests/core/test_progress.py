@@ -19,6 +19,7 @@ from tests.terminal import watch
 SCRIPT = """
 import pathlib, shutil, sys, tempfile, time
 import drivetrain
+import drivetrain.loggers.panel  # which is not to be waited for while there is something to see
 from drivetrain import Callback, Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
 
 def upload_slowly(checkpoint, name):
@@ -34,7 +35,7 @@ def train(config):
         for batch in tqdm(range(10), desc=f"epoch {epoch}", mininterval=0):
             step = epoch * 10 + batch + 1
             drivetrain.report({"epoch": epoch, "step": step, "loss": 1 / step, "accuracy": step / 100, "lr": 0.1})
-            time.sleep(0.05)  # the pace is what is looked at
+            time.sleep(0.08)  # the pace is what is looked at
         print(f"epoch {epoch} is done")
         directory = tempfile.mkdtemp(dir=".")
         pathlib.Path(directory, "x").write_text("x")

@@ -113,7 +113,8 @@ class WandbLoggerCallback(TrackerCallback):
         )
         if self.ranks == "all":
             self._session.define_metric("*", step_metric="training_iteration")
-        return int(self._session.summary.get("training_iteration", 0))
+        summary: Any = self._session.summary
+        return int(summary.get("training_iteration", 0))
 
     def log(self, entries: Sequence[Entry]) -> None:
         """Logs all values; the step is the report's iteration, or of several ranks' reports a metric beside them."""
