@@ -48,12 +48,14 @@ def train_func(config):
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = make_model()
     dataset = make_dataset(get_dataset_shard("train"))
-    for epoch in range(config["epochs"]):
-        history = model.fit(dataset, verbose=0).history
-        with tempfile.TemporaryDirectory() as directory:
-            model.save(os.path.join(directory, "autoencoder"))  # a SavedModel; every rank takes part
-            checkpoint = Checkpoint.from_directory(directory) if get_context().get_world_rank() == 0 else None
-            drivetrain.report({"epoch": epoch + 1, "loss": history["loss"][0]}, checkpoint)
+    for epoch in range(1, config["epochs"] + 1):
+        metrics = {"epoch": epoch, "loss": model.fit(dataset, verbose=0).history["loss"][0]}
+        if epoch < config["epochs"]:
+            drivetrain.report(metrics)
+    with tempfile.TemporaryDirectory() as directory:
+        model.save(os.path.join(directory, "autoencoder"))  # a SavedModel; every rank takes part
+        is_first = get_context().get_world_rank() == 0
+        drivetrain.report(metrics, Checkpoint.from_directory(directory) if is_first else None)
 
 
 def main():

@@ -89,14 +89,13 @@ def test_preempted_ranks_save_at_the_same_step_and_go_on_from_there(fit: Fit):
     assert after == done + jobs.STEPS
 
 
-@pytest.mark.parametrize("rows", [1500, 1501])
-def test_all_rows_of_a_dataset_of_the_trainers_are_seen_once(fit: Fit, rows: int):
+def test_all_rows_of_a_dataset_of_the_trainers_are_seen_once(fit: Fit):
     (images, labels), _ = jobs.load_digits()
-    images, labels = (np.concatenate([array, array[:1]])[:rows] for array in (images, labels))
+    images, labels = (np.concatenate([array, array[:1]]) for array in (images, labels))  # one rank has a row more
     in_loop, generated, steps = fit(
         jobs.count_rows, {"batch_size": 100}, datasets={"train": {"image": images, "label": labels}}
     ).return_value
-    assert in_loop == generated == rows
+    assert in_loop == generated == 1501
     assert 2 * 15 <= steps <= 2 * 17  # of 100 rows, but for the last; the first epoch may end in an empty one
 
 

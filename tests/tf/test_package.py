@@ -56,8 +56,7 @@ def test_something_else_in_place_of_the_config_is_refused():
         TensorflowTrainer(print, tensorflow_config="nccl")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("legacy", ["0", "1"])
-def test_modules_imported_before_the_fork_start_no_thread_and_no_tensorflow_runtime(legacy: str):
+def test_modules_imported_before_the_fork_start_no_thread_and_no_tensorflow_runtime():
     code = (
         "import importlib, json, os, sys\n"
         "for name in json.loads(sys.argv[1]):\n"
@@ -65,14 +64,14 @@ def test_modules_imported_before_the_fork_start_no_thread_and_no_tensorflow_runt
         "if (pid := os.fork()) == 0:\n"  # libraries that can, end their threads here
         "    os._exit(0)\n"
         "os.waitpid(pid, 0)\n"
-        "print(len(os.listdir('/proc/self/task')), 'tf_keras' in sys.modules)\n"
+        "print(len(os.listdir('/proc/self/task')), 'keras' in sys.modules)\n"
         "sys.modules['tensorflow'].config.threading.set_intra_op_parallelism_threads(1)\n"  # raises after a first use
     )
     output = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(TensorflowConfig().create().preload)],
-        env={**os.environ, "TF_USE_LEGACY_KERAS": legacy, "JE_ARROW_MALLOC_CONF": "background_thread:false"},
+        [sys.executable, "-c", code, json.dumps([*TensorflowConfig().create().preload, "tf_keras"])],
+        env={**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:false"},
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    assert output.split() == ["1", str(legacy == "1")]
+    assert output.split() == ["1", "True"]
