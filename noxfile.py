@@ -41,11 +41,12 @@ XGBOOST = "xgboost-cpu==3.2.0"  # a hundredth of the size of the one with CUDA, 
 LIGHTGBM = "lightgbm==4.7.0"
 RAY_TUNE = f"ray[tune]{RAY.removeprefix('ray')}"
 OPTUNA = "optuna==5.0.0"
+NOTEBOOK = ("nbclient==0.11.0", "ipykernel==7.4.0")  # what executes a notebook in the tests
 DATA = ("datasets==5.2.0", "polars==2.1.0")  # what may be given to a trainer as datasets
 
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
-PLUGINS = ["-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt"]
+PLUGINS = ["-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt", "-e", "packages/horovod"]
 
 # DeepSpeed compiles nothing while it is installed, and is built with the environment's own torch.
 WITHOUT_OPS = {"DS_BUILD_OPS": "0"}
@@ -93,6 +94,7 @@ def dev(session: nox.Session) -> None:
         MYPY,
         PYARROW,
         *DATA,
+        *NOTEBOOK,
         RCLONE,
         S3FS,
         "scikit-learn",
@@ -124,6 +126,7 @@ def types(session: nox.Session) -> None:
             "test_lowest_hf",
             "test_gbdt",
             "test_tune",
+            "test_horovod",
         ),
         *("test_contract", "test_crashes", "test_faults"),
     ],
@@ -155,6 +158,18 @@ def test_gbdt(session: nox.Session) -> None:
 def test_tune(session: nox.Session) -> None:
     """Test searches for hyperparameters, with Optuna and with Ray Tune."""
     run_in_dev(session, "pytest", "tests/tune", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def horovod(session: nox.Session) -> None:
+    """Have Horovod in `.nox/dev`: compiled for its PyTorch, in minutes, or from the user's cache."""
+    run_in_dev(session, "drivetrain_horovod.build")
+
+
+@nox.session(requires=["horovod"], venv_backend="none")
+def test_horovod(session: nox.Session) -> None:
+    """Test the Horovod plugin, with a real Horovod."""
+    run_in_dev(session, "pytest", "tests/horovod", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -218,7 +233,7 @@ def test_faults(session: nox.Session) -> None:
     run_in_dev(session, "pytest", "tests/faults", *session.posargs)
 
 
-@nox.session(requires=["dev"], venv_backend="none")
+@nox.session(requires=["dev", "horovod"], venv_backend="none")
 def docs(session: nox.Session) -> None:
     """Build the documentation, warnings being errors, and execute its code blocks."""
     run_in_dev(session, "sphinx", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
@@ -250,8 +265,9 @@ def build(session: nox.Session) -> None:
         ("drivetrain[lightning]", "check_lightning.py"),
         ("drivetrain[transformers]", "check_hf.py"),
         ("drivetrain[lightgbm,data]", "check_gbdt.py"),
+        ("drivetrain[horovod]", "check_horovod.py"),
     ],
-    ids=["core", "torch", "lightning", "hf", "gbdt"],
+    ids=["core", "torch", "lightning", "hf", "gbdt", "horovod"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""
@@ -262,9 +278,11 @@ def isolation(session: nox.Session, requirement: str, check: str) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
-    ray_train = f"ray[train]{RAY.removeprefix('ray')}"
-    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, PYARROW, OPTUNA]
+    ray_train = f"ray[data,train]{RAY.removeprefix('ray')}"
+    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, LIGHTGBM, PYARROW, OPTUNA]
     session.install(*EDITABLE, *PLUGINS, *frameworks, ray_train, "psutil")
+    if not session.posargs or "horovod_steps" in session.posargs:
+        session.run("python", "-m", "drivetrain_horovod.build")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 

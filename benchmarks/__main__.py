@@ -8,10 +8,10 @@ from pathlib import Path
 from benchmarks.measure import Bench, machine, scratch
 
 NAMES = (
-    *("report", "end", "start_local", "start_ray", "memory", "steps", "lightning", "scale"),
+    *("report", "loggers", "end", "start_local", "start_ray", "warm_trainer", "memory", "steps", "lightning", "scale"),
     *("checkpoint_local", "checkpoint_async", "commit", "s3", "upload_memory"),
     *("recovery", "lost_node", "noticed", "hang_cost"),
-    *("transformers_steps", "accelerate_steps", "gbdt", "tune"),
+    *("transformers_steps", "accelerate_steps", "horovod_steps", "gbdt", "ingest", "tune"),
 )
 
 

@@ -8,6 +8,7 @@ import pkgutil
 import drivetrain
 import drivetrain.testing
 import drivetrain_hf
+import drivetrain_horovod
 import drivetrain_lightning
 import drivetrain_torch
 
@@ -52,9 +53,9 @@ pygments_dark_style = "github-dark"
 
 def _load_names_for_annotations() -> None:
     """Executes each module's ``if TYPE_CHECKING:`` block, so that annotations resolve and link to what they name."""
-    for package in (drivetrain, drivetrain_torch, drivetrain_lightning, drivetrain_hf):
+    for package in (drivetrain, drivetrain_torch, drivetrain_lightning, drivetrain_hf, drivetrain_horovod):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if found.name == "drivetrain_torch._warmup":  # imported for an effect that only workers want
+            if found.name.endswith("._warmup"):  # imported for an effect that only workers want
                 continue
             module = importlib.import_module(found.name)
             for node in ast.parse(inspect.getsource(module)).body:

@@ -1,4 +1,4 @@
-"""The training of the benchmark ``gbdt``: rows in a Parquet file, 100 rounds."""
+"""The trainings of the benchmark ``gbdt``: rows in a Parquet file, 100 rounds of XGBoost or LightGBM."""
 
 import threading
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from stamps import stamp
 
 ROUNDS = 100
 PARAMS = {"objective": "binary:logistic", "eval_metric": "logloss", "max_depth": 6, "nthread": 1}
+LIGHTGBM = {"objective": "binary", "metric": "binary_logloss", "num_leaves": 63, "num_threads": 1, "verbosity": -1}
 LOOK_S = 0.01
 
 
@@ -26,6 +27,29 @@ class Stamps(xgboost.callback.TrainingCallback):
     def after_training(self, model):
         stamp(self.config, "trained")
         return model
+
+
+class LightGBMStamps:
+    """The same for LightGBM, which knows callbacks of one function."""
+
+    before_iteration = True
+    order = 0
+
+    def __init__(self, config):
+        self.config = config
+
+    def __call__(self, env):
+        if env.iteration == 0:
+            stamp(self.config, "training")
+
+
+class LightGBMEnd(LightGBMStamps):
+    before_iteration = False
+    order = 50
+
+    def __call__(self, env):
+        if env.iteration + 1 == env.end_iteration:
+            stamp(self.config, "trained")
 
 
 class Scales:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,22 @@ import pyarrow.parquet
 import pytest
 
 import drivetrain
-from drivetrain import ConfigurationError, DataConfig, FailureConfig, SessionError, TrainingFailedError
+from drivetrain import (
+    Callback,
+    Checkpoint,
+    ConfigurationError,
+    DataConfig,
+    DataParallelTrainer,
+    FailureConfig,
+    ResourceError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    SessionError,
+    TrainingFailedError,
+    WorkerInfo,
+)
+from drivetrain.runtime.local import LocalRuntime
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
 
@@ -122,3 +139,138 @@ def test_ray_datasets_are_streamed_to_their_workers(ray_address: str, tmp_path: 
             scaling_config=ScalingConfig(num_workers=2, runtime="local"),
             run_config=RunConfig(storage_path=tmp_path, name="local", verbose=0),
         ).fit()
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns of what it does itself
+def test_no_cpu_left_to_read_a_ray_dataset_is_told_instead_of_waited_for(ray_address: str, tmp_path: Path) -> None:
+    import ray.data
+
+    def fit(**datasets: Any) -> Result:
+        return DataParallelTrainer(
+            count_rows,
+            datasets=datasets,
+            scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2}),
+            run_config=RunConfig(storage_path=tmp_path, verbose=0),
+        ).fit()
+
+    rows = ray.data.range(100)
+    with pytest.raises(ResourceError, match="found 4 CPUs in the cluster, of which the run takes 4: use fewer workers"):
+        fit(train=rows, valid={"id": np.arange(13)})
+    result = fit(train=rows.materialize(), valid={"id": np.arange(13)})
+    assert result.metrics is not None
+    assert result.metrics["rows"] == 100
+
+
+def train_on_scaled(config: dict[str, Any]) -> None:
+    import torch
+
+    rows = torch.cat([batch["x"] for batch in drivetrain.get_dataset_shard("train").iter_torch_batches()])
+    with tempfile.TemporaryDirectory() as directory:
+        torch.save(rows.mean(), Path(directory, "mean.pt"))
+        drivetrain.report(
+            {"rows": len(rows), "sum": rows.sum().item(), "width": rows.shape[1]},
+            Checkpoint.from_directory(directory) if drivetrain.get_context().get_world_rank() == 0 else None,
+            reduce={"rows": "sum", "sum": "sum"},
+        )
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_preprocessor_is_fitted_used_and_found_again_with_the_checkpoint(ray_address: str, tmp_path: Path) -> None:
+    import ray.data
+    from ray.data.preprocessors import Chain, Concatenator, StandardScaler
+    from sklearn.datasets import load_breast_cancer
+
+    frame = load_breast_cancer(as_frame=True).frame[:568]  # Ray leaves out what cannot be split evenly
+    scaled = Chain(
+        StandardScaler(columns=["mean radius", "mean area"]),
+        Concatenator(columns=["mean radius", "mean area"], output_column_name="x", dtype=np.float32),
+    )
+    dataset = ray.data.from_pandas(frame[["mean radius", "mean area", "target"]])
+    result = DataParallelTrainer(
+        train_on_scaled,
+        datasets={"train": scaled.fit_transform(dataset)},
+        metadata={"preprocessor": scaled.serialize()},
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    ).fit()
+
+    assert result.metrics is not None
+    assert (result.metrics["rows"], result.metrics["width"]) == (len(frame), 2)
+    assert abs(result.metrics["sum"]) < 1e-2
+    assert result.checkpoint is not None
+    again = Chain.deserialize(result.checkpoint.get_metadata()["preprocessor"])
+    batch = again.transform_batch(frame[["mean radius", "mean area"]])
+    assert abs(np.stack(batch["x"]).mean()) < 1e-5
+
+
+class Shrinking(LocalRuntime):
+    """This machine, with room for one worker less after each failure."""
+
+    def __init__(self, space: int) -> None:
+        self.space = space
+
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
+        return self.space
+
+
+class Shrinks(Callback):
+    """Takes the room away, and notes the sizes that follow."""
+
+    def __init__(self, machine: Shrinking) -> None:
+        self.machine = machine
+        self.sizes: list[int] = []
+
+    def on_group_start(self, run: Any, attempt: int, workers: Sequence[WorkerInfo]) -> None:
+        self.sizes.append(len(workers))
+
+    def on_failure(self, run: Any, failure: Any, retrying: bool) -> None:
+        self.machine.space -= 1
+
+
+def note_rows(config: dict[str, Any]) -> None:
+    """Two epochs; each rank saves which rows it saw with each step, and rank 0 where the dataset stands."""
+    context = drivetrain.get_context()
+    shard, epoch = drivetrain.get_dataset_shard("train"), 0
+    if (checkpoint := drivetrain.get_checkpoint()) is not None:
+        epoch = checkpoint.get_metadata()["epoch"]
+        shard.load_state_dict(checkpoint.get_metadata()["data"])
+    first, steps = epoch, 0
+    for epoch in range(first, 2):
+        for batch in shard.iter_batches(batch_size=30_000):
+            steps += 1
+            if steps == 3 and context.attempt < 3 and context.get_world_rank() == context.get_world_size() - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with tempfile.TemporaryDirectory() as directory:
+                np.save(Path(directory, f"seen_{context.get_world_rank()}.npy"), batch["id"])
+                saved = Checkpoint.from_directory(directory)
+                if context.get_world_rank() == 0:
+                    saved.set_metadata({"epoch": epoch, "data": shard.state_dict()})
+                drivetrain.report({"epoch": epoch}, saved)
+
+
+def test_no_row_of_a_million_is_lost_or_seen_twice_while_workers_are_lost(tmp_path: Path) -> None:
+    rows = 1_000_003
+    pyarrow.parquet.write_table(pa.table({"id": np.arange(rows)}), tmp_path / "rows.parquet", row_group_size=70_000)
+    machine = Shrinking(4)
+    shrinks = Shrinks(machine)
+    result = DataParallelTrainer(
+        note_rows,
+        datasets={"train": str(tmp_path / "rows.parquet")},
+        scaling_config=ScalingConfig(num_workers=(1, 4), runtime=machine),
+        run_config=RunConfig(
+            storage_path=tmp_path / "runs",
+            verbose=0,
+            callbacks=[shrinks],
+            failure_config=FailureConfig(max_failures=3),
+        ),
+    ).fit()
+
+    assert shrinks.sizes == [4, 3, 2, 1]
+    seen: dict[int, list[Any]] = {0: [], 1: []}
+    for checkpoint, metrics in result.best_checkpoints:
+        files = [file for file in sorted(Path(checkpoint.path).iterdir()) if file.suffix == ".npy"]
+        seen[metrics["epoch"]] += [np.load(file) for file in files]
+    for parts in seen.values():
+        np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(rows))

@@ -1,6 +1,7 @@
 """A run that is asked to end saves first, every rank after the same step, and goes on later."""
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,24 @@ def test_function_may_handle_the_signal_itself(runtime: RuntimeUnderTest) -> Non
         return "mine"
 
     assert runtime.fit(train, workers=1).return_value == "mine"
+
+
+@with_processes
+def test_library_that_has_taken_the_signal_does_not_keep_it_from_a_function_that_asks(
+    runtime: RuntimeUnderTest,
+) -> None:
+    def train() -> bool:
+        if drivetrain.get_context().attempt:
+            return True
+        ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(1))  # to be ignored, behind Python's back
+        assert drivetrain.get_preemption_info() is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        end = time.monotonic() + 30
+        while drivetrain.get_preemption_info() is None:
+            assert time.monotonic() < end
+        return False
+
+    assert runtime.fit(train, workers=1).return_value is True
 
 
 DRIVER = """

@@ -1,10 +1,7 @@
-import contextlib
 import csv
 import io
 import json
-import os
-import pty
-from collections.abc import Callable, Iterator
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,26 +9,7 @@ import pytest
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer, Result, RunConfig, ScalingConfig
 from drivetrain.console import Console
-
-
-@contextlib.contextmanager
-def terminal() -> Iterator[Callable[[], str]]:
-    """A terminal as standard error, and a function that tells what is shown on it."""
-    controller, device = pty.openpty()
-    os.set_blocking(controller, False)
-
-    def shown() -> str:
-        data = b""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                data += os.read(controller, 65536)
-        return data.decode()
-
-    try:
-        with open(device, "w", buffering=1) as stream, contextlib.redirect_stderr(stream):
-            yield shown
-    finally:
-        os.close(controller)
+from tests.terminal import terminal
 
 
 def run(tmp_path: Path, **options: object) -> Result:
@@ -60,16 +38,48 @@ def test_lines_are_printed_whole_and_the_status_is_not_shown_without_a_terminal(
     assert capsys.readouterr() == ("a line\n", "an error\n")
 
 
-def test_status_line_is_redrawn_below_the_lines_that_are_printed() -> None:
-    with terminal() as shown:
+def test_live_lines_are_below_what_is_printed_and_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch) as screen:
         console = Console()
         assert console.interactive
+        console.status("half way", "to the end")
+        console.print("a line", error=True)
+        assert screen() == ["a line", "half way", "to the end"]
+        console.bars(["30%\x1b[A"])
+        assert screen() == ["a line", "30%", "half way", "to the end"]
+        console.bars([])
+        console.status()
+        console.print("another", error=True)
+        assert screen() == ["a line", "another"]
+
+
+def test_live_lines_leave_what_others_print_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch, rows=6) as screen:
+        console = Console()
+        for step in range(5):  # more than there are rows
+            console.status(f"step {step}", "below")
+            sys.stderr.write(f"\rtheir bar {step}")
+            console.status(f"step {step} goes on", "below")
+            assert screen()[-3:] == [f"their bar {step}", f"step {step} goes on", "below"]
+            sys.stderr.write(f"\rtheir line {step}\n")
+        console.status()
+        assert screen() == ["their line 1", "their line 2", "their line 3", "their line 4"]
+
+
+def test_live_lines_are_cut_to_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch, columns=20) as screen:
+        console = Console()
+        console.status("x" * 50, "\u5bbd" * 50)
+        assert screen() == ["x" * 19, "\u5bbd" * 9]
+
+
+def test_terminal_that_cannot_move_its_cursor_shows_whole_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch) as screen:
+        monkeypatch.setenv("TERM", "dumb")
+        console = Console()
         console.status("half way")
         console.print("a line", error=True)
-        console.status("")
-
-        clear = "\r\x1b[2K"
-        assert shown() == f"{clear}half way{clear}a line\r\nhalf way{clear}"
+        assert screen() == ["a line"]
 
 
 def test_stream_that_is_closed_or_missing_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,18 +93,6 @@ def test_stream_that_is_closed_or_missing_ends_no_training(monkeypatch: pytest.M
     console.status("half way")
     console.print("a line")
     console.print("a line", error=True)
-
-
-def test_progress_is_one_line_that_ends_as_the_summary(tmp_path: Path) -> None:
-    with terminal() as shown:
-        run(tmp_path)
-        lines = shown().split("\r\n")
-
-    assert lines[0] == f"run directory: {tmp_path / 'run'}"
-    assert lines[-2].rpartition("\x1b[2K")[2].startswith("finished after ")
-    assert lines[-2].endswith(" | report 2 | loss 0.25 | step 1 | checkpoint_000002")
-    assert lines[-1] == ""
-    assert len(lines) == 3, "everything between is drawn on one line"
 
 
 def test_verbose_2_prints_a_line_for_every_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """What a trainer refuses before any process is started, with nothing overwritten."""
 
+import importlib.metadata
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -113,7 +114,12 @@ def test_unknown_backend_is_refused(storage_path: Path) -> None:
     refuse(PluginNotFoundError, "no backend 'mxnet' is installed", storage_path, backend_config="mxnet")
 
 
-def test_backend_of_a_known_plugin_that_is_not_installed_comes_with_its_install_line(storage_path: Path) -> None:
+def test_backend_of_a_known_plugin_that_is_not_installed_comes_with_its_install_line(
+    storage_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = importlib.metadata.entry_points
+    others = lambda **query: [point for point in installed(**query) if point.name != "horovod"]  # noqa: E731
+    monkeypatch.setattr(importlib.metadata, "entry_points", others)
     words = r'pip install "drivetrain\[horovod\]"'
     refuse(PluginNotFoundError, words, storage_path, backend_config="horovod")
 

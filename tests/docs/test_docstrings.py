@@ -11,16 +11,19 @@ import pytest
 import drivetrain
 import drivetrain_gbdt
 import drivetrain_hf
+import drivetrain_horovod
 import drivetrain_lightning
 import drivetrain_torch
+
+PACKAGES = (drivetrain, drivetrain_torch, drivetrain_lightning, drivetrain_hf, drivetrain_gbdt, drivetrain_horovod)
 
 
 def examples() -> list[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = []
-    for package in (drivetrain, drivetrain_torch, drivetrain_lightning, drivetrain_hf, drivetrain_gbdt):
+    for package in PACKAGES:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if module.name != "drivetrain_torch._warmup":  # imported for an effect that only workers want
+            if not module.name.endswith("._warmup"):  # imported for an effect that only workers want
                 found += [test for test in finder.find(importlib.import_module(module.name)) if test.examples]
     return found
 

@@ -16,7 +16,7 @@ _MODULES = (
     *("drivetrain", "drivetrain.errors", "drivetrain.callback", "drivetrain.runtime.base", "drivetrain.testing"),
     "drivetrain.tune",
     *("drivetrain_torch", "drivetrain_lightning", "drivetrain_gbdt.xgboost", "drivetrain_gbdt.lightgbm"),
-    *("drivetrain_hf.transformers", "drivetrain_hf.accelerate", "drivetrain_hf.deepspeed"),
+    *("drivetrain_hf.transformers", "drivetrain_hf.accelerate", "drivetrain_hf.deepspeed", "drivetrain_horovod"),
 )
 
 

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 
 import drivetrain
-from drivetrain import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig
+from drivetrain import Callback, CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig, WorkerInfo
+from drivetrain.runtime.local import LocalRuntime
 
 LABEL = "target"
 
@@ -62,7 +63,8 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
         max_failures: int = 0,
         frequency: int = 0,
         name: str | None = None,
-        runtime: str = "local",
+        runtime: Any = "local",
+        watched_by: Sequence[Callback] = (),
         **options: Any,
     ) -> Result:
         return trainer(
@@ -75,6 +77,7 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
                 failure_config=FailureConfig(max_failures=max_failures),
                 checkpoint_config=CheckpointConfig(checkpoint_frequency=frequency),
                 start_timeout_s=60,
+                callbacks=watched_by,
             ),
             **options,
         ).fit()
@@ -98,3 +101,27 @@ class DiesOnce:
         context = drivetrain.get_context()
         if context.attempt == 0 and context.get_world_rank() == 1 and iteration + 1 == self.after_round:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ShrinkingMachine(LocalRuntime):
+    """This machine, on which there is room for a second worker until a worker was lost."""
+
+    def __init__(self) -> None:
+        self.space = 2
+
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
+        return self.space
+
+
+class Sizes(Callback):
+    """Notes the size of each group; takes room away when one fails."""
+
+    def __init__(self, machine: ShrinkingMachine) -> None:
+        self.machine = machine
+        self.sizes: list[int] = []
+
+    def on_group_start(self, run: Any, attempt: int, workers: Sequence[WorkerInfo]) -> None:
+        self.sizes.append(len(workers))
+
+    def on_failure(self, run: Any, failure: Any, retrying: bool) -> None:
+        self.machine.space = 1

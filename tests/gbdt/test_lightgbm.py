@@ -143,6 +143,22 @@ def test_early_stopping_keeps_the_last_model(fit: Fit, cancer: pd.DataFrame) -> 
     assert "Tree=0" in trees(result)
 
 
+def test_early_stopping_remembers_the_rounds_before_a_failure(fit: Fit, cancer: pd.DataFrame) -> None:
+    options: dict[str, Any] = {
+        "params": {**BINARY, "learning_rate": 0.5, "early_stopping_round": 6},
+        "label_column": LABEL,
+        "num_boost_round": 300,
+        "datasets": {"train": cancer[:400], "valid": cancer[400:]},
+        "frequency": 1,
+    }
+    undisturbed = fit(LightGBMTrainer, name="undisturbed", **options)
+    assert undisturbed.metrics is not None
+    rounds = undisturbed.metrics["_training_iteration"]
+    killed = fit(LightGBMTrainer, name="killed", max_failures=1, callbacks=[DiesOnce(rounds - 2)], **options)
+    assert killed.metrics is not None
+    assert killed.metrics["_training_iteration"] == rounds < 300
+
+
 def train_sklearn() -> int:
     frame = drivetrain.get_dataset_shard("train").to_pandas()
     report = RayTrainReportCallback(metrics={"loss": "training-binary_logloss"}, frequency=2, checkpoint_at_end=False)
@@ -191,6 +207,10 @@ def test_too_few_rows_for_the_workers_are_told(fit: Fit) -> None:
     [
         ({"label_column": "nothing"}, "wants a column 'nothing', found"),
         ({"params": {"objective": "multiclass"}}, "wants num_class"),
+        (
+            {"datasets": {"train": {"x": [1.0, 2.0], LABEL: [1, 2]}}},
+            "labels that are of different classes, found only 1 to 2 in column 'target'",
+        ),
         ({"params": {"device_type": "gpu"}}, "wants GPUs, found ScalingConfig(use_gpu=False)"),
         ({"dataset_params": {"test": {}}}, "wants names of datasets ('train'), found 'test'"),
     ],

@@ -13,7 +13,7 @@ import xgboost
 import drivetrain
 from drivetrain import ConfigurationError, Result, RunConfig, ScalingConfig, TrainingFailedError
 from drivetrain_gbdt.xgboost import RayTrainReportCallback, XGBoostConfig, XGBoostTrainer
-from tests.gbdt.conftest import LABEL, DiesOnce
+from tests.gbdt.conftest import LABEL, DiesOnce, ShrinkingMachine, Sizes
 
 Fit = Callable[..., Result]
 BINARY = {"objective": "binary:logistic", "eval_metric": "logloss", "max_depth": 3}
@@ -22,6 +22,10 @@ BINARY = {"objective": "binary:logistic", "eval_metric": "logloss", "max_depth":
 def trees(result: Result) -> list[str]:
     assert result.checkpoint is not None
     return XGBoostTrainer.get_model(result.checkpoint).get_dump(dump_format="json")
+
+
+def labels(*values: Any) -> dict[str, Any]:
+    return {"train": {"x": [1.0, 2.0, 3.0], LABEL: list(values)}}
 
 
 class DiesAfterRound(xgboost.callback.TrainingCallback):
@@ -116,6 +120,104 @@ def test_killed_worker_ends_in_the_trees_of_an_undisturbed_run(fit: Fit, cancer:
     assert undisturbed.metrics is not None
     assert killed.metrics["train-logloss"] == pytest.approx(undisturbed.metrics["train-logloss"], rel=1e-6)
     assert [metrics["_training_iteration"] for _, metrics in killed.best_checkpoints] == [4, 8, 12]
+
+
+def test_early_stopping_remembers_the_rounds_before_a_failure(fit: Fit, cancer: pd.DataFrame) -> None:
+    options: dict[str, Any] = {
+        "params": {**BINARY, "eta": 1.0},
+        "label_column": LABEL,
+        "num_boost_round": 200,
+        "datasets": {"train": cancer[:400], "valid": cancer[400:]},
+        "early_stopping_rounds": 6,
+        "frequency": 1,
+    }
+    undisturbed = fit(XGBoostTrainer, name="undisturbed", **options)
+    rounds = len(trees(undisturbed))
+    killed = fit(XGBoostTrainer, name="killed", max_failures=1, callbacks=[DiesAfterRound(rounds - 2)], **options)
+    over = fit(XGBoostTrainer, name="over", resume_from_checkpoint=killed.checkpoint, **options)
+
+    assert rounds < 200
+    assert len(trees(killed)) == rounds
+    assert over.metrics is None
+    models = [XGBoostTrainer.get_model(result.checkpoint) for result in (undisturbed, killed) if result.checkpoint]
+    assert models[0].best_iteration == models[1].best_iteration == rounds - 7
+
+
+def test_run_goes_on_with_the_worker_that_is_left(fit: Fit, cancer: pd.DataFrame) -> None:
+    machine = ShrinkingMachine()
+    sizes = Sizes(machine)
+    result = fit(
+        XGBoostTrainer,
+        params=BINARY,
+        label_column=LABEL,
+        num_boost_round=12,
+        datasets={"train": cancer},
+        frequency=4,
+        max_failures=1,
+        callbacks=[DiesAfterRound(7)],
+        workers=(1, 2),
+        runtime=machine,
+        watched_by=[sizes],
+    )
+    assert sizes.sizes == [2, 1]
+    assert len(trees(result)) == 12
+    assert result.metrics is not None
+    assert result.metrics["train-logloss"] < 0.12
+
+
+def test_million_rows_are_read_once_and_all(fit: Fit, tmp_path: Any) -> None:
+    generator = np.random.default_rng(0)
+    features = generator.random((1_000_000, 4), dtype=np.float32)
+    columns = {name: features[:, number] for number, name in enumerate("abcd")}
+    table = pa.table({**columns, LABEL: (features[:, 0] > features[:, 1]).astype(np.float32)})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=70_000)
+
+    result = fit(
+        XGBoostTrainer,
+        params={"objective": "reg:squarederror", "tree_method": "hist", "max_depth": 1, "base_score": 0.0, "eta": 1.0},
+        label_column=LABEL,
+        num_boost_round=1,
+        datasets={"train": str(tmp_path / "rows.parquet")},
+    )
+    assert result.checkpoint is not None
+    frame = XGBoostTrainer.get_model(result.checkpoint).trees_to_dataframe()
+    assert frame["Cover"][0] == 1_000_000
+
+
+def test_part_may_be_kept_on_disk(fit: Fit, cancer: pd.DataFrame, tmp_path: Any) -> None:
+    pyarrow.parquet.write_table(pa.Table.from_pandas(cancer), tmp_path / "train.parquet", row_group_size=100)
+    found = [
+        fit(
+            XGBoostTrainer,
+            params=BINARY,
+            label_column=LABEL,
+            datasets={"train": str(tmp_path / "train.parquet")},
+            dmatrix_params={"train": {"external_memory": external}},
+        )
+        for external in (False, True)
+    ]
+    assert trees(found[0]) == trees(found[1])
+
+
+def test_categories_of_several_files_are_the_same_numbers_everywhere(fit: Fit, tmp_path: Any) -> None:
+    files = []
+    for number, letters in enumerate(("abc", "cab", "dca")):
+        letter = pd.Series(list(letters) * 30)
+        frame = pd.DataFrame(
+            {"x": letter.astype(pd.CategoricalDtype(list(letters))), LABEL: letter.isin(["a", "d"]) * 1.0}
+        )
+        files.append(tmp_path / f"{number}.parquet")
+        pyarrow.parquet.write_table(pa.Table.from_pandas(frame), files[-1])
+    result = fit(
+        XGBoostTrainer,
+        params={"objective": "reg:squarederror", "eta": 1.0, "lambda": 0, "max_depth": 3, "min_child_weight": 0},
+        label_column=LABEL,
+        num_boost_round=3,
+        datasets={"train": files},
+        dmatrix_params={"train": {"enable_categorical": True}},
+    )
+    assert result.metrics is not None
+    assert result.metrics["train-rmse"] < 1e-3
 
 
 def test_files_weights_missing_values_and_categories(fit: Fit, cancer: pd.DataFrame, tmp_path: Any) -> None:
@@ -221,6 +323,22 @@ def test_ray_workers_train_too(fit: Fit, ray_address: str, cancer: pd.DataFrame)
     assert result.metrics["train-logloss"] < 0.15
 
 
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns of what it does itself
+def test_ray_datasets_are_trained_on(fit: Fit, ray_address: str, cancer: pd.DataFrame) -> None:
+    import ray.data
+
+    datasets = {"train": ray.data.from_pandas(cancer[:400]), "valid": ray.data.from_pandas(cancer[400:])}
+    options = {"params": BINARY, "label_column": LABEL, "runtime": "ray"}
+    result = fit(XGBoostTrainer, datasets=datasets, **options)
+    assert result.metrics is not None
+    assert result.metrics["valid-logloss"] < 0.25
+
+    datasets["valid"] = datasets["valid"].drop_columns(["mean area"])
+    with pytest.raises(TrainingFailedError, match="'valid' wants the features of 'train', found other ones: mean area"):
+        fit(XGBoostTrainer, datasets=datasets, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -233,6 +351,18 @@ def test_ray_workers_train_too(fit: Fit, ray_address: str, cancer: pd.DataFrame)
             "dataset 'valid' wants the features of 'train', found other ones: x, y",
         ),
         ({"params": {"objective": "multi:softmax"}}, "wants num_class"),
+        (
+            {"params": {"objective": "multi:softmax", "num_class": 3}, "datasets": labels(0, 1, 3)},
+            "whole numbers from 0 to 2 for objective 'multi:softmax', found from 0 to 3 in column 'target'",
+        ),
+        ({"datasets": labels(1, 2, 1)}, "numbers from 0 to 1 for objective 'binary:logistic', found from 1 to 2"),
+        ({"datasets": labels(1, 1, 1)}, "wants labels that are of different values, found only 1 in column 'target'"),
+        ({"datasets": labels(0.0, 1.0, np.nan)}, "known and finite, found missing or infinite ones in 'target'"),
+        ({"datasets": labels("a", "b", "c")}, "labels that are numbers, found column 'target' of type string"),
+        (
+            {"params": {"objective": "reg:gamma"}, "datasets": labels(0.0, 1.0, 2.0)},
+            "numbers above 0 for objective 'reg:gamma', found from 0 to 2",
+        ),
         ({"params": {"device": "cuda"}}, "wants GPUs, found ScalingConfig(use_gpu=False)"),
         ({"dmatrix_params": {"test": {}}}, "wants names of datasets ('train'), found 'test'"),
         ({"dmatrix_params": {"train": {"weight": "w"}}}, "wants a column 'w'"),

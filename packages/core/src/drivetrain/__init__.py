@@ -38,6 +38,11 @@ from drivetrain.errors import (
 )
 from drivetrain.failure import Failure
 from drivetrain.handle import RunHandle
+from drivetrain.interactive.callbacks import TrainingCallback
+from drivetrain.interactive.dicts import load_checkpoint, save_checkpoint
+from drivetrain.interactive.iterator import TrainingIterator
+from drivetrain.interactive.ranks import local_rank, world_rank, world_size
+from drivetrain.interactive.trainer import CheckpointStrategy, Trainer
 from drivetrain.policy import FailurePolicy
 from drivetrain.preemption import PreemptionInfo
 from drivetrain.result import Result
@@ -52,6 +57,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointError",
+    "CheckpointStrategy",
     "CheckpointUploadMode",
     "CommittedCheckpoint",
     "ConfigurationError",
@@ -83,7 +89,10 @@ __all__ = [
     "StorageError",
     "SyncConfig",
     "TrainContext",
+    "Trainer",
+    "TrainingCallback",
     "TrainingFailedError",
+    "TrainingIterator",
     "WaitTimeoutError",
     "WorkerDiedError",
     "WorkerGroup",
@@ -93,5 +102,10 @@ __all__ = [
     "get_context",
     "get_dataset_shard",
     "get_preemption_info",
+    "load_checkpoint",
+    "local_rank",
     "report",
+    "save_checkpoint",
+    "world_rank",
+    "world_size",
 ]

@@ -9,6 +9,7 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from drivetrain.events import (
     Noticed,
     PhaseEntered,
     Pickled,
+    Renumbered,
     Reported,
     Returned,
     Uploaded,
@@ -44,6 +46,9 @@ __all__ = ["Attempt", "Outcome", "Resize", "RunFailed", "one_line"]
 _SETTLE_S = 0.03
 """After an exception on one rank: how long a process's death, which would explain it, may take to be noticed."""
 
+_RENUMBER_WAIT_S = 10.0
+"""A rank answers from a thread of its own, so it takes longer only if its process is stopped."""
+
 _STOP_WAIT_S = 10.0
 """After the stop condition is met: how long ranks may take to complete a checkpoint that some have reported."""
 
@@ -53,7 +58,7 @@ class Outcome:
     """What a run that succeeded leaves beside its directory."""
 
     metrics: dict[str, Any] | None
-    return_value: Any
+    return_values: Sequence[Any]
 
 
 class RunFailed(Exception):
@@ -131,12 +136,13 @@ class Attempt:
         self._clock_lags: dict[str, float] = {}  # node -> at most so many seconds is its clock behind
         self._failures: list[Failure] = []
         self._exits: list[Failure] = []
+        self._to_renumber: set[int] = set()
         self._waiting_reports: deque[Reported] = deque()
         self._combined: dict[int, dict[str, float]] = {}
         self._uploading: dict[int, MatchedReport] = {}
         self._stop_by: float | None = None
         self._stop_number = 0
-        self._return_value: Any = None
+        self._return_values: list[Any] = [None] * len(workers)
         self.last_index = first_index
         self.metrics: dict[str, Any] | None = None
 
@@ -163,6 +169,59 @@ class Attempt:
             raise self._preemption("the ranks have ended after the same step")
         return self._outcome()
 
+    @property
+    def lost(self) -> list[int]:
+        """The ranks that new processes could replace: they are gone, and all others are in the train function."""
+        ranks = [failure.rank for failure in self._exits if failure.rank is not None]
+        on_its_way = self._failures or self._notice or self._grown or self._stop_by
+        others = len(self._running) == len(self._workers) - len(ranks) > 0
+        return ranks if others and not on_its_way and set(self._phase) == {TRAINING} else []
+
+    def await_rejoin(self, group: Group, future: Future[Any]) -> bool:
+        """After a loss: waits until the other ranks wait for new ones; False if one of them does not come to it."""
+        lost = len(self._exits)
+        deadline = time.monotonic() + self._run.run_config.start_timeout_s
+        with group.woken_by(future):
+            self._settled_on(group, future.done, lost, deadline)
+        return future.done() and self._are_fine(lost)
+
+    def renumber(self, group: Group) -> int | None:
+        """Has the next report of each rank come after all that were made: the number of the last; None if one fails."""
+        number, lost, deadline = -1, len(self._exits), time.monotonic() + _RENUMBER_WAIT_S
+        while number < max(self._reports):  # an answer comes after the reports that were on their way
+            number = max(self._reports)
+            self._to_renumber = set(self._running)
+            group.preempt(sorted(self._running), "follow", number)
+            self._settled_on(group, lambda: not self._to_renumber, lost, deadline)
+            if self._to_renumber or not self._are_fine(lost):
+                return None
+        return number
+
+    def go_on(self, workers: Sequence[WorkerInfo], number: int) -> None:
+        """New processes have taken the places of the lost ranks; what was to be completed by those never will be."""
+        lost = self.lost
+        self._flush_reports(everything=True)
+        self._matcher.restart(number)
+        self._uploading = {n: held for n, held in self._uploading.items() if held.uploading.isdisjoint(lost)}
+        self._combined.clear()
+        self._exits.clear()
+        self._workers = workers
+        self._reports = [number] * len(workers)
+        self._progress_at = time.monotonic()
+        self._deadline = self._progress_at + self._run.run_config.start_timeout_s
+        for rank in lost:
+            self._phase[rank] = "waiting to start"
+            self._running.add(rank)
+            self._starting.add(rank)
+            self._noticed.discard(rank)
+
+    def _are_fine(self, lost: int) -> bool:
+        return not self._failures and len(self._exits) == lost and set(self._phase) == {TRAINING}
+
+    def _settled_on(self, group: Group, met: Callable[[], bool], lost: int, deadline: float) -> None:
+        while not met() and self._are_fine(lost) and (remaining := deadline - time.monotonic()) > 0:
+            group.pump(self.handle, remaining)
+
     def handle(self, event: Event) -> None:
         """Takes one event."""
         self._progress_at = time.monotonic()
@@ -179,6 +238,8 @@ class Attempt:
             self._on_failure(event)
         elif isinstance(event, Exited):
             self._on_exit(event)
+        elif isinstance(event, Renumbered):
+            self._to_renumber.discard(event.rank)
         elif isinstance(event, Counted):
             self._counts[event.rank] = event.questions
             self._name_step()
@@ -231,12 +292,9 @@ class Attempt:
         self.last_index = max(self.last_index, self._first_index + event.number)
         self._fill_in(event)
         settled = self._matcher.add(event)
-        if rank == 0:
-            if event.reduce or self._waiting_reports:
-                self._waiting_reports.append(event)
-            else:
-                self._deliver(event)
-        else:
+        if rank == 0 and not event.quiet and (event.reduce or self._waiting_reports):
+            self._waiting_reports.append(event)
+        elif not event.quiet:
             self._deliver(event)
         for matched in settled:
             self._complete(matched)
@@ -245,8 +303,11 @@ class Attempt:
         """Adds the metrics that every report has."""
         rank, metrics = event.rank, event.metrics
         metrics.setdefault("_timestamp", int(event.time))
-        metrics.setdefault("_time_this_iter_s", event.time - self._reported_at[rank])
-        metrics.setdefault("_training_iteration", self._first_iteration + event.number)
+        if not event.quiet:
+            metrics.setdefault("_time_this_iter_s", event.time - self._reported_at[rank])
+        metrics.setdefault("_training_iteration", self._iteration(event))
+        if event.quiet:
+            return
         self._reported_at[rank] = event.time
         if self._detailed:
             worker = self._workers[rank]
@@ -257,13 +318,14 @@ class Attempt:
             metrics.setdefault("_pid", worker.pid)
             metrics.setdefault("_time_total_s", event.time - self._trained_from[rank])
 
+    def _iteration(self, report: Reported | MatchedReport) -> int:
+        return self._first_iteration + report.number - report.quiet_so_far
+
     def _deliver(self, event: Reported) -> None:
         metrics = event.metrics
         if event.rank == 0:
             self.metrics = metrics
-        self._callbacks.report(
-            Report(event.rank, self._first_iteration + event.number, metrics, event.directory is not None)
-        )
+        self._callbacks.report(Report(event.rank, self._iteration(event), metrics, event.directory))
         if event.rank == 0 and self._run.run_config.stop is not None and self._stop_by is None and self._met(metrics):
             self._stop_by = time.monotonic() + _STOP_WAIT_S
             self._stop_number = event.number
@@ -306,7 +368,7 @@ class Attempt:
         metrics.update(combine(matched.metrics, matched.reduce))
         entry: CommittedCheckpoint = self._checkpoints.commit(
             index=self._first_index + matched.number,
-            iteration=self._first_iteration + matched.number,
+            iteration=self._iteration(matched),
             files=matched.files,
             metrics=metrics,
             name=names[0],
@@ -345,8 +407,7 @@ class Attempt:
         self._preempted |= event.preempted
         self._finish(event.rank)
         self._phase[event.rank] = "finished"
-        if event.rank == 0:
-            self._return_value = event.value
+        self._return_values[event.rank] = event.value
 
     def _finish(self, rank: int) -> None:
         self._running.discard(rank)
@@ -490,17 +551,18 @@ class Attempt:
 
     def _outcome(self) -> Outcome:
         self._flush_reports(everything=True)
-        value = self._return_value
-        if isinstance(value, Pickled):
-            try:
-                value = pickle.loads(value.data)
-            except Exception as error:  # the training itself succeeded, and its results are on storage
-                self._run.console.print(
-                    f"the train function's value cannot be unpickled here, so Result.return_value is None: {error!r}",
-                    error=True,
-                )
-                value = None
-        return Outcome(metrics=self.metrics, return_value=value)
+        return Outcome(metrics=self.metrics, return_values=[self._unpickle(value) for value in self._return_values])
+
+    def _unpickle(self, value: Any) -> Any:
+        if not isinstance(value, Pickled):
+            return value
+        try:
+            return pickle.loads(value.data)
+        except Exception as error:  # the training itself succeeded, and its results are on storage
+            self._run.console.print(
+                f"the train function's value cannot be unpickled here, so it is None: {error!r}", error=True
+            )
+            return None
 
 
 def _named(ranks: Sequence[int]) -> str:

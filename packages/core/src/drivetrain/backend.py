@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -54,12 +55,15 @@ class Backend(ABC):
         warmup: further modules that make a start faster and that a first start need not wait for; same rules.
         preload_environment: how the names of the environment variables begin that those modules may read while they
             are imported. When one of them has changed, the next start imports anew. All of them unless it is set.
+        survives_losses: when ranks are lost, the others can stay and go on with new processes in the places of the
+            lost: the backend has :meth:`rejoin`. Otherwise all are replaced.
     """
 
     name: str = "backend"
     preload: Sequence[str] = ()
     warmup: Sequence[str] = ()
     preload_environment: Sequence[str] = ("",)
+    survives_losses: bool = False
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         """On the controller: what each rank has to know to find the others, such as an address and a port.
@@ -80,6 +84,22 @@ class Backend(ABC):
             context: where this worker is.
             rendezvous: this rank's mapping.
         """
+
+    def rejoin(self, group: WorkerGroup, lost: Sequence[int]) -> Future[Sequence[Mapping[str, str]]]:
+        """On the controller, where :attr:`survives_losses`: there are new processes for lost ranks.
+
+        It returns at once, and the future is done when every other rank has left what it was doing, will not report
+        before the new processes have joined, and waits for them. Should one of them fail or end instead, all are
+        replaced.
+
+        Args:
+            group: the workers, of which those of the lost ranks are new and wait.
+            lost: the ranks.
+
+        Returns:
+            The future, of one mapping for each of the lost ranks.
+        """
+        raise NotImplementedError(f"{type(self).__name__} declares survives_losses, and wants a method rejoin")
 
     def close(self) -> None:  # noqa: B027 - optional
         """On the controller: stop what :meth:`rendezvous` started, such as a tracker."""

@@ -37,13 +37,13 @@ class Report(NamedTuple):
         iteration: the rank's number of reports in the run so far, this one included; a run that resumes goes on
             counting from its checkpoint.
         metrics: what was reported, with combined values where the report asked for them, and the autofilled ones.
-        has_checkpoint: whether the rank reported a checkpoint with it, which is committed later, if at all.
+        checkpoint: the directory of the checkpoint that came with it, which is committed later; None without one.
     """
 
     rank: int
     iteration: int
     metrics: dict[str, Any]
-    has_checkpoint: bool = False
+    checkpoint: str | None = None
 
 
 class Callback:

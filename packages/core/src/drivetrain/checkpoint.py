@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import hashlib
@@ -19,6 +20,7 @@ from drivetrain.storage.node import share_directory, try_lock
 __all__ = ["LISTING_FILE", "METADATA_FILE", "PIN_FILE", "VERSION", "Checkpoint", "own_files", "parse_listing"]
 
 METADATA_FILE = ".metadata.json"
+_BYTES = "__bytes__"
 LISTING_FILE = ".checkpoint.json"
 PIN_FILE = ".pinned"
 VERSION = 1
@@ -184,7 +186,7 @@ class Checkpoint:
         if data is None:
             return {}
         try:
-            found = json.loads(data)
+            found = json.loads(data, object_hook=_bytes_of)
             if not isinstance(found, dict):
                 raise ValueError("no object")
         except ValueError as error:
@@ -199,16 +201,16 @@ class Checkpoint:
         """Replaces the metadata stored with the checkpoint.
 
         Args:
-            metadata: what can be written as JSON.
+            metadata: values that JSON knows, or bytes.
 
         Raises:
-            CheckpointError: the directory does not exist, or a value is none that JSON knows.
+            CheckpointError: the directory does not exist, or a value is neither.
         """
         self._require()
         try:
-            text = json.dumps({"version": VERSION, "metadata": dict(metadata)})
+            text = metadata_json({"version": VERSION, "metadata": dict(metadata)})
         except (TypeError, ValueError) as error:
-            raise CheckpointError(f"checkpoint metadata wants values that JSON knows: {error}") from error
+            raise CheckpointError(f"checkpoint metadata wants values that JSON knows, or bytes: {error}") from error
         self._storage.write_bytes(METADATA_FILE, text.encode())
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -328,3 +330,22 @@ def _check_version(version: int, where: str, kind: type[StorageError]) -> None:
             f"{where} was written by a newer drivetrain (version {version} of the format, this one reads up to "
             f"{VERSION}): upgrade drivetrain"
         )
+
+
+def metadata_json(metadata: Mapping[str, Any]) -> str:
+    """Metadata as JSON, in which bytes are objects of one entry.
+
+    Raises:
+        TypeError: a value is none that JSON knows, and no bytes.
+    """
+    return json.dumps(metadata, default=_encoded)
+
+
+def _encoded(value: object) -> dict[str, str]:
+    if not isinstance(value, bytes):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return {_BYTES: base64.b64encode(value).decode()}
+
+
+def _bytes_of(found: dict[str, Any]) -> Any:
+    return base64.b64decode(found[_BYTES]) if found.keys() == {_BYTES} else found

@@ -150,6 +150,7 @@ class Run:
         id: eight hexadecimal digits that stay the same over attempts and resumes.
         path: a local directory for what callbacks write: the run directory, or one that is copied to it.
         location: the run directory on its filesystem.
+        storage: the run directory, wherever it is.
         scaling_config: as given to the trainer.
         run_config: as given to the trainer.
         train_loop_config: as given to the trainer.
@@ -161,6 +162,7 @@ class Run:
     id: str
     path: Path
     location: str
+    storage: Storage
     scaling_config: ScalingConfig
     run_config: RunConfig
     train_loop_config: Mapping[str, Any] | None

@@ -16,7 +16,8 @@ from drivetrain.backend import Backend
 from drivetrain.callback import Callbacks
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.checkpoints import CheckpointManager
-from drivetrain.config import ScalingConfig
+from drivetrain.config import RunConfig, ScalingConfig
+from drivetrain.console import Console
 from drivetrain.context import Run, TrainContext, WorkerInfo
 from drivetrain.errors import (
     CallbackError,
@@ -38,7 +39,7 @@ from drivetrain.runtime.worker import TrainTask
 from drivetrain.session import SessionOptions
 from drivetrain.storage import Storage
 
-__all__ = ["Controller", "controller_failure"]
+__all__ = ["Controller", "controller_failure", "group_spec"]
 
 _RETRIED = (FailureKind.INFRASTRUCTURE, FailureKind.HANG, FailureKind.PREEMPTION, FailureKind.STORAGE)
 """What may go well the next time though it was no rank's failure: a disk gets room, a network comes back."""
@@ -59,9 +60,10 @@ class Controller:
         policy: decides about retries.
         metadata: the trainer's metadata, for the context.
         interrupts: what ends the run from outside.
-        shards: splits the datasets among workers.
+        shards: splits the datasets among workers, which may continue from a checkpoint.
         start: how many drivers have worked on the run, this one included.
         last_index: the highest report index that the run has used.
+        all_values: every rank's value is wanted, and not only rank 0's.
     """
 
     def __init__(
@@ -78,9 +80,10 @@ class Controller:
         policy: FailurePolicy,
         metadata: Mapping[str, Any],
         interrupts: Interrupts,
-        shards: Callable[[Sequence[WorkerInfo]], Sequence[Mapping[str, Any]]],
+        shards: Callable[[Sequence[WorkerInfo], Checkpoint | None], Sequence[Mapping[str, Any]]],
         start: int = 1,
         last_index: int = 0,
+        all_values: bool = False,
     ) -> None:
         self._run = run
         self._runtime = runtime
@@ -96,8 +99,10 @@ class Controller:
         self._shards = shards
         self._held_shards: Sequence[Mapping[str, Any]] = ()
         self._number_of_start = start
+        self._all_values = all_values
         self._last_index = max(last_index, checkpoints.last_index)
         self._current: tuple[Group, Attempt] | None = None
+        self._history: list[Failure] = []
         self._run_resources = contextlib.ExitStack()
         self._elastic = run.scaling_config.min_workers < run.scaling_config.max_workers
 
@@ -119,7 +124,7 @@ class Controller:
             return self._run_attempts()
 
     def _run_attempts(self) -> Outcome:
-        history: list[Failure] = []
+        history = self._history
         limit = self._run.run_config.failure_config.max_node_failures
         number = 0
         while True:
@@ -164,7 +169,7 @@ class Controller:
             self._callbacks.call("on_group_start", number, list(group.workers))
             attempt = self._start(group, number, avoided)
             self._current = group, attempt
-            outcome = attempt.follow(group)
+            outcome = self._follow(group, attempt, number)
             ended_well = True
             return outcome
         finally:
@@ -181,6 +186,37 @@ class Controller:
                 if ended_well:
                     raise error
                 self._run.console.print(f"{self._run.name}: while ending the attempt: {error}", error=True)
+
+    def _follow(self, group: Group, attempt: Attempt, number: int) -> Outcome:
+        """Follows an attempt to its end, past losses that the other ranks survive."""
+        while True:
+            try:
+                return attempt.follow(group)
+            except RunFailed as failed:
+                lost = attempt.lost if self._backend.survives_losses else []
+                if not lost or not self._decide(failed.failure, self._history):
+                    raise
+                if not self._replace(group, attempt, number, lost):
+                    raise
+                self._history.append(failed.failure)
+                self._callbacks.call("on_failure", failed.failure, True)
+                ranks = ", ".join(map(str, lost))
+                self._run.console.print(f"{self._run.name}: rank {ranks} was replaced, the others stay", error=True)
+
+    def _replace(self, group: Group, attempt: Attempt, number: int, lost: Sequence[int]) -> bool:
+        """Has new processes take the places of lost ones; False if a rank does not wait for them."""
+        try:
+            group.replace(lost)
+            future = self._backend.rejoin(group, lost)
+            if not attempt.await_rejoin(group, future) or (last := attempt.renumber(group)) is None:
+                return False
+            rendezvous = dict(zip(lost, future.result(), strict=True))
+        except (WorkerDiedError, WaitTimeoutError):  # no room for new processes, say: all are replaced
+            return False
+        attempt.go_on(group.workers, last)
+        checkpoint = self._latest_checkpoint()
+        group.train([self._task(group, rank, rendezvous[rank], checkpoint, number, last) for rank in lost])
+        return True
 
     def _decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
         try:
@@ -201,20 +237,11 @@ class Controller:
         return scaling if scaling.num_workers == scaling.max_workers else replace(scaling, num_workers=size)
 
     def _group_spec(self, avoided: frozenset[str]) -> GroupSpec:
-        config = self._run.run_config
         count = self._choose_size(avoided)
-        shown = {"rank0": frozenset((0,)), "all": frozenset(range(count)), "none": frozenset[int]()}
-        return GroupSpec(
-            num_workers=count,
-            scaling=self._scaling_for(count),
-            preload=(*self._backend.preload, *config.preload),
-            warmup=self._backend.warmup,
-            preload_environment=self._backend.preload_environment,
-            log_directory=self._run.path / "logs" if config.log_to_file else None,
-            shown_ranks=shown[config.worker_output],
+        return replace(
+            group_spec(self._run.run_config, self._scaling_for(count), self._backend, self._interrupts),
+            log_directory=self._run.path / "logs" if self._run.run_config.log_to_file else None,
             console=self._run.console,
-            start_timeout_s=config.start_timeout_s,
-            interrupts=self._interrupts,
             run_resources=self._run_resources,
             elastic=self._elastic,
             avoided=avoided,
@@ -228,15 +255,7 @@ class Controller:
         if number > 0 or self._number_of_start > 1:
             self._callbacks.call("on_resume", latest.iteration if latest else 0)
         # Held while the workers use them: Ray ends the actor that splits a dataset when this process lets go of it.
-        datasets = self._held_shards = self._shards(group.workers)
-        world_size = len(group.workers)
-        config = self._run.run_config
-        options = SessionOptions(
-            checkpoints=config.checkpoint_config,
-            sync=config.sync_config,
-            start=self._number_of_start,
-            chdir=config.chdir_to_trial_dir,
-        )
+        self._held_shards = self._shards(group.workers, checkpoint)
         attempt = Attempt(
             run=self._run,
             workers=group.workers,
@@ -250,33 +269,53 @@ class Controller:
             started=time.monotonic(),
         )
         group.train(
-            [
-                TrainTask(
-                    function=self._function,
-                    backend=self._backend,
-                    rendezvous=rendezvous[worker.rank],
-                    context=TrainContext(
-                        worker=worker,
-                        world_size=world_size,
-                        local_world_size=sum(other.node_id == worker.node_id for other in group.workers),
-                        run_name=self._run.name,
-                        run_id=self._run.id,
-                        trial=self._run.trial,
-                        storage=self._storage,
-                        attempt=number,
-                        metadata=self._metadata,
-                        trial_resources=self._scaling_for(world_size).total_resources,
-                        checkpoint_config=config.checkpoint_config,
-                    ),
-                    checkpoint=checkpoint,
-                    first_index=self._last_index,
-                    options=options,
-                    datasets=datasets[worker.rank],
-                )
-                for worker in group.workers
-            ]
+            [self._task(group, worker.rank, rendezvous[worker.rank], checkpoint, number) for worker in group.workers]
         )
         return attempt
+
+    def _latest_checkpoint(self) -> Checkpoint | None:
+        latest = self._checkpoints.verify()
+        return self._checkpoints.checkpoint(latest) if latest else self._initial_checkpoint
+
+    def _task(
+        self,
+        group: Group,
+        rank: int,
+        rendezvous: Mapping[str, str],
+        checkpoint: Checkpoint | None,
+        number: int,
+        first_number: int = 0,
+    ) -> TrainTask:
+        worker, world_size, config = group.workers[rank], len(group.workers), self._run.run_config
+        return TrainTask(
+            function=self._function,
+            backend=self._backend,
+            rendezvous=rendezvous,
+            context=TrainContext(
+                worker=worker,
+                world_size=world_size,
+                local_world_size=sum(other.node_id == worker.node_id for other in group.workers),
+                run_name=self._run.name,
+                run_id=self._run.id,
+                trial=self._run.trial,
+                storage=self._storage,
+                attempt=number,
+                metadata=self._metadata,
+                trial_resources=self._scaling_for(world_size).total_resources,
+                checkpoint_config=config.checkpoint_config,
+            ),
+            checkpoint=checkpoint,
+            first_index=self._last_index,
+            first_number=first_number,
+            options=SessionOptions(
+                checkpoints=config.checkpoint_config,
+                sync=config.sync_config,
+                start=self._number_of_start,
+                chdir=config.chdir_to_trial_dir,
+            ),
+            datasets=self._held_shards[rank],
+            wants_value=self._all_values or rank == 0,
+        )
 
     def _probe_storage(self, group: Group) -> None:
         """Says at the start, and not hours later, that a node cannot reach the run directory."""
@@ -290,6 +329,32 @@ class Controller:
                 self._run.console.print(
                     f"{self._run.name}: a checkpoint reported on {worker.hostname} will be refused: {error}", error=True
                 )
+
+
+def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, interrupts: Interrupts) -> GroupSpec:
+    """The group that runs of a configuration want, without what only one of them does.
+
+    Args:
+        config: the runs'.
+        scaling: the size as a number.
+        backend: what sets the framework up.
+        interrupts: what ends the group's start.
+    """
+    count = max(1, scaling.max_workers)
+    shown = {"rank0": frozenset((0,)), "all": frozenset(range(count)), "none": frozenset[int]()}
+    return GroupSpec(
+        num_workers=count,
+        scaling=scaling,
+        preload=(*backend.preload, *config.preload),
+        warmup=backend.warmup,
+        preload_environment=backend.preload_environment,
+        log_directory=None,
+        shown_ranks=shown[config.worker_output],
+        console=Console(),
+        start_timeout_s=config.start_timeout_s,
+        interrupts=interrupts,
+        run_resources=contextlib.ExitStack(),
+    )
 
 
 def _find_run(storage: Storage, run_id: str, start: int) -> str | None:

@@ -20,6 +20,7 @@ __all__ = [
     "Noticed",
     "PhaseEntered",
     "Pickled",
+    "Renumbered",
     "Reported",
     "Returned",
     "Uploaded",
@@ -39,9 +40,11 @@ class PhaseEntered(NamedTuple):
 class Reported(NamedTuple):
     """A rank called ``report``.
 
-    ``number`` is 1 for its first report in this attempt; ``time`` is Unix time in seconds by its clock;
-    ``directory`` is the checkpoint's, in the run directory, or None without a checkpoint; ``files`` are those it has
-    uploaded, by relative path, or None while they are being uploaded.
+    ``number`` is 1 for its first report in this attempt; after a rank was replaced, all ranks go on from one number.
+    ``time`` is Unix time in seconds by its clock; ``directory`` is the checkpoint's, in the run directory, or None
+    without a checkpoint; ``files`` are those it has uploaded, by relative path, or None while they are being uploaded.
+    A ``quiet`` one is made for its checkpoint alone: it is no iteration, and no callback hears of it; ``quiet_so_far``
+    counts those of the rank, itself included.
     """
 
     rank: int
@@ -51,6 +54,8 @@ class Reported(NamedTuple):
     files: dict[str, StoredFile] | None
     reduce: Mapping[str, str] | None
     directory: str | None = None
+    quiet: bool = False
+    quiet_so_far: int = 0
 
 
 class Uploaded(NamedTuple):
@@ -70,7 +75,7 @@ class Pickled(NamedTuple):
 class Returned(NamedTuple):
     """A rank's train function returned, or left by ``sys.exit()`` with success.
 
-    ``value`` is rank 0's; ``preempted`` says that it had been told of a preemption.
+    ``value`` is None where nobody wants the rank's; ``preempted`` says that it had been told of a preemption.
     """
 
     rank: int
@@ -112,6 +117,12 @@ class Counted(NamedTuple):
     questions: int
 
 
+class Renumbered(NamedTuple):
+    """A rank's next report follows the one of the number that it was told, after another rank was replaced."""
+
+    rank: int
+
+
 class Noticed(NamedTuple):
     """A rank's process was asked to end, by a SIGTERM. Unless it is ``watched`` by its function, it does at once."""
 
@@ -119,4 +130,4 @@ class Noticed(NamedTuple):
     watched: bool
 
 
-Event = PhaseEntered | Reported | Uploaded | Returned | Failed | Exited | Asking | Counted | Noticed
+Event = PhaseEntered | Reported | Uploaded | Returned | Failed | Exited | Asking | Counted | Noticed | Renumbered

@@ -13,19 +13,20 @@ __all__ = ["RunHandle"]
 
 
 class RunHandle:
-    """A run that was started in the background; :meth:`DataParallelTrainer.start() <.start>` returns it.
+    """A run that was started in the background, by :meth:`drivetrain.DataParallelTrainer.start`.
 
     Args:
         fit: runs it, ended by what it is given.
+        daemon: the end of the driver does not wait for it.
     """
 
-    def __init__(self, fit: Callable[[Interrupts], Result]) -> None:
+    def __init__(self, fit: Callable[[Interrupts], Result], *, daemon: bool = False) -> None:
         self._interrupts = Interrupts()
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._when_done: list[Callable[[], None]] = []
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, args=(fit,), name="drivetrain run")
+        self._thread = threading.Thread(target=self._run, args=(fit,), name="drivetrain run", daemon=daemon)
         self._thread.start()
 
     def done(self) -> bool:
@@ -47,6 +48,10 @@ class RunHandle:
         second call ends it at once in any case.
         """
         self._interrupts.request("the run was cancelled", RunCancelledError("the run was cancelled"))
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits for the end of the run, however it ends, or until so many seconds are over."""
+        self._thread.join(timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Result:
         """Waits for the end of the run.

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from drivetrain.events import Asking, Counted, Event
+from drivetrain.events import Asking, Counted, Event, Renumbered
 
 __all__ = ["Preemption", "PreemptionInfo", "Signals"]
 
@@ -55,15 +55,18 @@ class Preemption:
         self._info: PreemptionInfo | None = None
         self._settled = threading.Condition()
         self.was_told = False
+        self.is_over = False
+        self.renumber: Callable[[int], None] = lambda number: None
 
     @property
     def is_watched(self) -> bool:
-        """Whether the train function has ever asked."""
-        return self._count > 0
+        """Whether the train function has ever asked, and runs."""
+        return self._count > 0 and not self.is_over
 
     def poll(self) -> PreemptionInfo | None:
         """The train function asks."""
         if not self._count:
+            _take_back_sigterm()
             self.tell(Asking(self.rank))
         self._count += 1  # before the look at what the other thread sets before it looks at this
         if self._before is not None:
@@ -85,11 +88,23 @@ class Preemption:
         self._asked = True
         self.tell(Counted(self.rank, self._count))
 
+    def follow(self, number: int) -> None:
+        """Another rank was replaced: the next report of this one is to come after those of that number."""
+        self.renumber(number)
+        self.tell(Renumbered(self.rank))
+
     def settle(self, step: int, info: PreemptionInfo) -> None:
         """The controller has said at which question the function is told."""
         with self._settled:
             self._step, self._info = step, info
             self._settled.notify_all()
+
+
+def _take_back_sigterm() -> None:
+    """Has Python handle SIGTERM again where a library has put a handler in C in its place, as TensorFlow does."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 class Signals:

@@ -38,6 +38,7 @@ class MatchedReport:
         uploading: the ranks whose files are still being uploaded.
         directories: the directory that each of those ranks named for the checkpoint.
         reduce: the combinations asked for.
+        quiet_so_far: how many of the reports up to this number were quiet.
     """
 
     number: int
@@ -46,6 +47,7 @@ class MatchedReport:
     uploading: set[int] = field(default_factory=set)
     directories: dict[int, str] = field(default_factory=dict)
     reduce: dict[str, str] = field(default_factory=dict)
+    quiet_so_far: int = 0
     held_from: float = 0.0
 
 
@@ -86,6 +88,7 @@ class ReportMatcher:
         if held is None:
             held = self._held[event.number] = MatchedReport(event.number, held_from=self._clock())
         held.metrics[event.rank] = event.metrics
+        held.quiet_so_far = max(held.quiet_so_far, event.quiet_so_far)
         if event.directory is not None:
             held.directories[event.rank] = event.directory
             if event.files is None:
@@ -99,6 +102,13 @@ class ReportMatcher:
         """Notes that a rank will report no more, and returns what that settles, in order."""
         self._running.discard(rank)
         return self._settle()
+
+    def restart(self, number: int) -> None:
+        """Forgets what it holds, which will not be completed, and expects all ranks to go on from one number."""
+        self._held.clear()
+        self._silent.clear()
+        self._passed = dict.fromkeys(self._passed, number)
+        self._running = set(self._passed)
 
     def _settle(self) -> list[MatchedReport]:
         self._note_silence()

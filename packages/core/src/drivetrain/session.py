@@ -27,6 +27,7 @@ __all__ = [
     "Session",
     "SessionOptions",
     "activate",
+    "active_session",
     "get_checkpoint",
     "get_context",
     "get_dataset_shard",
@@ -64,6 +65,7 @@ class Session:
         context: the facts that :func:`get_context` hands out.
         checkpoint: what to resume from.
         first_index: index in the run that the report before the first one of this attempt has.
+        first_number: number in the attempt of the report before this session's first.
         emit: delivers an event to the controller; blocks while the controller is too far behind.
         preemption: what the function is told of.
         options: see there.
@@ -79,6 +81,7 @@ class Session:
         context: TrainContext,
         checkpoint: Checkpoint | None,
         first_index: int,
+        first_number: int = 0,
         emit: Callable[[Event], None],
         preemption: Preemption,
         options: SessionOptions | None = None,
@@ -89,6 +92,7 @@ class Session:
         self.context = context
         self.checkpoint = checkpoint
         self.preemption = preemption
+        preemption.renumber = self._renumber
         self._datasets = datasets or {}
         self._options = options or SessionOptions()
         self._on_checkpoint = on_checkpoint
@@ -98,7 +102,8 @@ class Session:
         self._first_index = first_index
         self._emit = emit
         self._rank = context.get_world_rank()
-        self._count = 0
+        self._count = first_number
+        self._quiet = 0
         self._stored_number = 0
         self._uploads = Uploads(context.storage, self._rank, self._options.checkpoints)
         self._process = os.getpid()
@@ -114,9 +119,21 @@ class Session:
         return self._datasets[name]
 
     def report(
-        self, metrics: Mapping[str, Any], upload: UploadRequest | None = None, reduce: Mapping[str, str] | None = None
+        self,
+        metrics: Mapping[str, Any],
+        upload: UploadRequest | None = None,
+        reduce: Mapping[str, str] | None = None,
+        *,
+        quiet: bool = False,
     ) -> None:
-        """Uploads the checkpoint, or begins to, then hands everything to the controller."""
+        """Uploads the checkpoint, or begins to, then hands everything to the controller.
+
+        Args:
+            metrics: plain values.
+            upload: the checkpoint.
+            reduce: the combinations asked for.
+            quiet: the checkpoint is all that there is to report: its metrics only rank it among others.
+        """
         if os.getpid() != self._process:
             raise SessionError(
                 "report() wants to be called in the worker's own process, found a child process of it "
@@ -128,21 +145,33 @@ class Session:
         with self._lock:
             self._uploads.raise_failure()
             self._tell_finished()
+            quiet_so_far = self._quiet + quiet
             if upload is None:
-                self._count += 1
-                self._emit(Reported(self._rank, self._count, time.time(), values, None, reduce))
+                self._count, self._quiet = self._count + 1, quiet_so_far
+                self._emit(
+                    Reported(self._rank, self._count, time.time(), values, None, reduce, None, quiet, quiet_so_far)
+                )
                 return
             self._storage.require_run(self.context.run_id, self._options.start)
+            self._add_positions(upload.checkpoint)
             number = self._count + 1
             prepared = self._uploads.prepare(upload, self._first_index + number)
             stored = Checkpoint.in_storage(self._storage, prepared.directory)
-            self._count = number
-            self._emit(Reported(self._rank, number, time.time(), values, prepared.files, reduce, prepared.directory))
+            self._count, self._quiet = number, quiet_so_far
+            told = prepared.files, reduce, prepared.directory, quiet, quiet_so_far
+            self._emit(Reported(self._rank, number, time.time(), values, *told))
             if prepared.finish is None:
                 self._note_stored(number, stored)
             else:
                 self._uploads.begin(prepared, lambda files: self._on_uploaded(number, stored, files))
             self._on_checkpoint()
+
+    def _add_positions(self, checkpoint: Checkpoint) -> None:
+        """Has the controller know where datasets stand, whose shards were asked for it."""
+        states = {name: getattr(shard, "take_state", lambda: None)() for name, shard in self._datasets.items()}
+        known = {name: state for name, state in states.items() if state is not None}
+        if known and self._rank == 0:
+            checkpoint.update_metadata({POSITIONS: known})
 
     def finish(self) -> None:
         """Waits for the uploads in the background.
@@ -158,6 +187,10 @@ class Session:
         with contextlib.suppress(StorageError):
             self._uploads.drain()
         self._tell_finished()
+
+    def _renumber(self, number: int) -> None:
+        with self._lock:
+            self._count = number
 
     def _note_stored(self, number: int, stored: Checkpoint) -> None:
         if number > self._stored_number:  # an earlier upload may take longer than a later one
@@ -176,6 +209,9 @@ class Session:
         while self._finished:
             self._emit(self._finished.popleft())
 
+
+POSITIONS = "dataset_positions"
+"""The key in a checkpoint's metadata of where datasets stood when it was reported."""
 
 _active: Session | None = None
 
@@ -196,7 +232,7 @@ def activate(session: Session) -> Iterator[None]:
 
 
 def report(
-    metrics: Mapping[str, Any],
+    metrics: Mapping[str, Any] | None = None,
     checkpoint: Checkpoint | None = None,
     *,
     reduce: Mapping[str, str] | None = None,
@@ -204,6 +240,7 @@ def report(
     checkpoint_upload_mode: CheckpointUploadMode | str = CheckpointUploadMode.SYNC,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
     delete_local_checkpoint_after_upload: bool = False,
+    **metrics_by_name: Any,
 ) -> None:
     """Reports metrics, and a checkpoint if there is one, from inside a train function.
 
@@ -229,6 +266,7 @@ def report(
             stay until then.
         delete_local_checkpoint_after_upload: give the local directory away. On the storage's own filesystem it is moved
             instead of copied.
+        **metrics_by_name: the metrics, instead of a mapping: ``report(loss=0.1)``.
 
     Raises:
         SessionError: called outside a train function, or with a value that is not plain; the message names the key.
@@ -240,7 +278,14 @@ def report(
 
             drivetrain.report({"loss": loss, "accuracy": accuracy}, reduce={"loss": "mean"})
     """
-    session = _require("report")
+    session = active_session("report")
+    if metrics is None:
+        metrics = metrics_by_name
+    elif metrics_by_name:
+        raise SessionError(
+            "report() wants metrics as one mapping or as keywords, found a mapping and the keywords "
+            f"{', '.join(metrics_by_name)}: put them into the mapping, if they are metrics"
+        )
     if checkpoint is None:
         session.report(metrics, None, reduce)
         return
@@ -279,7 +324,7 @@ def get_checkpoint() -> Checkpoint | None:
     Raises:
         SessionError: called outside a train function.
     """
-    return _require("get_checkpoint").checkpoint
+    return active_session("get_checkpoint").checkpoint
 
 
 def get_context() -> TrainContext:
@@ -288,7 +333,7 @@ def get_context() -> TrainContext:
     Raises:
         SessionError: called outside a train function.
     """
-    return _require("get_context").context
+    return active_session("get_context").context
 
 
 def get_dataset_shard(dataset_name: str | None = None) -> Any:
@@ -304,7 +349,7 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
     Raises:
         SessionError: called outside a train function; or there is no dataset of that name.
     """
-    return _require("get_dataset_shard").dataset_shard(dataset_name)
+    return active_session("get_dataset_shard").dataset_shard(dataset_name)
 
 
 def get_preemption_info() -> PreemptionInfo | None:
@@ -326,10 +371,15 @@ def get_preemption_info() -> PreemptionInfo | None:
                 save_and_report()
                 return
     """
-    return _require("get_preemption_info").preemption.poll()
+    return active_session("get_preemption_info").preemption.poll()
 
 
-def _require(function: str) -> Session:
+def active_session(function: str) -> Session:
+    """The session that this process's train function is in.
+
+    Args:
+        function: what was called, for the error of a call outside one.
+    """
     if _active is None:
         raise SessionError(
             f"{function}() wants to be called inside a train function, found no training in this process: "

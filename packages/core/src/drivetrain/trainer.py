@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
@@ -20,9 +20,9 @@ import cloudpickle
 from drivetrain.attempt import RunFailed
 from drivetrain.backend import Backend, BackendConfig, NoBackend
 from drivetrain.callback import Callback, Callbacks
-from drivetrain.checkpoint import Checkpoint
+from drivetrain.checkpoint import Checkpoint, metadata_json
 from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.context import Run, Trial
+from drivetrain.context import Run, Trial, WorkerInfo
 from drivetrain.control import listen
 from drivetrain.controller import Controller, controller_failure
 from drivetrain.data import DataConfig
@@ -37,20 +37,19 @@ from drivetrain.errors import (
 )
 from drivetrain.handle import RunHandle
 from drivetrain.interrupts import Interrupts
-from drivetrain.loggers.csvfile import CsvLogger
-from drivetrain.loggers.jsonfile import JsonLogger
-from drivetrain.loggers.progress import ProgressLine
+from drivetrain.loggers.chosen import make_callbacks
 from drivetrain.plugins import load_plugin
 from drivetrain.policy import RetryBudget
 from drivetrain.result import ERROR_FILE, Result, last_metrics
 from drivetrain.rundir import OpenRun, TrainerFile, open_run
 from drivetrain.runtime.base import Runtime
+from drivetrain.session import POSITIONS
 from drivetrain.storage import Storage, redact
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DataParallelTrainer"]
+__all__ = ["DataParallelTrainer", "resolve_backend", "resolve_runtime"]
 
 
 _ATTEMPTS_TOLD = 5
@@ -88,7 +87,7 @@ class DataParallelTrainer:
             dataset, a Hugging Face or Ray dataset, a dict of arrays, or a function that returns one of these.
         dataset_config: which of them are split, and how.
         metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back; values
-            that JSON knows.
+            that JSON knows, or bytes.
         resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run.
 
     Raises:
@@ -112,6 +111,7 @@ class DataParallelTrainer:
 
     _default_backend: ClassVar[type[BackendConfig]] = BackendConfig
     _backend_argument: ClassVar[str] = "backend_config"
+    _all_values: ClassVar[bool] = False  # Result.return_value is the list of all ranks' values
     _given: inspect.BoundArguments
     _trial: Trial | None = None
 
@@ -143,13 +143,13 @@ class DataParallelTrainer:
         _check_optional("metadata", metadata, Mapping)
         _check_optional("resume_from_checkpoint", resume_from_checkpoint, Checkpoint)
         try:
-            json.dumps(dict(metadata or {}))
+            metadata_json(dict(metadata or {}))
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"metadata wants values that JSON knows: {error}") from error
+            raise ConfigurationError(f"metadata wants values that JSON knows, or bytes: {error}") from error
         self._function = train_loop_per_worker
         self._config = None if train_loop_config is None else dict(train_loop_config)
         self._given_backend = backend_config
-        self._backend = _resolve_backend(self._default_backend() if backend_config is None else backend_config)
+        self._backend = resolve_backend(self._default_backend() if backend_config is None else backend_config)
         self._scaling = scaling_config or ScalingConfig()
         self._run_config = run_config or RunConfig()
         self._datasets = dict(datasets or {})
@@ -241,9 +241,7 @@ class DataParallelTrainer:
                 space = {"train_loop_config": {"lr": tune.grid_search([0.1, 0.01, 0.001])}}
                 tune.Tuner(trainer.as_trainable(), param_space=space).fit()
         """
-        from drivetrain.tune.raytune import make_trainable
-
-        return make_trainable(self, _pickle, autoscaling=autoscaling)
+        return trainable_of(self, autoscaling=autoscaling)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -298,14 +296,14 @@ class DataParallelTrainer:
     def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
         function = _pickle_function(self._function, self._config)
         on_ray = [name for name, dataset in self._datasets.items() if is_ray_dataset(dataset)]
-        runtime = _resolve_runtime(self._scaling, needs_ray=bool(on_ray))
+        runtime = resolve_runtime(self._scaling, needs_ray=bool(on_ray))
         runtime.validate(self._scaling)
         if on_ray and runtime.name == "local":
             raise ConfigurationError(
                 f"dataset {on_ray[0]!r} is Ray's, which wants workers on Ray, found runtime='local': use runtime='ray'"
             )
         datasets = self._data_config.open(self._datasets)
-        callbacks = self._make_callbacks()
+        callbacks = make_callbacks(self._run_config)
         if self._resume_from is not None and not self._resume_from.exists():
             raise ConfigurationError(
                 f"resume_from_checkpoint wants a checkpoint that exists, found no directory at {self._resume_from.path}"
@@ -319,6 +317,16 @@ class DataParallelTrainer:
                 if raise_on_failure:
                     raise
                 return Result(metrics=last_metrics(opened.storage), storage=opened.storage, error=error)
+
+    def _split(
+        self, datasets: Mapping[str, Any], workers: Sequence[WorkerInfo], checkpoint: Checkpoint | None
+    ) -> list[dict[str, Any]]:
+        positions = checkpoint.get_metadata().get(POSITIONS) if datasets and checkpoint is not None else None
+        options: dict[str, Any] = {"positions": positions} if positions else {}
+        if any(is_ray_dataset(dataset) for dataset in datasets.values()):
+            options["resources"] = replace(self._scaling, num_workers=len(workers)).total_resources
+        nodes = [worker.node_id for worker in workers]
+        return self._data_config.configure(datasets, len(workers), None, nodes, **options)
 
     @classmethod
     def restore(
@@ -392,6 +400,7 @@ class DataParallelTrainer:
             id=opened.id,
             path=opened.directory,
             location=storage.root,
+            storage=storage,
             scaling_config=self._scaling,
             run_config=self._run_config,
             train_loop_config=self._config,
@@ -411,11 +420,10 @@ class DataParallelTrainer:
             policy=self._run_config.failure_config.policy or RetryBudget(self._run_config.failure_config),
             metadata=self._metadata,
             interrupts=interrupts,
-            shards=lambda workers: self._data_config.configure(
-                datasets, len(workers), None, [worker.node_id for worker in workers]
-            ),
+            shards=lambda workers, checkpoint: self._split(datasets, workers, checkpoint),
             start=opened.start,
             last_index=opened.last_index,
+            all_values=self._all_values,
         )
         error: BaseException | None = None
         try:
@@ -434,7 +442,8 @@ class DataParallelTrainer:
         if error is None and unheard is None:
             opened.push()
             metrics = outcome.metrics if outcome.metrics is not None else last_metrics(storage)
-            return Result(metrics=metrics, storage=storage, return_value=outcome.return_value)
+            values = outcome.return_values
+            return Result(metrics=metrics, storage=storage, return_value=values if self._all_values else values[0])
         if error is not None and unheard is not None:
             run.console.print(f"{run.name}: {unheard}", error=True)
         error = error or unheard
@@ -464,14 +473,6 @@ class DataParallelTrainer:
             },
         )
 
-    def _make_callbacks(self) -> list[Callback]:
-        chosen: list[Callback] = [JsonLogger(), CsvLogger()]
-        if self._run_config.verbose:
-            chosen.append(ProgressLine())
-        for callback in self._run_config.callbacks:
-            chosen.append(load_plugin("callback", callback)() if isinstance(callback, str) else callback)
-        return chosen
-
     def _explain(self, failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedError:
         """The error for the user, which is also written to the run directory."""
         failure = failed.failure
@@ -496,6 +497,21 @@ class DataParallelTrainer:
         except StorageError as unwritten:
             run.console.print(f"{run.name}: {unwritten}", error=True)
         return error
+
+
+def trainable_of(
+    trainer: DataParallelTrainer, *, argument: str | None = None, autoscaling: bool = False
+) -> Callable[[dict[str, Any]], None]:
+    """A trainer as a trainable of Ray Tune.
+
+    Args:
+        trainer: the trainer.
+        argument: the one of its arguments that a trial's config is; None where the config has arguments by name.
+        autoscaling: see :meth:`DataParallelTrainer.as_trainable`.
+    """
+    from drivetrain.tune.raytune import make_trainable
+
+    return make_trainable(trainer, _pickle, argument=argument, autoscaling=autoscaling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,7 +556,8 @@ def _check_function(function: object) -> None:
         )
 
 
-def _resolve_backend(given: BackendConfig | Backend | str) -> Backend:
+def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
+    """The backend that was named, configured, or given."""
     if isinstance(given, str):
         given = load_plugin("backend", given)() if given != "none" else NoBackend()
     backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None
@@ -549,7 +566,7 @@ def _resolve_backend(given: BackendConfig | Backend | str) -> Backend:
     return backend
 
 
-def _resolve_runtime(scaling: ScalingConfig, *, needs_ray: bool = False) -> Runtime:
+def resolve_runtime(scaling: ScalingConfig, *, needs_ray: bool = False) -> Runtime:
     """The runtime that was asked for, or the one that fits what is connected."""
     if scaling.runtime is not None and not isinstance(scaling.runtime, str):
         return scaling.runtime

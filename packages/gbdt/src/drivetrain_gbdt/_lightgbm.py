@@ -10,12 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from drivetrain import Checkpoint, ConfigurationError, DatasetShard, get_checkpoint, get_dataset_shard
-from drivetrain_gbdt._reporting import ModelReports, model_file
+from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
 
 __all__ = ["RayTrainReportCallback", "train_on_tables"]
 
 _AFTER_EVALUATION = 25  # LightGBM's own: 10 logs, 20 records, 30 stops early
 _ROWS = 65_536  # of a batch that is read from a Ray dataset
+_PATIENCE = ("early_stopping_round", "early_stopping_rounds", "early_stopping", "n_iter_no_change")
+_STOPS_EARLY = type(lightgbm.early_stopping(1))
+
+History = list[list[tuple[Any, ...]]]
+"""By round, LightGBM's results: dataset, metric, value, whether higher is better."""
 
 
 class RayTrainReportCallback:
@@ -74,6 +79,58 @@ class RayTrainReportCallback:
             return lightgbm.Booster(model_file=str(model_file(checkpoint, filename, directory)))
 
 
+class _TableReports(RayTrainReportCallback):
+    """Has checkpoints hold the metrics of all rounds, the ones before a resume included."""
+
+    def __init__(self, past: History, **options: Any) -> None:
+        super().__init__(**options)
+        self._history = list(past)
+
+    def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
+        """Reports the round."""
+        self._history.append([tuple(result) for result in env.evaluation_result_list or ()])
+        self._reports.history = self._history
+        super().__call__(env)
+
+
+class _EarlyStopping:
+    """LightGBM's own, which begins with the rounds before a resume."""
+
+    order = 30
+    before_iteration = False
+
+    def __init__(self, callback: Callable[[lightgbm.callback.CallbackEnv], None], past: History) -> None:
+        self._callback = callback
+        self._past = past
+
+    def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
+        """Counts the round."""
+        results: Any = env.evaluation_result_list
+        if env.iteration == env.begin_iteration:
+            for iteration, past in enumerate(self._past):
+                self._count(
+                    env, iteration, [_as_result(then, like=now) for now, then in zip(results, past, strict=False)]
+                )
+        self._count(env, env.iteration, results)
+
+    def _count(self, env: lightgbm.callback.CallbackEnv, iteration: int, results: Any) -> None:
+        self._callback(
+            lightgbm.callback.CallbackEnv(
+                model=env.model,
+                params=env.params,
+                iteration=iteration,
+                begin_iteration=0 if self._past else env.begin_iteration,
+                end_iteration=env.end_iteration,
+                evaluation_result_list=results,
+            )
+        )
+
+
+def _as_result(values: Sequence[Any], *, like: Any) -> Any:
+    """A result of LightGBM's present version, which may be a plain tuple."""
+    return tuple(values) if type(like) is tuple else type(like)(*values)
+
+
 def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
     """Trains on this worker's part of the tables.
 
@@ -82,10 +139,11 @@ def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
         network: the parameters that connect the workers.
     """
     params = {**network, **config["params"]}
+    past: History = []
     rounds, model = config["rounds"], None
     checkpoint = get_checkpoint()
     if checkpoint is not None:
-        model = RayTrainReportCallback.get_model(checkpoint)
+        model, past = RayTrainReportCallback.get_model(checkpoint), evaluations(checkpoint) or []
         rounds -= model.current_iteration()
         if rounds <= 0:
             return
@@ -95,32 +153,50 @@ def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
         options = dict(config["options"].get(name, {}))
         given = {key: options.pop(key) for key in config["columns"] if key in options}
         table = _read(name, get_dataset_shard(name))
-        other = {config["label"], *given.values()}
-        features = features or [column for column in table.column_names if column not in other]
+        features = features or config["table"].features(name, table.schema)
+        config["table"].features(name, table.schema, features)
         fields = {key: table.column(column).to_numpy() for key, column in given.items()}
         if "group" in fields:
             fields["group"] = _sizes(fields["group"])
         sets[name] = lightgbm.Dataset(
             _matrix(table, features),
-            label=table.column(config["label"]).to_numpy(),
+            label=table.column(config["table"].label).to_numpy(),
             reference=next(iter(sets.values()), None),
             feature_name=features,
             **fields,
             **options,
         )
     arguments = dict(config["arguments"])
-    report = RayTrainReportCallback(frequency=config["frequency"], checkpoint_at_end=config["at_end"])
+    callbacks = [
+        _EarlyStopping(callback, past) if isinstance(callback, _STOPS_EARLY) else callback
+        for callback in (*(arguments.pop("callbacks", None) or ()), *_early_stopping(params))
+    ]
+    report = _TableReports(past, frequency=config["frequency"], checkpoint_at_end=config["at_end"])
     booster = lightgbm.train(
         params,
         next(iter(sets.values())),
         num_boost_round=rounds,
         valid_sets=list(sets.values()),
         valid_names=list(sets),
-        callbacks=[*arguments.pop("callbacks", ()), report],
+        callbacks=[*callbacks, report],
         init_model=model if model is not None else arguments.pop("init_model", None),
         **arguments,
     )
     report.at_end(booster)
+
+
+def _early_stopping(params: dict[str, Any]) -> list[Any]:
+    """Takes early stopping out of the parameters, and makes the callback that LightGBM would make of it."""
+    patience = [params.pop(name) for name in _PATIENCE if name in params]
+    if not patience or not patience[0] or patience[0] < 0:
+        return []
+    return [
+        lightgbm.early_stopping(
+            patience[0],
+            first_metric_only=params.get("first_metric_only", False),
+            min_delta=params.get("early_stopping_min_delta", 0.0),
+        )
+    ]
 
 
 def _read(name: str, shard: Any) -> pa.Table:

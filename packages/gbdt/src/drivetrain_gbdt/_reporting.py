@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 from drivetrain import Checkpoint, ConfigurationError, get_context, get_preemption_info, report
 
-__all__ = ["ModelReports", "model_file"]
+__all__ = ["ModelReports", "evaluations", "model_file"]
+
+_EVALUATIONS = "evaluations.json"
 
 Metrics = str | Sequence[str] | Mapping[str, str] | None
 
@@ -23,6 +26,9 @@ class ModelReports:
         frequency: rounds from one checkpoint to the next; 0 for none but the last.
         checkpoint_at_end: have one after the last round.
         results_postprocessing_fn: makes what is reported of the metrics.
+
+    Attributes:
+        history: what a checkpoint's file of evaluations is to hold; None for no such file.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class ModelReports:
         self._postprocess = results_postprocessing_fn
         self._last: dict[str, Any] = {}
         self._saved = False
+        self.history: object = None
 
     def after_round(
         self, values: dict[str, float], rounds: int, save: Callable[[Path], object], *, last: bool = False
@@ -91,7 +98,16 @@ class ModelReports:
             return
         with tempfile.TemporaryDirectory() as directory:
             save(Path(directory, self._filename))
+            if self.history is not None:
+                Path(directory, _EVALUATIONS).write_text(json.dumps(self.history))
             report(self._last, checkpoint=Checkpoint.from_directory(directory))
+
+
+def evaluations(checkpoint: Checkpoint) -> Any:
+    """The history of a checkpoint that was made with one; None for others."""
+    with checkpoint.as_directory() as directory:
+        file = Path(directory, _EVALUATIONS)
+        return json.loads(file.read_text()) if file.exists() else None
 
 
 def model_file(checkpoint: Checkpoint, filename: str, directory: str) -> Path:

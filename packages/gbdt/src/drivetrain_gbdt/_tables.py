@@ -7,75 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drivetrain import CheckpointConfig, ConfigurationError, DataConfig, RunConfig, ScalingConfig
+from drivetrain_gbdt._data import TRAIN, Columns, TableData
 
-__all__ = ["TRAIN", "Loop", "TableForm"]
-
-TRAIN = "train"
-
-
-class TableData(DataConfig):
-    """Splits tables, and refuses those that cannot be trained on.
-
-    Args:
-        label_column: that every dataset has.
-        columns: by dataset, those that are no features, such as weights.
-        groups: by dataset, the column of which equal values stay together.
-        categorical: columns of categories are features.
-        datasets_to_split: see :class:`drivetrain.DataConfig`.
-        execution_options: see :class:`drivetrain.DataConfig`.
-    """
-
-    def __init__(
-        self,
-        *,
-        label_column: str,
-        columns: Mapping[str, Sequence[str]],
-        groups: Mapping[str, str],
-        categorical: bool,
-        datasets_to_split: str | Sequence[str],
-        execution_options: Any | None,
-    ) -> None:
-        super().__init__(datasets_to_split, execution_options, keep_together=groups)
-        self._label = label_column
-        self._columns = columns
-        self._categorical = categorical
-
-    def open(self, datasets: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See :meth:`drivetrain.DataConfig.open`; also checks the columns of what could be opened."""
-        opened = super().open(datasets)
-        features: dict[str, list[str]] = {}
-        for name, source in opened.items():
-            if hasattr(source, "schema") and not callable(source):
-                features[name] = self._check_columns(name, source.schema())
-        first = features.get(TRAIN)
-        for name, found in features.items():
-            if first is not None and set(found) != set(first):
-                raise ConfigurationError(
-                    f"dataset {name!r} wants the features of {TRAIN!r}, found other ones: "
-                    f"{', '.join(sorted(set(found) ^ set(first)))}"
-                )
-        return opened
-
-    def _check_columns(self, name: str, schema: Any) -> list[str]:
-        from pyarrow import types
-
-        known: list[str] = list(schema.names)
-        for column in (self._label, *self._columns.get(name, ())):
-            if column not in known:
-                raise ConfigurationError(
-                    f"dataset {name!r} wants a column {column!r}, found {', '.join(map(repr, known))}"
-                )
-        features = [column for column in known if column not in (self._label, *self._columns.get(name, ()))]
-        for column in features:
-            kind = schema.field(column).type
-            wanted = "numbers, or categories" if self._categorical else "numbers"
-            numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-            if not numeric and not (self._categorical and types.is_dictionary(kind)):
-                raise ConfigurationError(
-                    f"dataset {name!r} wants features that are {wanted}, "
-                    f"found column {column!r} of type {kind}: encode it, or leave it out"
-                )
-        return features
+__all__ = ["Loop", "TableForm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +61,13 @@ class TableForm:
                 f"found {', '.join(map(repr, unknown))}"
             )
         run_config, frequency, at_end = _checkpoint_rules(run_config)
+        columns = Columns(
+            label=label,
+            others={name: [of[key] for key in self.columns if key in of] for name, of in of_dataset.items()},
+            categorical=self.categorical is None or any(of.get(self.categorical) for of in of_dataset.values()),
+        )
         config = {
-            "label": label,
+            "table": columns,
             "params": parameters,
             "rounds": rounds,
             "options": of_dataset,
@@ -138,7 +77,7 @@ class TableForm:
             "frequency": frequency,
             "at_end": at_end,
         }
-        return config, self._data(label, of_dataset, dataset_config), run_config
+        return config, self._data(columns, parameters, of_dataset, dataset_config), run_config
 
     def refuse(self, function: str, *given: object) -> None:
         """Refuses the arguments of the table form beside a train function."""
@@ -148,14 +87,21 @@ class TableForm:
                 f"{function}: the function calls it itself"
             )
 
-    def _data(self, label: str, options: Mapping[str, Mapping[str, Any]], given: DataConfig | None) -> DataConfig:
+    def _data(
+        self,
+        columns: Columns,
+        params: Mapping[str, Any],
+        options: Mapping[str, Mapping[str, Any]],
+        given: DataConfig | None,
+    ) -> DataConfig:
         if given is not None and type(given) is not DataConfig:
             return given
+        objective = params.get("objective")
         return TableData(
-            label_column=label,
-            columns={name: [of[key] for key in self.columns if key in of] for name, of in options.items()},
+            columns=columns,
+            objective=objective if isinstance(objective, str) else None,
+            classes=params.get("num_class"),
             groups={name: of[self.group] for name, of in options.items() if self.group in of},
-            categorical=self.categorical is None or any(of.get(self.categorical) for of in options.values()),
             datasets_to_split=self.split if given is None else given.datasets_to_split,
             execution_options=None if given is None else given.execution_options,
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,13 @@ import xgboost
 from xgboost import collective
 
 from drivetrain import Checkpoint, ConfigurationError, DatasetShard, get_checkpoint, get_dataset_shard
-from drivetrain_gbdt._reporting import ModelReports, model_file
+from drivetrain_gbdt._data import Columns
+from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
 
 __all__ = ["RayTrainReportCallback", "train_on_tables"]
+
+History = dict[str, dict[str, list[float]]]
+"""By dataset and metric, the values of all rounds."""
 
 _ROWS = 65_536  # of a batch that is read from a Ray dataset
 _QUANTILE = ("hist", "gpu_hist", "auto")
@@ -75,17 +81,45 @@ class RayTrainReportCallback(xgboost.callback.TrainingCallback):
             return xgboost.Booster(model_file=str(model_file(checkpoint, filename, directory)))
 
 
+class _TableReports(RayTrainReportCallback):
+    """Has checkpoints hold the metrics of all rounds, the ones before a resume included."""
+
+    def __init__(self, past: History, **options: Any) -> None:
+        super().__init__(**options)
+        self._past = past
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, Sequence[Any]]]) -> bool:
+        """Reports the round."""
+        self._reports.history = {
+            dataset: {
+                metric: [*self._past.get(dataset, {}).get(metric, ()), *map(float, values)]
+                for metric, values in metrics.items()
+            }
+            for dataset, metrics in evals_log.items()
+        }
+        return super().after_iteration(model, epoch, evals_log)
+
+
 class _Batches(xgboost.DataIter):
     """Feeds a shard to a DMatrix piece by piece, as often as it is asked to."""
 
-    def __init__(self, shard: Any, label: str, columns: Mapping[str, str], features: Sequence[str] | None) -> None:
-        self._shard = shard
-        self._label = label
-        self._columns = columns
-        self.features = features
+    def __init__(
+        self,
+        name: str,
+        table: Columns,
+        fields: Mapping[str, str],
+        features: Sequence[str] | None,
+        cache: Path | None = None,
+    ) -> None:
+        self._name = name
+        self._shard = get_dataset_shard(name)
+        self._table = table
+        self._fields = fields
+        self._expected = features
+        self.features: Sequence[str] = ()
         self.dictionaries: dict[str, int] = {}
         self._tables: Iterator[pa.Table] = iter(())
-        super().__init__()
+        super().__init__(cache_prefix=None if cache is None else str(cache / name))
 
     def reset(self) -> None:
         """Begins again."""
@@ -96,16 +130,14 @@ class _Batches(xgboost.DataIter):
         table = next(self._tables, None)
         if table is None:
             return False
-        if self.features is None:
-            other = {self._label, *self._columns.values()}
-            self.features = [name for name in table.column_names if name not in other]
+        if not self.features:
+            found = self._table.features(self._name, table.schema, self._expected)
+            self.features = self._expected or found
         for name in self.features:
             self._note_categories(name, table.column(name))
-        fields = {key: table.column(column).to_numpy() for key, column in self._columns.items()}
-        label = table.column(self._label)
-        if pa.types.is_dictionary(label.type) or pa.types.is_string(label.type):
-            raise ConfigurationError(f"label_column {self._label!r} wants numbers, found {label.type}: encode it")
-        input_data(data=table.select(self.features), label=label.to_numpy(), **fields)
+        fields = {key: table.column(column).to_numpy() for key, column in self._fields.items()}
+        label = table.column(self._table.label).to_numpy()
+        input_data(data=table.select(self.features), label=label, **fields)
         return True
 
     def _note_categories(self, name: str, column: pa.ChunkedArray) -> None:
@@ -145,39 +177,73 @@ def train_on_tables(config: dict[str, Any]) -> None:
         config: what the trainer was given.
     """
     params, rounds = dict(config["params"]), config["rounds"]
+    arguments = dict(config["arguments"])
+    callbacks = list(arguments.pop("callbacks", None) or ())
+    if (patience := arguments.pop("early_stopping_rounds", None)) is not None:
+        callbacks.append(xgboost.callback.EarlyStopping(rounds=patience, maximize=arguments.get("maximize")))
+    past: History = {}
     model = None
     checkpoint = get_checkpoint()
     if checkpoint is not None:
-        model = RayTrainReportCallback.get_model(checkpoint)
+        model, past = RayTrainReportCallback.get_model(checkpoint), evaluations(checkpoint) or {}
         rounds -= model.num_boosted_rounds()
-        if rounds <= 0:
+        if _replay(callbacks, model, past) or rounds <= 0:
             return
+    with tempfile.TemporaryDirectory() as cache:
+        matrices = _matrices(config, params, Path(cache))
+        report = _TableReports(past, frequency=config["frequency"], checkpoint_at_end=config["at_end"])
+        xgboost.train(
+            params,
+            matrices[config["names"][0]],
+            num_boost_round=rounds,
+            evals=[(matrix, name) for name, matrix in matrices.items()],
+            callbacks=[report, *callbacks],  # XGBoost asks none of those after one that stops
+            xgb_model=model if model is not None else arguments.pop("xgb_model", None),
+            verbose_eval=arguments.pop("verbose_eval", False),
+            **arguments,
+        )
+        matrices.clear()  # they keep files in the cache open
+
+
+def _replay(callbacks: Sequence[object], model: xgboost.Booster, past: History) -> bool:
+    """Has what stops early see the rounds before a resume; True if it would have stopped there."""
+    rounds, stopped = model.num_boosted_rounds(), False
+    for callback in callbacks:
+        if isinstance(callback, xgboost.callback.EarlyStopping):
+            callback.before_training(model)
+            for done in range(1, rounds + 1 if past else 1):
+                log: Any = {
+                    dataset: {metric: values[:done] for metric, values in metrics.items()}
+                    for dataset, metrics in past.items()
+                }
+                stopped = callback.after_iteration(model, done - 1 - rounds, log) or stopped
+    return stopped
+
+
+def _matrices(config: Mapping[str, Any], params: Mapping[str, Any], cache: Path) -> dict[str, xgboost.DMatrix]:
+    """The worker's part of each dataset as XGBoost wants it."""
     quantile = params.get("tree_method", "auto") in _QUANTILE and params.get("booster", "gbtree") != "gblinear"
     matrices: dict[str, xgboost.DMatrix] = {}
     features: Sequence[str] | None = None
     for name in config["names"]:
         options = dict(config["options"].get(name, {}))
-        given = {key: options.pop(key) for key in config["columns"] if key in options}
-        pieces = _Batches(get_dataset_shard(name), config["label"], given, features)
+        fields = {key: options.pop(key) for key in config["columns"] if key in options}
+        external = options.pop("external_memory", False)
+        pieces = _Batches(name, config["table"], fields, features, cache if external else None)
         if quantile:
+            kind = xgboost.ExtMemQuantileDMatrix if external else xgboost.QuantileDMatrix
             options.setdefault("max_bin", params.get("max_bin", 256))
-            matrices[name] = xgboost.QuantileDMatrix(pieces, ref=next(iter(matrices.values()), None), **options)
+            matrices[name] = kind(pieces, ref=next(iter(matrices.values()), None), **options)
+        elif external:
+            raise ConfigurationError(
+                f"dmatrix_params={{{name!r}: {{'external_memory': True}}}} wants a tree_method of histograms, found "
+                f"{params.get('tree_method')!r} (booster {params.get('booster', 'gbtree')!r}): use tree_method='hist'"
+            )
         else:
             matrices[name] = _whole(pieces, options)
         _check_categories(pieces.dictionaries)
         features = pieces.features
-    arguments = dict(config["arguments"])
-    report = RayTrainReportCallback(frequency=config["frequency"], checkpoint_at_end=config["at_end"])
-    xgboost.train(
-        params,
-        matrices[config["names"][0]],
-        num_boost_round=rounds,
-        evals=[(matrix, name) for name, matrix in matrices.items()],
-        callbacks=[*arguments.pop("callbacks", ()), report],
-        xgb_model=model if model is not None else arguments.pop("xgb_model", None),
-        verbose_eval=arguments.pop("verbose_eval", False),
-        **arguments,
-    )
+    return matrices
 
 
 def _whole(pieces: _Batches, options: Mapping[str, Any]) -> xgboost.DMatrix:

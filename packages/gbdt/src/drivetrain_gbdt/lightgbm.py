@@ -28,7 +28,8 @@ from drivetrain import (
     TrainContext,
     WorkerGroup,
 )
-from drivetrain_gbdt._tables import TRAIN, Loop, TableForm
+from drivetrain_gbdt._data import TRAIN
+from drivetrain_gbdt._tables import Loop, TableForm
 from drivetrain_gbdt._threads import worker_threads
 
 if TYPE_CHECKING:

@@ -145,6 +145,8 @@ class XGBoostTrainer(DataParallelTrainer):
         num_boost_round: on tables: rounds in all, those of a model that is continued included.
         dmatrix_params: on tables: by dataset, arguments of ``xgboost.DMatrix``; ``weight``, ``qid``, ``base_margin``
             and the label's bounds are names of columns. Rows of one ``qid`` stay on one worker.
+            ``"external_memory": True`` keeps the worker's part on its disk, in the temporary directory, and reads it
+            anew each round.
         **train_kwargs: on tables: further arguments of ``xgboost.train``.
 
     Raises:

@@ -1,3 +1,9 @@
-"""Horovod training for drivetrain."""
+"""Horovod for drivetrain: its rendezvous, and its variables on every worker, so that ``hvd.init()`` works.
 
-__all__: list[str] = []
+Importing this package imports neither Horovod nor a framework: a worker does, once it needs them.
+"""
+
+from drivetrain_horovod._config import HorovodConfig
+from drivetrain_horovod._trainer import HorovodTrainer
+
+__all__ = ["HorovodConfig", "HorovodTrainer"]

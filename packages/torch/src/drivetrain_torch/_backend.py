@@ -76,19 +76,23 @@ class TorchBackend(Backend):
             size, address, port = context.get_world_size(), rendezvous["MASTER_ADDR"], int(rendezvous["MASTER_PORT"])
             try:
                 store = _store or _open_store(address, port, size, self.timeout_s, serve=False)
+                # Under a prefix, so that a group which the train function makes itself finds no keys of this one.
+                store = dist.PrefixStore("drivetrain", store)  # type: ignore[attr-defined]
                 dist.init_process_group(
                     self.group_backend or ("nccl" if device.type == "cuda" else "gloo"),
-                    # Under a prefix, so that a group which the train function makes itself finds no keys of this one.
-                    store=dist.PrefixStore("drivetrain", store),  # type: ignore[attr-defined]
+                    store=store,
                     rank=context.get_world_rank(),
                     world_size=size,
                     timeout=timedelta(seconds=self.timeout_s),
                 )
+                if store.add("joined", 1) == size:
+                    store.set("all joined", "")
                 yield
             except BaseException:
                 if alone:  # this may be the driver's own process, which goes on
                     _leave()
                 raise
+            store.wait(["all joined"])  # a rank that still connects to this one would fail
             _leave()
 
     def close(self) -> None:

@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-__all__ = ["Batches", "batch_sizes", "cut", "prefetched", "shuffled", "to_format", "to_numpy", "to_tensors"]
+__all__ = [
+    "Batches",
+    "batch_sizes",
+    "cut",
+    "prefetched",
+    "shuffled",
+    "to_format",
+    "to_numpy",
+    "to_tensors",
+    "to_tf_tensors",
+    "without",
+]
 
 T = TypeVar("T")
 
@@ -94,7 +105,8 @@ def shuffled(tables: Iterator[pa.Table], rows: int, seed: int | None) -> Iterato
     """Mixes the order of rows within a buffer.
 
     The buffer is filled to twice its rows, mixed, emptied to its rows, and so on: each row is mixed with at least so
-    many others, and moved twice on average.
+    many others, and moved twice on average. Which row comes when depends on their number and the seed alone, not on the
+    tables that they come in.
 
     Args:
         tables: of any sizes.
@@ -105,17 +117,25 @@ def shuffled(tables: Iterator[pa.Table], rows: int, seed: int | None) -> Iterato
     import pyarrow as pa
 
     generator = np.random.default_rng(seed)
-    buffer: list[pa.Table] = []
+    buffer: pa.Table | None = None
+    for table in cut(tables, itertools.repeat(rows)):
+        if buffer is None:
+            buffer = table
+            continue
+        mixed = pa.concat_tables([buffer, table])
+        mixed = mixed.take(generator.permutation(mixed.num_rows))
+        yield mixed.slice(rows)
+        buffer = mixed.slice(0, rows)
+    if buffer is not None:
+        yield buffer.take(generator.permutation(buffer.num_rows))
+
+
+def without(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """Tables without their first rows."""
     for table in tables:
-        buffer.append(table)
-        if sum(part.num_rows for part in buffer) >= 2 * rows:
-            mixed = pa.concat_tables(buffer)
-            mixed = mixed.take(generator.permutation(mixed.num_rows))
-            yield mixed.slice(rows)
-            buffer = [mixed.slice(0, rows)]
-    if buffer:
-        mixed = pa.concat_tables(buffer)
-        yield mixed.take(generator.permutation(mixed.num_rows))
+        if table.num_rows > rows:
+            yield table.slice(rows)
+        rows = max(rows - table.num_rows, 0)
 
 
 def to_format(table: pa.Table, batch_format: str | None) -> Any:
@@ -170,6 +190,28 @@ def to_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any, device: A
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
         tensors[name] = tensor.to(device=device, dtype=dtype, non_blocking=True)
+    return tensors
+
+
+def to_tf_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any) -> dict[str, Any]:
+    """A batch of arrays as tensors of TensorFlow.
+
+    Args:
+        batch: arrays by name.
+        dtypes: a TensorFlow dtype for all, or one by name; None for those of the arrays.
+    """
+    import tensorflow as tf
+
+    tensors = {}
+    for name, array in batch.items():
+        dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
+        try:
+            tensors[name] = tf.cast(array, dtype) if dtype is not None else tf.convert_to_tensor(array)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"tensors are wanted, and the rows of column {name!r} cannot be one: {error}: leave it out of the "
+                "dataset, or make tensors of iter_batches() yourself"
+            ) from error
     return tensors
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drivetrain.data.position import Position
 from drivetrain.data.sources import Source, is_ray_dataset, open_dataset
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, ResourceError
 
 __all__ = ["DataConfig"]
 
@@ -62,19 +64,25 @@ class DataConfig:
             world_size: the number of workers.
             worker_handles: None; here for code that was written for Ray Train.
             worker_node_ids: the node of each worker, by rank.
-            options: none yet.
+            options: ``positions``, if the checkpoint to continue from has any: by dataset, what its shards'
+                ``state_dict()`` returned; and ``resources``, if there are datasets of Ray's: what the run takes of the
+                cluster, by name.
 
         Returns:
             The shards of each rank, by name. They are pickled to the workers.
 
         Raises:
             ConfigurationError: a dataset is nothing that can be split, or there is none of a name to split.
+            ResourceError: the workers leave no CPU to read a Ray dataset with.
         """
         self._check_names(datasets)
         shards: list[dict[str, Any]] = [{} for _ in range(world_size)]
+        states, taken = options.get("positions") or {}, options.get("resources") or {}
         for name, dataset in datasets.items():
             split = self.datasets_to_split == "all" or name in self.datasets_to_split
-            for rank, shard in enumerate(self._shards(name, dataset, world_size, worker_node_ids, split)):
+            position = Position.from_dict(states[name]) if name in states else None
+            made = self._shards(name, dataset, world_size, worker_node_ids, split, position, taken)
+            for rank, shard in enumerate(made):
                 shards[rank][name] = shard
         return shards
 
@@ -82,13 +90,13 @@ class DataConfig:
         """Opens what can be, once for all attempts, so that mistakes are found before workers are started.
 
         Returns:
-            What :meth:`configure` is called with: the datasets themselves where that is overridden; otherwise, but for
-            functions and Ray's, objects with a method ``schema()``.
+            What :meth:`configure` is called with: the datasets themselves where that alone is overridden; otherwise,
+            but for functions and Ray's, objects with a method ``schema()``.
 
         Raises:
             ConfigurationError: see :meth:`configure`.
         """
-        if type(self).configure is not DataConfig.configure:
+        if type(self).configure is not DataConfig.configure and type(self).open is DataConfig.open:
             return datasets
         self._check_names(datasets)
         return {
@@ -102,6 +110,27 @@ class DataConfig:
         from ray.data import ExecutionOptions
 
         return ExecutionOptions()
+
+    def _ingest_options(self, name: str, dataset: Any, taken: Mapping[str, float]) -> Any:
+        """How Ray Data reads a dataset, which does not count on what the workers have."""
+        import ray
+        from ray.data import ExecutionResources
+        from ray.data.dataset import MaterializedDataset
+
+        options = copy.deepcopy(self.execution_options or self.default_ingest_options())
+        if options.resource_limits.cpu not in (None, float("inf")):  # the user's own division of the cluster
+            return options
+        cluster: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        there = cluster.get("CPU", 0.0)
+        if there - taken.get("CPU", 0.0) < 1 and not isinstance(dataset, MaterializedDataset):
+            raise ResourceError(
+                f"dataset {name!r} is read by Ray Data, which wants at least one CPU beside those of the run, found "
+                f"{there:g} CPUs in the cluster, of which the run takes {taken.get('CPU', 0.0):g}: use fewer workers, "
+                "or ScalingConfig(resources_per_worker={'CPU': ...}) with fewer CPUs each"
+            )
+        workers = ExecutionResources(cpu=taken.get("CPU", 0.0), gpu=taken.get("GPU", 0.0))
+        options.exclude_resources = options.exclude_resources.add(workers)
+        return options
 
     def _check_names(self, datasets: Mapping[str, Any]) -> None:
         unknown = [] if self.datasets_to_split == "all" else sorted(set(self.datasets_to_split) - set(datasets))
@@ -118,18 +147,25 @@ class DataConfig:
         return source.keeping_together(self.keep_together[name]) if name in self.keep_together else source
 
     def _shards(
-        self, name: str, dataset: Any, world_size: int, nodes: Sequence[str] | None, split: bool
+        self,
+        name: str,
+        dataset: Any,
+        world_size: int,
+        nodes: Sequence[str] | None,
+        split: bool,
+        position: Position | None,
+        taken: Mapping[str, float],
     ) -> Sequence[Any]:
         if callable(dataset):
             dataset = dataset()
         if not is_ray_dataset(dataset):
-            return self._open(name, dataset).shards(world_size, split=split)
+            return self._open(name, dataset).shards(world_size, split=split, position=position)
         if name in self.keep_together:
             raise ConfigurationError(
                 f"dataset {name!r} is Ray's, which cannot keep rows together by {self.keep_together[name]!r}: "
                 "use another kind of dataset"
             )
-        dataset.context.execution_options = self.execution_options or self.default_ingest_options()
+        dataset.context.execution_options = self._ingest_options(name, dataset, taken)
         if not split:
             return [dataset.iterator()] * world_size
         hints = list(nodes) if nodes else None

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from drivetrain.data.batches import Batches, batch_sizes, cut, prefetched, shuffled, to_format, to_tensors
+from drivetrain.data.batches import (
+    Batches,
+    batch_sizes,
+    cut,
+    prefetched,
+    shuffled,
+    to_format,
+    to_tensors,
+    to_tf_tensors,
+    without,
+)
+from drivetrain.data.position import Cut, Position, Progress
 from drivetrain.errors import ConfigurationError, SessionError
 from drivetrain.session import get_context
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import tensorflow as tf
 
 __all__ = ["DatasetShard", "Reader"]
 
@@ -22,8 +34,8 @@ _FORMATS = ("default", "numpy", "pandas", "pyarrow", None)
 class Reader(Protocol):
     """Reads a part of a dataset; it is pickled to the worker whose part it is."""
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The rows, in order, in tables of any size; with some columns only."""
+    def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
+        """The rows, in order, in tables of any size; with some columns only, and without the first rows."""
         ...
 
     def schema(self) -> pa.Schema:
@@ -44,6 +56,9 @@ class DatasetShard:
         rows: how many; None where only reading tells.
         most: rows of the greatest shard.
         least: rows of the smallest shard.
+        total: rows of the dataset; None where only reading tells.
+        world_size: the number of different shards.
+        continued: a position in an epoch, and the shard that this rank has of it with today's number of workers.
     """
 
     name: str
@@ -51,6 +66,10 @@ class DatasetShard:
     rows: int | None = None
     most: int = 0
     least: int = 0
+    total: int | None = None
+    world_size: int = 1
+    continued: tuple[Position, DatasetShard] | None = None
+    _progress: Progress = field(default_factory=Progress, init=False, repr=False, compare=False)
 
     def iter_batches(
         self,
@@ -80,8 +99,8 @@ class DatasetShard:
             raise ConfigurationError(
                 f"iter_batches(batch_format=...) wants one of {', '.join(map(repr, _FORMATS))}, found {batch_format!r}"
             )
-        cut_rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
-        return _ahead(lambda: (to_format(table, batch_format) for table in cut_rows()), prefetch_batches)
+        rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
+        return self._batches(rows, prefetch_batches, lambda table: to_format(table, batch_format))
 
     def iter_torch_batches(
         self,
@@ -110,15 +129,162 @@ class DatasetShard:
         Raises:
             ConfigurationError: see :meth:`iter_batches`; or a column holds no numbers.
         """
-        cut_rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
+        rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
         place = _worker_device() if isinstance(device, str) and device == "auto" else device
 
-        def make() -> Iterator[Any]:
-            for table in cut_rows():
-                arrays = to_format(table, "numpy")
-                yield collate_fn(arrays) if collate_fn is not None else to_tensors(arrays, dtypes, place)
+        def convert(table: pa.Table) -> Any:
+            arrays = to_format(table, "numpy")
+            return collate_fn(arrays) if collate_fn is not None else to_tensors(arrays, dtypes, place)
 
-        return _ahead(make, prefetch_batches)
+        return self._batches(rows, prefetch_batches, convert)
+
+    def iter_tf_batches(
+        self,
+        *,
+        batch_size: int | None = 256,
+        prefetch_batches: int = 1,
+        dtypes: Any = None,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        drop_last: bool = False,
+    ) -> Batches[dict[str, tf.Tensor]]:
+        """The rows in batches of TensorFlow tensors; each iteration over what is returned is an epoch.
+
+        Args:
+            batch_size: see :meth:`iter_batches`.
+            prefetch_batches: see :meth:`iter_batches`.
+            dtypes: a ``tf.DType`` for all columns, or one by name; None for those of the data.
+            local_shuffle_buffer_size: see :meth:`iter_batches`.
+            local_shuffle_seed: see :meth:`iter_batches`.
+            drop_last: see :meth:`iter_batches`.
+
+        Raises:
+            ConfigurationError: see :meth:`iter_batches`; or rows of a column are not of one shape.
+        """
+        rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
+        return self._batches(rows, prefetch_batches, lambda table: to_tf_tensors(to_format(table, "numpy"), dtypes))
+
+    def to_tf(
+        self,
+        feature_columns: str | Sequence[str],
+        label_columns: str | Sequence[str],
+        *,
+        batch_size: int = 256,
+        prefetch_batches: int = 1,
+        dtypes: Any = None,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        drop_last: bool = False,
+    ) -> tf.data.Dataset:
+        """The rows as a ``tf.data.Dataset`` of pairs (features, labels), as ``Model.fit`` takes them.
+
+        One row is read first, for its types and shapes. Automatic sharding is off, as these are this worker's own rows;
+        a strategy of several replicas cuts each batch into as many pieces, one for each step.
+
+        Args:
+            feature_columns: a column's name for one tensor of shape ``(batch_size, ...)``, or several names for a
+                dict of them.
+            label_columns: likewise.
+            batch_size: see :meth:`iter_batches`; under a strategy, of a step on all workers.
+            prefetch_batches: see :meth:`iter_batches`.
+            dtypes: a ``tf.DType`` for all columns, or one by name; None for those of the data.
+            local_shuffle_buffer_size: see :meth:`iter_batches`.
+            local_shuffle_seed: see :meth:`iter_batches`.
+            drop_last: see :meth:`iter_batches`; without it, the number of rows of a batch is not part of its shape.
+
+        Raises:
+            ConfigurationError: see :meth:`iter_tf_batches`; or a column does not exist.
+        """
+        import tensorflow as tf
+
+        columns = self.schema().names
+        wanted = [name for given in (feature_columns, label_columns) for name in _names(given)]
+        if missing := [name for name in wanted if name not in columns]:
+            raise ConfigurationError(
+                f"to_tf() wants columns of dataset {self.name!r} ({', '.join(columns)}), found {missing[0]!r}"
+            )
+        batches = self.iter_batches(
+            batch_size=batch_size,
+            prefetch_batches=prefetch_batches,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
+            drop_last=drop_last,
+        )
+
+        def pair(batch: dict[str, Any]) -> tuple[Any, Any]:
+            features, labels = (
+                batch[given] if isinstance(given, str) else {name: batch[name] for name in given}
+                for given in (feature_columns, label_columns)
+            )
+            return features, labels
+
+        table = next((table for table in self.reader.tables() if table.num_rows), None)
+        if table is None:
+            raise ConfigurationError(f"to_tf() wants a row to take types and shapes from, found none in {self.name!r}")
+        first = to_format(table.slice(0, 1), "numpy")
+        row = to_tf_tensors({name: first[name] for name in wanted}, dtypes)
+        rows = batch_size if drop_last else None
+        specs = {name: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype) for name, tensor in row.items()}
+        made = tf.data.Dataset.from_generator(lambda: map(pair, batches), output_signature=pair(specs))
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        return made.with_options(options)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this epoch stands: save it with the model, and give it to :meth:`load_state_dict` to go on from there.
+
+        All ranks are taken to have had as many batches as this one, as they have where they train together. After the
+        last batch of an epoch, when the loop over it has ended, it says that the next one begins.
+
+        Returns:
+            Plain values that JSON knows. They also become a part of the next checkpoint that rank 0 reports, so that a
+            run that goes on with another number of workers can split what is left.
+
+        Raises:
+            ConfigurationError: the rows are mixed without a ``local_shuffle_seed``.
+        """
+        now = self._progress.now or self._progress.continued or Position(self.total, self.world_size)
+        if now.cut is not None and now.cut.buffer_rows is not None and now.cut.seed is None:
+            raise ConfigurationError(
+                f"the state of dataset {self.name!r} wants an order that can be repeated, found "
+                "local_shuffle_buffer_size without a seed: add local_shuffle_seed=..., another one each epoch"
+            )
+        self._progress.told = state = now.as_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Has the next iteration over batches go on with the rows of an epoch that were not seen; later ones see all.
+
+        With as many workers as before the same batches follow as without an interruption. With another number what is
+        left is split anew; where that is fewer rows than workers, some have none.
+
+        Args:
+            state: what :meth:`state_dict` has returned, on any rank.
+
+        Raises:
+            ConfigurationError: it belongs to another dataset; or the number of workers has changed, and it is not that
+                of the checkpoint that the run goes on from, or rows of this dataset can only be read from the start.
+        """
+        position = Position.from_dict(state)
+        if position.total != self.total:
+            raise ConfigurationError(
+                f"dataset {self.name!r} wants the state of one of {self.total} rows, found that of {position.total}"
+            )
+        here = position.world_size == self.world_size and position.rows is None
+        if not here and (self.continued is None or self.continued[0] != position):
+            raise ConfigurationError(
+                f"dataset {self.name!r} wants a state of {self.world_size} workers, found one of "
+                f"{position.world_size}, which is only split anew if rank 0 reported it with the checkpoint that the "
+                "run goes on from, and rows are neither kept together nor only iterated: go on with as many workers, "
+                "or begin the epoch again"
+            )
+        self._progress.continued = position if position.batches or position.rows is not None else None
+        self._progress.now = None
+
+    def take_state(self) -> dict[str, Any] | None:
+        """What :meth:`state_dict` has returned since this was last called; for the session, which reports it."""
+        told, self._progress.told = self._progress.told, None
+        return told
 
     def iter_tables(self) -> Iterator[pa.Table]:
         """The rows in tables of the sizes in which they are read, without a copy."""
@@ -148,9 +314,7 @@ class DatasetShard:
         """The number of rows; where only reading tells, it reads them all."""
         return self.rows if self.rows is not None else sum(table.num_rows for table in self.reader.tables())
 
-    def _cut(
-        self, batch_size: int | None, buffer_rows: int | None, seed: int | None, drop_last: bool
-    ) -> Callable[[], Iterator[pa.Table]]:
+    def _cut(self, batch_size: int | None, buffer_rows: int | None, seed: int | None, drop_last: bool) -> Cut:
         for name, value in (("batch_size", batch_size), ("local_shuffle_buffer_size", buffer_rows)):
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigurationError(f"{name} wants an integer of at least 1, or None, found {value!r}")
@@ -162,23 +326,56 @@ class DatasetShard:
                     f"and a shard has only {self.least}: use a smaller batch_size, fewer workers, or "
                     "DataConfig(datasets_to_split=[...]) without this dataset"
                 )
+        return Cut(batch_size, drop_last, buffer_rows, seed)
 
-        def make() -> Iterator[pa.Table]:
-            tables = self.reader.tables()
-            if buffer_rows is not None:
-                tables = shuffled(tables, buffer_rows, seed)
-            if self.rows is not None:
-                sizes = batch_sizes(self.rows, self.most, batch_size, drop_last=drop_last, least=self.least)
-                return cut(tables, sizes)
-            return cut(tables, itertools.repeat(batch_size) if batch_size else [2**62], drop_last=drop_last)
+    def _batches(self, rows: Cut, count: int, convert: Callable[[pa.Table], Any]) -> Batches[Any]:
+        if type(count) is not int or count < 0:
+            raise ConfigurationError(f"prefetch_batches wants an integer of at least 0, found {count!r}")
 
-        return make
+        def epoch() -> Iterator[Any]:
+            shard, position = self._next_epoch(rows)
+
+            def make() -> Iterator[Any]:
+                return map(convert, shard._tables(rows, position.batches))
+
+            return self._progress.counted(position, lambda: prefetched(make, count))
+
+        return Batches(epoch)
+
+    def _next_epoch(self, rows: Cut) -> tuple[DatasetShard, Position]:
+        """The shard and the position that an iteration begins with."""
+        before, self._progress.continued = self._progress.continued, None
+        if before is None:
+            return self, Position(self.total, self.world_size, cut=rows)
+        if before.world_size != self.world_size:
+            assert self.continued is not None
+            return self.continued[1], Position(self.total, self.world_size, tuple(before.left()), cut=rows)
+        if before.batches and before.cut != rows:
+            self._progress.continued = before
+            raise ConfigurationError(
+                f"the epoch of dataset {self.name!r} that is continued wants batches made as before, {before.cut}, "
+                f"found {rows}"
+            )
+        shard = self if before.rows is None or self.continued is None else self.continued[1]
+        return shard, replace(before, cut=rows)
+
+    def _tables(self, rows: Cut, batches: int) -> Iterator[pa.Table]:
+        """The rows, cut to batches, without the first ones of these."""
+        if self.rows is None:
+            sizes: Iterator[int] = itertools.repeat(rows.batch_size or 2**62)
+            seen = batches * (rows.batch_size or 2**62)
+        else:
+            sizes = batch_sizes(self.rows, self.most, rows.batch_size, drop_last=rows.drop_last, least=self.least)
+            seen = sum(itertools.islice(sizes, batches))
+        if rows.buffer_rows is None:
+            tables = self.reader.tables(skip=seen) if seen else self.reader.tables()
+        else:
+            tables = without(shuffled(self.reader.tables(), rows.buffer_rows, rows.seed), seen)
+        return cut(tables, sizes, drop_last=rows.drop_last and self.rows is None)
 
 
-def _ahead(make: Callable[[], Iterator[Any]], count: int) -> Batches[Any]:
-    if type(count) is not int or count < 0:
-        raise ConfigurationError(f"prefetch_batches wants an integer of at least 0, found {count!r}")
-    return Batches(lambda: prefetched(make, count))
+def _names(columns: str | Sequence[str]) -> Sequence[str]:
+    return [columns] if isinstance(columns, str) else columns
 
 
 def _worker_device() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -12,7 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.data.batches import to_numpy
+from drivetrain.data.batches import to_numpy, without
+from drivetrain.data.position import Interval, Position
+from drivetrain.data.position import split as cut_evenly
 from drivetrain.data.shard import DatasetShard, Reader
 from drivetrain.errors import ConfigurationError, PluginNotFoundError
 
@@ -37,9 +40,10 @@ class TableReader:
 
     table: pa.Table
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
-        yield self.table if columns is None else self.table.select(columns)
+        table = self.table.slice(skip)
+        yield table if columns is None else table.select(columns)
 
     def schema(self) -> pa.Schema:
         """See :class:`~drivetrain.data.shard.Reader`."""
@@ -67,26 +71,40 @@ class FileReader:
     """Rows of files.
 
     Attributes:
-        pieces: fragments of a pyarrow dataset, with the first row and the one after the last.
+        pieces: fragments of a pyarrow dataset, each with the rows of it, in order.
         columns: the schema of all of them.
     """
 
-    pieces: Sequence[tuple[Any, int, int]]
+    pieces: Sequence[tuple[Any, Sequence[Interval]]]
     columns: pa.Schema
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
+        for fragment, rows in self.pieces:
+            count = sum(stop - start for start, stop in rows)
+            if skip >= count:
+                skip -= count
+                continue
+            yield from without(self._read(fragment, rows, columns), skip)
+            skip = 0
+
+    def _read(self, fragment: Any, rows: Sequence[Interval], columns: Sequence[str] | None) -> Iterator[pa.Table]:
         import pyarrow as pa
 
-        for fragment, start, stop in self.pieces:
-            position = 0
-            for batch in fragment.to_batches(schema=self.columns, columns=columns):
-                first, last = max(start - position, 0), min(stop - position, batch.num_rows)
-                if first < last:
-                    yield pa.Table.from_batches([batch.slice(first, last - first)])
-                position += batch.num_rows
-                if position >= stop:
-                    break
+        position = 0
+        options = _scan_options(fragment)
+        for batch in fragment.to_batches(schema=self.columns, columns=columns, fragment_scan_options=options):
+            end = position + batch.num_rows
+            parts = [
+                batch.slice(max(start, position) - position, min(stop, end) - max(start, position))
+                for start, stop in rows
+                if start < end and stop > position
+            ]
+            if parts:
+                yield pa.Table.from_batches(parts)
+            position = end
+            if position >= rows[-1][1]:
+                return
 
     def schema(self) -> pa.Schema:
         """See :class:`~drivetrain.data.shard.Reader`."""
@@ -100,15 +118,27 @@ class HuggingFaceReader:
     dataset: Any
     chunk_rows: int = 1_000
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
         dataset = self.dataset if columns is None else self.dataset.select_columns(list(columns))
+        dataset = dataset.skip(skip) if skip else dataset
         yield from dataset.with_format("arrow").iter(batch_size=self.chunk_rows)
 
     def schema(self) -> pa.Schema:
         """See :class:`~drivetrain.data.shard.Reader`."""
         features = self.dataset.features
         return features.arrow_schema if features is not None else next(self.tables()).schema
+
+
+def _scan_options(fragment: Any) -> Any:
+    """How a piece is read: a local Parquet file not as a whole before it is decoded, which only costs memory."""
+    import pyarrow.dataset as ds
+    from pyarrow.fs import LocalFileSystem
+
+    local = isinstance(fragment.filesystem, LocalFileSystem)
+    if not local or not isinstance(fragment, ds.ParquetFileFragment):
+        return None
+    return ds.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
 
 
 def is_ray_dataset(dataset: object) -> bool:
@@ -120,12 +150,13 @@ class Source(ABC):
     """A dataset that was opened."""
 
     @abstractmethod
-    def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
+    def shards(self, world_size: int, *, split: bool, position: Position | None = None) -> list[DatasetShard]:
         """A part for each worker.
 
         Args:
             world_size: the number of workers.
             split: False has every worker get all of it.
+            position: in an epoch that may be continued, by another number of workers perhaps.
         """
 
     @abstractmethod
@@ -148,32 +179,44 @@ class Rows(Source):
     Attributes:
         name: of the dataset.
         count: of rows.
-        part: makes the reader of those from a first one to the one before another.
+        part: makes the reader of some of them.
         starts: rows before which the dataset can be split; None for all.
     """
 
     name: str
     count: int
-    part: Callable[[int, int], Reader]
+    part: Callable[[Sequence[Interval]], Reader]
     starts: np.ndarray[Any, Any] | None = None
 
-    def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
+    def shards(self, world_size: int, *, split: bool, position: Position | None = None) -> list[DatasetShard]:
         """See :class:`Source`: contiguous parts, the same again and again."""
-        count = self.count
-        if not split:
-            return [DatasetShard(self.name, self.part(0, count), count, count, count)] * world_size
-        bounds = [count * rank // world_size for rank in range(world_size + 1)]
-        if (starts := self.starts) is not None:
-            bounds[1:-1] = [int(starts[abs(starts - bound).argmin()]) for bound in bounds[1:-1]]
-        sizes = [stop - start for start, stop in pairwise(bounds)]
+        parts, splits = self._parts(world_size if split else 1), world_size if split else 1
+        shards = self._shards(parts, splits)
+        if position is not None and position.total == self.count and self.starts is None:
+            same = position.world_size == splits
+            if not same or position.rows is not None:
+                rows = position.rows if same and position.rows is not None else position.left()
+                rest = self._shards(cut_evenly(rows, splits), splits)
+                shards = [replace(shard, continued=(position, left)) for shard, left in zip(shards, rest, strict=True)]
+        return shards if split else [replace(shards[0]) for _ in range(world_size)]
+
+    def _parts(self, splits: int) -> list[list[Interval]]:
+        if (starts := self.starts) is None:
+            return cut_evenly([(0, self.count)], splits)
+        bounds = [self.count * rank // splits for rank in range(splits + 1)]
+        bounds[1:-1] = [int(starts[abs(starts - bound).argmin()]) for bound in bounds[1:-1]]
+        return [[bound] for bound in pairwise(bounds)]
+
+    def _shards(self, parts: Sequence[Sequence[Interval]], splits: int) -> list[DatasetShard]:
+        sizes = [sum(stop - start for start, stop in part) for part in parts]
         return [
-            DatasetShard(self.name, self.part(bounds[rank], bounds[rank + 1]), sizes[rank], max(sizes), min(sizes))
-            for rank in range(world_size)
+            DatasetShard(self.name, self.part(part), size, max(sizes), min(sizes), total=self.count, world_size=splits)
+            for part, size in zip(parts, sizes, strict=True)
         ]
 
     def schema(self) -> pa.Schema:
         """See :class:`Source`."""
-        return self.part(0, 0).schema()
+        return self.part([]).schema()
 
     def keeping_together(self, column: str) -> Rows:
         """See :class:`Source`: reads that column."""
@@ -184,7 +227,7 @@ class Rows(Source):
                 f"dataset {self.name!r} wants a column {column!r} to keep rows together by, "
                 f"found {', '.join(map(repr, self.schema().names))}"
             )
-        tables = self.part(0, self.count).tables([column])
+        tables = self.part([(0, self.count)]).tables([column])
         values = np.concatenate([to_numpy(table.column(0)) for table in tables])
         changes = np.flatnonzero(values[1:] != values[:-1]) + 1
         if len(changes) + 1 != len(np.unique(values)):
@@ -207,7 +250,7 @@ class Stream(Source):
     name: str
     dataset: Any
 
-    def shards(self, world_size: int, *, split: bool) -> list[DatasetShard]:
+    def shards(self, world_size: int, *, split: bool, position: Position | None = None) -> list[DatasetShard]:
         """See :class:`Source`: how many rows a part has is not known."""
         from datasets.distributed import split_dataset_by_node
 
@@ -215,6 +258,7 @@ class Stream(Source):
             DatasetShard(
                 self.name,
                 HuggingFaceReader(split_dataset_by_node(self.dataset, rank, world_size) if split else self.dataset),
+                world_size=world_size if split else 1,
             )
             for rank in range(world_size)
         ]
@@ -251,27 +295,44 @@ def open_dataset(name: str, dataset: Any) -> Source:
     if _is(dataset, "datasets", "IterableDataset"):
         return Stream(name, dataset)
     if _is(dataset, "datasets", "Dataset"):
-        return Rows(name, len(dataset), lambda start, stop: HuggingFaceReader(dataset.select(range(start, stop))))
+        return Rows(name, len(dataset), lambda rows: HuggingFaceReader(_select(dataset, rows)))
     table = _table_of(name, dataset)
     if table is None:
         files = dataset if isinstance(dataset, ds.Dataset) else _open_files(name, dataset)
         if not isinstance(files, ds.InMemoryDataset):
             return _rows_of_files(name, files)
         table = files.to_table()
-    return Rows(name, table.num_rows, lambda start, stop: TableReader(table.slice(start, stop - start)))
+    return Rows(name, table.num_rows, lambda rows: TableReader(_slices(table, rows)))
+
+
+def _select(dataset: Any, rows: Sequence[Interval]) -> Any:
+    ranges = [range(start, stop) for start, stop in rows]
+    return dataset.select(ranges[0] if len(ranges) == 1 else list(itertools.chain.from_iterable(ranges)))
+
+
+def _slices(table: pa.Table, rows: Sequence[Interval]) -> pa.Table:
+    import pyarrow as pa
+
+    slices = [table.slice(start, stop - start) for start, stop in rows]
+    return pa.concat_tables(slices) if slices else table.slice(0, 0)
 
 
 def _rows_of_files(name: str, dataset: Any) -> Rows:
     pieces = _pieces(dataset)
     columns: pa.Schema = dataset.schema
 
-    def part(start: int, stop: int) -> Reader:
+    def part(rows: Sequence[Interval]) -> Reader:
         chosen, position = [], 0
-        for fragment, rows in pieces:
-            first, last = max(start - position, 0), min(stop - position, rows)
-            if first < last:
-                chosen.append((fragment, first, last))
-            position += rows
+        for fragment, count in pieces:
+            end = position + count
+            inside = [
+                (max(start, position) - position, min(stop, end) - position)
+                for start, stop in rows
+                if start < end and stop > position
+            ]
+            if inside:
+                chosen.append((fragment, inside))
+            position = end
         return FileReader(chosen, columns)
 
     return Rows(name, sum(rows for _, rows in pieces), part)

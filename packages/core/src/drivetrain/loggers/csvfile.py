@@ -14,13 +14,13 @@ from drivetrain.callback import Callback, Report
 if TYPE_CHECKING:
     from drivetrain.context import Run
 
-__all__ = ["CsvLogger"]
+__all__ = ["CSVLoggerCallback"]
 
 _NAME = "progress.csv"
 _ITERATION = "_training_iteration"
 
 
-class CsvLogger(Callback):
+class CSVLoggerCallback(Callback):
     """Writes a row for every report of rank 0 to ``progress.csv``.
 
     A metric that appears for the first time after the first report adds a column, for which the file is rewritten.

@@ -12,7 +12,7 @@ from drivetrain.callback import Callback, Report
 if TYPE_CHECKING:
     from drivetrain.context import Run
 
-__all__ = ["JsonLogger", "result_file"]
+__all__ = ["JsonLoggerCallback", "result_file"]
 
 _encode = json.JSONEncoder(separators=(", ", ": ")).encode
 
@@ -22,7 +22,7 @@ def result_file(rank: int) -> str:
     return "result.json" if rank == 0 else f"result_rank_{rank}.json"
 
 
-class JsonLogger(Callback):
+class JsonLoggerCallback(Callback):
     """Writes a line for every report of every rank: ``result.json`` for rank 0, ``result_rank_<n>.json`` for others.
 
     A line is with the operating system before the next report is looked at, and nothing is kept in memory.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,20 @@ class Group(WorkerGroup, Protocol):
     """A worker group as the controller drives it."""
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
-        """Sends each rank its task; the ranks start on it at once."""
+        """Sends ranks their tasks; they start on them at once."""
+        ...
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        """Starts new processes for ranks that are lost, and waits until they can be called.
+
+        Raises:
+            WorkerDiedError: they did not start, or not where the lost ones were.
+            WaitTimeoutError: not within ``start_timeout_s``.
+        """
+        ...
+
+    def woken_by(self, future: Future[Any]) -> AbstractContextManager[None]:
+        """Has :meth:`pump` return when a future is done, for the time of a ``with`` block."""
         ...
 
     def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
@@ -80,6 +94,19 @@ class Group(WorkerGroup, Protocol):
         """The Python stacks of the ranks that could be asked, all threads each; of others, why they did not answer.
 
         It takes a second or so, and may be called from any thread.
+        """
+        ...
+
+    def rest(self) -> bool:
+        """The run is over: lets go of what is the run's, and says whether the group may serve another one."""
+        ...
+
+    def renew(self, spec: GroupSpec) -> bool:
+        """Makes a group that rests one of another run.
+
+        Returns:
+            False if a new group would be something else: a process is gone or does not answer, the driver's
+            environment or a module's file has changed, another size is asked for. The group is then to be ended.
         """
         ...
 

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from drivetrain.context import WorkerInfo
@@ -82,6 +83,14 @@ class InProcessGroup:
         if raised:
             raise raised[0]
 
+    def replace(self, ranks: Sequence[int]) -> None:
+        """Never called: this process is not lost while it drives the run."""
+        raise NotImplementedError
+
+    def woken_by(self, future: Future[Any]) -> contextlib.AbstractContextManager[None]:
+        """Never called, see :meth:`replace`."""
+        raise NotImplementedError
+
     def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
         """See :meth:`drivetrain.runtime.base.Group.preempt`."""
         if self._preemption is not None and 0 in ranks:
@@ -90,6 +99,14 @@ class InProcessGroup:
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
         """Those of this process; somebody on another thread wants to know."""
         return dict.fromkeys(ranks, own_stacks())
+
+    def rest(self) -> bool:
+        """There is nothing to keep: this process stays anyway."""
+        return False
+
+    def renew(self, spec: GroupSpec) -> bool:
+        """See :meth:`rest`."""
+        return False
 
 
 class InProcessRuntime:

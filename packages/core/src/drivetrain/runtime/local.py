@@ -26,6 +26,7 @@ from drivetrain.runtime.output import OutputPipe, open_log
 from drivetrain.runtime.remote import RemoteGroup
 from drivetrain.runtime.resources import OomCounter, partition_gpus, threads_per_worker, visible_gpus
 from drivetrain.runtime.stacks import collect_stacks
+from drivetrain.runtime.worker import settle_in
 
 if TYPE_CHECKING:
     from drivetrain.config import ScalingConfig
@@ -142,6 +143,8 @@ class LocalGroup(RemoteGroup):
     ) -> None:
         super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
         self.broken = False
+        self._started = time.time()
+        self._surroundings = _surroundings(spec)
         self._server = server
         self._spec = spec
         self._ranks: dict[int, int] = {}  # token -> rank
@@ -150,21 +153,55 @@ class LocalGroup(RemoteGroup):
         self._stack_pipes: dict[int, int] = {}
         self._outputs: list[OutputPipe] = []
         self._oom_kills = OomCounter()
+        self._environment = environment
+        self._gpus = partition_gpus(spec.scaling, list(machine_gpus))
         self.watch(server.control, self._hear_server)
-        gpus = partition_gpus(spec.scaling, list(machine_gpus))
-        for rank in range(spec.num_workers):
-            self._start(rank, gpus[rank], environment)
-        while len(self._pids) < spec.num_workers:
-            missing = [rank for rank in range(spec.num_workers) if rank not in self._pids]
+        self._start_all(range(spec.num_workers))
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        """See :meth:`drivetrain.runtime.base.Group.replace`."""
+        self._deadline = time.monotonic() + self._spec.start_timeout_s
+        # What the server still has to say of the old ones finds no rank.
+        self._ranks = {token: rank for token, rank in self._ranks.items() if rank not in ranks}
+        for rank in ranks:
+            self.forget_rank(rank)
+            os.close(self._stack_pipes.pop(rank))
+            if (process := self._processes.pop(rank, None)) is not None:
+                os.close(process)
+            self._pids.pop(rank, None)
+        self._start_all(ranks)
+
+    def _start_all(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._start(rank, self._gpus[rank], self._environment)
+        while missing := [rank for rank in ranks if rank not in self._pids]:
             if self.broken:
                 raise WorkerDiedError("the process that workers are started from ended while importing the framework")
             self.wait(f"the processes of ranks {missing} to start", missing)
-        self.workers = tuple(self._describe(rank, gpus[rank]) for rank in range(spec.num_workers))
+        self.workers = tuple(self._describe(rank, self._gpus[rank]) for rank in range(self._spec.num_workers))
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """See :meth:`drivetrain.runtime.base.Group.stacks`."""
         asked = [rank for rank in ranks if rank in self._pids and rank not in self._gone]
         return collect_stacks({rank: (self._pids[rank], self._stack_pipes[rank]) for rank in asked})
+
+    def rest(self) -> bool:
+        """See :meth:`drivetrain.runtime.base.Group.rest`."""
+        for output in self._outputs:
+            output.drain()
+        return super().rest() and not self.broken
+
+    def renew(self, spec: GroupSpec) -> bool:
+        """See :meth:`drivetrain.runtime.base.Group.renew`."""
+        return _surroundings(spec) == self._surroundings and super().renew(spec) and not self.broken
+
+    def settle_in(self, spec: GroupSpec) -> Sequence[bool]:
+        """Has the workers write to the run's logs; those that are shown write to the driver, which does."""
+        for output in self._outputs:
+            output.redirect(open_log(spec.log_directory, output.rank), spec.console)
+        ranks = range(spec.num_workers)
+        logs = [None if rank in spec.shown_ranks else spec.log_directory for rank in ranks]
+        return self.run_each(settle_in, {rank: (rank, logs[rank], self._started) for rank in ranks})
 
     def line_closed(self, rank: int) -> None:
         """Waits for the end of the process, which the kernel tells only after it has closed all that it had open.
@@ -348,8 +385,7 @@ class LocalRuntime:
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[LocalGroup]:
         """Forks the workers; on leaving they end at once, or with a grace of seconds when the driver is interrupted."""
-        environment = dict(os.environ)
-        environment.setdefault("OMP_NUM_THREADS", str(threads_per_worker(spec.scaling)))
+        environment = _environment(spec)
         server = self._servers.take(spec, environment)
         group: LocalGroup | None = None
         grace_s = 0.0
@@ -372,6 +408,16 @@ class LocalRuntime:
                     done = lambda: self._servers.give_back(server)  # noqa: E731
         finally:
             done()
+
+
+def _environment(spec: GroupSpec) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(threads_per_worker(spec.scaling)), **os.environ}
+
+
+def _surroundings(spec: GroupSpec) -> object:
+    """What a worker process has from the driver, and from the run, from its first moment on."""
+    asked = spec.num_workers, spec.scaling, spec.shown_ranks, tuple(spec.preload)
+    return *asked, _environment(spec), os.getcwd(), tuple(sys.path)
 
 
 def _exit_code_of_zombie(pid: int) -> int | None:

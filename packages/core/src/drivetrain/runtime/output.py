@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Callable
@@ -15,6 +17,10 @@ __all__ = ["LineEcho", "LogFollower", "OutputPipe", "log_name", "open_log", "tai
 
 _READ_BYTES = 1 << 16
 _CATCH_UP_S = 1.0
+_UP = "\x1b[A"
+_MOVES = re.compile(r"(\r*\n|\r|\x1b\[A)")
+_BAR = re.compile(r".*\[(?:\d+:)?\d\d:\d\d[^\]]*\]")  # as tqdm ends it: [00:02<00:01, 19.8it/s, loss=0.5]
+_MOST_ROWS = 6
 
 
 def log_name(rank: int) -> str:
@@ -43,25 +49,97 @@ def tail_log(directory: Path | None, rank: int, *, lines: int = 20, limit_bytes:
         return ""
 
 
+class _Row:
+    """A line that is not ended for good."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._rewritten = False
+
+    @property
+    def is_bar(self) -> bool:
+        """Whether it was written anew from its beginning, or looks as if it will be."""
+        return self._rewritten or _BAR.match(self.text) is not None
+
+    def write(self, text: str, *, from_start: bool) -> None:
+        """Adds text, or puts it in place of what is there; spaces take a bar away."""
+        if from_start:
+            self._rewritten = bool(text.strip()) and (self._rewritten or bool(self.text.strip()))
+            self.text = ""
+        self.text += text
+
+    def end(self) -> None:
+        """Leaves what was written behind a bar, as the bar will be drawn again on the next line."""
+        bar = _BAR.match(self.text)
+        if bar is not None and self.text[bar.end() :].strip():
+            self.text, self._rewritten = self.text[bar.end() :], False
+
+
 class LineEcho:
-    """Shows a rank's output on the console in whole lines, with the rank in front."""
+    """Shows a rank's output on the console in whole lines, with the rank in front.
+
+    Progress bars, which are lines that are written again and again, are live lines of the console, those of rank 0; of
+    one that is no longer written the last state stays as a line. Those of other ranks are not shown: they say the
+    same. Bars below one another, for which the cursor moves up and down, are followed, a few of them.
+    """
 
     def __init__(self, rank: int, console: Console) -> None:
         self._prefix = f"[rank {rank}] "
         self._console = console
-        self._partial = b""
+        self._shows_bars = rank == 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._rows = [_Row()]
+        self._place = 0
+        self._rest = ""
+        self._from_start = False
+        self._had_bars = False
 
     def feed(self, data: bytes) -> None:
         """Shows the lines that this part of the output completes."""
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        if lines:
-            self._console.print("\n".join(self._prefix + _decode(line) for line in lines))
+        *parts, self._rest = _MOVES.split(self._rest + self._decoder.decode(data))
+        if (escape := self._rest.rfind("\x1b")) < 0 or len(self._rest) - escape > len(_UP):
+            escape = len(self._rest)
+        parts.append(self._rest[:escape])
+        self._rest = self._rest[escape:]  # perhaps the beginning of a move
+        for part in parts:
+            if part.endswith("\n"):
+                self._end_line()
+            elif part == "\r":
+                self._from_start = True
+            elif part == _UP:
+                self._place = max(0, self._place - 1)
+            elif part:
+                self._rows[self._place].write(part, from_start=self._from_start)
+                self._from_start = False
+        ended = [place for place, row in enumerate(self._rows[: self._place], 1) if not row.is_bar]
+        self._end(max(ended[-1] if ended else 0, len(self._rows) - _MOST_ROWS))
+
+    def _end_line(self) -> None:
+        self._rows[self._place].end()
+        self._place += 1
+        if self._place == len(self._rows):
+            self._rows.append(_Row())
+        self._from_start = False
 
     def finish(self) -> None:
-        """Shows a last line that has no end."""
-        if self._partial:
-            self._console.print(self._prefix + _decode(self._partial))
-            self._partial = b""
+        """Shows what has no end."""
+        self._rows[self._place].text += self._rest
+        if not self._rows[-1].text:
+            self._rows.pop()
+        self._end(len(self._rows))
+        self._rows, self._place, self._from_start, self._rest = [_Row()], 0, False, ""
+
+    def _end(self, count: int) -> None:
+        """Makes lines of the first rows, and shows the others as far as they are bars."""
+        ended, self._rows = self._rows[:count], self._rows[count:]
+        self._place = max(0, self._place - count)
+        bars = [row.text for row in self._rows if row.is_bar and row.text.strip()] if self._shows_bars else []
+        if bars or self._had_bars:
+            self._console.bars([self._prefix + text for text in bars])
+            self._had_bars = bool(bars)
+        kept = [row for row in ended if not row.is_bar or (self._shows_bars and row.text.strip())]
+        if kept:
+            self._console.print("\n".join(self._prefix + row.text for row in kept))
 
 
 class OutputPipe:
@@ -80,6 +158,11 @@ class OutputPipe:
         os.set_blocking(self.read_end, False)
         self._log = log
         self._echo = LineEcho(rank, console)
+
+    def redirect(self, log: int, console: Console) -> None:
+        """Has what comes from now on go to another log, and be shown on another console."""
+        os.close(self._log)
+        self._log, self._echo = log, LineEcho(self.rank, console)
 
     def take_write_end(self) -> int:
         """The descriptor that the worker writes to; the caller closes its copy."""
@@ -134,6 +217,11 @@ class LogFollower:
         )
         threading.Thread(target=self._follow, name="drivetrain-output", daemon=True).start()
 
+    def close(self) -> None:
+        """Ends it."""
+        self._process.kill()
+        self._process.wait()
+
     def catch_up(self) -> None:
         """Waits, a second at most, until everything that is in the log by now has been passed on."""
         size = self._log.stat().st_size
@@ -142,12 +230,9 @@ class LogFollower:
 
     def _follow(self) -> None:
         assert self._process.stdout is not None
-        while data := os.read(self._process.stdout.fileno(), _READ_BYTES):
-            self._send(data)
-            with self._advanced:
-                self._position += len(data)
-                self._advanced.notify_all()
-
-
-def _decode(line: bytes) -> str:
-    return line.decode(errors="replace").rstrip("\r")
+        with self._process.stdout:
+            while data := os.read(self._process.stdout.fileno(), _READ_BYTES):
+                self._send(data)
+                with self._advanced:
+                    self._position += len(data)
+                    self._advanced.notify_all()

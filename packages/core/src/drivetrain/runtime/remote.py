@@ -9,7 +9,8 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -17,9 +18,10 @@ import cloudpickle
 from drivetrain.console import Console
 from drivetrain.context import WorkerInfo
 from drivetrain.errors import FailureKind, WaitTimeoutError, WorkerDiedError
-from drivetrain.events import Event, Exited, Reported
+from drivetrain.events import Event, Exited, Reported, Returned
 from drivetrain.failure import describe_exit, rebuild_exception
 from drivetrain.interrupts import Interrupts
+from drivetrain.runtime.base import GroupSpec
 from drivetrain.runtime.output import LineEcho
 from drivetrain.runtime.wire import Inbox, as_event, frame
 from drivetrain.runtime.worker import TrainTask
@@ -30,6 +32,7 @@ T = TypeVar("T")
 
 _REST_S = 0.02
 _FEW = 64
+_RENEW_WAIT_S = 10.0
 
 
 class RemoteGroup:
@@ -55,6 +58,7 @@ class RemoteGroup:
         self._gone: dict[int, Exited] = {}
         self._echoes: dict[int, LineEcho] = {}
         self._interrupts = interrupts
+        self._training: set[int] = set()
         self.watch(interrupts.fileno(), interrupts.act)
 
     def watch(self, source: socket.socket | int, handle: Callable[[], object]) -> None:
@@ -118,8 +122,27 @@ class RemoteGroup:
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
         """See :meth:`drivetrain.runtime.base.Group.train`."""
-        for rank, task in enumerate(tasks):
+        for task in tasks:
+            rank = task.context.get_world_rank()
+            self._training.add(rank)
             self._send(rank, frame(("train", cloudpickle.dumps(task), rank)))
+
+    @contextlib.contextmanager
+    def woken_by(self, future: Future[Any]) -> Iterator[None]:
+        """See :meth:`drivetrain.runtime.base.Group.woken_by`."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self.watch(ours, lambda: self.forget(ours))
+            future.add_done_callback(lambda _: theirs.close())
+            try:
+                yield
+            finally:
+                self.forget(ours)
+
+    def forget_rank(self, rank: int) -> None:
+        """Makes room for a new process in the place of one that is gone."""
+        del self._gone[rank]
+        self._inboxes.pop(rank).socket.close()
 
     def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
         """See :meth:`drivetrain.runtime.base.Group.preempt`."""
@@ -142,6 +165,39 @@ class RemoteGroup:
         self._resting = 0 < len(self._events) <= _FEW and all(type(event) is Reported for event in self._events)
         while self._events:
             deliver(self._events.popleft())
+
+    def rest(self) -> bool:
+        """See :meth:`drivetrain.runtime.base.Group.rest`."""
+        self.ignore_interrupts()
+        for echo in self._echoes.values():
+            echo.finish()
+        if self._training or self._gone:
+            return False
+        for rank in range(len(self.workers)):
+            self._send(rank, frame(("rest", None)))
+        return True
+
+    def renew(self, spec: GroupSpec) -> bool:
+        """See :meth:`drivetrain.runtime.base.Group.renew`."""
+        self._select(self._selector, 0)  # the end of a process would be heard of now
+        if self._gone:
+            return False
+        self._events.clear()
+        self._interrupts = spec.interrupts
+        self.watch(spec.interrupts.fileno(), spec.interrupts.act)
+        started = time.monotonic()
+        self._deadline = started + min(_RENEW_WAIT_S, spec.start_timeout_s)
+        try:
+            if any(self.settle_in(spec)):
+                return False
+        except (WorkerDiedError, WaitTimeoutError):
+            return False
+        self._deadline = started + spec.start_timeout_s
+        return True
+
+    def settle_in(self, spec: GroupSpec) -> Sequence[bool]:
+        """Has each worker's output go where the run wants it, and tells which ones have outdated modules."""
+        raise NotImplementedError
 
     def wait(self, what: str, ranks: Sequence[int]) -> None:
         """Waits until anything happens, as part of the group's start.
@@ -220,6 +276,8 @@ class RemoteGroup:
             event = as_event(message)
             if event is not None:
                 self._events.append(event)
+                if type(event) is Returned:
+                    self._training.discard(rank)
             elif message[0] == "output":
                 self._echoes[rank].feed(message[1])
             else:

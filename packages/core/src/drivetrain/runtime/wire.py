@@ -22,6 +22,7 @@ from drivetrain.events import (
     Failed,
     Noticed,
     PhaseEntered,
+    Renumbered,
     Reported,
     Returned,
     Uploaded,
@@ -30,7 +31,7 @@ from drivetrain.events import (
 __all__ = ["Channel", "Inbox", "as_event", "frame", "receive", "receive_bytes"]
 
 _HEADER = struct.Struct(">Q")
-_EVENTS = (PhaseEntered, Reported, Returned, Failed, Exited, Uploaded, Asking, Counted, Noticed)
+_EVENTS = (PhaseEntered, Reported, Returned, Failed, Exited, Uploaded, Asking, Counted, Noticed, Renumbered)
 _CODES = {kind: code for code, kind in enumerate(_EVENTS)}
 _BUFFER_BYTES = 1 << 20
 

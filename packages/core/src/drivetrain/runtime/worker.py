@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import os
 import pickle
@@ -16,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -26,11 +28,14 @@ from drivetrain.context import TrainContext
 from drivetrain.events import TRAINING, Event, Failed, Noticed, PhaseEntered, Pickled, Returned
 from drivetrain.failure import capture_failure
 from drivetrain.preemption import Preemption, Signals
+from drivetrain.runtime.output import open_log
 from drivetrain.runtime.wire import Channel
 from drivetrain.session import Session, SessionOptions, activate
 from drivetrain.workspace import open_workspace
 
-__all__ = ["TrainTask", "execute", "flush_output", "serve"]
+__all__ = ["TrainTask", "execute", "flush_output", "redirect_output", "serve", "settle_in"]
+
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +49,10 @@ class TrainTask:
         context: the facts that the function can ask for.
         checkpoint: what to resume from.
         first_index: index in the run of the report before this attempt's first.
+        first_number: number in the attempt of the report before this task's first: 0 unless it replaces a lost one.
         options: what the run's configuration says about the worker's side.
         datasets: the rank's shards, by name.
+        wants_value: what the function returns is told.
     """
 
     function: bytes
@@ -56,6 +63,8 @@ class TrainTask:
     first_index: int
     options: SessionOptions = field(default_factory=SessionOptions)
     datasets: Mapping[str, Any] = field(default_factory=dict)
+    wants_value: bool = True
+    first_number: int = 0
 
 
 def flush_output() -> None:
@@ -68,7 +77,8 @@ def flush_output() -> None:
 def serve(channel: Channel, settle_output: Callable[[], None] = flush_output) -> None:
     """Executes commands on the calling thread, which is to be the main one, until the channel closes.
 
-    Another thread reads them, and hears meanwhile what the train function is to be told of a preemption.
+    Another thread reads them, and hears meanwhile what the train function is to be told of a preemption. A process may
+    be given one train function after another.
 
     Args:
         channel: where commands come from.
@@ -84,7 +94,45 @@ def serve(channel: Channel, settle_output: Callable[[], None] = flush_output) ->
                 channel.send(("result", *_call(payload)))
             elif command == "train":
                 assert listener.preemption is not None
-                execute(pickle.loads(payload), channel.send_event, listener.preemption, settle_output=settle_output)
+                preemption = listener.preemption
+                execute(pickle.loads(payload), channel.send_event, preemption, settle_output=settle_output)
+                preemption.is_over = True
+            elif command == "rest":
+                gc.collect()  # a model's memory, on a device too, is free for whoever wants it meanwhile
+
+
+def redirect_output(descriptor: int) -> None:
+    """Has the standard output and error go elsewhere, and closes the descriptor that says where."""
+    flush_output()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def settle_in(rank: int, log_directory: Path | None, since: float) -> bool:
+    """In a worker that goes on to another run: writes to that one's log.
+
+    Args:
+        rank: the worker's.
+        log_directory: where the log is; None leaves the output where it goes.
+        since: Unix time in seconds at which the process was started.
+
+    Returns:
+        Whether the file of a module that it has imported was changed after that. What is installed does not count.
+    """
+    if log_directory is not None:
+        redirect_output(open_log(log_directory, rank))
+    places = [os.path.join(place or os.getcwd(), "") for place in sys.path]
+    edited = tuple(place for place in places if not any(name in place for name in _INSTALLED))
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return any(_changed_since(file, since) for file in files if isinstance(file, str) and file.startswith(edited))
+
+
+def _changed_since(file: str, since: float) -> bool:
+    try:
+        return not any(name in file for name in _INSTALLED) and os.stat(file).st_mtime > since
+    except OSError:
+        return False
 
 
 class _Listener:
@@ -165,6 +213,7 @@ def execute(
                 context=context,
                 checkpoint=task.checkpoint,
                 first_index=task.first_index,
+                first_number=task.first_number,
                 emit=emit,
                 preemption=preemption,
                 options=task.options,
@@ -193,7 +242,7 @@ def execute(
         settle_output()
         emit(Failed(rank, failed_at or time.time(), phase, capture_failure(error)))
     else:
-        returned = None if rank else value if in_driver else _pickle_value(value)
+        returned = None if not task.wants_value else value if in_driver else _pickle_value(value)
         settle_output()
         emit(Returned(rank, returned, preemption.was_told))
 
@@ -236,7 +285,7 @@ def _pickle_value(value: Any) -> Pickled | None:
         return Pickled(cloudpickle.dumps(value))
     except Exception:  # whatever a user's class may raise; the training itself succeeded
         warnings.warn(
-            f"Result.return_value is None, because a {type(value).__name__} cannot be pickled:\n"
+            f"the train function's value is None, because a {type(value).__name__} cannot be pickled:\n"
             + traceback.format_exc(limit=0),
             stacklevel=1,
         )

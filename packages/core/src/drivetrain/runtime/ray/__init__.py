@@ -11,8 +11,10 @@ import importlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +24,7 @@ from drivetrain.runtime.base import GroupSpec, rank_environment
 from drivetrain.runtime.output import log_name
 from drivetrain.runtime.ray.actors import UNREACHABLE, Actors, kind_of_death, names_node
 from drivetrain.runtime.ray.cluster import Reservation, connect, find_room, note_unreachable, reserve
-from drivetrain.runtime.ray.worker import HELLO_WAIT_S, Devices, read_stacks, set_up
+from drivetrain.runtime.ray.worker import HELLO_WAIT_S, Devices, join_run, read_stacks, set_up
 from drivetrain.runtime.remote import RemoteGroup
 from drivetrain.runtime.resources import order_gpus, order_nodes
 from drivetrain.runtime.worker import TrainTask
@@ -48,7 +50,9 @@ class RayGroup(RemoteGroup):
         super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
         resources.callback(self.close_lines)
         self._spec = spec
+        self._started = time.time()
         self._actors = actors
+        actors.join_session()
         self._rank_of: dict[int, int] = {}
         self._stack_pipes: dict[int, int] = {}
         self._keeps_reservation = not spec.elastic
@@ -61,13 +65,42 @@ class RayGroup(RemoteGroup):
         self._spares: set[int] = set()
         resources.callback(self._end_actors)
         self._start_actors()
-        while missing := sorted(set(self._bundle_of) - set(actors.hellos)):
-            for index in missing:
-                if index in actors.dead:
-                    raise WorkerDiedError(f"worker {index} did not start: {actors.dead[index]}")
-            self.wait(f"workers {missing} to start on the Ray cluster", ())
+        self._await_actors()
         self._assign_ranks()
-        self._set_up_workers()
+        self._set_up_workers(self._rank_of)
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        """See :meth:`drivetrain.runtime.base.Group.replace`."""
+        self._deadline = time.monotonic() + self._spec.start_timeout_s
+        lost = {index: rank for index, rank in self._rank_of.items() if rank in ranks}
+        if missing := lost.keys() - self._actors.dead.keys():
+            raise WorkerDiedError(f"Ray does not say of workers {sorted(missing)} that they have ended")
+        if gone := [rank for index, rank in lost.items() if names_node(self._actors.dead[index])]:
+            raise WorkerDiedError(f"the nodes of ranks {gone} are gone")
+        rank_of: dict[int, int] = {}
+        for index, rank in lost.items():
+            self.forget_rank(rank)
+            del self._rank_of[index]
+            self._spares.discard(index)
+            rank_of[self._start_actor(self._bundle_of.pop(index), {})] = rank
+        self._await_actors()
+        workers = list(self.workers)
+        for index, rank in rank_of.items():
+            hello = self._actors.hellos[index]
+            if hello.facts["node_id"] != workers[rank].node_id:
+                raise WorkerDiedError(f"the new worker of rank {rank} is not on the node of the lost one", rank=rank)
+            workers[rank] = replace(workers[rank], **hello.facts)
+            self.add_line(rank, hello.connection)
+        self._rank_of |= rank_of
+        self.workers = tuple(workers)
+        self._set_up_workers(rank_of)
+
+    def _await_actors(self) -> None:
+        while missing := sorted(set(self._bundle_of) - set(self._actors.hellos)):
+            for index in missing:
+                if index in self._actors.dead:
+                    raise WorkerDiedError(f"worker {index} did not start: {self._actors.dead[index]}")
+            self.wait(f"workers {missing} to start on the Ray cluster", ())
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
         """See :meth:`drivetrain.runtime.base.Group.train`; has spares for a next group be started."""
@@ -80,6 +113,21 @@ class RayGroup(RemoteGroup):
         """See :meth:`drivetrain.runtime.base.Group.preempt`; the next group is to find another place."""
         self._keeps_reservation = False
         super().preempt(ranks, what, *arguments)
+
+    def renew(self, spec: GroupSpec) -> bool:
+        """See :meth:`drivetrain.runtime.base.Group.renew`."""
+        mine = self._spec
+        same = (spec.num_workers, spec.scaling, spec.shown_ranks) == (mine.num_workers, mine.scaling, mine.shown_ranks)
+        avoided = any(worker.node_id in spec.avoided for worker in self.workers)
+        if not same or avoided or not self._actors.are_of_this_session:
+            return False
+        spec.interrupts.replace_handlers_of("ray")
+        return super().renew(spec)
+
+    def settle_in(self, spec: GroupSpec) -> Sequence[bool]:
+        """Has the workers write to the run's logs, where they see them."""
+        arguments = {worker.rank: (worker.rank, *self._output_of(worker.rank, spec)) for worker in self.workers}
+        return self.run_each(join_run, {rank: (*own, self._started) for rank, own in arguments.items()})
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """See :meth:`drivetrain.runtime.base.Group.stacks`."""
@@ -115,28 +163,33 @@ class RayGroup(RemoteGroup):
 
     def _start_actors(self) -> None:
         """Finds a process for each worker's share of the cluster: a spare on its node, or else a new one."""
+        nodes = self._reservation.nodes() if self._spec.scaling.spare_workers else {}
+        first = self._reservation.first
+        for bundle in range(first, first + self._spec.num_workers):
+            self._start_actor(bundle, nodes)
+
+    def _start_actor(self, bundle: int, nodes: Mapping[int, str]) -> int:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         reservation = self._reservation
-        nodes = reservation.nodes() if self._spec.scaling.spare_workers else {}
-        for bundle in range(reservation.first, reservation.first + self._spec.num_workers):
-            index = None
-            if bundle in nodes and reservation.has_room_for_spares(bundle):
-                index = self._actors.take_spare(nodes[bundle])
-            if index is not None:
-                self._spares.add(index)
-            else:
-                resources = dict(reservation.group.bundle_specs[bundle])
-                index = self._actors.start(
-                    self._spec.preload,
-                    num_cpus=resources.pop("CPU", 0),
-                    num_gpus=resources.pop("GPU", 0),
-                    resources=resources or None,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(
-                        reservation.group, placement_group_bundle_index=bundle
-                    ),
-                )
-            self._bundle_of[index] = bundle
+        index = None
+        if bundle in nodes and reservation.has_room_for_spares(bundle):
+            index = self._actors.take_spare(nodes[bundle])
+        if index is not None:
+            self._spares.add(index)
+        else:
+            resources = dict(reservation.group.bundle_specs[bundle])
+            index = self._actors.start(
+                self._spec.preload,
+                num_cpus=resources.pop("CPU", 0),
+                num_gpus=resources.pop("GPU", 0),
+                resources=resources or None,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    reservation.group, placement_group_bundle_index=bundle
+                ),
+            )
+        self._bundle_of[index] = bundle
+        return index
 
     def _hear(self, handle: Callable[[], None]) -> None:
         """Passes on which of the workers are gone."""
@@ -190,22 +243,26 @@ class RayGroup(RemoteGroup):
         """What a worker is to use: a spare was not given by Ray what is its now."""
         return self._reservation.devices.get(self._bundle_of[index], Devices((), {}))
 
-    def _set_up_workers(self) -> None:
+    def _set_up_workers(self, rank_of: Mapping[int, int]) -> None:
         spec = self._spec
         threads = {"OMP_NUM_THREADS": str(max(1, math.floor(spec.scaling.num_cpus_per_worker or 1)))}
         arguments: dict[int, tuple[Any, ...]] = {}
-        for index, rank in self._rank_of.items():
+        for index, rank in rank_of.items():
             worker = self.workers[rank]
             local_world_size = sum(other.node_rank == worker.node_rank for other in self.workers)
             environment = rank_environment(worker, world_size=len(self.workers), local_world_size=local_world_size)
             if index in self._spares:
                 environment |= {**threads, **self._devices(index).environment}
-            log = spec.log_directory / log_name(worker.rank) if spec.log_directory else None
-            shown = worker.rank in spec.shown_ranks
-            if shown:
-                self.show_output(worker.rank, spec.console)
-            arguments[rank] = (rank, environment, threads, tuple(sys.path), log, shown)
-        self._stack_pipes = dict(zip(arguments, self.run_each(set_up, arguments), strict=True))
+            arguments[rank] = (rank, environment, threads, *self._output_of(rank, spec))
+        self._stack_pipes |= zip(arguments, self.run_each(set_up, arguments), strict=True)
+
+    def _output_of(self, rank: int, spec: GroupSpec) -> tuple[Sequence[str], Path | None, bool]:
+        """What a worker is told of its module path and its output; that of some is shown."""
+        log = spec.log_directory / log_name(rank) if spec.log_directory else None
+        shown = rank in spec.shown_ranks
+        if shown:
+            self.show_output(rank, spec.console)
+        return tuple(sys.path), log, shown
 
     def _end_actors(self) -> None:
         """Ends every worker, and waits until Ray has seen to it, and its process has ended: Ray tells a bit earlier."""

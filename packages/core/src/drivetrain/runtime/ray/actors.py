@@ -66,6 +66,7 @@ class Actors:
         self.hellos: dict[int, Hello] = {}
         self.dead: dict[int, str] = {}
         self.nodes: Sequence[str] = ()
+        self._session: str | None = None
         self._handles: dict[int, Any] = {}
         self._spares: dict[int, str] = {}
         self._stocking: threading.Timer | None = None
@@ -76,6 +77,15 @@ class Actors:
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
+
+    def join_session(self) -> None:
+        """Belongs to the cluster that is connected from now on."""
+        self._session = _session()
+
+    @property
+    def are_of_this_session(self) -> bool:
+        """Whether the cluster that is connected is still the same one."""
+        return self._session == _session()
 
     def sources(self) -> Sequence[tuple[socket.socket, Callable[[], None]]]:
         """What a group waits for beside its workers' lines, and what to call when it can be read."""
@@ -124,6 +134,8 @@ class Actors:
         """Ends actors, and waits until Ray has seen to it."""
         import ray
 
+        if not self.are_of_this_session:  # whose end was theirs
+            return
         for index in indices:
             ray.kill(self._handles[index])
         deadline = time.monotonic() + _END_WAIT_S
@@ -194,6 +206,13 @@ class Actors:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         index, facts, devices = said
         self.hellos[index] = Hello(facts, devices, connection)
+
+
+def _session() -> str | None:
+    """What tells the cluster that is connected from those before it; None without one."""
+    import ray
+
+    return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
 
 
 @functools.cache

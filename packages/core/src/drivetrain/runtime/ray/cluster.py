@@ -124,7 +124,8 @@ class Reservation:
 
         alive = _alive_nodes()
         table = ray.util.placement_group_table(self.group)
-        return table["state"] == "CREATED" and alive >= set(table["bundles_to_node_id"].values())
+        # A cluster that was started since knows nothing of it.
+        return table.get("state") == "CREATED" and alive >= set(table["bundles_to_node_id"].values())
 
     def has_room_for_spares(self, bundle: int) -> bool:
         """Whether it is known what a process that Ray has not started in a bundle is to use."""
@@ -132,7 +133,9 @@ class Reservation:
 
     def release(self) -> None:
         """Gives it back, which Ray does in the background."""
-        if not self.borrowed:
+        import ray
+
+        if not self.borrowed and ray.is_initialized():
             _release(self.group)
 
 
@@ -305,7 +308,8 @@ _released: set[str] = set()  # placement groups of this process whose resources 
 def _release(group: PlacementGroup) -> None:
     import ray
 
-    if not _unreachable_nodes().intersection(ray.util.placement_group_table(group)["bundles_to_node_id"].values()):
+    nodes = ray.util.placement_group_table(group).get("bundles_to_node_id", {})
+    if not _unreachable_nodes().intersection(nodes.values()):
         _released.add(group.id.hex())
     ray.util.remove_placement_group(group)
 

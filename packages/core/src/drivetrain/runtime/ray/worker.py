@@ -8,6 +8,7 @@ import importlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +16,9 @@ from typing import NamedTuple
 from drivetrain.runtime.output import LogFollower, open_log
 from drivetrain.runtime.stacks import answer_to_signal, collect_stacks
 from drivetrain.runtime.wire import Channel, frame
-from drivetrain.runtime.worker import flush_output, serve
+from drivetrain.runtime.worker import flush_output, redirect_output, serve, settle_in
 
-__all__ = ["HELLO_WAIT_S", "Devices", "RayWorker", "read_stacks", "set_up"]
+__all__ = ["HELLO_WAIT_S", "Devices", "RayWorker", "join_run", "read_stacks", "set_up"]
 
 HELLO_WAIT_S = 10.0
 """How long a worker and the driver give each other to connect."""
@@ -97,11 +98,9 @@ class _Output:
 
     def redirect(self, log: Path, rank: int, *, shown: bool) -> None:
         """Has them go to the log, and to the driver too where that shows them."""
-        flush_output()
-        descriptor = open_log(log.parent, rank)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.close(descriptor)
+        redirect_output(open_log(log.parent, rank))
+        if self._follower is not None:
+            self._follower.close()
         if shown:
             self._follower = LogFollower(log, lambda data: self._channel.send(("output", data)))
 
@@ -131,13 +130,23 @@ def set_up(
     os.environ.update(environment)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    sys.path.extend(entry for entry in module_path if entry not in sys.path)
     read_end, write_end = os.pipe()
     answer_to_signal(write_end)
+    join_run(rank, module_path, log, shown, time.time())
+    return read_end
+
+
+def join_run(rank: int, module_path: Sequence[str], log: Path | None, shown: bool, since: float) -> bool:
+    """Makes the process that of a run, the first one or another.
+
+    Returns:
+        Whether the file of a module that it has imported was changed since then, by Unix time in seconds.
+    """
+    sys.path.extend(entry for entry in module_path if entry not in sys.path)
     # On a node that does not share the run directory, the output stays with Ray's own logs.
     if _output is not None and log is not None and log.parent.parent.exists():
         _output.redirect(log, rank, shown=shown)
-    return read_end
+    return settle_in(rank, None, since)
 
 
 def read_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:

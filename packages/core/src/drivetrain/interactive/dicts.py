@@ -1,0 +1,109 @@
+"""Checkpoints that are a dict of values: ``save_checkpoint(epoch=3, model=...)``."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from drivetrain.checkpoint import Checkpoint
+from drivetrain.errors import CheckpointError, SessionError
+from drivetrain.session import active_session, plain_metrics
+from drivetrain.uploads import UploadRequest
+
+__all__ = ["DICT_FILE", "dump", "load", "load_checkpoint", "save_checkpoint"]
+
+DICT_FILE = "dict_checkpoint.pkl"
+
+
+def save_checkpoint(**values: Any) -> None:
+    """Saves a dict of values as a checkpoint, from inside a train function.
+
+    It is to be called by all ranks, of which rank 0's values are saved; it is not a barrier. The checkpoint is
+    committed as one of :func:`~drivetrain.report` is, with the same retention, and :func:`load_checkpoint` gives it
+    back. It is no iteration: metrics files and callbacks do not get a line for it.
+
+    Args:
+        **values: what can be pickled. A number or a string may be what
+            :class:`~drivetrain.CheckpointStrategy` ranks checkpoints by. A tensor on a GPU comes back there, so save
+            ``model.state_dict()`` on the CPU.
+
+    Raises:
+        SessionError: called outside a train function.
+        StorageError: it could not be stored.
+
+    Example:
+        At the end of each epoch::
+
+            drivetrain.save_checkpoint(epoch=epoch, model=model.state_dict())
+    """
+    session = active_session("save_checkpoint")
+    if session.context.get_world_rank() != 0:
+        session.report({}, quiet=True)
+        return
+    with tempfile.TemporaryDirectory(prefix="checkpoint_") as directory:
+        Path(directory, DICT_FILE).write_bytes(dump(values))
+        upload = UploadRequest(checkpoint=Checkpoint.from_directory(directory), delete_local=True)
+        session.report(_rankable(values), upload, quiet=True)
+        os.makedirs(directory, exist_ok=True)  # it may have been moved, and is about to be deleted
+
+
+def load_checkpoint() -> dict[str, Any] | None:
+    """The values of the checkpoint to continue from: see :func:`~drivetrain.get_checkpoint` for which one that is.
+
+    Returns:
+        None at the start of a run that continues from nothing.
+
+    Raises:
+        SessionError: called outside a train function.
+        CheckpointError: the checkpoint is a directory that :func:`~drivetrain.report` was given.
+    """
+    checkpoint = active_session("load_checkpoint").checkpoint
+    return None if checkpoint is None else load(checkpoint, "load_checkpoint()", "get_checkpoint()")
+
+
+def dump(values: Mapping[str, Any]) -> bytes:
+    """The content of the file of a dict checkpoint."""
+    data: bytes = cloudpickle.dumps(dict(values))
+    return data
+
+
+def load(checkpoint: Checkpoint, asked: str, instead: str) -> dict[str, Any]:
+    """The values of a dict checkpoint.
+
+    Args:
+        checkpoint: the checkpoint.
+        asked: what was called, for the error about another kind of checkpoint.
+        instead: what gives such a one.
+
+    Raises:
+        CheckpointError: it is another kind of checkpoint.
+    """
+    with checkpoint.as_directory() as directory:
+        try:
+            data = Path(directory, DICT_FILE).read_bytes()
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{asked} wants a checkpoint of save_checkpoint(), found the directory {checkpoint.path} without a "
+                f"{DICT_FILE}: use {instead}"
+            ) from None
+    values: dict[str, Any] = pickle.loads(data)
+    return values
+
+
+def _rankable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that checkpoints can be ranked by."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, (Mapping, list, tuple)):
+            continue
+        try:
+            found.update(plain_metrics({name: value}))
+        except SessionError:  # it is what is to be saved
+            continue
+    return found

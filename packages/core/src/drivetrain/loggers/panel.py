@@ -1,0 +1,78 @@
+"""How the run is doing as a small panel. ``rich`` makes its text, and takes nothing of the terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich.box import ROUNDED
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from drivetrain.loggers.progress import Metric, Standing, clock, short
+
+__all__ = ["render"]
+
+_MAX_COLUMNS = 120
+_FRAME = 4
+_BAR = 24
+_LEAST_BAR = 8
+
+
+def render(standing: Standing, columns: int) -> list[str]:
+    """The lines of the panel, with colors unless ``NO_COLOR`` is set.
+
+    Args:
+        standing: how the run is doing.
+        columns: how many characters fit into a line.
+    """
+    width = min(columns, _MAX_COLUMNS)
+    title = Text(standing.name, style="bold")
+    title.append(f" · {standing.state} · {clock(standing.elapsed_s)}", style="not bold")
+    rows: list[RenderableType] = [
+        row
+        for row in (
+            _progress(standing, width - _FRAME),
+            _metrics(standing.metrics, width - _FRAME),
+            Text(" · ".join(standing.storage()), style="dim"),
+        )
+        if not isinstance(row, Text) or row
+    ]
+    for row in rows:
+        if isinstance(row, Text):
+            row.no_wrap, row.overflow = True, "ellipsis"
+    panel = Panel(Group(*rows), title=title, title_align="left", box=ROUNDED, border_style="dim", width=width)
+    text = io.StringIO()
+    # The color system is named, as rich does not ask a terminal where there is none.
+    Console(file=text, force_terminal=True, color_system="standard", width=width, highlight=False).print(panel)
+    return text.getvalue().splitlines()
+
+
+def _progress(standing: Standing, columns: int) -> RenderableType:
+    """How far it is, with a bar where that is known and there is room."""
+    said = Text(" · ".join(standing.progress()), no_wrap=True, overflow="ellipsis")
+    if standing.fraction is None:
+        return said
+    percent = f"{100 * standing.fraction:.0f}%"
+    room = columns - said.cell_len - len(percent) - 2
+    if room < _LEAST_BAR:
+        return Text(f"{percent} · ", no_wrap=True, overflow="ellipsis") + said
+    row = Table.grid(padding=(0, 1))
+    row.add_row(ProgressBar(total=1, completed=standing.fraction, width=min(room, _BAR)), percent, said)
+    return row
+
+
+def _metrics(metrics: Sequence[Metric], columns: int) -> Text:
+    """As many metrics as fit, each with the way it went."""
+    line = Text()
+    for metric in metrics:
+        part = Text(f"{metric.name} ", style="dim").append(short(metric.value), style="not dim bold")
+        if metric.change:
+            part.append(" ↑" if metric.change > 0 else " ↓", style="not dim")
+        if line.cell_len + part.cell_len + 2 > columns:
+            break
+        line = line + "  " + part if line else part
+    return line

@@ -1,0 +1,247 @@
+"""The datasets of the table form: split as tables, and refused where they cannot be trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from drivetrain import ConfigurationError, DataConfig, DatasetShard
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["TRAIN", "Columns", "TableData"]
+
+TRAIN = "train"
+
+_LABELS_LOOKED_AT = 10_000_000
+_ABOVE_0 = math.nextafter(0.0, 1.0)
+_DOMAINS = {
+    "binary:logistic": (0, 1, False),
+    "binary:logitraw": (0, 1, False),
+    "reg:logistic": (0, 1, False),
+    "binary:hinge": (0, 1, True),
+    "cross_entropy": (0, 1, False),
+    "count:poisson": (0, math.inf, False),
+    "poisson": (0, math.inf, False),
+    "reg:tweedie": (0, math.inf, False),
+    "tweedie": (0, math.inf, False),
+    "reg:gamma": (_ABOVE_0, math.inf, False),
+    "gamma": (_ABOVE_0, math.inf, False),
+    "lambdarank": (0, math.inf, True),
+    "rank_xendcg": (0, math.inf, True),
+}
+"""By objective of either library: the least and the greatest label, and whether labels are whole numbers."""
+
+_CLASSES = ("multi:softmax", "multi:softprob", "multiclass", "softmax", "multiclassova", "ova")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What the columns of the datasets are.
+
+    Attributes:
+        label: the column that is predicted.
+        others: by dataset, those that are no features, such as weights.
+        categorical: columns of categories are features.
+    """
+
+    label: str
+    others: Mapping[str, Sequence[str]]
+    categorical: bool
+
+    def features(self, name: str, schema: pa.Schema, expected: Sequence[str] | None = None) -> list[str]:
+        """The columns of a dataset that are features.
+
+        Args:
+            name: of the dataset.
+            schema: its columns.
+            expected: the features of the dataset that is trained on.
+
+        Raises:
+            ConfigurationError: a column is missing, or is nothing to train on; or there are other features.
+        """
+        from pyarrow import types
+
+        known: list[str] = list(schema.names)
+        no_features = (self.label, *self.others.get(name, ()))
+        for column in no_features:
+            if column not in known:
+                raise ConfigurationError(
+                    f"dataset {name!r} wants a column {column!r}, found {', '.join(map(repr, known))}"
+                )
+            kind = schema.field(column).type
+            if not _is_numeric(kind) and column == self.label:
+                raise ConfigurationError(
+                    f"dataset {name!r} wants labels that are numbers, found column {column!r} of type {kind}: encode it"
+                )
+        features = [column for column in known if column not in no_features]
+        wanted = "numbers, or categories" if self.categorical else "numbers"
+        for column in features:
+            kind = schema.field(column).type
+            if not _is_numeric(kind) and not (self.categorical and types.is_dictionary(kind)):
+                raise ConfigurationError(
+                    f"dataset {name!r} wants features that are {wanted}, "
+                    f"found column {column!r} of type {kind}: encode it, or leave it out"
+                )
+        if expected is not None and set(features) != set(expected):
+            raise ConfigurationError(
+                f"dataset {name!r} wants the features of {TRAIN!r}, found other ones: "
+                f"{', '.join(sorted(set(features) ^ set(expected)))}"
+            )
+        return features
+
+
+class TableData(DataConfig):
+    """Splits tables, refuses those that cannot be trained on, and has categories mean the same in all parts.
+
+    Args:
+        columns: what they are.
+        objective: the name of what is optimised; None for a function, or the library's default.
+        classes: the number of classes, if the objective has any.
+        groups: by dataset, the column of which equal values stay together.
+        datasets_to_split: see :class:`drivetrain.DataConfig`.
+        execution_options: see :class:`drivetrain.DataConfig`.
+    """
+
+    def __init__(
+        self,
+        *,
+        columns: Columns,
+        objective: str | None,
+        classes: int | None,
+        groups: Mapping[str, str],
+        datasets_to_split: str | Sequence[str],
+        execution_options: Any | None,
+    ) -> None:
+        super().__init__(datasets_to_split, execution_options, keep_together=groups)
+        self._columns = columns
+        self._objective = objective
+        self._classes = classes
+        self._categories: dict[str, pa.Array] = {}
+
+    def open(self, datasets: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :meth:`drivetrain.DataConfig.open`; also checks the columns and labels of what could be opened."""
+        opened = super().open(datasets)
+        known = {name: source for name, source in opened.items() if source is not datasets[name]}
+        expected = None
+        for name in sorted(known, key=lambda name: name != TRAIN):
+            features = self._columns.features(name, known[name].schema(), expected)
+            expected = features if name == TRAIN else expected
+        for name, shard in DataConfig().configure(known, 1)[0].items():
+            self._check_labels(name, shard)
+            self._note_categories(shard)
+        return opened
+
+    def configure(
+        self, datasets: Mapping[str, Any], world_size: int, *args: Any, **options: Any
+    ) -> list[dict[str, Any]]:
+        """See :meth:`drivetrain.DataConfig.configure`."""
+        return [
+            {name: self._recoded(shard) for name, shard in shards.items()}
+            for shards in super().configure(datasets, world_size, *args, **options)
+        ]
+
+    def _check_labels(self, name: str, shard: DatasetShard) -> None:
+        import pyarrow.compute as pc
+
+        if not 0 < (shard.rows or 0) <= _LABELS_LOOKED_AT:
+            return
+        column, what = self._columns.label, f"dataset {name!r} wants labels that are"
+        least, greatest, whole = math.inf, -math.inf, True
+        for table in shard.reader.tables([column]):
+            values = pc.cast(table.column(column), "float64")
+            if values.null_count or not pc.all(pc.is_finite(values), min_count=0).as_py():
+                raise ConfigurationError(f"{what} known and finite, found missing or infinite ones in {column!r}")
+            if len(values):
+                found = pc.min_max(values).as_py()
+                least, greatest = min(least, found["min"]), max(greatest, found["max"])
+                whole = whole and pc.all(pc.equal(pc.floor(values), values)).as_py()
+        domain = _DOMAINS.get(self._objective or "")
+        if self._objective in _CLASSES and self._classes:
+            domain = (0, self._classes - 1, True)
+        if domain is not None and (least < domain[0] or greatest > domain[1] or (domain[2] and not whole)):
+            kind, of = ("whole numbers" if domain[2] else "numbers"), f"objective {self._objective!r}"
+            low = "above 0" if domain[0] == _ABOVE_0 else f"from {domain[0]}"
+            raise ConfigurationError(
+                f"{what} {kind} {low}{f' to {domain[1]}' if domain[1] < math.inf else ''} for {of}, "
+                f"found {'' if whole else 'fractions '}from {least:g} to {greatest:g} in column {column!r}"
+            )
+        binary = self._objective == "binary"  # of which LightGBM takes all above 0 as one class
+        if name == TRAIN and (least == greatest or (binary and (least > 0) == (greatest > 0))):
+            raise ConfigurationError(
+                f"{what} of different {'classes' if binary else 'values'}, found only {least:g}"
+                f"{'' if least == greatest else f' to {greatest:g}'} in column {column!r}"
+            )
+
+    def _note_categories(self, shard: DatasetShard) -> None:
+        """Reads the columns of categories, and notes all of them where parts have different ones."""
+        from pyarrow import types
+
+        schema = shard.schema()
+        names = [field.name for field in schema if types.is_dictionary(field.type)]
+        for table in shard.reader.tables(names) if names else ():
+            for name in names:
+                for chunk in table.column(name).chunks:
+                    self._categories[name] = _union(self._categories.get(name), chunk.dictionary)
+
+    def _recoded(self, shard: Any) -> Any:
+        return (
+            replace(shard, reader=_Recoded(shard.reader, dict(self._categories)))
+            if self._categories and isinstance(shard, DatasetShard)
+            else shard
+        )
+
+
+@dataclass(frozen=True)
+class _Recoded:
+    """Rows whose categories have the same numbers wherever they are read."""
+
+    reader: Any
+    categories: Mapping[str, pa.Array]
+
+    def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
+        """See :class:`drivetrain.DatasetShard`."""
+        for table in self.reader.tables(columns, skip):
+            recoded = [
+                _recode(column, self.categories[name]) if name in self.categories else column
+                for name, column in zip(table.column_names, table.columns, strict=True)
+            ]
+            yield table.from_arrays(recoded, names=table.column_names)
+
+    def schema(self) -> pa.Schema:
+        """See :class:`drivetrain.DatasetShard`."""
+        schema: pa.Schema = self.reader.schema()
+        return schema
+
+
+def _recode(column: pa.ChunkedArray, categories: pa.Array) -> pa.ChunkedArray:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def chunk_of(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
+        if chunk.dictionary.equals(categories):
+            return chunk
+        numbers = pc.index_in(chunk.dictionary.cast(categories.type), categories).take(chunk.indices)
+        return pa.DictionaryArray.from_arrays(numbers, categories, ordered=chunk.type.ordered)
+
+    chunks = [chunk_of(chunk) for chunk in column.chunks]
+    return pa.chunked_array(chunks, chunks[0].type if chunks else column.type)
+
+
+def _union(known: pa.Array | None, found: pa.Array) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if known is None or known.equals(found):
+        return found
+    found = found.cast(known.type)
+    return pa.concat_arrays([known, found.filter(pc.invert(pc.is_in(found, known)))])
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind))

@@ -1,0 +1,124 @@
+"""With a backend that declares it, the ranks that are left when one is lost stay, and a new process joins them."""
+
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drivetrain
+from drivetrain import Backend, Checkpoint, FailureConfig, FailureKind, TrainContext, TrainingFailedError, WorkerGroup
+from tests.contract.conftest import RuntimeUnderTest
+from tests.contract.runtimes import with_processes
+from tests.support import Collector, listening, release, wait_for_release
+
+
+@dataclass(frozen=True)
+class Staying(Backend):
+    """Ranks wait for each other at named pipes; ``on_rejoin`` is released when the controller has a new process."""
+
+    waits: bool = True
+    on_rejoin: str = ""
+
+    name = "staying"
+    survives_losses = True
+
+    def rejoin(self, group: WorkerGroup, lost: Sequence[int]) -> Future[Sequence[Mapping[str, str]]]:
+        future: Future[Sequence[Mapping[str, str]]] = Future()
+        if self.on_rejoin:
+            release(self.on_rejoin)
+        if self.waits:
+            future.set_result([{"NEW_IN_PLACE_OF": str(rank)} for rank in lost])
+        return future
+
+    @contextlib.contextmanager
+    def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
+        os.environ.update(rendezvous)
+        yield
+
+
+def train(config: dict[str, str]) -> int:
+    """Rank 0 reports three times, rank 1 once, and dies; then both report together, rank 1 in a new process."""
+    rank = drivetrain.get_context().get_world_rank()
+    if "NEW_IN_PLACE_OF" in os.environ:
+        release(config["new"])
+    elif rank == 0:
+        for step in range(3):
+            drivetrain.report({"step": step, "pid": os.getpid()})
+        release(config["reported"])
+        wait_for_release(config["new"])
+    else:
+        drivetrain.report({"step": 0, "pid": os.getpid()})
+        wait_for_release(config["reported"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, f"rank_{rank}.txt").write_text("here")
+        checkpoint = Checkpoint.from_directory(directory)
+        drivetrain.report({"step": 3, "ranks": 1, "pid": os.getpid()}, checkpoint, reduce={"ranks": "sum"})
+    return os.getpid()
+
+
+def raise_on_rank_0(config: dict[str, str]) -> int:
+    """Rank 1 dies, and rank 0 does not wait for a new one."""
+    context = drivetrain.get_context()
+    if context.attempt > 0:
+        return context.attempt
+    if context.get_world_rank() == 1 and "NEW_IN_PLACE_OF" not in os.environ:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait_for_release(config["new"])
+    raise ConnectionError("rank 1 is gone")
+
+
+@with_processes
+def test_others_stay_and_all_report_together_again(runtime: RuntimeUnderTest, tmp_path: Path):
+    told = Collector()
+    with listening(tmp_path / "reported") as reported, listening(tmp_path / "new") as new:
+        result = runtime.fit(
+            train,
+            {"reported": reported.path, "new": new.path},
+            backend_config=Staying(),
+            callbacks=[told],
+            failure_config=FailureConfig(max_failures=1),
+        )
+    assert [(failure.rank, failure.kind) for failure in told.failures] == [(1, FailureKind.INFRASTRUCTURE)]
+    assert told.attempts == 1
+    assert {metrics["pid"] for metrics in told.metrics_of(0)} == {result.return_value}
+    assert len({metrics["pid"] for metrics in told.metrics_of(1)}) == 2
+    assert result.metrics["ranks"] == 2, "the fourth report of rank 0 was matched with the second of rank 1's place"
+    with result.checkpoint.as_directory() as directory:
+        assert {"rank_0.txt", "rank_1.txt"} <= set(os.listdir(directory))
+    assert told.checkpoints == ["checkpoint_000004"]
+
+
+@with_processes
+def test_all_are_replaced_where_another_rank_does_not_wait(runtime: RuntimeUnderTest, tmp_path: Path):
+    told = Collector()
+    with listening(tmp_path / "new") as new:
+        result = runtime.fit(
+            raise_on_rank_0,
+            {"new": new.path},
+            backend_config=Staying(waits=False, on_rejoin=new.path),
+            callbacks=[told],
+            failure_config=FailureConfig(max_failures=1),
+        )
+    assert result.return_value == 1
+    assert told.attempts == 2
+    assert [failure.rank for failure in told.failures] == [1]
+
+
+@with_processes
+def test_nobody_is_replaced_beyond_the_budget(runtime: RuntimeUnderTest, tmp_path: Path):
+    config: dict[str, Any] = {"reported": str(tmp_path / "reported"), "new": str(tmp_path / "new")}
+    with (
+        listening(tmp_path / "reported"),
+        listening(tmp_path / "new"),
+        pytest.raises(TrainingFailedError, match="the worker process of rank 1") as caught,
+    ):
+        runtime.fit(train, config, backend_config=Staying())
+    assert caught.value.rank == 1

@@ -1,0 +1,178 @@
+"""An epoch that is interrupted, and goes on with as many workers or with others: each row is seen once."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from drivetrain import ConfigurationError, DataConfig, DatasetShard
+
+ROWS = 1_003
+Batch = list[int]
+
+
+def parquet_files(directory: Path) -> str:
+    for number, part in enumerate(np.array_split(np.arange(ROWS), 3)):
+        pyarrow.parquet.write_table(pa.table({"id": part}), directory / f"{number}.parquet", row_group_size=100)
+    return str(directory)
+
+
+def hugging_face(directory: Path) -> Any:
+    datasets = pytest.importorskip("datasets")
+    return datasets.Dataset.from_dict({"id": list(range(ROWS))})
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "table": lambda directory: pa.table({"id": np.arange(ROWS)}),
+    "files": parquet_files,
+    "hugging face": hugging_face,
+}
+ORDERS: dict[str, dict[str, Any]] = {
+    "in order": {},
+    "mixed": {"local_shuffle_buffer_size": 50, "local_shuffle_seed": 3},
+    "full batches only": {"drop_last": True},
+}
+
+
+def shards_of(dataset: Any, world_size: int, state: dict[str, Any] | None = None, **config: Any) -> list[DatasetShard]:
+    options = {"positions": {"train": state}} if state else {}
+    made = DataConfig(**config).configure({"train": dataset}, world_size, **options)
+    return [shards["train"] for shards in made]
+
+
+def go_on(dataset: Any, world_size: int, state: dict[str, Any] | None) -> list[DatasetShard]:
+    """What the workers of the next attempt have, after the state was written to a checkpoint and read."""
+    state = json.loads(json.dumps(state))
+    shards = shards_of(dataset, world_size, state)
+    if state is not None:
+        for shard in shards:
+            shard.load_state_dict(state)
+    return shards
+
+
+def take(shards: list[DatasetShard], batches: int | None, **options: Any) -> tuple[list[list[Batch]], dict[str, Any]]:
+    """Some batches of each rank, in turn, and the state after them; None for all that are left."""
+    iterators = [iter(shard.iter_batches(batch_size=17, **options)) for shard in shards]
+    taken = [[batch["id"].tolist() for batch in itertools.islice(each, batches)] for each in iterators]
+    states = [shard.state_dict() for shard in shards]
+    assert all(state == states[0] for state in states)
+    return taken, states[0]
+
+
+def ids(*batches: list[list[Batch]]) -> list[int]:
+    return sorted(itertools.chain.from_iterable(itertools.chain.from_iterable(itertools.chain.from_iterable(batches))))
+
+
+@pytest.mark.parametrize("sizes", [(3, 2, 4), (1, 4, 3), (2, 3, 2)], ids=str)
+@pytest.mark.parametrize("order", ["in order", "mixed"])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_no_row_is_lost_or_seen_twice_when_the_number_of_workers_changes(
+    kind: str, order: str, sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    dataset = SOURCES[kind](tmp_path)
+    seen, state = [], None
+    for size, batches in zip(sizes, (5, 4, None), strict=True):
+        taken, state = take(go_on(dataset, size, state), batches, **ORDERS[order])
+        seen.append(taken)
+    assert ids(*seen) == list(range(ROWS))
+
+    following, _ = take(go_on(dataset, 2, state), None, **ORDERS[order])
+    assert ids(following) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_the_same_batches_follow_with_as_many_workers(kind: str, order: str, tmp_path: Path) -> None:
+    dataset, options = SOURCES[kind](tmp_path), ORDERS[order]
+    undisturbed, _ = take(shards_of(dataset, 2), None, **options)
+
+    first, state = take(shards_of(dataset, 2), 3, **options)
+    second, state = take(go_on(dataset, 2, state), 4, **options)
+    third, state = take(go_on(dataset, 2, state), None, **options)
+
+    assert [[*a, *b, *c] for a, b, c in zip(first, second, third, strict=True)] == undisturbed
+    assert state["batches"] == 0
+
+
+def test_an_epoch_that_was_split_anew_goes_on_with_as_many_workers_too(tmp_path: Path) -> None:
+    dataset = parquet_files(tmp_path)
+    first, state = take(shards_of(dataset, 3), 4)
+    second, state = take(go_on(dataset, 2, state), 3)
+    third, state = take(go_on(dataset, 2, state), 2)
+    fourth, _ = take(go_on(dataset, 4, state), None)
+    assert ids(first, second, third, fourth) == list(range(ROWS))
+
+
+def test_the_state_counts_what_was_handed_over_and_not_what_was_made_ahead() -> None:
+    (shard,) = shards_of({"id": np.arange(100)}, 1)
+    batches = iter(shard.iter_batches(batch_size=10, prefetch_batches=5))
+    assert shard.state_dict()["batches"] == 0
+    for count in range(1, 11):
+        next(batches)
+        assert shard.state_dict()["batches"] == count
+    assert next(batches, None) is None
+    assert shard.state_dict()["batches"] == 0
+
+
+def test_iteration_that_is_begun_anew_is_a_new_epoch() -> None:
+    (shard,) = shards_of({"id": np.arange(100)}, 1)
+    next(iter(shard.iter_batches(batch_size=10)))
+    second = iter(shard.iter_batches(batch_size=20))
+    assert next(second)["id"][0] == 0
+    assert shard.state_dict()["batches"] == 1
+
+
+def test_dataset_that_is_not_split_goes_on_on_any_number_of_workers() -> None:
+    config = {"datasets_to_split": []}
+    first, state = take(shards_of({"id": np.arange(100)}, 2, **config), 2)
+    shards = shards_of({"id": np.arange(100)}, 3, state, **config)
+    for shard in shards:
+        shard.load_state_dict(state)
+    second, _ = take(shards, None)
+    assert [ids([first[0], rest]) for rest in second] == [list(range(100))] * 3
+
+
+def test_stream_goes_on_with_as_many_workers() -> None:
+    datasets = pytest.importorskip("datasets")
+    stream = datasets.Dataset.from_dict({"id": list(range(100))}).to_iterable_dataset(num_shards=2)
+    first, state = take(shards_of(stream, 2), 1)
+    second, _ = take(go_on(stream, 2, state), None)
+    assert ids(first, second) == list(range(100))
+    with pytest.raises(ConfigurationError, match="wants a state of 1 workers, found one of 2"):
+        go_on(stream, 1, state)
+
+
+def test_states_that_do_not_fit_are_refused_with_what_to_do() -> None:
+    (shard,) = shards_of({"id": np.arange(100)}, 1)
+    with pytest.raises(ConfigurationError, match="wants what state_dict\\(\\) has returned, found"):
+        shard.load_state_dict({"epoch": 3})
+    _, other = take(shards_of({"id": np.arange(90)}, 1), 2)
+    with pytest.raises(ConfigurationError, match="wants the state of one of 100 rows, found that of 90"):
+        shard.load_state_dict(other)
+    _, of_two = take(shards_of({"id": np.arange(100)}, 2), 2)
+    with pytest.raises(ConfigurationError, match="wants a state of 1 workers, found one of 2"):
+        shard.load_state_dict(of_two)
+
+    next(iter(shard.iter_batches(batch_size=17, local_shuffle_buffer_size=20)))
+    with pytest.raises(ConfigurationError, match="add local_shuffle_seed"):
+        shard.state_dict()
+
+    _, state = take(shards_of({"id": np.arange(100)}, 1), 2)
+    shard.load_state_dict(state)
+    with pytest.raises(ConfigurationError, match="wants batches made as before"):
+        next(iter(shard.iter_batches(batch_size=5)))
+    assert next(iter(shard.iter_batches(batch_size=17)))["id"][0] == 34
+
+
+def test_rows_that_stay_together_are_not_split_anew_in_the_middle() -> None:
+    dataset = {"id": np.arange(100), "group": np.arange(100) // 10}
+    config = {"keep_together": {"train": "group"}}
+    _, state = take(shards_of(dataset, 2, **config), 1)
+    with pytest.raises(ConfigurationError, match="wants a state of 3 workers, found one of 2"):
+        shards_of(dataset, 3, state, **config)[0].load_state_dict(state)

@@ -1,0 +1,244 @@
+"""What a person sees of a run: on terminals of two widths, with rich and without, elsewhere, and in a notebook."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drivetrain
+from drivetrain import Callback, ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain.console import Console
+from drivetrain.loggers import ProgressCallback
+from drivetrain.runtime.output import LineEcho
+from tests.terminal import watch
+
+SCRIPT = """
+import pathlib, sys, tempfile, time
+import drivetrain
+from drivetrain import Callback, Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
+
+def train(config):
+    from tqdm import tqdm
+
+    for epoch in range(config["epochs"]):
+        for batch in tqdm(range(10), desc=f"epoch {epoch}", mininterval=0):
+            step = epoch * 10 + batch + 1
+            drivetrain.report({"epoch": epoch, "step": step, "loss": 1 / step, "accuracy": step / 100, "lr": 0.1})
+            time.sleep(0.05)  # the pace is what is looked at
+        print(f"epoch {epoch} is done")
+        with tempfile.TemporaryDirectory() as directory:
+            pathlib.Path(directory, "x").write_text("x")
+            drivetrain.report({"epoch": epoch, "step": step, "loss": 1 / step}, checkpoint=Checkpoint(directory))
+
+class Own(Callback):
+    def on_run_start(self, run):
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=22, desc="own bar", ncols=60, mininterval=0, file=sys.stderr)
+
+    def on_report(self, run, report):
+        if report.rank == 0:
+            self.bar.update()
+
+    def on_run_end(self, run, error):
+        self.bar.close()
+
+DataParallelTrainer(
+    train,
+    train_loop_config={"epochs": 2, "max_steps": 20},
+    scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(
+        name="digits",
+        storage_path="runs",
+        callbacks=[Own()] if "own" in sys.argv[0] else [],
+        worker_output="all",
+        verbose=VERBOSE,
+    ),
+).fit()
+"""
+
+
+def script(directory: Path, name: str = "train.py", *, verbose: int = 1, prefix: str = "") -> Path:
+    path = directory / name
+    path.write_text(prefix + SCRIPT.replace("VERBOSE", str(verbose)))
+    return path
+
+
+def find(pattern: str, screens: list[list[str]]) -> list[str]:
+    """The first screen of which a line is as described."""
+    found = next((lines for lines in screens if any(re.search(pattern, line) for line in lines)), None)
+    assert found is not None, "\n".join(screens[len(screens) // 2])
+    return found
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[list[list[str]], list[str]]]:
+    """What is on terminals of two widths while a run goes on, and at its end."""
+    return {columns: watch(script(tmp_path_factory.mktemp("run")), columns=columns) for columns in (80, 200)}
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_panel_says_how_far_the_run_is_how_fast_and_what_is_stored(columns: int, seen: Any) -> None:
+    screens, last = seen[columns]
+
+    assert all(len(line) < columns or not line.startswith(("\u256d", "\u2502")) for lines in screens for line in lines)
+    find(r"^\u256d\u2500 digits \u00b7 2 workers \u00b7 0:0\d \u2500+\u256e$", screens)
+    find(r"\d+% epoch [12]/2 \u00b7 step \d+/20 \u00b7 [\d.]+ steps/s \u00b7 0:0\d left +\u2502$", screens)
+    moved = find(r"loss 0\.\d+ \u2193  accuracy 0\.\d+ \u2191", screens)
+    assert not any("lr" in line for line in moved), "it has not moved"
+    find(r"^\u2502 checkpoint_000011", screens)
+    assert not any(re.search(r"\u256d|\u2502", line) for line in last), "it is gone at the end"
+    assert "finished after" in "".join(last)
+
+
+def test_bars_of_rank_0_are_live_and_stay_as_they_ended_among_its_lines(seen: Any) -> None:
+    screens, last = seen[200]
+
+    find(r"^\[rank 0\] epoch 0:  [3-9]0%", screens)
+    ours = [line.split("|")[0].rstrip() for line in last if line.startswith("[rank 0]")]
+    assert ours == [
+        "[rank 0] epoch 0: 100%",
+        "[rank 0] epoch 0 is done",
+        "[rank 0] epoch 1: 100%",
+        "[rank 0] epoch 1 is done",
+    ]
+    others = {line for lines in screens for line in lines if line.startswith("[rank 1]")}
+    assert others <= {"[rank 1] epoch 0 is done", "[rank 1] epoch 1 is done"}
+
+
+def test_without_rich_it_is_one_line(tmp_path: Path) -> None:
+    without = "import sys, importlib.util as util\nfind = util.find_spec\n"
+    without += "util.find_spec = lambda name, package=None: None if name == 'rich' else find(name, package)\n"
+    screens, _ = watch(script(tmp_path, prefix=without), columns=200)
+
+    find(r"^2 workers \| epoch [12]/2 \| step \d+/20 \| [\d.]+ steps/s \| 0:0\d left \| loss 0\.\d+ \u2193 \|", screens)
+    assert not any("\u2502" in line for lines in screens for line in lines)
+
+
+def test_users_own_bar_in_the_driver_stays_one_line(tmp_path: Path) -> None:
+    screens, last = watch(script(tmp_path, "own.py"), columns=100)
+
+    find(r"^own bar:  \d\d%", screens)
+    assert max(sum(line.startswith("own bar") for line in lines) for lines in screens) == 1
+    assert sum(line.startswith("own bar") for line in last) == 1
+
+
+def test_nothing_is_shown_when_told(tmp_path: Path) -> None:
+    screens, last = watch(script(tmp_path, verbose=0), columns=80)
+    assert not any("digits" in line or "finished" in line for lines in [*screens, last] for line in lines)
+
+
+def test_elsewhere_it_is_plain_lines_and_bars_only_as_they_ended(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(script(tmp_path))], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "\x1b" not in ended.stdout + ended.stderr
+    assert "\r" not in ended.stdout + ended.stderr
+    assert [line for line in ended.stdout.splitlines() if "%" in line and "100%" not in line] == []
+    first, *_, last = ended.stderr.splitlines()
+    assert first.endswith("run directory: runs/digits") or "runs/digits" in first
+    assert last.startswith("finished after ")
+
+
+def test_plain_lines_come_at_intervals(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class UntilTwoLines(Callback):
+        def on_report(self, run: Any, report: Any) -> None:
+            self.console: Console = run.console
+
+    def train() -> None:
+        for step in range(8):
+            drivetrain.report({"step": step + 1, "loss": 1 / (step + 1)})
+            __import__("time").sleep(0.15)
+
+    DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(
+            name="run", storage_path=tmp_path, callbacks=[ProgressCallback(total={"step": 8}, interval_s=0.3)]
+        ),
+    ).fit()
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("in this process | step")]
+    assert 1 <= len(lines) <= 4
+    assert re.fullmatch(r"in this process \| step \d/8 \|.* loss [\d.]+.*", lines[-1])
+
+
+class Kept(Console):
+    """Keeps what is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.printed: list[str] = []
+        self.live: list[str] = []
+
+    def print(self, text: str, *, error: bool = False) -> None:
+        self.printed += text.splitlines()
+
+    def bars(self, lines: Any) -> None:
+        self.live = list(lines)
+
+
+NESTED = """
+from tqdm import tqdm
+for epoch in tqdm(range(2), desc="epochs", position=0, mininterval=0):
+    for step in tqdm(range(3), desc="steps", position=1, leave=False, mininterval=0):
+        pass
+    tqdm.write("written beside them")
+    print("printed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("size", [1, 7, 50, 100_000])
+def test_nested_bars_are_followed_however_their_output_is_cut(size: int, rank: int) -> None:
+    written = subprocess.run(
+        [sys.executable, "-u", "-c", NESTED], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, timeout=60
+    ).stdout
+    console = Kept()
+    echo = LineEcho(rank, console)
+    most = 0
+    for place in range(0, len(written), size):
+        echo.feed(written[place : place + size])
+        most = max(most, len(console.live))
+    echo.finish()
+
+    lines = [line.split("|")[0].removeprefix(f"[rank {rank}] ") for line in console.printed]
+    told = ["written beside them", "printed", "written beside them", "printed"]
+    assert lines == (told if rank else [*told, "epochs: 100%"])
+    assert console.live == []
+    assert most == (0 if rank else 2) or size == 100_000
+
+
+def test_lines_that_end_as_on_another_system_and_parts_of_characters_are_shown_whole() -> None:
+    console = Kept()
+    echo = LineEcho(0, console)
+    for byte in "caf\u00e9\r\n\nlast".encode():
+        echo.feed(bytes([byte]))
+    echo.finish()
+    assert console.printed == ["[rank 0] caf\u00e9", "[rank 0] ", "[rank 0] last"]
+
+
+def test_notebook_shows_one_output_that_is_replaced(tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    cell = nbformat.v4.new_code_cell(script(tmp_path).read_text())
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    os.environ.setdefault("IPYTHONDIR", str(tmp_path / "ipython"))
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+    kinds = [output.output_type for output in cell.outputs]
+    assert kinds.count("display_data") == 1
+    text = "".join(output.text for output in cell.outputs if output.output_type == "stream")
+    assert "\r" not in text
+    assert "finished after" in text
+    assert text.count("epoch 0: 100%") == 1
+
+
+@pytest.mark.parametrize("wrong", [{"total": 3}, {"total": {"step": "3"}}, {"interval_s": 0}])
+def test_arguments_of_the_progress_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        ProgressCallback(**wrong)

@@ -1,0 +1,372 @@
+"""What holds for every tracker: nothing that it does stops a run or holds it up, and what it is given."""
+
+import json
+import os
+import pickle
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+import drivetrain
+from drivetrain import (
+    Callback,
+    Checkpoint,
+    ConfigurationError,
+    DataParallelTrainer,
+    FailureConfig,
+    PluginBrokenError,
+    PluginNotFoundError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+)
+from drivetrain.loggers import (
+    CSVLoggerCallback,
+    Entry,
+    JsonLoggerCallback,
+    ProgressCallback,
+    TBXLoggerCallback,
+    TrackerCallback,
+)
+from drivetrain.loggers.chosen import make_callbacks
+from tests.support import Pipe, release, wait_for_release
+
+REPORTS = 5
+HANG_S = 30.0
+
+
+class Notes(TrackerCallback):
+    """A tracker that keeps what it is given, and raises, waits or ends its thread where it is told to."""
+
+    title = "notes"
+
+    def __init__(self, *, fault: str = "", raises: type[BaseException] = OSError, times: int = 1000, **options: Any):
+        super().__init__(**options)
+        self.fault, self.raises, self.times = fault, raises, times
+        self.calls: list[str] = []
+        self.entries: list[Entry] = []
+        self.saved: dict[str, list[str]] = {}
+
+    @property
+    def wants_checkpoints(self) -> bool:
+        return True
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if self.fault == call and self.times > 0:
+            self.times -= 1
+            raise self.raises("as the test asks for")
+        if self.fault == f"hang in {call}":
+            threading.Event().wait(HANG_S)
+
+    def open(self, run: Any) -> None:
+        self._note("open")
+
+    def log(self, entries: Any) -> None:
+        self._note("log")
+        self.entries += entries
+
+    def save(self, checkpoint: Any, directory: str) -> None:
+        self._note("save")
+        self.saved[checkpoint.name] = sorted(os.listdir(directory))
+
+    def close(self, error: BaseException | None) -> None:
+        self._note(f"close {type(error).__name__}" if error else "close")
+
+
+def report_steps() -> None:
+    rank = drivetrain.get_context().get_world_rank()
+    for step in range(REPORTS):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, f"{rank}.txt").write_text(str(step))
+            checkpoint = Checkpoint(directory) if step == 2 else None
+            drivetrain.report({"loss": step + rank / 10, "eval": {"score": 2 * step}}, checkpoint=checkpoint)
+
+
+def fit(
+    tmp_path: Path, *callbacks: Callback | str, workers: int = 0, train: Any = report_steps, **options: Any
+) -> Result:
+    run_config = RunConfig(**{"name": "run", "storage_path": tmp_path, "callbacks": callbacks, "verbose": 0, **options})
+    return DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=workers), run_config=run_config).fit()
+
+
+def test_tracker_gets_every_report_in_order_and_every_checkpoint(tmp_path: Path) -> None:
+    notes = Notes()
+    fit(tmp_path, notes)
+
+    assert [entry.iteration for entry in notes.entries] == list(range(1, REPORTS + 1))
+    assert notes.entries[3].metrics["loss"] == 3
+    assert notes.entries[3].metrics["eval/score"] == 6
+    assert notes.entries[3].metrics["training_iteration"] == 4
+    assert not [name for name in notes.entries[3].metrics if name.startswith("_")]
+    assert notes.saved == {"checkpoint_000003": [".checkpoint.json", "0.txt"]}
+    assert (notes.calls[0], notes.calls[-1]) == ("open", "close")
+
+
+@pytest.mark.parametrize("raises", [OSError, SystemExit])
+@pytest.mark.parametrize("call", ["open", "log", "save", "close"])
+def test_tracker_that_raises_warns_once_and_the_run_goes_on(
+    call: str, raises: type[BaseException], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notes = Notes(fault=call, raises=raises)
+    result = fit(tmp_path, notes)
+
+    assert result.metrics is not None
+    assert result.metrics["loss"] == REPORTS - 1
+    first, *others = capfd.readouterr().err.splitlines()
+    assert first == f"run: notes: {raises.__name__}: as the test asks for; the run goes on, and this is tried again"
+    missing = [f"run: notes: {REPORTS} of {REPORTS} reports are not there"] if call in ("open", "log") else []
+    assert others == missing
+    assert len(result.metrics_dataframe) == REPORTS
+
+
+def test_tracker_that_fails_for_a_while_gets_everything_all_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notes = Notes(fault="log", times=2)
+    fit(tmp_path, notes)
+
+    assert [entry.iteration for entry in notes.entries] == list(range(1, REPORTS + 1))
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("call", ["open", "log", "save", "close"])
+def test_tracker_that_hangs_holds_up_no_report_and_the_end_by_its_bound_only(
+    call: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notes = Notes(fault=f"hang in {call}", drain_timeout_s=0.2)
+    began = time.monotonic()
+    result = fit(tmp_path, notes)
+
+    assert time.monotonic() - began < HANG_S / 3
+    assert len(result.metrics_dataframe) == REPORTS
+    assert "run: notes: was not done 0.2 s after the end of the run" in capfd.readouterr().err
+
+
+def test_tracker_that_is_behind_drops_what_it_has_no_room_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drivetrain.loggers.tracker._MOST_WAITING", 2)
+    notes = Notes(fault="hang in open", drain_timeout_s=0.1)
+    fit(tmp_path, notes)
+
+    assert f"run: notes: {REPORTS} of {REPORTS} reports are not there" in capfd.readouterr().err
+
+
+def test_full_disk_does_not_stop_a_run_whose_tracker_writes_to_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class ToFullDisk(Notes):
+        def log(self, entries: Any) -> None:
+            with open("/dev/full", "w") as file:
+                file.write("no room")
+
+    result = fit(tmp_path, ToFullDisk())
+
+    assert len(result.metrics_dataframe) == REPORTS
+    assert "OSError: [Errno 28] No space left on device" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ("rank0", [{"loss": 0.0}, {"loss": 1.0}]),
+        ("all", [{"loss": 0.0}, {"loss": 1.0}, {"rank_1/loss": 0.1}, {"rank_1/loss": 1.1}]),
+        ("reduced", [{"loss": 0.05}, {"loss": 1.05}]),
+    ],
+)
+def test_reports_are_of_rank_0_of_all_ranks_or_their_mean(
+    ranks: Any, expected: list[dict[str, float]], tmp_path: Path
+) -> None:
+    notes = Notes(ranks=ranks)
+    fit(tmp_path, notes, workers=2)
+
+    told = sorted(
+        ({name: value for name, value in entry.metrics.items() if name.endswith("loss")} for entry in notes.entries),
+        key=lambda metrics: [*metrics.items()],
+    )
+    assert [metrics for metrics in told if min(metrics.values()) < 1.5] == [pytest.approx(e) for e in expected]
+
+
+def test_mean_does_not_wait_for_ranks_that_never_report(tmp_path: Path) -> None:
+    gate = Pipe(tmp_path / "gate")
+    path = gate.path
+
+    def train() -> None:
+        rank = drivetrain.get_context().get_world_rank()
+        if rank == 0:
+            wait_for_release(path)
+        for step in range(3 if rank else 1100):
+            drivetrain.report({"loss": step + rank})
+        if rank == 1:
+            release(path)
+
+    notes = Notes(ranks="reduced")
+    fit(tmp_path, notes, workers=2, train=train)
+
+    losses = {entry.iteration: entry.metrics["loss"] for entry in notes.entries}
+    assert list(losses) == list(range(1, 1101))
+    assert (losses[3], losses[4]) == (2.5, 3)
+    gate.close()
+
+
+def fail_once_after_a_checkpoint() -> None:
+    """Commits step 3, reports up to step 5, fails; the second attempt goes on with step 4."""
+    start = 0
+    if (checkpoint := drivetrain.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as directory:
+            start = int(Path(directory, "step.txt").read_text())
+    for step in range(start + 1, 8):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step.txt").write_text(str(step))
+            attempt = drivetrain.get_context().attempt
+            metrics = {"step": step, "attempt": attempt}
+            drivetrain.report(metrics, checkpoint=Checkpoint(directory) if step == 3 else None)
+        if step == 5 and not start:
+            raise ArithmeticError
+
+
+def test_what_is_reported_again_after_a_failure_is_told_once(tmp_path: Path) -> None:
+    notes = Notes()
+    fit(tmp_path, notes, train=fail_once_after_a_checkpoint, failure_config=FailureConfig(max_failures=1))
+
+    told = [(entry.metrics["step"], entry.metrics["attempt"]) for entry in notes.entries]
+    assert told == [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1), (7, 1)]
+
+
+def test_tracker_hears_how_the_run_ended(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ArithmeticError
+
+    notes = Notes()
+    with pytest.raises(TrainingFailedError):
+        fit(tmp_path, notes, train=fail)
+    assert notes.calls == ["open", "close TrainingFailedError"]
+
+
+def test_callback_of_a_class_that_every_run_has_takes_its_place(tmp_path: Path) -> None:
+    def kinds(*callbacks: Callback | str, verbose: int = 1) -> list[str]:
+        return [type(made).__name__ for made in make_callbacks(RunConfig(callbacks=callbacks, verbose=verbose))]
+
+    usual = ["JsonLoggerCallback", "CSVLoggerCallback", "ProgressCallback"]
+    assert kinds() == usual
+    assert kinds(verbose=0) == usual[:2]
+    assert kinds(ProgressCallback(total={"step": 3}), verbose=0) == usual
+    assert sorted(kinds("json", CSVLoggerCallback(), "progress")) == sorted(usual)
+
+    fit(tmp_path, JsonLoggerCallback())
+    assert len((tmp_path / "run" / "result.json").read_text().splitlines()) == REPORTS
+
+
+def test_name_of_a_callback_that_nobody_provides_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(PluginNotFoundError, match=r"no callback 'mlfow' is installed; installed are: .*'json'"):
+        fit(tmp_path, "mlfow")
+    assert not (tmp_path / "run").exists()
+
+
+def test_tracker_without_its_package_says_what_to_install_before_anything_starts() -> None:
+    class Missing(Notes):
+        package = "no_such_tracker"
+        extra = "tracker"
+
+    with pytest.raises(PluginNotFoundError, match=r'wants the package no_such_tracker.*"drivetrain\[tracker\]"'):
+        Missing()
+
+
+def test_callback_that_wants_arguments_is_to_be_given_as_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wants(Callback):
+        def __init__(self, where: str) -> None:
+            self.where = where
+
+    monkeypatch.setattr("drivetrain.loggers.chosen.load_plugin", lambda kind, name: Wants)
+    with pytest.raises(PluginBrokenError, match=r"give RunConfig\(callbacks=\.\.\.\) an object, .*Wants\(\.\.\.\)"):
+        make_callbacks(RunConfig(callbacks=["wants"]))
+    monkeypatch.setattr("drivetrain.loggers.chosen.load_plugin", lambda kind, name: dict)
+    with pytest.raises(PluginBrokenError, match=r"wants to be a drivetrain.Callback, found \{\}"):
+        make_callbacks(RunConfig(callbacks=["dict"]))
+
+
+@pytest.mark.parametrize("wrong", [{"ranks": "rank1"}, {"drain_timeout_s": -1}])
+def test_arguments_of_a_tracker_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        Notes(**wrong)
+
+
+def test_tracker_can_be_pickled_while_and_after_it_is_used(tmp_path: Path) -> None:
+    pickled = []
+
+    class Pickles(Callback):
+        def on_report(self, run: Any, report: Any) -> None:
+            pickled.append(pickle.dumps(tensorboard))
+
+    tensorboard = TBXLoggerCallback(ranks="all")
+    fit(tmp_path, tensorboard, Pickles())
+    assert all(pickle.loads(data).ranks == "all" for data in [*pickled, pickle.dumps(tensorboard)])
+
+
+@pytest.mark.parametrize("ranks", ["rank0", "reduced"])
+def test_run_that_goes_on_after_a_failure_is_whole_in_json_csv_and_tensorboard(ranks: Any, tmp_path: Path) -> None:
+    tensorboard = TBXLoggerCallback(ranks=ranks)
+    fit(tmp_path, tensorboard, train=fail_once_after_a_checkpoint, failure_config=FailureConfig(max_failures=1))
+    run = tmp_path / "run"
+
+    steps = [json.loads(line)["step"] for line in (run / "result.json").read_text().splitlines()]
+    assert steps == list(range(1, 8))
+    assert len((run / "progress.csv").read_text().splitlines()) == 8
+    assert scalars(run, "attempt") == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 1), (7, 1)]
+
+
+def scalars(run: Path, name: str) -> list[tuple[int, float]]:
+    """The values of a scalar, as TensorBoard shows them."""
+    return [(event.step, event.value) for event in read_events(run).Scalars(name)]
+
+
+def read_events(run: Path) -> Any:
+    """What TensorBoard reads from the event files of a directory."""
+    return EventAccumulator(str(run), size_guidance={"scalars": 0, "images": 0, "histograms": 0}).Reload()
+
+
+def test_tensorboard_has_scalars_histograms_images_and_hyperparameters(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import numpy as np
+        from PIL import Image
+
+        files = Path(drivetrain.get_context().get_trial_dir())
+        for step in range(3):
+            Image.new("RGB", (4, 3), (80 * step, 0, 0)).save(files / f"samples_{10 * step:06}.png")
+            np.savez(files / f"layers_{step}.npz", first=np.arange(10.0), second=np.ones(3))
+            drivetrain.report({"loss": 1 / (step + 1), "gradients": [0.5, step]})
+        (files / "broken.png").write_bytes(b"not an image")
+
+    DataParallelTrainer(
+        train,
+        train_loop_config={"lr": 0.1, "optimizer": {"name": "adam"}, "layers": [3, 4]},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=tmp_path, callbacks=[TBXLoggerCallback()], verbose=0),
+    ).fit()
+
+    events = read_events(tmp_path / "run")
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
+        (1, 1.0),
+        (2, 0.5),
+        (3, pytest.approx(1 / 3)),
+    ]
+    assert [(image.step, image.width, image.height) for image in events.Images("samples")] == [
+        (0, 4, 3),
+        (10, 4, 3),
+        (20, 4, 3),
+    ]
+    assert [histogram.step for histogram in events.Histograms("gradients")] == [1, 2, 3]
+    assert [histogram.histogram_value.num for histogram in events.Histograms("layers/first")] == [10, 10, 10]
+    start = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    hparams = HParamsPluginData.FromString(start).session_start_info.hparams
+    assert hparams["lr"].number_value == 0.1
+    assert hparams["optimizer/name"].string_value == "adam"
+    assert hparams["layers"].string_value == "[3, 4]"

@@ -1,0 +1,107 @@
+"""Terminals for tests: what a person would see on one."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pyte
+import pytest
+
+from tests.support import DEADLINE_S, ROOT
+
+
+class Terminal:
+    """A pseudo-terminal, and a screen that shows what is written to it."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self._controller, self.device = pty.openpty()
+        os.set_blocking(self._controller, False)
+        fcntl.ioctl(self.device, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._screen = pyte.HistoryScreen(columns, rows, history=1000, ratio=1)
+        self._stream = pyte.ByteStream(self._screen)
+
+    def take(self, wait_s: float = 0.0) -> bool:
+        """Shows what was written; False once nobody can write any more."""
+        if not select.select([self._controller], [], [], wait_s)[0]:
+            return True
+        try:
+            data = os.read(self._controller, 65536)
+        except OSError:  # which is how a terminal says that everybody has closed it
+            return False
+        self._stream.feed(data)
+        return True
+
+    def lines(self) -> list[str]:
+        """What is on the screen, without blank lines."""
+        return [line.rstrip() for line in self._screen.display if line.strip()]
+
+    def close(self) -> None:
+        os.close(self._controller)
+
+
+@contextlib.contextmanager
+def terminal(
+    monkeypatch: pytest.MonkeyPatch, *, columns: int = 80, rows: int = 24
+) -> Iterator[Callable[[], list[str]]]:
+    """A terminal as this process's standard error, and a function that tells what is on it."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    shown = Terminal(columns, rows)
+
+    def screen() -> list[str]:
+        sys.stderr.flush()
+        while select.select([shown._controller], [], [], 0.05)[0]:
+            shown.take()
+        return shown.lines()
+
+    try:
+        with open(shown.device, "w", buffering=1) as stream, contextlib.redirect_stderr(stream):
+            yield screen
+    finally:
+        shown.close()
+
+
+def watch(
+    script: Path, *, columns: int, rows: int = 30, environment: Mapping[str, str] | None = None
+) -> tuple[list[list[str]], list[str]]:
+    """Runs a script on a terminal.
+
+    Returns:
+        What was on the screen at each moment when it had changed, and at the end.
+    """
+    shown = Terminal(columns, rows)
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    usual = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=script.parent,
+        env={**usual, "TERM": "xterm-256color", "PYTHONPATH": paths, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=shown.device,
+        stderr=shown.device,
+        start_new_session=True,
+    )
+    os.close(shown.device)
+    seen: list[list[str]] = []
+    deadline = time.monotonic() + 2 * DEADLINE_S
+    try:
+        while shown.take(wait_s=0.5):
+            assert time.monotonic() < deadline, shown.lines()
+            if not seen or shown.lines() != seen[-1]:
+                seen.append(shown.lines())
+        assert process.wait(DEADLINE_S) == 0, shown.lines()
+    finally:
+        process.kill()
+        process.wait()
+        shown.close()
+    return seen, shown.lines()

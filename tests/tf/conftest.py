@@ -1,0 +1,46 @@
+"""Real trainings of two processes on this machine."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from drivetrain import FailureConfig, Result, RunConfig, ScalingConfig
+from drivetrain_tf import TensorflowTrainer
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # the same for all tests, or each other one would import TensorFlow anew
+
+
+@pytest.fixture(scope="session")
+def fit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Result]]:
+    """Runs a train function, on two local workers if nothing else is asked for."""
+
+    def run(
+        function: Callable[..., Any],
+        config: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 2,
+        runtime: str = "local",
+        max_failures: int = 0,
+        run: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Result:
+        given = {} if config is None else {"train_loop_config": config}
+        return TensorflowTrainer(
+            function,
+            scaling_config=ScalingConfig(num_workers=workers, runtime=runtime),
+            run_config=RunConfig(
+                storage_path=tmp_path_factory.mktemp("runs"),
+                verbose=0,
+                worker_output="none",
+                failure_config=FailureConfig(max_failures=max_failures),
+                preload=("tf_keras", "sklearn.datasets"),
+                start_timeout_s=60,
+                **(run or {}),
+            ),
+            **given,
+            **options,
+        ).fit()
+
+    yield run
