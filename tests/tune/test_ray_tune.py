@@ -198,7 +198,7 @@ def test_interactive_trainers_function_is_tried_by_tune_run(tmp_path: Path) -> N
     )
 
     assert analysis.get_best_config(metric="output", mode="max") == {"num_epochs": 2, "input": 3}
-    with analysis.best_checkpoint.as_directory() as directory:
+    with analysis.get_last_checkpoint(analysis.best_trial).as_directory() as directory:
         saved = pickle.loads(Path(directory, "dict_checkpoint.pkl").read_bytes())
     assert saved == {"epoch": 1}
 
