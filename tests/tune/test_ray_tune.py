@@ -1,6 +1,7 @@
 """Trainers inside Ray Tune: schedulers hear of reports, get checkpoints, and leave nothing behind."""
 
 import logging
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,6 @@ from drivetrain import (
     SerializationError,
     TrainingFailedError,
 )
-from drivetrain.trainer import _pickle
-from drivetrain.tune.raytune import make_trainable
 from tests.support import Pipe, wait_until_gone
 from tests.tune.jobs import REPORTS, climb, read_state
 
@@ -180,22 +179,28 @@ def test_error_of_a_trial_keeps_its_cause_and_its_trial_goes_on_when_it_is_resto
     assert list(again.metrics_dataframe["step"]) == list(range(1, REPORTS + 1)), "nothing was trained twice"
 
 
-def test_config_of_a_function_as_tune_run_has_it(tmp_path: Path) -> None:
+def test_interactive_trainers_function_is_tried_by_tune_run(tmp_path: Path) -> None:
     from ray import tune
 
     def train_func(config: dict[str, Any]) -> None:
-        for _ in range(config["num_epochs"]):
-            drivetrain.report({"output": config["input"]})
+        for epoch in range(config["num_epochs"]):
+            drivetrain.report(output=config["input"])
+            drivetrain.save_checkpoint(epoch=epoch)
 
-    made = DataParallelTrainer(train_func, scaling_config=ScalingConfig(num_workers=2, runtime="local"))
+    interactive = drivetrain.Trainer("none", num_workers=2, runtime="local", logdir=tmp_path / "interactive")
     analysis = tune.run(
-        make_trainable(made, _pickle, argument="train_loop_config"),
+        interactive.to_tune_trainable(train_func),
         config={"num_epochs": 2, "input": tune.grid_search([1, 2, 3])},
+        metric="output",
+        mode="max",
         storage_path=str(tmp_path),
         verbose=0,
     )
 
     assert analysis.get_best_config(metric="output", mode="max") == {"num_epochs": 2, "input": 3}
+    with analysis.get_last_checkpoint(analysis.best_trial).as_directory() as directory:
+        saved = pickle.loads(Path(directory, "dict_checkpoint.pkl").read_bytes())
+    assert saved == {"epoch": 1}
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns of what it does itself

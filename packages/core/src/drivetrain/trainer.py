@@ -253,9 +253,7 @@ class DataParallelTrainer:
                 space = {"train_loop_config": {"lr": tune.grid_search([0.1, 0.01, 0.001])}}
                 tune.Tuner(trainer.as_trainable(), param_space=space).fit()
         """
-        from drivetrain.tune.raytune import make_trainable
-
-        return make_trainable(self, _pickle, autoscaling=autoscaling)
+        return trainable_of(self, autoscaling=autoscaling)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -512,6 +510,21 @@ class DataParallelTrainer:
         except StorageError as unwritten:
             run.console.print(f"{run.name}: {unwritten}", error=True)
         return error
+
+
+def trainable_of(
+    trainer: DataParallelTrainer, *, argument: str | None = None, autoscaling: bool = False
+) -> Callable[[dict[str, Any]], None]:
+    """A trainer as a trainable of Ray Tune.
+
+    Args:
+        trainer: the trainer.
+        argument: the one of its arguments that a trial's config is; None where the config has arguments by name.
+        autoscaling: see :meth:`DataParallelTrainer.as_trainable`.
+    """
+    from drivetrain.tune.raytune import make_trainable
+
+    return make_trainable(trainer, _pickle, argument=argument, autoscaling=autoscaling)
 
 
 @dataclass(frozen=True, slots=True)

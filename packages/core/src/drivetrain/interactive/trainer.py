@@ -29,7 +29,7 @@ from drivetrain.interrupts import Interrupts
 from drivetrain.policy import RetryBudget
 from drivetrain.result import Result
 from drivetrain.storage import Storage, runs_location
-from drivetrain.trainer import DataParallelTrainer, resolve_backend, resolve_runtime
+from drivetrain.trainer import DataParallelTrainer, resolve_backend, resolve_runtime, trainable_of
 
 if TYPE_CHECKING:
     from drivetrain.context import Run
@@ -265,6 +265,39 @@ class Trainer:
             iterator = TrainingIterator(fit, feed)
             self._end_iterated = iterator.close  # which does not hold the iterator
             return iterator
+
+    def to_tune_trainable(self, train_func: TrainFunction, dataset: Any = None) -> Callable[[dict[str, Any]], None]:
+        """What ``ray.tune.run`` and ``ray.tune.Tuner`` take to try a function with other configs.
+
+        Each trial is a run with as many workers as this trainer has, which are its own. Its config is what the function
+        gets. Reports and ``save_checkpoint()`` reach Ray Tune; what the function returns does not. Needs
+        ``pip install "drivetrain[ray-tune]"``.
+
+        Args:
+            train_func: see :meth:`run`.
+            dataset: see :meth:`run`.
+
+        Raises:
+            PluginNotFoundError: Ray Tune is not installed.
+            SerializationError: the function or the dataset cannot be sent to a trial.
+
+        Example:
+            The best of three inputs::
+
+                from ray import tune
+
+                trainable = trainer.to_tune_trainable(train_func)
+                analysis = tune.run(trainable, config={"input": tune.grid_search([1, 2, 3])})
+                print(analysis.get_best_config(metric="output", mode="max"))
+        """
+        made = DataParallelTrainer(
+            train_func,
+            backend_config=self._backend,
+            scaling_config=self._scaling,
+            run_config=replace(self._config, failure_config=self._failures),
+            datasets=_by_name(dataset),
+        )
+        return trainable_of(made, argument="train_loop_config")
 
     @property
     def logdir(self) -> Path | str:

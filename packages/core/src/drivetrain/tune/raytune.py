@@ -217,8 +217,9 @@ class _Reporter(Callback):
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._waiting: deque[Report] = deque()
-        self._committed: dict[int, str] = {}
+        self._committed: dict[str, int] = {}
         self._copied: list[str] = []
+        self._last: Report | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         """A run that is restored outside its trial reports to nobody."""
@@ -230,13 +231,15 @@ class _Reporter(Callback):
             self._hand_over()
 
     def on_checkpoint(self, run: Run, checkpoint: CommittedCheckpoint) -> None:
-        self._committed[checkpoint.iteration] = checkpoint.name
+        self._committed[checkpoint.name] = checkpoint.iteration
         self._hand_over()
 
     def finish(self) -> None:
-        """Hands over the rest, with whatever checkpoint is there."""
+        """Hands over the rest; a checkpoint that no report came after goes with the last one's metrics."""
         while self._waiting:
             self._report(self._waiting.popleft())
+        if self._committed and self._last is not None:
+            self._report(self._last)
 
     def delete_copied(self) -> None:
         """Deletes the run's own copies of the checkpoints that Tune has."""
@@ -247,7 +250,7 @@ class _Reporter(Callback):
         """A report with a checkpoint waits for its commit, and later ones wait behind it."""
         while self._waiting:
             report = self._waiting[0]
-            if report.checkpoint is not None and report.iteration not in self._committed:
+            if report.checkpoint is not None and report.checkpoint not in self._committed:
                 return
             self._report(self._waiting.popleft())
 
@@ -255,9 +258,12 @@ class _Reporter(Callback):
         from ray import tune
 
         metrics = {name: value for name, value in report.metrics.items() if name not in _AUTOFILLED}
-        # One that only other ranks reported is committed after rank 0's report was handed over: it goes with the next.
-        due = sorted(iteration for iteration in self._committed if iteration <= report.iteration)
-        names = [self._committed.pop(iteration) for iteration in due]
+        # What only other ranks reported, or was saved without a report, is committed later, and goes with the next one.
+        due = sorted((iteration, name) for name, iteration in self._committed.items() if iteration <= report.iteration)
+        names = [name for _, name in due]
+        for name in names:
+            del self._committed[name]
+        self._last = report
         checkpoint = Checkpoint.in_storage(self._storage, names[-1]) if names else None
         if checkpoint is None or not checkpoint.exists():  # retention may have been faster than a slow upload
             tune.report(metrics)
