@@ -37,6 +37,7 @@ from drivetrain.loggers import (
     TBXLoggerCallback,
     WandbLoggerCallback,
 )
+from tests.events import read_events
 from tests.support import DEADLINE_S, Pipe, release, wait_for_release
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
@@ -121,10 +122,7 @@ def test_mlflow_has_one_run_with_each_step_once(directory: Path, run_id: str) ->
 
 
 def test_tensorboard_shows_each_step_once(directory: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(directory / "run")).Reload()
-    assert [event.step for event in events.Scalars("loss")] == STEPS
+    assert [event.step for event in read_events(directory / "run").Scalars("loss")] == STEPS
 
 
 def test_wandb_has_a_directory_for_each_driver_with_the_runs_id(directory: Path, run_id: str) -> None:

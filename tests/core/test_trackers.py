@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import drivetrain
@@ -36,6 +35,7 @@ from drivetrain.loggers import (
     TrackerCallback,
 )
 from drivetrain.loggers.chosen import make_callbacks
+from tests.events import read_events
 from tests.support import Pipe, release, wait_for_release
 
 REPORTS = 5
@@ -327,11 +327,6 @@ def test_run_that_goes_on_after_a_failure_is_whole_in_json_csv_and_tensorboard(r
 def scalars(run: Path, name: str) -> list[tuple[int, float]]:
     """The values of a scalar, as TensorBoard shows them."""
     return [(event.step, event.value) for event in read_events(run).Scalars(name)]
-
-
-def read_events(run: Path) -> Any:
-    """What TensorBoard reads from the event files of a directory."""
-    return EventAccumulator(str(run), size_guidance={"scalars": 0, "images": 0, "histograms": 0}).Reload()
 
 
 def test_tensorboard_has_scalars_histograms_images_and_hyperparameters(tmp_path: Path) -> None:
