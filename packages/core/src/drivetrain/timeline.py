@@ -35,7 +35,17 @@ __all__ = ["FRAMEWORKS", "TIMELINE_FILE", "Timeline", "append_line", "environmen
 
 TIMELINE_FILE = "timeline.jsonl"
 FRAMEWORKS = (
-    *("torch", "torch_xla", "tensorflow", "keras", "jax", "lightning", "pytorch-lightning", "transformers", "accelerate"),
+    *(
+        "torch",
+        "torch_xla",
+        "tensorflow",
+        "keras",
+        "jax",
+        "lightning",
+        "pytorch-lightning",
+        "transformers",
+        "accelerate",
+    ),
     *("deepspeed", "xgboost", "xgboost-cpu", "lightgbm", "horovod", "ray", "numpy", "pandas", "pyarrow", "fsspec"),
 )
 """The distributions whose versions are worth knowing."""

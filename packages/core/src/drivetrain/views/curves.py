@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drivetrain.storage import Storage
@@ -68,15 +68,16 @@ class Curve:
         while position < end:
             taken = values[position : position + (self._open or self.width)]
             last = position + len(taken) - 1
+            low, high = min(taken), max(taken)
             if self._open:
-                self._low[-1] = min(self._low[-1], min(taken))
-                self._high[-1] = max(self._high[-1], max(taken))
+                self._low[-1] = min(self._low[-1], low)
+                self._high[-1] = max(self._high[-1], high)
                 self._sums[-1] += sum(taken)
                 self._ends[-1] = (iterations[last], times[last])
                 self._open -= len(taken)
             else:
-                self._low.append(min(taken))
-                self._high.append(max(taken))
+                self._low.append(low)
+                self._high.append(high)
                 self._sums.append(sum(taken))
                 self._ends.append((iterations[last], times[last]))
                 self._open = self.width - len(taken)
@@ -92,7 +93,7 @@ class Curve:
             self._halve()
 
     def export(self) -> dict[str, Any]:
-        """Parallel lists ``x`` (the last iteration), ``t``, ``mean``, and where they differ from it ``low``, ``high``."""
+        """Parallel lists ``x`` (the last iteration), ``t``, ``mean``, and of wider buckets ``low`` and ``high``."""
         sizes = [self.width] * len(self._low)
         if self._open:
             sizes[-1] -= self._open
@@ -236,7 +237,7 @@ class _Tail:
         self._position = 0
         self._memory = b""  # what came last before the position
 
-    def chunks(self) -> Any:
+    def chunks(self) -> Iterator[bytes | None]:
         """Whole lines that are new; before them None, if what was read before is no longer there."""
         if not self._storage.is_local:
             yield from self._chunks_of(self._storage.read_bytes(self._name) or b"")
@@ -248,7 +249,8 @@ class _Tail:
         with file:
             file.seek(self._position - len(self._memory))
             if file.read(len(self._memory)) != self._memory:
-                yield self._restart()
+                self._position, self._memory = 0, b""
+                yield None
                 file.seek(0)
             while data := file.read(_CHUNK_BYTES):
                 if b"\n" not in data:
@@ -259,15 +261,13 @@ class _Tail:
                     return
                 yield self._advance(whole + b"\n")
 
-    def _chunks_of(self, data: bytes) -> Any:
+    def _chunks_of(self, data: bytes) -> Iterator[bytes | None]:
         if data[: self._position][-_MEMORY_BYTES:] != self._memory:
-            yield self._restart()
+            self._position, self._memory = 0, b""
+            yield None
         whole = data[self._position :].rpartition(b"\n")[0]
         if whole:
             yield self._advance(whole + b"\n")
-
-    def _restart(self) -> None:
-        self._position, self._memory = 0, b""
 
     def _advance(self, lines: bytes) -> bytes:
         self._position += len(lines)

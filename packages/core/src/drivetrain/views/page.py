@@ -18,7 +18,7 @@ from drivetrain.storage import Storage
 from drivetrain.views.curves import CurveReader
 from drivetrain.views.records import checkpoint_sizes, read_run, read_usage
 
-__all__ = ["describe_run", "describe_runs", "plain", "render", "write_report"]
+__all__ = ["describe_run", "describe_runs", "encode", "plain", "render", "write_report"]
 
 _ASSETS = Path(__file__).with_name("assets")
 
@@ -34,7 +34,8 @@ def write_report(storage: Storage, path: Path) -> None:
         StorageError: there is no run.
         OSError: the file cannot be written.
     """
-    text = render(describe_run(storage))
+    document = describe_run(storage)
+    text = render(encode(document), document["name"])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
@@ -84,16 +85,15 @@ def describe_runs(
     }
 
 
-def render(document: Mapping[str, Any]) -> str:
-    """The page that shows a document of :func:`describe_run` or :func:`describe_runs`."""
+def render(document: str, title: str) -> str:
+    """The page that shows a document of :func:`describe_run` or :func:`describe_runs`, encoded."""
     style, script = _asset("page.css"), _asset("page.js")
     # Nothing in a run's data can close the block, or be taken for HTML.
-    data = encode(document).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    data = document.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    title = html.escape(str(document.get("name", "runs")))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -102,7 +102,7 @@ def render(document: Mapping[str, Any]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
 <link rel="icon" href="data:,">
-<title>{title}</title>
+<title>{html.escape(title)}</title>
 <style>{style}</style>
 </head>
 <body>

@@ -32,6 +32,14 @@ function number(value) {
   return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(3) : String(Number(value.toPrecision(5)));
 }
 
+const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 2 });
+
+// A number beside an axis, where there is little room.
+function tickLabel(value) {
+  const size = Math.abs(value);
+  return size >= 1e4 && size < 1e15 ? compact.format(value) : number(value);
+}
+
 function bytes(value) {
   if (!isNumber(value)) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -126,12 +134,12 @@ class Chart {
     for (const tick of log ? logTicks(low, high) : ticks(low, high, 4)) {
       const value = log ? 10 ** tick : tick;
       svg.append(shape("line", { class: "grid", x1: pad.left, x2: width - pad.right, y1: y(value), y2: y(value) }));
-      const label = this.options.unit ? this.options.unit(value) : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3) ? value.toExponential(1) : number(value);
+      const label = this.options.unit ? this.options.unit(value) : tickLabel(value);
       svg.append(shape("text", { x: pad.left - 6, y: y(value) + 4, "text-anchor": "end" }, label));
     }
     for (const tick of ticks(left, right, Math.floor(width / 90))) {
       if (axis === "x" && !Number.isInteger(tick)) continue;
-      svg.append(shape("text", { x: x(tick), y: height - 7, "text-anchor": "middle" }, axis === "x" ? number(tick) : duration(tick)));
+      svg.append(shape("text", { x: x(tick), y: height - 7, "text-anchor": "middle" }, axis === "x" ? tickLabel(tick) : duration(tick)));
     }
     svg.append(shape("line", { class: "axis", x1: pad.left, x2: width - pad.right, y1: height - pad.bottom, y2: height - pad.bottom }));
     const floor = (value) => (log && value <= 0 ? height - pad.bottom : y(value));
