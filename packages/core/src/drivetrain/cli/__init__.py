@@ -20,7 +20,7 @@ from drivetrain.cli.output import BAD, MISSING, OK, USAGE, Commands, MissingErro
 from drivetrain.cli.run import add_run
 from drivetrain.cli.runs import add_runs
 from drivetrain.control import ask
-from drivetrain.errors import ConfigurationError, DrivetrainError, PluginError, StorageError
+from drivetrain.errors import ConfigurationError, DrivetrainError, PluginError, RunExistsError, StorageError
 from drivetrain.plugins import KINDS, list_plugins
 from drivetrain.storage import RUN_FILE
 from drivetrain.views.terminal import table
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"drivetrain: {error}", file=sys.stderr)
         if isinstance(error, MissingError):
             return MISSING
-        return USAGE if isinstance(error, (ConfigurationError, PluginError)) else BAD
+        return USAGE if isinstance(error, (ConfigurationError, PluginError, RunExistsError)) else BAD
 
 
 def make_parser() -> argparse.ArgumentParser:

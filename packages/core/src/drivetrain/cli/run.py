@@ -9,6 +9,7 @@ import json
 import linecache
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -120,6 +121,8 @@ def _run(arguments: argparse.Namespace) -> int:
     }
     emit(arguments, data, lambda: f"the run is in {result.path}")
     if result.error is not None and not arguments.json:
+        if result.error.__cause__ is not None:
+            traceback.print_exception(result.error.__cause__)
         print(f"drivetrain: {result.error}", file=sys.stderr)
     return OK if result.error is None else BAD
 

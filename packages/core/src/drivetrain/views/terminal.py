@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 __all__ = ["amount", "bytes_text", "duration", "moment", "plot", "table", "terminal_width", "wrapped"]
@@ -165,8 +166,8 @@ class _Canvas:
         for row, owners in zip(self._cells, self._owners, strict=True):
             characters = [chr(0x2800 + bits) if bits else " " for bits in row]
             if coloured:
-                pairs = zip(characters, owners, strict=True)
-                characters = [_coloured(owner, one) if one != " " else one for one, owner in pairs]
+                spans = groupby(zip(owners, characters, strict=True), lambda pair: pair[0])
+                characters = [_coloured(owner, "".join(one for _, one in span)) for owner, span in spans]
             found.append("".join(characters))
         return found
 

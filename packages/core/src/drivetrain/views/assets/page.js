@@ -370,7 +370,7 @@ function showRuns(runs) {
   return [
     element("header", {}, element("h1", {}, "Runs"), element("p", { class: "place soft" }, runs.location)),
     element("div", { class: "card" }, runs.runs.length ? table(
-      [["run", ""], ["status", ""], ["began", ""], ["duration", "number"], ["workers", "number"], ["reports", "number"], ["checkpoints", "number"], ...names.map((name) => [name, "number"]), ["", ""]],
+      [["run", ""], ["status", ""], ["began", ""], ["duration", "number"], ["workers", "number"], ["reports", "number"], ["checkpoints", "number"], ...names.map((name) => [name, "number"]), ["", "text"]],
       runs.runs.map((run) => [element("a", { href: run.link }, run.name), pill(run.status), moment(run.began), duration(run.duration_s), number(run.workers), number(run.reports), number(run.checkpoints), ...names.map((name) => number(run.metrics[name])), run.error]))
       : "There is no run here yet."),
     element("p", { class: "note" }, `as of ${moment(runs.generated)}, drivetrain ${runs.version}`),
