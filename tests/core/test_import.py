@@ -17,16 +17,21 @@ MAX_MODULES = 300
 
 # From the ground up: a module imports only from lines above its own.
 LAYERS = """
-    _version control crashpoints errors interrupts console context loggers runtime runtime.stacks
-    backend callback config failure policy plugins storage.filesystem storage.transfer runtime.output
-    events storage.remote storage.node
-    storage reports runtime.wire
-    checkpoint storage.lock storage.mirror
+    _version control crashpoints errors interrupts console context loggers runtime runtime.stacks usage views
+    views.terminal
+    backend callback failure policy plugins storage.filesystem storage.transfer runtime.output
+    events storage.remote storage.node timeline
+    storage notebook reports runtime.wire
+    checkpoint config storage.lock storage.mirror
     checkpoints preemption
     uploads
     session
     workspace data.batches
-    cli loggers.csvfile loggers.jsonfile loggers.progress runtime.base runtime.resources data.shard
+    loggers.csvfile loggers.jsonfile loggers.progress runtime.base runtime.resources data.shard
+    views.records
+    views.curves
+    views.figures views.page
+    views.server
     runtime.worker rundir data.sources
     attempt result runtime.forkserver runtime.inprocess runtime.ray.worker runtime.remote data.config
     controller handle runtime.local runtime.ray.cluster
@@ -34,6 +39,10 @@ LAYERS = """
     runtime.ray
     trainer
     .
+    cli.output
+    cli.checkpoints cli.doctor cli.gc cli.run cli.tail
+    cli.runs
+    cli
     testing.conformance testing.crashjob
     testing.crash
     testing
@@ -198,7 +207,7 @@ def _lines_of_code(file: Path) -> int:
 def test_engine_stays_small_and_no_module_wants_to_be_two() -> None:
     lines = {name: _lines_of_code(file) for name, file in MODULES.items()}
     engine = [
-        count for name, count in lines.items() if not name.startswith(("loggers", "data", "tune", "cli", "testing"))
+        count for name, count in lines.items() if not name.startswith(("loggers", "data", "tune", "cli", "testing", "views"))
     ]
     assert sum(engine) <= 7_000
     assert max(engine) <= 500, max(lines, key=lines.__getitem__)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from drivetrain.errors import ConfigurationError
+from drivetrain.notebook import ShowsFields
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback
@@ -63,7 +64,7 @@ def _check_resources(owner: str, name: str, value: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScalingConfig:
+class ScalingConfig(ShowsFields):
     """How many workers, with what resources, on which runtime.
 
     Attributes:
@@ -198,7 +199,7 @@ class CheckpointUploadMode(str, enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointConfig:
+class CheckpointConfig(ShowsFields):
     """Which checkpoints are kept, and how they are stored.
 
     The rules add up: a checkpoint is kept if one of them keeps it. The latest is always kept, and so are those that
@@ -250,7 +251,7 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FailureConfig:
+class FailureConfig(ShowsFields):
     """What happens after a failure.
 
     Attributes:
@@ -292,7 +293,7 @@ class FailureConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SyncConfig:
+class SyncConfig(ShowsFields):
     """How files reach a storage that is not local: metrics, logs, and the artifacts that workers write.
 
     Artifacts are what a train function writes to ``get_context().get_trial_dir()``. On local storage that directory
@@ -322,7 +323,7 @@ class SyncConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
+class RunConfig(ShowsFields):
     """Where a run keeps its results, how it is watched, and when it ends.
 
     Attributes:

@@ -216,7 +216,7 @@ def _metrics_text(metrics: Any) -> str:
 
 
 def _plot(arguments: argparse.Namespace) -> int:
-    from drivetrain.views.curves import CurveReader
+    from drivetrain.views.curves import CurveReader, choose_curves
     from drivetrain.views.figures import draw_figure
 
     output: Path | None = arguments.output
@@ -225,7 +225,10 @@ def _plot(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
     reader = CurveReader(storage)
     reader.update()
-    panels = _choose(reader.curves(), arguments.metric, arguments.rank, storage.root)
+    try:
+        panels = choose_curves(reader.curves(), arguments.metric or (), arguments.rank)
+    except ValueError as error:
+        raise MissingError(f"{error}; looked in {storage.root}") from None
     if arguments.json:
         data = {
             metric: {name: {**curve.export(), "lowest": curve.lowest, "highest": curve.highest}}
@@ -241,30 +244,6 @@ def _plot(arguments: argparse.Namespace) -> int:
             series = {name: curve.points() for name, curve in curves.items()}
             print(plot(series, title=metric, height=max(3, arguments.height), log=arguments.log))
     return OK
-
-
-def _choose(
-    curves: dict[tuple[int, str], Curve], metrics: list[str] | None, ranks: list[int] | None, place: str
-) -> dict[str, dict[str, Curve]]:
-    """The curves by metric, and then by rank in words."""
-    known = list(dict.fromkeys(metric for _, metric in curves if not metric.startswith("_")))
-    panels = {}
-    for metric in metrics or known:
-        chosen = {
-            f"rank {rank}": curve
-            for (rank, name), curve in curves.items()
-            if name == metric and (ranks is None or rank in ranks)
-        }
-        if not chosen:
-            of_ranks = f" of ranks {ranks}" if ranks is not None else ""
-            raise MissingError(
-                f"--metric wants one that was reported as a number, found no {metric!r}{of_ranks} in {place}; "
-                f"there are: {', '.join(known) or 'none'}"
-            )
-        panels[metric] = chosen
-    if not panels:
-        raise MissingError(f"runs plot wants a run that has reported numbers, found none in {place}")
-    return panels
 
 
 def _compare(arguments: argparse.Namespace) -> int:

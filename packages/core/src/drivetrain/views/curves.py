@@ -7,16 +7,19 @@ million is still there, as the maximum of its bucket.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import operator
+import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drivetrain.storage import Storage
 from drivetrain.views.records import rank_files
 
-__all__ = ["Curve", "CurveReader"]
+__all__ = ["Curve", "CurveReader", "choose_curves"]
 
 _CHUNK_BYTES = 1 << 17  # so that what is made of it fits into a processor's cache: twice as fast as 4 MiB
 _MEMORY_BYTES = 64
@@ -174,19 +177,31 @@ class CurveReader:
         self.reports: dict[int, int] = {}
         """How many reports there are, by rank."""
 
-    def update(self) -> bool:
-        """Reads what is new; whether there was anything."""
-        changed = False
-        for rank, name in rank_files(self._storage).items():
-            tail = self._files.setdefault(rank, _Tail(self._storage, name))
+    def update(self, limit_s: float = math.inf) -> float:
+        """Reads what is new.
+
+        Args:
+            limit_s: seconds after which to leave the rest for the next time.
+
+        Returns:
+            How much of everything has been read, up to 1.
+        """
+        deadline = time.monotonic() + limit_s
+        tails = [
+            (rank, self._files.setdefault(rank, _Tail(self._storage, name)))
+            for rank, name in rank_files(self._storage).items()
+        ]
+        for rank, tail in tails:
             for chunk in tail.chunks():
                 if chunk is None:  # the file was cut, or replaced: from the beginning
                     self._curves = {key: curve for key, curve in self._curves.items() if key[0] != rank}
                     self.reports[rank] = 0
                 else:
                     self._take(rank, _parse(chunk))
-                changed = True
-        return changed
+                if time.monotonic() > deadline:
+                    sizes = [each.progress() for _, each in tails]
+                    return min(1.0, sum(read for read, _ in sizes) / max(1, sum(there for _, there in sizes)))
+        return 1.0
 
     def curves(self) -> dict[tuple[int, str], Curve]:
         """By rank and metric, ranks first."""
@@ -228,6 +243,38 @@ class CurveReader:
         return found
 
 
+def choose_curves(
+    curves: Mapping[tuple[int, str], Curve], metrics: Sequence[str] = (), ranks: Sequence[int] | None = None
+) -> dict[str, dict[str, Curve]]:
+    """Some of the curves, by metric and then by rank in words.
+
+    Args:
+        curves: by rank and metric.
+        metrics: which; none for all that were reported.
+        ranks: whose; None for everybody's.
+
+    Raises:
+        ValueError: there is no such one.
+    """
+    known = list(dict.fromkeys(metric for _, metric in curves if not metric.startswith("_")))
+    panels = {}
+    for metric in metrics or known:
+        panels[metric] = {
+            f"rank {rank}": curve
+            for (rank, name), curve in curves.items()
+            if name == metric and (ranks is None or rank in ranks)
+        }
+    missing = [metric for metric, chosen in panels.items() if not chosen]
+    if missing or not panels:
+        what = ", ".join(map(repr, missing)) or "any"
+        whose = f" by ranks {list(ranks)}" if ranks is not None else ""
+        raise ValueError(
+            f"a plot wants metrics that were reported as numbers, and {what} was not{whose}; "
+            f"there are: {', '.join(known) or 'none'}"
+        )
+    return panels
+
+
 class _Tail:
     """Reads a growing file of lines in chunks."""
 
@@ -236,6 +283,13 @@ class _Tail:
         self._name = name
         self._position = 0
         self._memory = b""  # what came last before the position
+
+    def progress(self) -> tuple[int, int]:
+        """How many bytes were read, and how many there are, as far as that is known."""
+        with contextlib.suppress(OSError):
+            if self._storage.is_local:
+                return self._position, os.path.getsize(self._storage.path(self._name))
+        return self._position, self._position
 
     def chunks(self) -> Iterator[bytes | None]:
         """Whole lines that are new; before them None, if what was read before is no longer there."""

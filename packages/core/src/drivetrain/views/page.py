@@ -41,7 +41,10 @@ def write_report(storage: Storage, path: Path) -> None:
 
 
 def describe_run(
-    storage: Storage, reader: CurveReader | None = None, sizes: dict[str, tuple[int, int] | None] | None = None
+    storage: Storage,
+    reader: CurveReader | None = None,
+    sizes: dict[str, tuple[int, int] | None] | None = None,
+    limit_s: float = math.inf,
 ) -> dict[str, Any]:
     """What the page of a run shows.
 
@@ -49,9 +52,10 @@ def describe_run(
         storage: the run directory.
         reader: its curves so far, which are brought up to date; None reads all of them.
         sizes: of checkpoints that are known already; added to.
+        limit_s: seconds to read reports for; ``read`` says which part of them that was.
     """
     reader = reader or CurveReader(storage)
-    reader.update()
+    read = reader.update(limit_s)
     sizes = {} if sizes is None else sizes
     details = read_run(storage).details()
     for checkpoint in details["checkpoints"]:
@@ -69,6 +73,7 @@ def describe_run(
             {"rank": rank, "metric": metric, **curve.export()} for (rank, metric), curve in reader.curves().items()
         ],
         "usage": read_usage(storage),
+        "read": read,
     }
 
 

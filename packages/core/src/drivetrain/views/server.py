@@ -39,6 +39,8 @@ _COOKIE = "drivetrain_token"
 _LOOK_S = 1.0
 _REMOTE_LOOK_S = 20.0
 _ALIVE_S = 15.0
+_READ_S = 0.5
+"""Seconds to read reports for before a page is shown: what there is in millions of them follows."""
 _LIVE = ("running", "locked")
 
 
@@ -157,19 +159,22 @@ class _RunView:
         self._made: tuple[str, str] | None = None
         self._state: Any = None
         self._is_live = True
+        self.is_behind = False
         self._checked = 0.0
 
     def document(self, name: str, look_s: float) -> tuple[str, str]:
         """What tells this state of the run from another, and its document."""
         with self._lock:
-            if self._made is not None and time.monotonic() - self._checked < look_s / 2:
+            is_fresh = time.monotonic() - self._checked < look_s / 2 and not self.is_behind
+            if self._made is not None and is_fresh:
                 return self._made
             self._checked = time.monotonic()
             state = _state(self.storage)
-            if self._made is None or self._is_live or state != self._state:
-                record = describe_run(self.storage, self._reader, self._sizes)
+            if self._made is None or self._is_live or self.is_behind or state != self._state:
+                record = describe_run(self.storage, self._reader, self._sizes, _READ_S)
                 self._state, self._is_live = state, record["status"] in _LIVE
-                stamp = _stamp((state, record["status"]))
+                self.is_behind = record["read"] < 1
+                stamp = _stamp((state, record["status"], record["read"]))
                 if self._made is None or self._made[0] != stamp:
                     path = f"/run/{quote(name, safe='')}"
                     self._made = stamp, encode({**record, "events": f"{path}/events?seen={stamp}", "home": "/"})
@@ -212,6 +217,8 @@ class _Handler(BaseHTTPRequestHandler):
         query = parse_qs(url.query)
         if not self._is_allowed(query):
             return
+        make: Callable[[], tuple[str, str]]
+        is_behind: Callable[[], bool]
         parts = [unquote(part) for part in url.path.split("/") if part]
         try:
             if parts[:1] == ["run"] and len(parts) > 1:
@@ -221,10 +228,12 @@ class _Handler(BaseHTTPRequestHandler):
                     self._refuse(http.HTTPStatus.NOT_FOUND, f"there is no run {title!r} here")
                     return
                 make = functools.partial(view.document, title, self.runs.pages.look_s)
+                is_behind = functools.partial(getattr, view, "is_behind")
             else:
                 title, form, make = "runs", parts, functools.partial(self.runs.pages.index)
+                is_behind = bool
             if form == ["events"]:
-                self._stream(make, self.headers.get("Last-Event-ID") or query.get("seen", [""])[0])
+                self._stream(make, is_behind, self.headers.get("Last-Event-ID") or query.get("seen", [""])[0])
             elif form == ["data"]:
                 self._send(make()[1], "application/json")
             elif not form:
@@ -261,7 +270,7 @@ class _Handler(BaseHTTPRequestHandler):
             return ""
         return cookies[_COOKIE].value if _COOKIE in cookies else ""
 
-    def _stream(self, make: Callable[[], tuple[str, str]], seen: str) -> None:
+    def _stream(self, make: Callable[[], tuple[str, str]], is_behind: Callable[[], bool], seen: str) -> None:
         """Sends each state that differs from the one that the browser has, until it goes away."""
         self.send_response(http.HTTPStatus.OK)
         self._send_headers("text/event-stream")
@@ -281,7 +290,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(chunk)
                 self.wfile.flush()
                 sent = time.monotonic()
-            self.runs.ended.wait(self.runs.pages.look_s)
+            if not is_behind():
+                self.runs.ended.wait(self.runs.pages.look_s)
 
     def _send(self, text: str, kind: str) -> None:
         data = text.encode()

@@ -336,6 +336,7 @@ function showRun(run) {
     element("header", {},
       element("div", { class: "head" }, element("h1", {}, run.name), pill(run.status), run.home ? element("a", { href: run.home }, "all runs") : null),
       element("p", { class: "place soft" }, run.location),
+      run.read < 1 ? element("p", { class: "note" }, `reading the reports: ${Math.floor(run.read * 100)} % so far`) : null,
       run.holder ? element("p", { class: "note" }, `being worked on by ${run.holder}`) : null,
       element("div", { class: "facts" },
         fact("duration", duration(run.duration_s)),
