@@ -1,4 +1,4 @@
-"""A real browser without a window, for the tests that look at pages; driven over a pipe, so nothing has to be installed."""
+"""A real browser without a window, for the tests that look at pages; driven over a pipe, without any package."""
 
 import base64
 import contextlib
@@ -122,19 +122,14 @@ def browsing(directory: Path) -> Iterator[Browser]:
     theirs_in, commands = os.pipe()
     answers, theirs_out = os.pipe()
 
-    def hand_over() -> None:
-        # It reads from 3, and writes to 4.
-        first, second = os.dup(theirs_in), os.dup(theirs_out)
-        os.dup2(first, 3)
-        os.dup2(second, 4)
-
+    # It reads from 3, and writes to 4.
+    start = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
     process = subprocess.Popen(
-        [program, *_OPTIONS, f"--user-data-dir={directory}", "--remote-debugging-pipe"],
+        ["sh", "-c", start, "sh", program, *_OPTIONS, f"--user-data-dir={directory}", "--remote-debugging-pipe"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        close_fds=False,
-        preexec_fn=hand_over,
+        pass_fds=(theirs_in, theirs_out),
         start_new_session=True,
     )
     os.close(theirs_in)

@@ -25,13 +25,13 @@ from drivetrain.checkpoints import MANIFEST, CheckpointManager
 from drivetrain.config import RunConfig
 from drivetrain.console import Console
 from drivetrain.errors import RunExistsError, SerializationError, StorageError
+from drivetrain.loggers.timeline import TIMELINE_FILE
+from drivetrain.loggers.usage import USAGE_FILE
 from drivetrain.storage import RUN_FILE, Storage, locate, open_storage, quick, redact, runs_location
 from drivetrain.storage.lock import LOCK_FILE, RunLock
 from drivetrain.storage.mirror import Mirror
 from drivetrain.storage.node import share_directory, sweep
 from drivetrain.storage.transfer import Limits
-from drivetrain.timeline import TIMELINE_FILE
-from drivetrain.usage import USAGE_FILE
 from drivetrain.workspace import ARTIFACTS, STAGED_RUNS, staging_key
 
 __all__ = ["TRAINER_FILE", "OpenRun", "TrainerFile", "open_run"]

@@ -39,6 +39,7 @@ from drivetrain.interrupts import Interrupts
 from drivetrain.loggers.csvfile import CsvLogger
 from drivetrain.loggers.jsonfile import JsonLogger
 from drivetrain.loggers.progress import ProgressLine
+from drivetrain.loggers.timeline import Timeline
 from drivetrain.notebook import as_table
 from drivetrain.plugins import load_plugin
 from drivetrain.policy import RetryBudget
@@ -46,7 +47,6 @@ from drivetrain.result import ERROR_FILE, Result, last_metrics
 from drivetrain.rundir import OpenRun, TrainerFile, open_run
 from drivetrain.runtime.base import Runtime
 from drivetrain.storage import Storage, redact
-from drivetrain.timeline import Timeline
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -24,9 +24,9 @@ from typing import Literal
 from drivetrain._version import __version__
 from drivetrain.cli.output import BAD, OK, Commands, add_command, emit, find_storage
 from drivetrain.errors import DrivetrainError, PluginError
+from drivetrain.loggers.timeline import installed_versions
 from drivetrain.plugins import KINDS, list_plugins
 from drivetrain.storage import Storage
-from drivetrain.timeline import installed_versions
 from drivetrain.views.terminal import bytes_text, wrapped
 
 __all__ = ["add_doctor"]

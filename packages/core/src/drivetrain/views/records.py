@@ -15,10 +15,10 @@ from drivetrain.checkpoint import LISTING_FILE, parse_listing
 from drivetrain.checkpoints import CommittedCheckpoint, read_manifest
 from drivetrain.errors import StorageError
 from drivetrain.loggers.jsonfile import result_file
+from drivetrain.loggers.timeline import TIMELINE_FILE
+from drivetrain.loggers.usage import USAGE_FILE
 from drivetrain.storage import RUN_FILE, Storage
 from drivetrain.storage.lock import find_holder
-from drivetrain.timeline import TIMELINE_FILE
-from drivetrain.usage import USAGE_FILE
 
 __all__ = ["Attempt", "RunRecord", "find_runs", "last_report", "rank_files", "read_run", "read_usage"]
 

@@ -24,10 +24,10 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from drivetrain.checkpoints import MANIFEST
 from drivetrain.errors import ConfigurationError, StorageError
+from drivetrain.loggers.timeline import TIMELINE_FILE
+from drivetrain.loggers.usage import USAGE_FILE
 from drivetrain.storage import RUN_FILE, Storage
 from drivetrain.storage.lock import LOCK_FILE
-from drivetrain.timeline import TIMELINE_FILE
-from drivetrain.usage import USAGE_FILE
 from drivetrain.views.curves import CurveReader
 from drivetrain.views.page import describe_run, describe_runs, encode, render
 from drivetrain.views.records import find_runs, rank_files, read_run

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain._version import __version__
 from drivetrain.callback import Callback
 from drivetrain.errors import RunCancelledError
-from drivetrain.usage import UsageRecorder
+from drivetrain.loggers.usage import UsageRecorder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ _TRACEBACK_CHARACTERS = 8000
 class Timeline(Callback):
     """Writes ``timeline.jsonl``: starts, attempts with their workers, checkpoints, failures and ends.
 
-    While an attempt runs, it also has a :class:`~drivetrain.usage.UsageRecorder` note what the workers use.
+    While an attempt runs, it also has a :class:`~drivetrain.loggers.usage.UsageRecorder` note what the workers use.
     """
 
     def __init__(self) -> None:
