@@ -8,6 +8,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,16 @@ _OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
 )
+
+
+# A browser reads commands from descriptor 3, and answers on 4.
+_HAND_OVER = """
+import os, sys
+first, second = os.dup(int(sys.argv[1])), os.dup(int(sys.argv[2]))
+os.dup2(first, 3), os.dup2(second, 4)
+os.set_inheritable(3, True), os.set_inheritable(4, True)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Browser:
@@ -122,10 +133,9 @@ def browsing(directory: Path) -> Iterator[Browser]:
     theirs_in, commands = os.pipe()
     answers, theirs_out = os.pipe()
 
-    # It reads from 3, and writes to 4.
-    start = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
+    arguments = [program, *_OPTIONS, f"--user-data-dir={directory}", "--remote-debugging-pipe"]
     process = subprocess.Popen(
-        ["sh", "-c", start, "sh", program, *_OPTIONS, f"--user-data-dir={directory}", "--remote-debugging-pipe"],
+        [sys.executable, "-c", _HAND_OVER, str(theirs_in), str(theirs_out), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -65,7 +65,7 @@ class Curve:
             times: Unix time in seconds of each.
             values: any numbers; those that are not finite are counted, and left out.
         """
-        if not _is_finite(sum(values)):  # in a moment; it is also so where only the sum is too great
+        if not _are_finite(values):
             iterations, times, values = self._without_broken(iterations, times, values)
         position, end = 0, len(values)
         while position < end:
@@ -152,7 +152,7 @@ class Curve:
         good = []
         for point in zip(iterations, times, values, strict=True):
             if _is_finite(point[2]):
-                good.append(point)
+                good.append((point[0], point[1], float(point[2])))
             else:
                 self.broken += 1
                 if len(self.broken_at) < _BROKEN_SHOWN:
@@ -371,6 +371,14 @@ def _numbers(
     ]
     x, t, y = map(list, zip(*found, strict=True)) if found else ([], [], [])
     return x, t, y
+
+
+def _are_finite(values: Sequence[float]) -> bool:
+    """Whether no value is NaN or infinite, in a moment; also False where only their sum is too great."""
+    try:
+        return math.isfinite(sum(values))
+    except OverflowError:
+        return False
 
 
 def _is_finite(value: float) -> bool:
