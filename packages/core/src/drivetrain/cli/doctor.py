@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -39,6 +38,7 @@ _LEAST_MEMORY = 2 << 30
 _LEAST_SHARED_MEMORY = 256 << 20
 _LEAST_FILES = 1024
 _ANSWER_S = 20.0
+_CONNECT_S = 5.0
 _RAY_QUESTION = """
 import json, sys, ray
 ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
@@ -305,10 +305,9 @@ def _network() -> Iterator[Finding]:
 def _can_connect(address: str) -> bool:
     try:
         with socket.create_server((address, 0)) as listener:
-            thread = threading.Thread(target=listener.accept, daemon=True)
-            thread.start()
-            socket.create_connection(listener.getsockname(), timeout=5).close()
-            thread.join(5)
+            listener.settimeout(_CONNECT_S)
+            with socket.create_connection(listener.getsockname(), timeout=_CONNECT_S):
+                listener.accept()[0].close()
             return True
     except OSError:
         return False

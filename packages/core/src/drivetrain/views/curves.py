@@ -266,10 +266,10 @@ def choose_curves(
         }
     missing = [metric for metric, chosen in panels.items() if not chosen]
     if missing or not panels:
-        what = ", ".join(map(repr, missing)) or "any"
+        what = ", ".join(map(repr, missing)) or "such"
         whose = f" by ranks {list(ranks)}" if ranks is not None else ""
         raise ValueError(
-            f"a plot wants metrics that were reported as numbers, and {what} was not{whose}; "
+            f"a plot wants metrics that were reported as numbers, found no {what}{whose}; "
             f"there are: {', '.join(known) or 'none'}"
         )
     return panels
