@@ -42,7 +42,7 @@ class Browser:
         self._process = process
         self._commands, self._answers = commands, answers
         self._data = b""
-        self._number = 0
+        self._number = self._loads = 0
         self._session: str | None = None
         self.messages: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -52,6 +52,11 @@ class Browser:
 
     def call(self, method: str, **parameters: Any) -> Any:
         """Has the browser do something, and returns its answer."""
+        answer = self._ask(method, parameters)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def _ask(self, method: str, parameters: dict[str, Any]) -> Any:
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -59,8 +64,7 @@ class Browser:
         os.write(self._commands, json.dumps(message).encode() + b"\0")
         while (answer := self._receive()).get("id") != self._number:
             self._note(answer)
-        assert "error" not in answer, answer
-        return answer["result"]
+        return answer
 
     def look(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Sets the size of the window, and the scheme that its user prefers."""
@@ -74,8 +78,11 @@ class Browser:
         """Opens a page, waits until it has drawn itself, and returns how many seconds that took."""
         self.messages.clear()
         began = time.perf_counter()
+        loads = self._loads
         self.call("Page.navigate", url=url)
-        self.wait_for("document.documentElement.dataset.shown !== undefined && location.href !== 'about:blank'")
+        while self._loads == loads:
+            self._note(self._receive())
+        self.wait_for("document.documentElement.dataset.shown !== undefined")
         return time.perf_counter() - began
 
     def ask(self, expression: str) -> Any:
@@ -85,9 +92,14 @@ class Browser:
         return answer["result"].get("value")
 
     def wait_for(self, condition: str, *, deadline_s: float = DEADLINE_S) -> None:
-        """Waits until a JavaScript expression holds, looking once for each frame that the page draws."""
+        """Waits until a JavaScript expression holds; while another page is being opened, it does not."""
         deadline = time.monotonic() + deadline_s
-        while not self.ask(f"new Promise(done => setTimeout(() => done(!!({condition})), 20))"):
+        question = f"new Promise(done => setTimeout(() => done(!!({condition})), 20))"
+        parameters = {"expression": question, "returnByValue": True, "awaitPromise": True}
+        while True:
+            answer = self._ask("Runtime.evaluate", parameters)
+            if answer.get("result", {}).get("result", {}).get("value") is True:
+                return
             assert time.monotonic() < deadline, f"waited {deadline_s} s for {condition}; the page said {self.messages}"
 
     def picture(self, path: Path) -> None:
@@ -109,7 +121,9 @@ class Browser:
     def _note(self, event: Any) -> None:
         """Keeps what the page complains about, and what it wanted from elsewhere."""
         parameters = event.get("params", {})
-        if event.get("method") == "Runtime.exceptionThrown":
+        if event.get("method") == "Page.loadEventFired":
+            self._loads += 1
+        elif event.get("method") == "Runtime.exceptionThrown":
             self.messages.append(str(parameters["exceptionDetails"]))
         elif event.get("method") == "Log.entryAdded":
             self.messages.append(parameters["entry"]["text"])

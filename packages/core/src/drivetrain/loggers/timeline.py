@@ -13,6 +13,7 @@ import os
 import platform
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from drivetrain.context import Run, WorkerInfo
     from drivetrain.failure import Failure
 
-__all__ = ["FRAMEWORKS", "TIMELINE_FILE", "Timeline", "append_line", "environment", "installed_versions"]
+__all__ = ["FRAMEWORKS", "TIMELINE_FILE", "Timeline", "append_line", "installed_versions"]
 
 TIMELINE_FILE = "timeline.jsonl"
 FRAMEWORKS = (
@@ -51,6 +52,7 @@ FRAMEWORKS = (
 """The distributions whose versions are worth knowing."""
 
 _TRACEBACK_CHARACTERS = 8000
+_STOP_WAIT_S = 2.0
 
 
 class Timeline(Callback):
@@ -61,10 +63,18 @@ class Timeline(Callback):
 
     def __init__(self) -> None:
         self._usage = UsageRecorder()
+        self._packages: threading.Thread | None = None
 
     def on_run_start(self, run: Run) -> None:
         """Notes the start of a driver, and where it is."""
-        self._note(run, "start", environment=environment())
+        self._note(run, "start", environment=_environment())
+        # Looking at what is installed takes some ten milliseconds, for which no worker has to wait.
+        self._packages = threading.Thread(
+            target=lambda: self._note(run, "packages", packages=installed_versions()),
+            daemon=True,
+            name="drivetrain versions",
+        )
+        self._packages.start()
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
         """Notes an attempt and its workers."""
@@ -94,6 +104,8 @@ class Timeline(Callback):
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         """Notes how the run ended."""
         self._usage.stop()
+        if self._packages is not None:
+            self._packages.join(_STOP_WAIT_S)
         outcome = "finished"
         if isinstance(error, (KeyboardInterrupt, SystemExit, RunCancelledError)):
             outcome = "interrupted"
@@ -120,8 +132,8 @@ def append_line(path: Path, facts: dict[str, Any]) -> None:
             os.close(descriptor)
 
 
-def environment() -> dict[str, Any]:
-    """Where this process runs: the machine, Python, and the versions of frameworks that are installed."""
+def _environment() -> dict[str, Any]:
+    """Where this process runs."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -132,7 +144,6 @@ def environment() -> dict[str, Any]:
         "drivetrain": __version__,
         "script": sys.argv[0] if sys.argv else "",  # without its arguments, which may be secrets
         "directory": _working_directory(),
-        "packages": installed_versions(),
     }
 
 

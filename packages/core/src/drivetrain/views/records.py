@@ -222,8 +222,10 @@ class _Story:
         if event == "start":
             self._close(self.last_time)  # of a driver that was killed
             self.starts += 1
-            self.environment = line["environment"]
+            self.environment = {**line["environment"], "packages": {}}
             self.outcome, self.error, self.ended = "", "", None
+        elif event == "packages":
+            self.environment = {**self.environment, "packages": line["packages"]}
         elif event == "attempt":
             self._close(self.last_time)
             self.attempts.append(
