@@ -252,9 +252,10 @@ def _storage(path: str | None) -> Iterator[Finding]:
     finally:
         with contextlib.suppress(DrivetrainError, OSError):
             probe.delete("")
+    where = " to the disk" if runs.is_local else ""
     rates = size / (written - began), size / (read - written)
     found = (
-        f"{runs.root}: writes {rates[0] / 1e6:.0f} MB/s to the disk, reads {rates[1] / 1e6:.0f} MB/s, a small file "
+        f"{runs.root}: writes {rates[0] / 1e6:.0f} MB/s{where}, reads {rates[1] / 1e6:.0f} MB/s, a small file "
         f"takes {small * 1e3:.1f} ms"
     )
     slow = min(rates) < _LEAST_BYTES_PER_S
@@ -323,6 +324,14 @@ def _ray(address: str | None) -> Iterator[Finding]:
     if address is None:
         yield Finding("Ray", "ok", f"{version}; no cluster is asked for (RAY_ADDRESS, --ray-address)")
         return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():  # which takes Ray half a minute to find out
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+        except OSError as error:
+            advice = "start it (ray start --head), mend the address, or open the port"
+            yield Finding("Ray", "problem", f"nothing answers at {address} ({error})", advice)
+            return
     answer = _ask_python(_RAY_QUESTION, address)
     found = next((line for line in answer.splitlines() if line.startswith("ANSWER")), "")
     if found:

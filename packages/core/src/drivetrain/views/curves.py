@@ -104,7 +104,7 @@ class Curve:
             "count": self.count,
             "width": self.width,
             "x": [end[0] for end in self._ends],
-            "t": [round(end[1], 1) for end in self._ends],
+            "t": [round(end[1], 3) for end in self._ends],
             "mean": [
                 _short(min(max(total / size, low), high))  # whatever rounding, or a sum that is too great, makes of it
                 for total, size, low, high in zip(self._sums, sizes, self._low, self._high, strict=True)

@@ -75,11 +75,15 @@ function ticks(low, high, wanted) {
   return found;
 }
 
+// Powers of ten within a range of their exponents; within a narrow one also their doubles and halves, or any numbers.
 function logTicks(low, high) {
-  const found = [];
   const stride = Math.max(1, Math.ceil((high - low) / 6));
-  for (let power = Math.ceil(low); power <= Math.floor(high); power += stride) found.push(power);
-  return found.length >= 2 ? found : ticks(low, high, 3);
+  const factors = high - low < 2.5 ? [1, 2, 5] : [1];
+  const found = [];
+  for (let power = Math.floor(low); power <= high; power += stride) {
+    found.push(...factors.map((factor) => Math.log10(factor) + power).filter((tick) => tick >= low && tick <= high));
+  }
+  return found.length >= 2 ? found : ticks(10 ** low, 10 ** high, 4).filter((tick) => tick > 0).map(Math.log10);
 }
 
 function nearest(values, wanted) {
@@ -132,7 +136,7 @@ class Chart {
     const y = (value) => height - pad.bottom - ((up(value) - low) / (high - low)) * (height - pad.top - pad.bottom);
     const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `${this.title}: from ${number(log ? 10 ** low : low)} to ${number(log ? 10 ** high : high)}` });
     for (const tick of log ? logTicks(low, high) : ticks(low, high, 4)) {
-      const value = log ? 10 ** tick : tick;
+      const value = log ? Number((10 ** tick).toPrecision(9)) : tick;
       svg.append(shape("line", { class: "grid", x1: pad.left, x2: width - pad.right, y1: y(value), y2: y(value) }));
       const label = this.options.unit ? this.options.unit(value) : tickLabel(value);
       svg.append(shape("text", { x: pad.left - 6, y: y(value) + 4, "text-anchor": "end" }, label));
