@@ -11,7 +11,7 @@ NAMES = (
     *("report", "end", "start_local", "start_ray", "memory", "steps", "lightning", "scale"),
     *("checkpoint_local", "checkpoint_async", "commit", "s3", "upload_memory"),
     *("recovery", "lost_node", "noticed", "hang_cost"),
-    *("transformers_steps", "accelerate_steps", "gbdt"),
+    *("transformers_steps", "accelerate_steps", "gbdt", "page"),
 )
 
 
