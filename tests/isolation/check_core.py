@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 HEAVY = {"torch", "ray", "pandas", "pyarrow", "numpy"}
 
@@ -38,6 +39,10 @@ def check_two_workers_report(storage_path: str) -> None:
         run_config=RunConfig(name="isolation", storage_path=storage_path),
     ).fit()
     assert result.error is None, result.error
+    result.write_report(f"{storage_path}/page.html")
+    command = Path(sys.executable).with_name("drivetrain")
+    listed = subprocess.run([command, "runs", "list", storage_path], check=True, stdout=subprocess.PIPE, text=True)
+    assert "isolation  finished" in listed.stdout, listed.stdout
     assert result.return_value == 2, result.return_value
     assert (result.metrics["step"], result.metrics["rank"]) == (2, 0), result.metrics
 
