@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -144,13 +145,16 @@ def test_script_joins_the_process_group_of_the_backend(place: Path) -> None:
 
 
 @pytest.fixture
-def at_home(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def at_home(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """This process in the user's directory; what it imports from there is forgotten afterwards."""
     monkeypatch.chdir(place)
     monkeypatch.setenv("DRIVETRAIN_STORAGE_PATH", str(place / "runs"))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    return place
+    before = set(sys.modules)
+    yield place
+    for name in set(sys.modules) - before:
+        if str(place) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize(
