@@ -120,12 +120,11 @@ class Controller:
             return self._run_attempts()
 
     def _run_attempts(self) -> Outcome:
-        history = self._history
         limit = self._run.run_config.failure_config.max_node_failures
         number = 0
         while True:
             try:
-                outcome = self._run_attempt(number, avoided_nodes(history, limit))
+                outcome = self._run_attempt(number, avoided_nodes(self._history, limit))
                 if self._interrupts.error is not None:  # the function had finished before it could be told
                     raise self._interrupts.error
                 return outcome
@@ -135,8 +134,8 @@ class Controller:
             except RunFailed as failed:
                 if self._interrupts.error is not None:
                     raise self._interrupts.error from None
-                failed.history = tuple(history)
-                retrying = _can_retry(failed.failure) and self._decide(failed.failure, history)
+                failed.history = tuple(self._history)
+                retrying = _can_retry(failed.failure) and self._decide(failed.failure, self._history)
                 unheard = self._callbacks.close("on_failure", failed.failure, retrying)
                 if unheard is not None:
                     failed.notes += (f"also: {unheard}",)
@@ -144,7 +143,7 @@ class Controller:
                     raise
                 if failed.failure.kind is FailureKind.HANG:
                     self._run.console.print(f"{self._run.name}: {failed.failure.exception}", error=True)
-                history.append(failed.failure)
+                self._history.append(failed.failure)
                 self._last_index = max(self._last_index, self._checkpoints.sweep()[1])
             number += 1
 
