@@ -181,7 +181,7 @@ class Attempt:
         deadline = time.monotonic() + self._run.run_config.start_timeout_s
         with group.woken_by(future):
             self._settled_on(group, future.done, lost, deadline)
-        return future.done() and self._are_fine(lost)
+        return future.done() and not future.cancelled() and self._are_fine(lost)
 
     def renumber(self, group: Group) -> int | None:
         """Has the next report of each rank come after all that were made: the number of the last; None if one fails."""

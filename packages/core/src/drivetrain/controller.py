@@ -195,8 +195,7 @@ class Controller:
                     raise
                 self._history.append(failed.failure)
                 self._callbacks.call("on_failure", failed.failure, True)
-                ranks = ", ".join(map(str, lost))
-                self._run.console.print(f"{self._run.name}: rank {ranks} was replaced, the others stay", error=True)
+                self._run.console.print(f"{self._run.name}: ranks {lost} were replaced, the others stay", error=True)
 
     def _replace(self, group: Group, attempt: Attempt, number: int, lost: Sequence[int]) -> bool:
         """Has new processes take the places of lost ones; False if a rank does not wait for them."""
