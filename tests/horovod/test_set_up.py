@@ -160,6 +160,7 @@ def test_error_of_the_train_function_that_is_not_about_the_build_stays_as_it_is(
         ({"nics": []}, "wants names of network interfaces"),
         ({"timeout_s": 0}, "timeout_s=...\\) wants a number of seconds of at least 1, found 0"),
         ({"placement_group_timeout_s": "long"}, "placement_group_timeout_s=...\\) wants a number of seconds"),
+        ({"elastic": "yes"}, "elastic=...\\) wants True or False, found 'yes'"),
         ({"verbose": True}, "verbose=...\\) wants 0, 1, 2 or 3, found True"),
     ],
 )

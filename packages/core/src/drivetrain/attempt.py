@@ -173,9 +173,7 @@ class Attempt:
     def lost(self) -> list[int]:
         """The ranks that new processes could replace: they are gone, and all others are in the train function."""
         ranks = [failure.rank for failure in self._exits if failure.rank is not None]
-        on_its_way = self._failures or self._notice or self._grown or self._stop_by
-        others = len(self._running) == len(self._workers) - len(ranks) > 0
-        return ranks if others and not on_its_way and set(self._phase) == {TRAINING} else []
+        return ranks if self._running and self._are_fine(len(ranks)) else []
 
     def await_rejoin(self, group: Group, future: Future[Any]) -> bool:
         """After a loss: waits until the other ranks wait for new ones; False if one of them does not come to it."""
@@ -183,7 +181,7 @@ class Attempt:
         deadline = time.monotonic() + self._run.run_config.start_timeout_s
         with group.woken_by(future):
             self._settled_on(group, future.done, lost, deadline)
-        return future.done() and self._are_fine(lost)
+        return future.done() and not future.cancelled() and self._are_fine(lost)
 
     def renumber(self, group: Group) -> int | None:
         """Has the next report of each rank come after all that were made: the number of the last; None if one fails."""
@@ -191,7 +189,7 @@ class Attempt:
         while number < max(self._reports):  # an answer comes after the reports that were on their way
             number = max(self._reports)
             self._to_renumber = set(self._running)
-            group.preempt(sorted(self._running), "follow", number)
+            group.renumber(sorted(self._running), number)
             self._settled_on(group, lambda: not self._to_renumber, lost, deadline)
             if self._to_renumber or not self._are_fine(lost):
                 return None
@@ -200,6 +198,7 @@ class Attempt:
     def go_on(self, workers: Sequence[WorkerInfo], number: int) -> None:
         """New processes have taken the places of the lost ranks; what was to be completed by those never will be."""
         lost = self.lost
+        assert lost
         self._flush_reports(everything=True)
         self._matcher.restart(number)
         self._uploading = {n: held for n, held in self._uploading.items() if held.uploading.isdisjoint(lost)}
@@ -216,7 +215,9 @@ class Attempt:
             self._noticed.discard(rank)
 
     def _are_fine(self, lost: int) -> bool:
-        return not self._failures and len(self._exits) == lost and set(self._phase) == {TRAINING}
+        """Nothing but that many losses has happened, and all others are in the train function and to stay there."""
+        ending = self._failures or self._notice or self._grown or self._stop_by
+        return not ending and len(self._exits) == lost and set(self._phase) == {TRAINING}
 
     def _settled_on(self, group: Group, met: Callable[[], bool], lost: int, deadline: float) -> None:
         while not met() and self._are_fine(lost) and (remaining := deadline - time.monotonic()) > 0:

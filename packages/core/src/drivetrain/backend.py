@@ -97,7 +97,7 @@ class Backend(ABC):
             lost: the ranks.
 
         Returns:
-            The future, of one mapping for each of the lost ranks.
+            The future, of one mapping for each of the lost ranks; cancelled where all are to be replaced.
         """
         raise NotImplementedError(f"{type(self).__name__} declares survives_losses, and wants a method rejoin")
 

@@ -124,12 +124,11 @@ class Controller:
             return self._run_attempts()
 
     def _run_attempts(self) -> Outcome:
-        history = self._history
         limit = self._run.run_config.failure_config.max_node_failures
         number = 0
         while True:
             try:
-                outcome = self._run_attempt(number, avoided_nodes(history, limit))
+                outcome = self._run_attempt(number, avoided_nodes(self._history, limit))
                 if self._interrupts.error is not None:  # the function had finished before it could be told
                     raise self._interrupts.error
                 return outcome
@@ -139,8 +138,8 @@ class Controller:
             except RunFailed as failed:
                 if self._interrupts.error is not None:
                     raise self._interrupts.error from None
-                failed.history = tuple(history)
-                retrying = _can_retry(failed.failure) and self._decide(failed.failure, history)
+                failed.history = tuple(self._history)
+                retrying = _can_retry(failed.failure) and self._decide(failed.failure, self._history)
                 unheard = self._callbacks.close("on_failure", failed.failure, retrying)
                 if unheard is not None:
                     failed.notes += (f"also: {unheard}",)
@@ -148,7 +147,7 @@ class Controller:
                     raise
                 if failed.failure.kind is FailureKind.HANG:
                     self._run.console.print(f"{self._run.name}: {failed.failure.exception}", error=True)
-                history.append(failed.failure)
+                self._history.append(failed.failure)
                 self._last_index = max(self._last_index, self._checkpoints.sweep()[1])
             number += 1
 
@@ -200,8 +199,7 @@ class Controller:
                     raise
                 self._history.append(failed.failure)
                 self._callbacks.call("on_failure", failed.failure, True)
-                ranks = ", ".join(map(str, lost))
-                self._run.console.print(f"{self._run.name}: rank {ranks} was replaced, the others stay", error=True)
+                self._run.console.print(f"{self._run.name}: ranks {lost} were replaced, the others stay", error=True)
 
     def _replace(self, group: Group, attempt: Attempt, number: int, lost: Sequence[int]) -> bool:
         """Has new processes take the places of lost ones; False if a rank does not wait for them."""

@@ -31,7 +31,8 @@ class HorovodBackend(Backend):
     Attributes:
         nics: names of network interfaces to use, in order of preference; None to choose by address.
         verbose: how much Horovod logs.
-        timeout_s: seconds that the ranks may take to find each other, and one operation may take.
+        timeout_s: seconds that ranks that are left may wait for each other.
+        operation_timeout_s: seconds that the ranks may take to find each other, and one operation may take.
         preload: see :class:`~drivetrain.Backend`.
         warmup: see :class:`~drivetrain.Backend`.
         survives_losses: see :class:`~drivetrain.Backend`.
@@ -40,6 +41,7 @@ class HorovodBackend(Backend):
     nics: tuple[str, ...] | None
     verbose: int
     timeout_s: int
+    operation_timeout_s: int
     preload: Sequence[str] = ()
     warmup: Sequence[str] = ()
     survives_losses: bool = False
@@ -63,7 +65,7 @@ class HorovodBackend(Backend):
         shared = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(self.timeout_s),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(self.operation_timeout_s),
         }
         plan, verbose = [tuple(slot.values()) for slot in slots], max(0, self.verbose - 1)
         if len(workers) > 1 and self.survives_losses:

@@ -26,6 +26,9 @@ class HorovodConfig(BackendConfig):
         elastic: when a rank is lost, the others stay: they go back to their last commit, and go on with a new process
             in its place. The train function wants ``hvd.elastic.run``, the driver Horovod, and the run a
             ``FailureConfig(max_failures=...)``.
+        elastic_timeout_s: in elastic mode, seconds that ``hvd.init()`` may wait for a new process, and one operation of
+            Gloo may take. Where there are more than two ranks, one may wait for another that has noticed a loss first,
+            and notices it itself when its operation has taken so long.
         timeout_s: seconds that ``hvd.init()`` may wait for the other ranks, and that one operation of Gloo may take.
         placement_group_timeout_s: taken, and without effect: ``RunConfig(start_timeout_s=...)`` bounds the wait for
             resources.
@@ -45,6 +48,7 @@ class HorovodConfig(BackendConfig):
     nics: Collection[str] | None = None
     verbose: int = 1
     elastic: bool = False
+    elastic_timeout_s: float = 30
     timeout_s: float = 300
     placement_group_timeout_s: float = 100
     key: str | None = None
@@ -63,7 +67,7 @@ class HorovodConfig(BackendConfig):
             raise ConfigurationError(f"HorovodConfig(verbose=...) wants 0, 1, 2 or 3, found {self.verbose!r}")
         if type(self.elastic) is not bool:
             raise ConfigurationError(f"HorovodConfig(elastic=...) wants True or False, found {self.elastic!r}")
-        for name in ("timeout_s", "placement_group_timeout_s"):
+        for name in ("timeout_s", "elastic_timeout_s", "placement_group_timeout_s"):
             seconds: object = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 1 <= seconds < math.inf:
                 raise ConfigurationError(
@@ -78,6 +82,7 @@ class HorovodConfig(BackendConfig):
             verbose=self.verbose,
             survives_losses=self.elastic,
             timeout_s=math.ceil(self.timeout_s),
+            operation_timeout_s=math.ceil(self.elastic_timeout_s if self.elastic else self.timeout_s),
             preload=("horovod.torch",) if with_torch else (),
             # What can be compiled, such as the first optimizer, imports torch's compiler.
             warmup=("sympy", "drivetrain_horovod._warmup") if with_torch else (),

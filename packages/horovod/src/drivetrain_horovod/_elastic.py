@@ -51,7 +51,16 @@ class ElasticRendezvous:
         self._lost: set[Place] = set()
         self._resolve: Callable[[], None] = lambda: None
         self._closed = False
-        self._server = RendezvousHTTPServer((_address_towards(near), 0), create_rendezvous_handler(self), verbose)
+        self._connected: set[str] = set()
+        told: Any = create_rendezvous_handler(self)
+        note_connected = self._note_connected
+
+        class Handler(told):  # type: ignore[misc]
+            def do_DELETE(self) -> None:
+                note_connected(self.path)
+                super().do_DELETE()
+
+        self._server = RendezvousHTTPServer((_address_towards(near), 0), Handler, verbose)
         self._server.daemon_threads = True
         self._server.handle_error = lambda request, address: None  # of a worker that is gone
         self._server.init(list(self._slots.values()))
@@ -65,9 +74,15 @@ class ElasticRendezvous:
         Args:
             lost: their places.
             describe: makes the result of the slots of the new workers.
+
+        Returns:
+            What is done then; cancelled if workers were still connecting, which cannot notice that one is lost.
         """
         future: Future[T] = Future()
         with self._changed:
+            if len(self._connected) < len(self._slots):
+                future.cancel()
+                return future
             self._lost = set(lost)
             self._waiting -= self._lost
             self._resolve = lambda: future.set_result(describe([self._slots[place] for place in lost]))
@@ -99,6 +114,12 @@ class ElasticRendezvous:
     def register_worker_server(self, host: str, local_rank: int, addresses: object, key: object) -> None:
         """For Horovod's handler: where a worker could be told of hosts that have come."""
 
+    def _note_connected(self, path: str) -> None:
+        """A worker is through with something; the last of a start, but for process sets, are the cross contexts."""
+        if path.startswith("/cross_") and "process_set" not in path:
+            with self._changed:
+                self._connected.add(path)
+
     def _begin_if_complete(self) -> None:
         if self._waiting != self._slots.keys() - self._lost:
             return
@@ -110,6 +131,7 @@ class ElasticRendezvous:
             ranks[first], ranks[order[0]] = ranks[order[0]], 0
         self._slots = {place: replace(slot, rank=ranks[place]) for place, slot in self._slots.items()}
         self._server.init(list(self._slots.values()))
+        self._connected.clear()
         self._waiting.clear()
         self._lost.clear()
         self._resolve()

@@ -73,6 +73,10 @@ class Group(WorkerGroup, Protocol):
         """
         ...
 
+    def renumber(self, ranks: Sequence[int], number: int) -> None:
+        """Has the next report of ranks follow the one of a number, without waiting for it: they say so."""
+        ...
+
     def woken_by(self, future: Future[Any]) -> AbstractContextManager[None]:
         """Has :meth:`pump` return when a future is done, for the time of a ``with`` block."""
         ...

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from drivetrain.context import WorkerInfo
@@ -83,13 +82,11 @@ class InProcessGroup:
         if raised:
             raise raised[0]
 
-    def replace(self, ranks: Sequence[int]) -> None:
-        """Never called: this process is not lost while it drives the run."""
+    def _never(self, *arguments: Any, **named: Any) -> Any:
+        """This process is not lost while it drives the run."""
         raise NotImplementedError
 
-    def woken_by(self, future: Future[Any]) -> contextlib.AbstractContextManager[None]:
-        """Never called, see :meth:`replace`."""
-        raise NotImplementedError
+    replace = renumber = woken_by = _never
 
     def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
         """See :meth:`drivetrain.runtime.base.Group.preempt`."""
