@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,6 +121,19 @@ def make_strategy() -> Any:
 def test_strategy_that_is_made_before_the_workers_know_of_each_other_is_refused(fit: Fit):
     with pytest.raises(TrainingFailedError, match=r"setting up tensorflow: .* make it in the train function"):
         fit(lambda config: None, {"strategy": MadeWhenUnpickled()})
+
+
+def test_workers_that_stay_train_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def train() -> float:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        total = tf.function(lambda: strategy.reduce("sum", strategy.run(lambda: tf.constant(1.0)), axis=None))
+        return float(total())
+
+    monkeypatch.setenv("DRIVETRAIN_STORAGE_PATH", str(tmp_path))
+    with drivetrain.Trainer(backend=TensorflowConfig(), num_workers=2) as trainer:
+        assert [trainer.run(train) for _ in range(2)] == [[2, 2], [2, 2]]
 
 
 def test_fit_of_keras_3_on_several_workers_is_refused_with_what_to_do(fit: Fit):

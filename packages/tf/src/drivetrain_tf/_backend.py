@@ -19,8 +19,11 @@ _KERAS_3_FAULTS = ("PerReplica", "Invalid reduction dimension 0 for input with 0
 
 _NO_PROXY = "no_grpc_proxy"
 
-_reserved: list[socket.socket] = []
+_reserved: socket.socket | None = None
 """What keeps this process's port for it, until it ends."""
+
+_told: str | None = None
+"""The workers that TensorFlow knows of in this process, which may run one train function after another."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,16 @@ class TensorflowBackend(Backend):
                 know of the other workers; it sees no GPU though the worker has one; or ``Model.fit`` of Keras 3 was
                 called on several workers.
         """
+        global _told
         refuse_tf_config(os.environ)
-        self._set_threads(context)
+        config = rendezvous.get("TF_CONFIG")
+        if not self._set_threads() and config is not None and config != _told:
+            raise ConfigurationError(
+                "the tensorflow backend wants a process in which TensorFlow has not computed anything yet, found one "
+                "in which a strategy, a tensor or a dataset was made before the workers know of each other, when a "
+                "module of the train function was imported: make it in the train function"
+            )
+        _told = config
         _check_gpus(context)
         with _environment(rendezvous):
             try:
@@ -75,26 +86,23 @@ class TensorflowBackend(Backend):
                     raise ConfigurationError(_EXPLANATION) from error
                 raise
 
-    def _set_threads(self, context: TrainContext) -> None:
+    def _set_threads(self) -> bool:
+        """Sets the threads; False where TensorFlow has computed something, and so has threads, in this process."""
         import tensorflow as tf
 
         threading = tf.config.threading
+        intra, inter = threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()
         try:
-            intra = threading.get_intra_op_parallelism_threads()
-            threading.set_intra_op_parallelism_threads(
-                self.intra_op_threads or intra or _threads_unless("TF_NUM_INTRAOP_THREADS")
-            )
-            inter = threading.get_inter_op_parallelism_threads()
+            threading.set_inter_op_parallelism_threads(inter + 1)  # as the number that it has is never refused
             threading.set_inter_op_parallelism_threads(
                 self.inter_op_threads or inter or _threads_unless("TF_NUM_INTEROP_THREADS")
             )
-        except RuntimeError as error:  # TensorFlow has begun to work, and its threads are there
-            if context.get_world_size() > 1:
-                raise ConfigurationError(
-                    "the tensorflow backend wants a process in which TensorFlow has not computed anything yet, found "
-                    "one in which a strategy, a tensor or a dataset was made before the workers know of each other, "
-                    "when a module of the train function was imported: make it in the train function"
-                ) from error
+            threading.set_intra_op_parallelism_threads(
+                self.intra_op_threads or intra or _threads_unless("TF_NUM_INTRAOP_THREADS")
+            )
+        except RuntimeError:
+            return False
+        return True
 
 
 _EXPLANATION = (
@@ -124,11 +132,12 @@ def _reserve_port() -> int:
     TensorFlow wants a number and binds it itself, much later. Linux lets it bind a port that is bound by a socket which
     does not listen, if both say SO_REUSEADDR as TensorFlow's does, and keeps that port from everybody who asks for any.
     """
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("", 0))
-    _reserved.append(holder)
-    port: int = holder.getsockname()[1]
+    global _reserved
+    if _reserved is None:
+        _reserved = socket.socket()
+        _reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _reserved.bind(("", 0))
+    port: int = _reserved.getsockname()[1]
     return port
 
 
