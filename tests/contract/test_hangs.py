@@ -151,5 +151,5 @@ def test_command_shows_the_stacks_of_a_run_that_goes_on(runtime: RuntimeUnderTes
 def test_command_says_where_there_is_no_run(tmp_path: Path) -> None:
     said = stacks(tmp_path / "nothing")
 
-    assert said.returncode == 1
-    assert "wants the directory of a run" in said.stderr
+    assert said.returncode == 3
+    assert "wants the directory or the name of a run" in said.stderr

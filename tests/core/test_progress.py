@@ -17,9 +17,16 @@ from drivetrain.runtime.output import LineEcho
 from tests.terminal import watch
 
 SCRIPT = """
-import pathlib, sys, tempfile, time
+import pathlib, shutil, sys, tempfile, time
 import drivetrain
+import drivetrain.loggers.panel  # which is not to be waited for while there is something to see
 from drivetrain import Callback, Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
+
+def upload_slowly(checkpoint, name):
+    time.sleep(0.6)  # so that it can be seen
+    target = pathlib.Path(drivetrain.get_context().get_run_dir(), name)
+    shutil.copytree(checkpoint.path, target, dirs_exist_ok=True)
+    return Checkpoint(target)
 
 def train(config):
     from tqdm import tqdm
@@ -28,11 +35,16 @@ def train(config):
         for batch in tqdm(range(10), desc=f"epoch {epoch}", mininterval=0):
             step = epoch * 10 + batch + 1
             drivetrain.report({"epoch": epoch, "step": step, "loss": 1 / step, "accuracy": step / 100, "lr": 0.1})
-            time.sleep(0.05)  # the pace is what is looked at
+            time.sleep(0.08)  # the pace is what is looked at
         print(f"epoch {epoch} is done")
-        with tempfile.TemporaryDirectory() as directory:
-            pathlib.Path(directory, "x").write_text("x")
-            drivetrain.report({"epoch": epoch, "step": step, "loss": 1 / step}, checkpoint=Checkpoint(directory))
+        directory = tempfile.mkdtemp(dir=".")
+        pathlib.Path(directory, "x").write_text("x")
+        drivetrain.report(
+            {"epoch": epoch, "step": step, "loss": 1 / step},
+            checkpoint=Checkpoint(directory),
+            checkpoint_upload_mode="async",
+            checkpoint_upload_fn=upload_slowly,
+        )
 
 class Own(Callback):
     def on_run_start(self, run):
@@ -90,6 +102,7 @@ def test_panel_says_how_far_the_run_is_how_fast_and_what_is_stored(columns: int,
     find(r"\d+% epoch [12]/2 \u00b7 step \d+/20 \u00b7 [\d.]+ steps/s \u00b7 0:0\d left +\u2502$", screens)
     moved = find(r"loss 0\.\d+ \u2193  accuracy 0\.\d+ \u2191", screens)
     assert not any("lr" in line for line in moved), "it has not moved"
+    find(r"1 upload in flight", screens)
     find(r"^\u2502 checkpoint_000011", screens)
     assert not any(re.search(r"\u256d|\u2502", line) for line in last), "it is gone at the end"
     assert "finished after" in "".join(last)

@@ -13,9 +13,13 @@ import drivetrain_gbdt
 import drivetrain_hf
 import drivetrain_horovod
 import drivetrain_lightning
+import drivetrain_tf
 import drivetrain_torch
 
-PACKAGES = (drivetrain, drivetrain_torch, drivetrain_lightning, drivetrain_hf, drivetrain_gbdt, drivetrain_horovod)
+PACKAGES = (
+    *(drivetrain, drivetrain_torch, drivetrain_lightning, drivetrain_hf, drivetrain_tf, drivetrain_gbdt),
+    drivetrain_horovod,
+)
 
 
 def examples() -> list[doctest.DocTest]:

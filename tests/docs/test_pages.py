@@ -21,6 +21,8 @@ _S3 = "s3://models/"
 _LIGHTNING = "import lightning"
 # Lightning warns of what it uses of torch, and of data loaders without workers.
 _LIGHTNINGS_WARNINGS = "error,ignore::FutureWarning,ignore::UserWarning"
+_MLFLOW = "import mlflow"
+_MLFLOWS_WARNINGS = "error,ignore::DeprecationWarning"  # of what it uses of SQLAlchemy
 _LONGEST_LINE = 88  # what a page shows without scrolling
 
 
@@ -82,7 +84,10 @@ def find_output(expected: str, printed: str) -> bool:
 @pytest.fixture
 def warnings_of_others(page: Page) -> dict[str, str]:
     """The variables with which what a page imports may warn."""
-    return {"PYTHONWARNINGS": _LIGHTNINGS_WARNINGS} if _LIGHTNING in as_script(page) else {}
+    script = as_script(page)
+    known = {_LIGHTNING: _LIGHTNINGS_WARNINGS, _MLFLOW: _MLFLOWS_WARNINGS}
+    warnings = [filters for line, filters in known.items() if line in script]
+    return {"PYTHONWARNINGS": warnings[0]} if warnings else {}
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 HEAVY = {"torch", "ray", "pandas", "pyarrow", "numpy"}
 
@@ -38,8 +39,29 @@ def check_two_workers_report(storage_path: str) -> None:
         run_config=RunConfig(name="isolation", storage_path=storage_path),
     ).fit()
     assert result.error is None, result.error
+    result.write_report(f"{storage_path}/page.html")
+    command = Path(sys.executable).with_name("drivetrain")
+    listed = subprocess.run([command, "runs", "list", storage_path], check=True, stdout=subprocess.PIPE, text=True)
+    assert "isolation  finished" in listed.stdout, listed.stdout
     assert result.return_value == 2, result.return_value
     assert (result.metrics["step"], result.metrics["rank"]) == (2, 0), result.metrics
+
+
+def check_tracker_that_is_not_installed_says_what_to_install(storage_path: str) -> None:
+    from drivetrain import DataParallelTrainer, PluginNotFoundError, RunConfig, ScalingConfig
+
+    trainer = DataParallelTrainer(
+        train_func,
+        train_loop_config={"steps": 1},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="tracked", storage_path=storage_path, callbacks=["tensorboard"]),
+    )
+    try:
+        trainer.fit()
+        said = "nothing, and trained"
+    except PluginNotFoundError as error:
+        said = str(error)
+    assert 'pip install "drivetrain[tensorboard]"' in said, said
 
 
 def check_storages_that_need_nothing_else_work(storage_path: str) -> None:
@@ -74,5 +96,6 @@ if __name__ == "__main__":
     check_import_is_light()
     with tempfile.TemporaryDirectory() as directory:
         check_two_workers_report(directory)
+        check_tracker_that_is_not_installed_says_what_to_install(directory)
         check_storages_that_need_nothing_else_work(directory)
     print("ok: drivetrain alone")

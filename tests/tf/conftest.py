@@ -1,6 +1,5 @@
 """Real trainings of two processes on this machine."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -9,11 +8,18 @@ import pytest
 from drivetrain import FailureConfig, Result, RunConfig, ScalingConfig
 from drivetrain_tf import TensorflowTrainer
 
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # the same for all tests, or each other one would import TensorFlow anew
+
+@pytest.fixture(scope="package", autouse=True)
+def environment() -> Iterator[None]:
+    """The same variables for all of these tests, as with others TensorFlow would be imported anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture(scope="session")
-def fit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Result]]:
+def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
     """Runs a train function, on two local workers if nothing else is asked for."""
 
     def run(
@@ -43,4 +49,4 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Resu
             **options,
         ).fit()
 
-    yield run
+    return run

@@ -1,5 +1,6 @@
 """The train functions of these tests; only workers import TensorFlow."""
 
+import importlib
 import os
 import signal
 import tempfile
@@ -83,3 +84,201 @@ def fit_digits(config: dict[str, Any]) -> float:
         verbose=0,
     )
     return float(model.evaluate(*held_out, verbose=0)[1])
+
+
+def make_perceptron(keras: Any, optimizer: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((64,)), layers.Dense(64, "relu"), layers.Dense(10)])
+    model.compile(optimizer=optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def make_step(model: Any, rows: int) -> Any:
+    """A step of training on a batch, which is a part of ``rows`` rows."""
+    import tensorflow as tf
+
+    def step(images: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images, training=True))
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=rows)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return step
+
+
+def loop_digits(config: dict[str, Any]) -> float:
+    """A training loop of one's own, with either Keras, from the latest checkpoint."""
+    import tensorflow as tf
+
+    keras = importlib.import_module(config["keras"])
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    first, checkpoint = 0, get_checkpoint()
+    with strategy.scope():
+        if checkpoint is None:
+            model = make_perceptron(keras, keras.optimizers.Adam(0.01))
+        else:
+            with checkpoint.as_directory() as directory:
+                model = keras.models.load_model(Path(directory, "model.keras"))
+            first = checkpoint.get_metadata()["epoch"] + 1
+    train, held_out = load_digits()
+    batches = strategy.experimental_distribute_dataset(
+        prepare_dataset_shard(tf.data.Dataset.from_tensor_slices(own_rows(train)).batch(BATCH))
+    )
+    step = make_step(model, BATCH)
+
+    @tf.function
+    def train_step(images: Any, labels: Any) -> Any:
+        return strategy.reduce("sum", strategy.run(step, args=(images, labels)), axis=None)
+
+    for epoch in range(first, config["epochs"]):
+        die_once(epoch == config.get("die_in_epoch"))
+        loss = sum(train_step(images, labels) for images, labels in batches) / STEPS
+        with tempfile.TemporaryDirectory() as directory:
+            model.save(Path(directory, "model.keras"))
+            saved = Checkpoint.from_directory(directory)
+            saved.set_metadata({"epoch": epoch})
+            drivetrain.report({"loss": loss}, saved if get_context().get_world_rank() == 0 else None)
+    images, labels = held_out
+    return float(np.mean(np.argmax(model(images), axis=1) == labels))
+
+
+def difference_to_one_process(config: dict[str, Any]) -> float:
+    """How far weights are, after some steps, from those of a process that has every batch to itself."""
+    import tensorflow as tf
+
+    keras = importlib.import_module(config["keras"])
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        together = make_perceptron(keras, keras.optimizers.SGD(0.5))
+    alone = make_perceptron(keras, keras.optimizers.SGD(0.5))
+    before = [weight.copy() for weight in alone.get_weights()]
+    train, _ = load_digits()
+    step = tf.function(make_step(alone, BATCH))
+    for images, labels in tf.data.Dataset.from_tensor_slices(train).batch(BATCH):
+        step(images, labels)
+
+    step_together = make_step(together, BATCH)
+    context = get_context()
+    share = BATCH // context.get_world_size()
+    own = slice(context.get_world_rank() * share, (context.get_world_rank() + 1) * share)
+    run = tf.function(lambda images, labels: strategy.run(step_together, args=(images, labels)))
+    for images, labels in tf.data.Dataset.from_tensor_slices(train).batch(BATCH):
+        run(images[own], labels[own])
+
+    moved = max(np.abs(now - then).max() for now, then in zip(alone.get_weights(), before, strict=True))
+    assert moved > 0.1
+    pairs = zip(together.get_weights(), alone.get_weights(), strict=True)
+    return float(max(np.abs(mine - other).max() for mine, other in pairs))
+
+
+def losses_after_each_format() -> dict[str, list[float]]:
+    """The losses of a model that goes on training, and of copies of it that were saved in all of Keras 2's formats."""
+    import tensorflow as tf
+    import tf_keras as keras
+
+    images, labels = load_digits()[0]
+
+    def train(model: Any) -> list[float]:
+        losses: list[float] = model.fit(images, labels, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history[
+            "loss"
+        ]
+        return losses
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with tempfile.TemporaryDirectory() as directory, strategy.scope():
+        paths = {name: os.path.join(directory, name) for name in ("model.keras", "model.weights.h5", "saved_model")}
+        model = make_perceptron(keras, keras.optimizers.SGD(0.5))
+        train(model)
+        model.save(paths["model.keras"])
+        model.save(paths["saved_model"])
+        model.save_weights(paths["model.weights.h5"])
+        losses = {"undisturbed": train(model)}
+        for name, path in paths.items():
+            if name.endswith(".h5"):
+                loaded = make_perceptron(keras, keras.optimizers.SGD(0.5))
+                loaded.load_weights(path)
+            else:
+                loaded = keras.models.load_model(path)
+            losses[name] = train(loaded)
+    return losses
+
+
+def fit_with_callback(config: dict[str, Any]) -> int:
+    """``Model.fit`` of either Keras by one worker, with a callback that ``make`` makes."""
+    import tensorflow as tf
+
+    keras = importlib.import_module(config["keras"])
+    if config.get("replicas"):
+        devices = [tf.config.LogicalDeviceConfiguration()] * config["replicas"]
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(len(devices))])
+    else:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = make_model(keras)
+    images, labels = load_digits()[0]
+    model.fit(images, labels, batch_size=BATCH, epochs=2, callbacks=[config["make"]()], verbose=0)
+    return strategy.num_replicas_in_sync
+
+
+def fit_until_preempted() -> list[int]:
+    """``Model.fit`` of Keras 2; rank 1 is asked to end in step 13. Returns the steps done at start and end."""
+    import tensorflow as tf
+    import tf_keras as keras
+
+    class Preempts(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            step, context = int(self.model.optimizer.iterations.numpy()), get_context()
+            if step == 13 and context.attempt == 0 and context.get_world_rank() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    checkpoint = get_checkpoint()
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        if checkpoint is None:
+            model = make_perceptron(keras, keras.optimizers.SGD(0.1))
+        else:
+            with checkpoint.as_directory() as directory:
+                model = keras.models.load_model(Path(directory, "model.keras"))
+    done = int(model.optimizer.iterations.numpy())
+    rows = tf.data.Dataset.from_tensor_slices(own_rows(load_digits()[0])).batch(BATCH).repeat()
+    # In a first attempt it would go on for minutes.
+    model.fit(
+        prepare_dataset_shard(rows),
+        steps_per_epoch=STEPS,
+        epochs=1 if checkpoint else 1000,
+        callbacks=[Preempts(), ReportCheckpointCallback(checkpoint_on="train_end", report_metrics_on=[])],
+        verbose=0,
+    )
+    return [done, int(model.optimizer.iterations.numpy())]
+
+
+def count_rows(config: dict[str, Any]) -> list[int]:
+    """Rows and steps of an epoch over a dataset of the trainer's, in a loop and as ``Model.fit`` takes them."""
+    import tensorflow as tf
+    import tf_keras as keras
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    shard = drivetrain.get_dataset_shard("train")
+
+    def make_generator() -> Any:
+        for batch in shard.iter_tf_batches(batch_size=config["batch_size"], dtypes=tf.float32):
+            yield batch["image"], batch["label"]
+
+    counts = []
+    spec = (tf.TensorSpec((None, 64), tf.float32), tf.TensorSpec((None,), tf.float32))
+    for dataset in (
+        shard.to_tf("image", "label", batch_size=config["batch_size"]),
+        tf.data.Dataset.from_generator(make_generator, output_signature=spec),
+    ):
+        batches = strategy.experimental_distribute_dataset(prepare_dataset_shard(dataset))
+        total = tf.function(lambda image: strategy.reduce("sum", strategy.run(tf.shape, (image,)), axis=None)[0])
+        counts.append(sum(int(total(image)) for image, _ in batches))
+    with strategy.scope():
+        model = make_perceptron(keras, keras.optimizers.SGD(0.1))
+    rows = tf.data.Dataset.from_tensor_slices(shard.to_tf("image", "label", batch_size=10_000).get_single_element())
+    history = model.fit(prepare_dataset_shard(rows.batch(config["batch_size"])), epochs=2, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    return [*counts, int(model.optimizer.iterations.numpy())]

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from drivetrain import Result
+from drivetrain import Result, TrainingFailedError
+from drivetrain_tf.keras import ReportCheckpointCallback
 from tests.support import Collector
 from tests.tf import jobs
 
@@ -22,3 +24,95 @@ def test_keras_2_learns_and_a_killed_worker_costs_nothing_of_it(fit: Fit):
     assert collectors[1].attempts == 2
     assert losses_of_killed == pytest.approx(losses, rel=1e-6)
     assert killed.return_value == pytest.approx(undisturbed.return_value)
+
+
+def test_models_in_all_formats_go_on_with_the_same_losses(fit: Fit):
+    losses = fit(jobs.losses_after_each_format).return_value
+    assert len(losses) == 4
+    for name, values in losses.items():
+        assert values == pytest.approx(losses["undisturbed"], rel=1e-6), name
+
+
+def test_callback_reports_what_it_is_asked_for_when_it_is_asked_for(fit: Fit):
+    collector = Collector()
+    fit(
+        jobs.fit_with_callback,
+        {
+            "keras": "tf_keras",
+            "make": lambda: ReportCheckpointCallback(
+                checkpoint_on="train_end",
+                report_metrics_on=["epoch_end", "train_batch_end"],
+                metrics={"error": "loss"},
+                filename="model.weights.h5",
+            ),
+        },
+        workers=1,
+        run={"callbacks": [collector]},
+    )
+    reports = collector.metrics_of(0)
+    assert len(reports) == 2 * (jobs.STEPS + 1) + 1
+    assert all(isinstance(metrics["error"], float) and "loss" not in metrics for metrics in reports)
+    assert collector.checkpoints == [f"checkpoint_{len(reports):06d}"]
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_keras_3_fits_on_one_worker_with_all_of_its_devices(fit: Fit, replicas: int):
+    result = fit(
+        jobs.fit_with_callback,
+        {"keras": "keras", "replicas": replicas, "make": ReportCheckpointCallback},
+        workers=1,
+    )
+    assert result.return_value == (replicas or 1)
+    assert result.metrics is not None
+    assert result.metrics["accuracy"] > 0.8
+    assert result.checkpoint is not None
+
+
+def test_metric_that_keras_does_not_have_is_told_with_those_it_has(fit: Fit):
+    config = {"keras": "tf_keras", "make": lambda: ReportCheckpointCallback(metrics=["accuracy", "auc"])}
+    with pytest.raises(TrainingFailedError, match=r"metrics=...\) wants 'auc', found 'loss', 'accuracy'"):
+        fit(jobs.fit_with_callback, config, workers=1)
+
+
+def test_event_that_keras_does_not_have_is_refused(fit: Fit):
+    config = {"keras": "tf_keras", "make": lambda: ReportCheckpointCallback(checkpoint_on="epoch")}
+    with pytest.raises(TrainingFailedError, match=r"checkpoint_on=...\) wants events .*epoch_end.* found 'epoch'"):
+        fit(jobs.fit_with_callback, config, workers=1)
+
+
+def test_preempted_ranks_save_at_the_same_step_and_go_on_from_there(fit: Fit):
+    collector = Collector()
+    result = fit(jobs.fit_until_preempted, run={"callbacks": [collector]})
+    done, after = result.return_value
+    assert collector.attempts == 2
+    assert 13 <= done < 40
+    assert after == done + jobs.STEPS
+
+
+def test_all_rows_of_a_dataset_of_the_trainers_are_seen_once(fit: Fit):
+    (images, labels), _ = jobs.load_digits()
+    images, labels = (np.concatenate([array, array[:1]]) for array in (images, labels))  # one rank has a row more
+    in_loop, generated, steps = fit(
+        jobs.count_rows, {"batch_size": 100}, datasets={"train": {"image": images, "label": labels}}
+    ).return_value
+    assert in_loop == generated == 1501
+    assert 2 * 15 <= steps <= 2 * 17  # of 100 rows, but for the last; the first epoch may end in an empty one
+
+
+def test_keras_2_by_its_variable_behind_a_proxy(fit: Fit, monkeypatch: pytest.MonkeyPatch):
+    """As users choose it; and workers reach each other where gRPC is told to use a proxy for everything."""
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
+    def train() -> list[float]:
+        import tensorflow as tf
+
+        with tf.distribute.MultiWorkerMirroredStrategy().scope():
+            model = jobs.make_perceptron(tf.keras, tf.keras.optimizers.SGD(0.1))
+        images, labels = jobs.load_digits()[0]
+        model.fit(images, labels, batch_size=jobs.BATCH, callbacks=[ReportCheckpointCallback()], verbose=0)
+
+    result = fit(train)
+    assert result.metrics is not None
+    assert result.metrics["loss"] < 2.3
+    assert result.checkpoint is not None

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drivetrain.errors import CheckpointError, StorageError
+from drivetrain.notebook import as_table
 from drivetrain.storage import Storage, StoredFile, locate
 from drivetrain.storage.node import share_directory, try_lock
 
@@ -64,6 +65,21 @@ class Checkpoint:
     def __repr__(self) -> str:
         where = "" if self._storage.is_local else f", filesystem={type(self.filesystem).__name__}"
         return f"Checkpoint(path={self.path!r}{where})"
+
+    def _repr_html_(self) -> str:
+        rows: dict[str, object] = {"path": self.path}
+        try:
+            listing = self._storage.read_bytes(LISTING_FILE)
+            if listing is None:
+                rows["files"] = "not committed" if self.exists() else "the directory does not exist"
+            else:
+                files, entry = parse_listing(listing, self.path)
+                rows["files"] = f"{len(files)}, {sum(file.size for file in files.values()):,} bytes"
+                rows |= {f"metrics: {name}": value for name, value in entry["metrics"].items() if name[:1] != "_"}
+            rows |= {f"metadata: {name}": value for name, value in self.get_metadata().items()}
+        except StorageError as error:  # showing something is no reason to raise
+            rows["files"] = error
+        return as_table("Checkpoint", rows)
 
     def __eq__(self, other: object) -> bool:
         return (

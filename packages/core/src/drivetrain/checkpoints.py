@@ -194,6 +194,13 @@ class CheckpointManager:
         kept = retained(entries, self._config, self._is_protected)
         names = {old.name for old in kept}
         dropped = [old for old in entries if old.name not in names]
+        self._replace(kept, dropped)
+        if name != checkpoint_name(index) and entry in kept:
+            self._storage.delete(announcement(name))
+        return entry
+
+    def _replace(self, kept: list[CommittedCheckpoint], dropped: Sequence[CommittedCheckpoint]) -> None:
+        """Commits a manifest, and has the directories of what is no longer in it deleted."""
         for old in dropped:
             if not _CHECKPOINT_NAME.fullmatch(old.name):
                 self._storage.write_bytes(announcement(old.name), b"", durable=False)
@@ -202,13 +209,19 @@ class CheckpointManager:
         self._write_manifest(kept)
         reach("after manifest write")
         self.committed = kept
-        if name != checkpoint_name(index) and entry in kept:
-            self._storage.delete(announcement(name))
         if dropped:
             for old in dropped:
                 self._encoded.pop(old.name, None)
             self._janitor.submit(self.last_name, [old.name for old in dropped])
-        return entry
+
+    def _leftovers(self) -> tuple[list[str], list[str]]:
+        """The directories that are to be deleted, and the names of all that were announced."""
+        names = {entry.name for entry in self.committed}
+        directories, _ = self._storage.list_names()
+        orphans = [name for name in directories if _CHECKPOINT_NAME.fullmatch(name) and name not in names]
+        announced = [unquote(file) for file in self._storage.list_names(PENDING)[1]] if PENDING in directories else []
+        orphans += [name for name in announced if name.partition("/")[0] in directories and name not in names]
+        return orphans, announced
 
     @property
     def last_name(self) -> str:
@@ -223,11 +236,7 @@ class CheckpointManager:
             that is lost may still be writing there.
         """
         self._janitor.wait()
-        names = {entry.name for entry in self.committed}
-        directories, _ = self._storage.list_names()
-        orphans = [name for name in directories if _CHECKPOINT_NAME.fullmatch(name) and name not in names]
-        announced = [unquote(file) for file in self._storage.list_names(PENDING)[1]] if PENDING in directories else []
-        orphans += [name for name in announced if name.partition("/")[0] in directories and name not in names]
+        orphans, announced = self._leftovers()
         deleted = []
         for name in orphans:
             reach("during sweep")
@@ -238,6 +247,25 @@ class CheckpointManager:
                 self._storage.delete(announcement(name))
         numbers = [int(match[1]) for name in orphans if (match := _CHECKPOINT_NAME.fullmatch(name))]
         return deleted, max(numbers, default=0)
+
+    def leftovers(self) -> list[str]:
+        """The directories that :meth:`sweep` would delete."""
+        return self._leftovers()[0]
+
+    def droppable(self, config: CheckpointConfig) -> list[CommittedCheckpoint]:
+        """The committed checkpoints that other rules than the run's own would drop, oldest first."""
+        names = {entry.name for entry in retained(self.committed, config, self._is_protected)}
+        return [entry for entry in self.committed if entry.name not in names]
+
+    def drop(self, entries: Sequence[CommittedCheckpoint]) -> None:
+        """Takes checkpoints out of the manifest, and has them deleted.
+
+        Raises:
+            StorageError: the manifest could not be written; nothing is dropped then.
+        """
+        if entries:
+            names = {entry.name for entry in entries}
+            self._replace([entry for entry in self.committed if entry.name not in names], entries)
 
     def close(self) -> None:
         """Waits until what retention has dropped is deleted."""

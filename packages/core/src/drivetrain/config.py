@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from drivetrain.errors import ConfigurationError
+from drivetrain.notebook import ShowsFields
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback
@@ -63,7 +64,7 @@ def _check_resources(owner: str, name: str, value: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScalingConfig:
+class ScalingConfig(ShowsFields):
     """How many workers, with what resources, on which runtime.
 
     Attributes:
@@ -198,7 +199,7 @@ class CheckpointUploadMode(str, enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointConfig:
+class CheckpointConfig(ShowsFields):
     """Which checkpoints are kept, and how they are stored.
 
     The rules add up: a checkpoint is kept if one of them keeps it. The latest is always kept, and so are those that
@@ -250,7 +251,7 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FailureConfig:
+class FailureConfig(ShowsFields):
     """What happens after a failure.
 
     Attributes:
@@ -292,7 +293,7 @@ class FailureConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SyncConfig:
+class SyncConfig(ShowsFields):
     """How files reach a storage that is not local: metrics, logs, and the artifacts that workers write.
 
     Artifacts are what a train function writes to ``get_context().get_trial_dir()``. On local storage that directory
@@ -322,7 +323,7 @@ class SyncConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
+class RunConfig(ShowsFields):
     """Where a run keeps its results, how it is watched, and when it ends.
 
     Attributes:
@@ -334,12 +335,14 @@ class RunConfig:
         failure_config: what happens after a failure.
         checkpoint_config: which checkpoints are kept.
         sync_config: how artifacts reach the storage.
-        callbacks: callbacks, or names of installed ones, on top of the JSON, CSV and progress ones.
+        callbacks: callbacks, or names of installed ones, on top of the JSON, CSV and progress ones; one of their class
+            takes the place of the usual one.
         stop: ends the run without an error when a report of rank 0 meets it: a mapping from metric to the
             value it has to reach, or a function of the trial id and the metrics that returns True.
-        verbose: 0 prints nothing, 1 one progress line, 2 a line per report of rank 0.
+        verbose: 0 prints nothing, 1 shows how the run is doing, 2 also prints a line per report of rank 0.
         log_to_file: write each worker's output to ``logs/rank_N.log`` in the run directory.
         worker_output: whose output is also shown here, with the rank in front: ``"rank0"``, ``"all"`` or ``"none"``.
+            Progress bars are shown of rank 0 only.
         resume: ``"never"`` refuses a name that exists; ``"auto"`` continues it from its latest committed
             checkpoint if there is one and starts it otherwise; ``"must"`` continues it or fails; the path or URI of a
             run directory continues that run.

@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.checkpoint import Checkpoint
 from drivetrain.checkpoints import CommittedCheckpoint, rank_checkpoints, read_manifest
 from drivetrain.errors import FailureKind, StorageError, TrainingFailedError
 from drivetrain.loggers.jsonfile import result_file
+from drivetrain.notebook import as_table
 from drivetrain.storage import RUN_FILE, Storage, locate, redact
+from drivetrain.views.records import ERROR_FILE, last_report
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 __all__ = ["ERROR_FILE", "Result", "last_metrics"]
-
-ERROR_FILE = "error.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +87,18 @@ class Result:
 
     @property
     def metrics_dataframe(self) -> pd.DataFrame:
-        """Every report of rank 0, a row each; needs pandas."""
-        import pandas as pd
+        """Every report of rank 0, a row each; read when it is asked for. Needs pandas.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"metrics_dataframe wants pandas, which is not installed ({error}): run pip install pandas",
+                name=error.name,
+            ) from error
 
         return pd.DataFrame.from_records(list(_read_reports(self.storage)))
 
@@ -108,6 +120,52 @@ class Result:
         having = [entry for entry in self._entries() if metric in entry.metrics]
         return self._checkpoint(rank_checkpoints(having, metric, mode)[0]) if having else None
 
+    def plot(self, *metrics: str, ranks: Sequence[int] | None = None, log: bool = False) -> Figure:
+        """Draws metrics over the reports, a panel for each metric and a line for each rank. Needs matplotlib.
+
+        Of more reports than can be seen, the line is their mean, in a band from the least to the greatest value.
+
+        Args:
+            metrics: their names; none for every number that was reported.
+            ranks: whose; None for all ranks.
+            log: use a logarithmic axis of values.
+
+        Returns:
+            A figure of matplotlib, which notebooks show; ``figure.savefig("loss.png")`` writes it.
+
+        Raises:
+            ValueError: a metric was not reported as a number by any of the ranks.
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        from drivetrain.views.curves import CurveReader, choose_curves
+        from drivetrain.views.figures import draw_figure
+
+        reader = CurveReader(self.storage)
+        reader.update()
+        return draw_figure(choose_curves(reader.curves(), metrics, ranks), log=log)
+
+    def write_report(self, path: str | os.PathLike[str]) -> None:
+        """Writes one HTML file about the run, which needs no network: attempts, failures, curves, checkpoints.
+
+        Args:
+            path: the file; directories above it are made.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from drivetrain.views.page import write_report
+
+        write_report(self.storage, Path(path))
+
+    def _repr_html_(self) -> str:
+        entries = self._entries()
+        rows: dict[str, object] = {"path": self.path}
+        if self.error is not None:
+            rows["error"] = str(self.error).partition("\n")[0]
+        rows |= {name: value for name, value in (self.metrics or {}).items() if not name.startswith("_")}
+        rows["checkpoints"] = ", ".join(entry.name for entry in entries) or "none"
+        return as_table("Result: failed" if self.error else "Result", rows)
+
     def _entries(self) -> list[CommittedCheckpoint]:
         return read_manifest(self.storage)
 
@@ -117,10 +175,7 @@ class Result:
 
 def last_metrics(storage: Storage) -> dict[str, Any] | None:
     """The metrics of the last report of rank 0 that is on storage; None without any."""
-    metrics = None
-    for metrics in _read_reports(storage):  # noqa: B007 - the last one is wanted
-        pass
-    return metrics
+    return last_report(storage)
 
 
 def _read_reports(storage: Storage) -> Iterator[dict[str, Any]]:

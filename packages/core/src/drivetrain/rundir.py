@@ -25,6 +25,8 @@ from drivetrain.checkpoints import MANIFEST, CheckpointManager
 from drivetrain.config import RunConfig
 from drivetrain.console import Console
 from drivetrain.errors import RunExistsError, SerializationError, StorageError
+from drivetrain.loggers.timeline import TIMELINE_FILE
+from drivetrain.loggers.usage import USAGE_FILE
 from drivetrain.storage import RUN_FILE, Storage, locate, open_storage, quick, redact, runs_location
 from drivetrain.storage.lock import LOCK_FILE, RunLock
 from drivetrain.storage.mirror import Mirror
@@ -37,7 +39,7 @@ __all__ = ["TRAINER_FILE", "OpenRun", "TrainerFile", "open_run"]
 TRAINER_FILE = "trainer.pkl"
 ERROR_FILES = ("error.json", "error.txt")
 VERSION = 1
-_METRICS = ("result*.json", "progress.csv")
+_GROWING = ("result*.json", "progress.csv", TIMELINE_FILE, USAGE_FILE)
 _DRAFTS = tuple(f".{name}.????????" for name in (MANIFEST, RUN_FILE, TRAINER_FILE, *ERROR_FILES))
 
 
@@ -282,7 +284,7 @@ def _stage(
         warn=lambda line: console.print(f"{record['name']}: {line}", error=True),
     )
     stack.enter_context(mirror.running())
-    return directory, mirror.try_push, lambda: mirror.pull(_METRICS)
+    return directory, mirror.try_push, lambda: mirror.pull(_GROWING)
 
 
 def _sweep_uploads() -> None:

@@ -38,6 +38,7 @@ from drivetrain.errors import (
 from drivetrain.handle import RunHandle
 from drivetrain.interrupts import Interrupts
 from drivetrain.loggers.chosen import make_callbacks
+from drivetrain.notebook import as_table
 from drivetrain.plugins import load_plugin
 from drivetrain.policy import RetryBudget
 from drivetrain.result import ERROR_FILE, Result, last_metrics
@@ -165,6 +166,17 @@ class DataParallelTrainer:
                 f"CheckpointConfig(checkpoint_frequency={frequency}, checkpoint_at_end={at_end}) is for trainers that "
                 "own the training loop, and here the train function does: call report(..., checkpoint=...) in it"
             )
+
+    def _repr_html_(self) -> str:
+        facts = self._facts()
+        rows = {
+            "train function": facts["train_function"],
+            "config": facts["train_loop_config"],
+            "backend": type(self._backend).__name__,
+            "datasets": ", ".join(self._datasets) or "none",
+        }
+        configs = (self._scaling, self._run_config, self._run_config.failure_config, self._run_config.checkpoint_config)
+        return as_table(type(self).__name__, rows) + "".join(config._repr_html_() for config in configs)
 
     def fit(self, *, raise_on_failure: bool = True) -> Result:
         """Runs the train function to its end on every worker, and waits for it.
@@ -456,6 +468,7 @@ class DataParallelTrainer:
         """What ``run.json`` says about the configuration."""
         return {
             "trainer": type(self).__name__,
+            "train_function": getattr(self._function, "__qualname__", type(self._function).__qualname__),
             "scaling_config": repr(self._scaling),
             "run_config": redact(repr(self._run_config)),
             "train_loop_config": repr(self._config),

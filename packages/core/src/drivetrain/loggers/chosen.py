@@ -8,6 +8,7 @@ from drivetrain.errors import DrivetrainError, PluginBrokenError
 from drivetrain.loggers.csvfile import CSVLoggerCallback
 from drivetrain.loggers.jsonfile import JsonLoggerCallback
 from drivetrain.loggers.progress import ProgressCallback
+from drivetrain.loggers.timeline import Timeline
 from drivetrain.plugins import load_plugin
 
 __all__ = ["make_callbacks"]
@@ -22,7 +23,7 @@ def make_callbacks(config: RunConfig) -> list[Callback]:
         PluginError: a name is not installed, does not load, or is no callback's.
     """
     given = [_load(callback) if isinstance(callback, str) else callback for callback in config.callbacks]
-    usual: list[type[Callback]] = [JsonLoggerCallback, CSVLoggerCallback]
+    usual: list[type[Callback]] = [Timeline, JsonLoggerCallback, CSVLoggerCallback]
     if config.verbose:
         usual.append(ProgressCallback)
     return [kind() for kind in usual if not any(isinstance(callback, kind) for callback in given)] + given
@@ -31,7 +32,7 @@ def make_callbacks(config: RunConfig) -> list[Callback]:
 def _load(name: str) -> Callback:
     kind = load_plugin("callback", name)
     try:
-        callback = kind()
+        callback: Callback = kind()
     except DrivetrainError:
         raise
     except Exception as error:  # whatever somebody's class may raise

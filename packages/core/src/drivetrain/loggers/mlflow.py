@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,15 +20,17 @@ __all__ = ["MLflowLoggerCallback"]
 _RUN_TAG = "drivetrain.run_id"
 _METRICS_AT_ONCE = 1000  # the REST API takes no more
 _PARAMETERS_AT_ONCE = 100
+_REFUSED = re.compile(r"[^\w\-. :/]")  # in names
 
 
 class MLflowLoggerCallback(TrackerCallback):
     """Logs a run to MLflow: a server, a database, or a directory.
 
     All attempts and resumes of a run are one run of MLflow, which has the tag ``drivetrain.run_id``. The train
-    function's config becomes parameters, every number a metric whose step is the report's iteration. MLflow's own
-    state in this process, such as its active run, stays as it is. A name and password of the server are read by MLflow
-    from ``MLFLOW_TRACKING_USERNAME`` and ``MLFLOW_TRACKING_PASSWORD``, or ``MLFLOW_TRACKING_TOKEN``.
+    function's config becomes parameters, every number a metric whose step is the report's iteration; what MLflow
+    refuses in names becomes ``_``. MLflow's own state in this process, such as its active run, stays as it is. A name
+    and password of the server are read by MLflow from ``MLFLOW_TRACKING_USERNAME`` and ``MLFLOW_TRACKING_PASSWORD``, or
+    ``MLFLOW_TRACKING_TOKEN``.
 
     Args:
         tracking_uri: where MLflow keeps runs; None for what MLflow is set to. One with credentials in it is not kept
@@ -84,11 +88,10 @@ class MLflowLoggerCallback(TrackerCallback):
         """Finds the run of MLflow, or makes it."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
-        from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
 
         self._monitor: Any = None
         self._client = client = MlflowClient(self.tracking_uri, self.registry_uri)
-        name = self.experiment_name or MLFLOW_EXPERIMENT_NAME.get() or run.name
+        name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.name
         experiment = client.get_experiment_by_name(name)
         experiment_id = client.create_experiment(name) if experiment is None else experiment.experiment_id
         found = client.search_runs([experiment_id], filter_string=f"tags.`{_RUN_TAG}` = '{run.id}'")
@@ -100,13 +103,14 @@ class MLflowLoggerCallback(TrackerCallback):
         else:
             tags = {**self.tags, _RUN_TAG: run.id}
             self._id = client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
-            parameter = [Param(key, str(value)) for key, value in parameters(run).items()]
+            parameter = [Param(_REFUSED.sub("_", key), str(value)) for key, value in parameters(run).items()]
             for start in range(0, len(parameter), _PARAMETERS_AT_ONCE):
                 client.log_batch(self._id, params=parameter[start : start + _PARAMETERS_AT_ONCE])
         if self.log_system_metrics:
-            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+            from mlflow.system_metrics import system_metrics_monitor
 
-            self._monitor = SystemMetricsMonitor(self._id, resume_logging=bool(found), tracking_uri=self.tracking_uri)
+            monitor: Any = system_metrics_monitor.SystemMetricsMonitor
+            self._monitor = monitor(self._id, resume_logging=bool(found), tracking_uri=self.tracking_uri)
             self._monitor.start()
         return last
 
@@ -115,7 +119,7 @@ class MLflowLoggerCallback(TrackerCallback):
         from mlflow.entities import Metric
 
         metrics = [
-            Metric(name, value, round(entry.time * 1000), entry.iteration)
+            Metric(_REFUSED.sub("_", name), value, round(entry.time * 1000), entry.iteration)
             for entry in entries
             for name, value in numbers(entry.metrics).items()
         ]

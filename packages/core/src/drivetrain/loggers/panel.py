@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from drivetrain.loggers.progress import Metric, Standing, clock, short
+from drivetrain.loggers.standing import Metric, Standing, clock, short
 
 __all__ = ["render"]
 

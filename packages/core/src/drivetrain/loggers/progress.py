@@ -7,11 +7,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drivetrain.callback import Callback, Report
 from drivetrain.errors import ConfigurationError
+from drivetrain.loggers.standing import MAX_METRICS, Counter, Metric, Standing, short
 from drivetrain.loggers.tracker import flatten
 
 if TYPE_CHECKING:
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from drivetrain.context import Run, WorkerInfo
     from drivetrain.failure import Failure
 
-__all__ = ["Counter", "Metric", "ProgressCallback", "Standing", "clock"]
+__all__ = ["ProgressCallback"]
 
 _REDRAW_S = 0.25
 _REDRAW_IDLE_S = 1.0
 _FIRST_PLAIN_S, _LAST_PLAIN_S = 30.0, 300.0
-_QUIET_S = 60.0
 _END_WAIT_S = 2.0
-_MAX_METRICS = 6
 _RATE_WINDOW = 60
 
 # What a train function is seen to count with, and what its config calls the number that it counts to.
@@ -36,96 +34,6 @@ _COUNTERS = {
     "global_step": ("steps", "num_steps", "max_steps", "total_steps", "num_train_steps"),
     "iteration": ("iterations", "num_iterations", "max_iterations"),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Counter:
-    """Something that the train function counts.
-
-    Attributes:
-        name: such as ``epoch``.
-        value: as it was reported.
-        done: how many are done.
-        total: how many there will be; None if that is not known.
-    """
-
-    name: str
-    value: float
-    done: float
-    total: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Metric:
-    """A number that was reported.
-
-    Attributes:
-        name: its name.
-        value: the last one.
-        change: its difference to the one that was shown before.
-    """
-
-    name: str
-    value: Any
-    change: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
-    """How a run is doing, for one drawing of it.
-
-    Attributes:
-        name: the run's name.
-        state: its workers and attempt, or what it is at.
-        elapsed_s: seconds since its start.
-        counters: what the train function counts, coarsest first; without any, its reports.
-        rate: how many of the last counter are done per second; None while that is not known.
-        left_s: seconds to the end; None where no total is known.
-        fraction: how much of the total is done, 0 to 1; None likewise.
-        metrics: those that have moved, or all of the first report.
-        checkpoint: the last one committed; empty without one.
-        checkpoint_age_s: seconds since its commit.
-        uploads: how many checkpoints are reported and not committed.
-        quiet_s: seconds since the last report.
-    """
-
-    name: str
-    state: str
-    elapsed_s: float
-    counters: Sequence[Counter]
-    rate: float | None
-    left_s: float | None
-    fraction: float | None
-    metrics: Sequence[Metric]
-    checkpoint: str
-    checkpoint_age_s: float
-    uploads: int
-    quiet_s: float
-
-    def parts(self) -> list[str]:
-        """What a line says, piece by piece."""
-        said = [self.state, *self.progress(), *map(metric_text, self.metrics[:_MAX_METRICS]), *self.storage()]
-        return [part for part in said if part]
-
-    def progress(self) -> list[str]:
-        """How far it is, how fast, and how long it takes."""
-        said = [_counted(counter) for counter in self.counters]
-        if self.rate is not None and self.counters:
-            said.append(_rate_text(self.rate, self.counters[-1].name))
-        if self.left_s is not None:
-            said.append(f"{clock(self.left_s)} left")
-        if self.quiet_s > _QUIET_S:
-            said.append(f"last report {clock(self.quiet_s)} ago")
-        return said
-
-    def storage(self) -> list[str]:
-        """What is committed and on its way."""
-        said = [self.checkpoint] if self.checkpoint else []
-        if self.checkpoint and self.checkpoint_age_s >= 1:
-            said = [f"{self.checkpoint} {clock(self.checkpoint_age_s)} ago"]
-        if self.uploads:
-            said.append(f"{self.uploads} upload{'s' if self.uploads > 1 else ''} in flight")
-        return said
 
 
 class ProgressCallback(Callback):
@@ -214,6 +122,7 @@ class _Watch:
         self._changes: dict[str, float] = {}
         self._from_zero: set[str] = set()
         self._samples: deque[tuple[float, float]] = deque(maxlen=_RATE_WINDOW)
+        self._base: tuple[float, float] | None = None
         self._checkpoint = ""
         self._committed_at = 0.0
         self.committed_iteration = 0
@@ -230,6 +139,7 @@ class _Watch:
         with self._lock:
             self._state = count + (f", attempt {number + 1}" if number else "")
             self._samples.clear()
+            self._base = None
             self.uploading.clear()
         if self._console.interactive or self._console.notebook:
             self._draw()
@@ -303,7 +213,7 @@ class _Watch:
         if self._latest is not None:
             values = {name: value for name, value in self._latest.metrics.items() if not name.startswith("_")}
             parts.append(f"report {self._latest.iteration}")
-            parts += [f"{name} {short(value)}" for name, value in list(values.items())[:_MAX_METRICS]]
+            parts += [f"{name} {short(value)}" for name, value in list(values.items())[:MAX_METRICS]]
         return parts + ([self._checkpoint] if self._checkpoint else [])
 
     def _standing(self) -> Standing:
@@ -321,8 +231,8 @@ class _Watch:
                 fraction = min(1.0, max(0.0, finest.done / finest.total))
                 if rate and finest is counters[-1]:
                     left_s = max(0.0, finest.total - finest.done) / rate
-                elif fraction > 0:
-                    left_s = (now - self._started) * (1 - fraction) / fraction
+                else:
+                    left_s = self._extrapolate(now, fraction)
             return Standing(
                 name=self._run.name,
                 state=self._state,
@@ -337,6 +247,11 @@ class _Watch:
                 uploads=len(self.uploading),
                 quiet_s=now - self._reported_at,
             )
+
+    def _extrapolate(self, now: float, fraction: float) -> float | None:
+        """Seconds to the end, if it goes on as it has since the first report of the attempt."""
+        began, first = self._base = self._base or (now, fraction)
+        return (now - began) * (1 - fraction) / (fraction - first) if fraction > first else None
 
     def _counters(self, report: Report) -> list[Counter]:
         found = []
@@ -384,34 +299,3 @@ class _Watch:
             return None
         (began, first), (ended, last) = self._samples[0], self._samples[-1]
         return (last - first) / (ended - began) if last > first and ended > began else None
-
-
-def metric_text(metric: Metric) -> str:
-    """A metric's name and value, and which way it went."""
-    return f"{metric.name} {short(metric.value)}{_arrow(metric.change)}"
-
-
-def short(value: Any) -> str:
-    """A value in a few characters."""
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 40 else f"{text[:39]}…"
-
-
-def clock(seconds: float) -> str:
-    """A duration as ``1:02``, or ``1:02:03`` from an hour on."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def _arrow(change: float) -> str:
-    return " ↑" if change > 0 else " ↓" if change < 0 else ""
-
-
-def _counted(counter: Counter) -> str:
-    of = f"/{short(counter.total)}" if counter.total else ""
-    return f"{counter.name} {short(counter.done if of else counter.value)}{of}"
-
-
-def _rate_text(rate: float, name: str) -> str:
-    return f"{rate:.3g} {name}s/s" if rate >= 1 else f"{1 / rate:.3g} s/{name}"

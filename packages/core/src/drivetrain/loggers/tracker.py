@@ -49,6 +49,9 @@ _LONGEST_REST_S = 1.0
 _PAUSES_S = (1.0, 5.0)
 _LONGEST_PAUSE_S = 60.0
 _SILENT_S = 2.0
+_INTERRUPTED_S = 10.0
+"""The longest wait at the end of a run whose driver was asked to end, which somebody else may do before long."""
+
 _MOST_HELD = 1000
 _AUTOFILLED = {"_training_iteration": "training_iteration", "_time_this_iter_s": "time_this_iter_s"}
 
@@ -168,7 +171,8 @@ class TrackerCallback(Callback):
         """Waits until the thread is done, or its time is over."""
         feed, self._feed = self._feed, None
         if feed is not None:
-            feed.finish(error, self.drain_timeout_s)
+            asked_to_end = error is not None and not isinstance(error, Exception)
+            feed.finish(error, min(self.drain_timeout_s, _INTERRUPTED_S) if asked_to_end else self.drain_timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is of one run: every attribute with an underscore."""

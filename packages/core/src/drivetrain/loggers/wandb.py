@@ -111,13 +111,19 @@ class WandbLoggerCallback(TrackerCallback):
             settings=settings,
             **{"name": run.name, **init, **({} if _is_offline(settings, init) else {"resume": "allow"})},
         )
-        return max(0, int(self._session.step) - 1)
+        if self.ranks == "all":
+            self._session.define_metric("*", step_metric="training_iteration")
+        summary: Any = self._session.summary
+        return int(summary.get("training_iteration", 0))
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Logs all values; the step is the report's iteration."""
+        """Logs all values; the step is the report's iteration, or of several ranks' reports a metric beside them."""
         for entry in entries:
             values = {name: value for name, value in entry.metrics.items() if name not in self.excludes}
-            self._session.log(values, step=entry.iteration)
+            if self.ranks == "all":  # one rank's step may be behind another's, and wandb's only grows
+                self._session.log({**values, "training_iteration": entry.iteration})
+            else:
+                self._session.log(values, step=entry.iteration)
 
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
         """Stores a checkpoint as a version of the run's artifact."""

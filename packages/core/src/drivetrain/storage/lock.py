@@ -18,14 +18,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from drivetrain.console import Console
 from drivetrain.errors import RunInUseError, StorageError
 from drivetrain.storage import Storage
 from drivetrain.storage.node import is_file_at, try_lock
 
-__all__ = ["RunLock"]
+__all__ = ["Holder", "RunLock", "find_holder"]
 
 LOCK_FILE = ".lock"
 _BEAT_S = 5.0
@@ -184,6 +184,28 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+class Holder(NamedTuple):
+    """The driver whose lock is on a run.
+
+    Attributes:
+        description: its process, in words.
+        is_certain: whether it is known to work on the run; one on another machine may have died there.
+    """
+
+    description: str
+    is_certain: bool
+
+
+def find_holder(storage: Storage) -> Holder | None:
+    """Who works on a run, without a lock being taken; None where it is nobody."""
+    held = storage.read_bytes(LOCK_FILE)
+    if not held or "pid" not in (facts := _parse(held)):
+        return None
+    if facts.get("machine") != _machine():
+        return Holder(_describe(facts), is_certain=False)
+    return Holder(_describe(facts), is_certain=True) if _is_running(facts) else None
 
 
 class _NoLocks(Exception):

@@ -135,7 +135,7 @@ class Reservation:
         """Gives it back, which Ray does in the background."""
         import ray
 
-        if not self.borrowed and ray.is_initialized():
+        if ray.is_initialized() and not self.borrowed:
             _release(self.group)
 
 

@@ -1,0 +1,23 @@
+"""Steps in TensorFlow on drivetrain, with a report of every one."""
+
+from stamps import options
+
+import drivetrain
+from drivetrain import RunConfig, ScalingConfig
+from drivetrain_tf import TensorflowTrainer
+
+
+def train_func(config):
+    from tensorflowed import train
+
+    train(config, drivetrain.report)
+
+
+if __name__ == "__main__":
+    config = options(steps=800)
+    TensorflowTrainer(
+        train_func,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=2, runtime="local", resources_per_worker={"CPU": 1}),
+        run_config=RunConfig(storage_path=config["storage"], worker_output="none"),
+    ).fit()

@@ -1,0 +1,176 @@
+"""What a worker finds: ``TF_CONFIG``, threads, GPUs; and what is refused, with what to do."""
+
+import dataclasses
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import drivetrain
+from drivetrain import ConfigurationError, ResourceError, Result, ScalingConfig, TrainingFailedError
+from drivetrain_tf import TensorflowConfig, TensorflowTrainer, prepare_dataset_shard
+from tests.support import Collector
+
+Fit = Callable[..., Result]
+NO_PROXY = "no_grpc_proxy"
+
+
+def test_tf_config_has_the_workers_by_rank_and_ports_that_are_kept_for_them(fit: Fit):
+    def look() -> None:
+        config = json.loads(os.environ["TF_CONFIG"])
+        refused = 0
+        for address in config["cluster"]["worker"]:
+            with socket.socket() as other:
+                try:
+                    other.bind(("", int(address.rpartition(":")[2])))
+                except OSError:
+                    refused += 1
+        drivetrain.report({**config, "refused": refused, "direct": os.environ[NO_PROXY]})
+
+    collector = Collector()
+    fit(look, run={"callbacks": [collector]})
+    found = [collector.metrics_of(rank)[0] for rank in (0, 1)]
+    assert [metrics["task"] for metrics in found] == [{"type": "worker", "index": rank} for rank in (0, 1)]
+    addresses = found[0]["cluster"]["worker"]
+    assert found[0]["cluster"] == found[1]["cluster"] == {"worker": addresses}
+    assert len(set(addresses)) == len(addresses) == 2
+    assert [metrics["refused"] for metrics in found] == [2, 2]
+    assert all(address.rpartition(":")[0] in found[0]["direct"].split(",") for address in addresses)
+
+
+def test_threads_are_the_workers_cpus_unless_something_else_is_said(fit: Fit):
+    def look() -> list[Any]:
+        import tensorflow as tf
+
+        threading = tf.config.threading
+
+        def threads() -> tuple[int, int]:
+            return threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()
+
+        cpus = int(os.environ["OMP_NUM_THREADS"])
+        assert threads() == (cpus, cpus)
+        threading.set_intra_op_parallelism_threads(7)
+        threading.set_inter_op_parallelism_threads(0)
+        os.environ["TF_NUM_INTEROP_THREADS"] = "5"
+        found = []
+        for config in (TensorflowConfig(), TensorflowConfig(intra_op_threads=3, inter_op_threads=2)):
+            with config.create().session(drivetrain.get_context(), {}):
+                found.append(threads())
+        return found
+
+    assert fit(look, workers=1).return_value == [(7, 0), (3, 2)]
+
+
+def test_worker_that_is_alone_gets_no_tf_config(fit: Fit):
+    assert fit(lambda: "TF_CONFIG" in os.environ, workers=1).return_value is False
+
+
+def test_tf_config_that_is_set_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    with pytest.raises(ConfigurationError, match=r"sets TF_CONFIG .* itself, found it set already \('{}'\): unset it"):
+        TensorflowTrainer(print)
+
+
+def test_tf_config_that_is_set_on_a_worker_is_refused(fit: Fit):
+    def train() -> None:
+        config = TensorflowConfig().create()
+        os.environ["TF_CONFIG"] = "{}"
+        with config.session(drivetrain.get_context(), {}):
+            pass
+
+    with pytest.raises(TrainingFailedError, match="found it set already"):
+        fit(train, workers=1)
+
+
+def test_gpu_that_tensorflow_does_not_see_is_refused(fit: Fit):
+    def train() -> None:
+        context = drivetrain.get_context()
+        with_gpu = dataclasses.replace(context, worker=dataclasses.replace(context.worker, accelerator_ids=("0",)))
+        with TensorflowConfig().create().session(with_gpu, {}):
+            pass
+
+    with pytest.raises(TrainingFailedError, match=r"has the GPUs 0, and TensorFlow 2.* finds none: run pip install"):
+        fit(train, workers=1)
+
+
+def test_gpus_that_are_not_there_are_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    scaling = ScalingConfig(num_workers=2, use_gpu=True, runtime="local")
+    with pytest.raises(ResourceError, match="GPU"):
+        TensorflowTrainer(print, scaling_config=scaling).fit()
+
+
+class MadeWhenUnpickled:
+    """Stands for a module of the train function's that computes when a worker imports it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_strategy, ()
+
+
+def make_strategy() -> Any:
+    import tensorflow as tf
+
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def test_strategy_that_is_made_before_the_workers_know_of_each_other_is_refused(fit: Fit):
+    with pytest.raises(TrainingFailedError, match=r"setting up tensorflow: .* make it in the train function"):
+        fit(lambda config: None, {"strategy": MadeWhenUnpickled()})
+
+
+def test_fit_of_keras_3_on_several_workers_is_refused_with_what_to_do(fit: Fit):
+    def train() -> None:
+        import keras
+        import tensorflow as tf
+
+        with tf.distribute.MultiWorkerMirroredStrategy().scope():
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(tf.ones((8, 4)), tf.ones((8, 1)), verbose=0)
+
+    with pytest.raises(TrainingFailedError, match=r"Keras 3 do not work .* TF_USE_LEGACY_KERAS=1 before") as caught:
+        fit(train)
+    assert isinstance(caught.value.__cause__, ConfigurationError)
+
+
+def test_other_errors_are_left_as_they_are(fit: Fit):
+    def train() -> None:
+        raise ValueError("the user's own")
+
+    with pytest.raises(TrainingFailedError, match="the user's own") as caught:
+        fit(train)
+    assert type(caught.value.__cause__) is ValueError
+
+
+def test_rank_that_is_done_first_leaves_the_others_alone(fit: Fit):
+    def train() -> float:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        total = strategy.reduce("sum", strategy.run(lambda: tf.constant(1.0)), axis=None)
+        if drivetrain.get_context().get_world_rank() == 1:
+            time.sleep(1)  # what it works on, without the rank that all others report to
+        return float(total)
+
+    assert fit(train).return_value == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda tf: tf.ones(3), "wants a tf.data.Dataset, found"),
+        (lambda tf: tf.data.Dataset.range(10).batch(5, drop_remainder=True), "number of workers, 2, found 5 rows"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused(fit: Fit, make: Callable[[Any], Any], message: str):
+    def train(config: dict[str, Any]) -> None:
+        import tensorflow as tf
+
+        prepare_dataset_shard(config["make"](tf))
+
+    with pytest.raises(TrainingFailedError, match=message):
+        fit(train, {"make": make})

@@ -1,0 +1,77 @@
+"""What the package shows, and what it touches."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drivetrain
+import drivetrain_tf
+import drivetrain_tf.keras
+from drivetrain import ConfigurationError
+from drivetrain_tf import TensorflowConfig, TensorflowTrainer
+
+SOURCES = sorted(Path(drivetrain_tf.__file__).parent.glob("*.py"))
+
+
+def test_public_names_are_these():
+    assert drivetrain_tf.__all__ == ["TensorflowConfig", "TensorflowTrainer", "prepare_dataset_shard"]
+    assert drivetrain_tf.keras.__all__ == ["ReportCheckpointCallback"]
+
+
+def test_importing_the_package_and_making_a_trainer_loads_no_tensorflow():
+    code = (
+        "import json, sys, drivetrain_tf as d, drivetrain_tf.keras; d.TensorflowTrainer(print); "
+        "names = {name.partition('.')[0] for name in sys.modules}; "
+        "print(json.dumps(sorted(names & {'tensorflow', 'keras', 'tf_keras', 'numpy', 'ray'})))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert json.loads(output) == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_only_public_names_of_the_core_are_imported(source: Path):
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "drivetrain":
+            assert node.module == "drivetrain"
+            assert {name.name for name in node.names} <= set(drivetrain.__all__)
+        if isinstance(node, ast.Import):
+            assert not any(name.name.startswith("drivetrain.") for name in node.names)
+
+
+@pytest.mark.parametrize("name", ["intra_op_threads", "inter_op_threads"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
+def test_wrong_number_of_threads_is_refused_when_the_config_is_made(name: str, value: Any):
+    with pytest.raises(ConfigurationError, match=rf"TensorflowConfig\({name}=...\) wants .* found {value!r}"):
+        TensorflowConfig(**{name: value})
+
+
+def test_something_else_in_place_of_the_config_is_refused():
+    with pytest.raises(ConfigurationError, match=r"tensorflow_config=.* wants a TensorflowConfig, found 'nccl'"):
+        TensorflowTrainer(print, tensorflow_config="nccl")  # type: ignore[arg-type]
+
+
+def test_modules_imported_before_the_fork_start_no_thread_and_no_tensorflow_runtime():
+    code = (
+        "import importlib, json, os, sys\n"
+        "for name in json.loads(sys.argv[1]):\n"
+        "    importlib.import_module(name)\n"
+        "if (pid := os.fork()) == 0:\n"  # libraries that can, end their threads here
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "print(len(os.listdir('/proc/self/task')), 'keras' in sys.modules)\n"
+        "sys.modules['tensorflow'].config.threading.set_intra_op_parallelism_threads(1)\n"  # raises after a first use
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code, json.dumps([*TensorflowConfig().create().preload, "tf_keras"])],
+        env={**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:false"},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert output.split() == ["1", "True"]

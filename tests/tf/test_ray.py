@@ -1,0 +1,25 @@
+"""The same on Ray, whose workers are actors."""
+
+from collections.abc import Callable
+
+import pytest
+
+from drivetrain import Result
+from tests.support import Collector
+from tests.tf import jobs
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_killed_worker_on_ray_costs_nothing(fit: Callable[..., Result], ray_address: str):
+    collector = Collector()
+    result = fit(
+        jobs.loop_digits,
+        {"epochs": 6, "keras": "keras", "die_in_epoch": 3},
+        runtime="ray",
+        max_failures=1,
+        run={"callbacks": [collector]},
+    )
+    assert collector.attempts == 2
+    assert len(collector.metrics_of(0)) in (6, 7), "one epoch at most is done again"
+    assert result.return_value >= 0.95

@@ -1,0 +1,90 @@
+"""One run with something of everything, made once, and a copy of it for tests that change it."""
+
+import math
+import os
+import pathlib
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+from drivetrain import (
+    Checkpoint,
+    CheckpointConfig,
+    DataParallelTrainer,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+)
+from tests.browser import Browser, browsing
+
+STEPS = 60
+
+
+def train_with_accidents(config: dict[str, int]) -> None:
+    """Loses a process at step 25, raises at step 45, and reports a loss that is not finite at step 33."""
+    context = drivetrain.get_context()
+    step, rank = 0, context.get_world_rank()
+    if (checkpoint := drivetrain.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as directory:
+            step = int(pathlib.Path(directory, "step").read_text())
+    while step < config["steps"]:
+        step += 1
+        loss = math.nan if step == 33 else 2 / step + 0.1 * rank
+        metrics = {"step": step, "loss": loss, "note": "<b>bold</b></script><script>alert(1)</script>"}
+        if step % 10 == 0 and rank == 0:
+            with tempfile.TemporaryDirectory() as made:
+                pathlib.Path(made, "step").write_text(str(step))
+                pathlib.Path(made, "weights").write_bytes(b"w" * 1000 * step)
+                drivetrain.report(metrics, Checkpoint.from_directory(made))
+        else:
+            drivetrain.report(metrics)
+        if step == 25 and rank == 1 and context.attempt == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == 45 and rank == 0 and context.attempt == 1:
+            raise ValueError("no such column: price")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with two runs: ``story`` has had two failures, and ``plain`` none. Not to be changed."""
+    place = tmp_path_factory.mktemp("runs")
+    common = {"storage_path": str(place), "verbose": 0}
+    for name, steps, retries in (("plain", 5, 0), ("story", STEPS, 3)):
+        DataParallelTrainer(
+            train_with_accidents,
+            train_loop_config={"steps": steps},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(
+                name=name,
+                failure_config=FailureConfig(max_failures=retries),
+                checkpoint_config=CheckpointConfig(num_to_keep=3),
+                **common,
+            ),
+        ).fit()
+    return place
+
+
+@pytest.fixture
+def story(runs: Path) -> Result:
+    """The run with the failures. Not to be changed."""
+    return Result.from_path(runs / "story")
+
+
+@pytest.fixture
+def own_runs(runs: Path, tmp_path: Path) -> Path:
+    """A copy of both runs, which a test may change."""
+    shutil.copytree(runs, tmp_path / "own_runs")
+    return tmp_path / "own_runs"
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A real browser; tests that want it are skipped where there is none."""
+    with browsing(tmp_path_factory.mktemp("profile")) as started:
+        yield started

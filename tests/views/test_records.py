@@ -1,0 +1,117 @@
+"""What is recorded of runs, and what is read from it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+from drivetrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, TrainingFailedError, WorkerInfo
+from drivetrain.loggers.timeline import TIMELINE_FILE
+from drivetrain.loggers.usage import USAGE_FILE, UsageRecorder
+from drivetrain.views.records import RunRecord, last_report, read_run
+from tests.support import listening, local_storage
+
+
+def fit(place: Path, steps: list[int], *, error: BaseException | None = None) -> None:
+    """A run in this process that reports these steps, and then maybe raises."""
+
+    def train() -> None:
+        for step in steps:
+            drivetrain.report({"step": step})
+        if error is not None:
+            raise error
+
+    DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=str(place), resume="auto", verbose=0),
+    ).fit()
+
+
+def record(place: Path) -> RunRecord:
+    return read_run(local_storage(place / "run"))
+
+
+def test_each_driver_adds_its_attempts_and_its_end(tmp_path: Path) -> None:
+    with pytest.raises(TrainingFailedError):
+        fit(tmp_path, [1, 2], error=ValueError("no more data"))
+    failed = record(tmp_path)
+    assert failed.status == "failed"
+    assert "no more data" in failed.error_line
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, [1], error=KeyboardInterrupt())
+    assert record(tmp_path).status == "interrupted"
+
+    fit(tmp_path, [1, 2, 3])
+    found = record(tmp_path)
+    assert (found.status, found.error_line, found.iterations) == ("finished", "", 3)
+    assert [attempt.start for attempt in found.attempts] == [1, 2, 3]
+    assert found.attempts[0].failure is not None
+    assert found.ended is not None
+    assert found.began <= found.attempts[0].began <= found.attempts[2].began <= found.ended
+
+
+def test_timeline_that_cannot_be_written_harms_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run" / TIMELINE_FILE).mkdir(parents=True)
+    fit(tmp_path, [1])
+    assert Result.from_path(tmp_path / "run").metrics["step"] == 1
+
+
+def test_line_after_one_that_a_kill_has_cut_is_whole(tmp_path: Path) -> None:
+    fit(tmp_path, [1])
+    with (tmp_path / "run" / TIMELINE_FILE).open("a") as file:
+        file.write('{"time": 5, "event": "sta')
+    fit(tmp_path, [1, 2])
+    assert record(tmp_path).status == "finished"
+    assert [attempt.start for attempt in record(tmp_path).attempts] == [1, 2]
+
+
+def test_arguments_and_variables_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", "secret-one"])
+    monkeypatch.setenv("API_KEY", "secret-two")
+    fit(tmp_path, [1])
+    text = (tmp_path / "run" / TIMELINE_FILE).read_text()
+    assert "train.py" in text
+    assert "secret" not in text
+
+
+def test_last_report_is_found_at_the_end_of_a_long_file_whatever_its_length(tmp_path: Path) -> None:
+    with (tmp_path / "result.json").open("w") as file:
+        for i in range(3):
+            file.write(json.dumps({"i": i, "text": "x" * 200_000}) + "\n")
+        file.write('{"i": 99, "te')
+    report = last_report(local_storage(tmp_path))
+    assert report is not None
+    assert report["i"] == 2
+
+
+def test_what_a_worker_and_its_children_use_is_noted_while_they_run(tmp_path: Path) -> None:
+    burn = "import os\nos.fork()\nwhile True: pass"
+    busy = subprocess.Popen([sys.executable, "-c", burn], start_new_session=True)
+    here = {"hostname": socket.gethostname(), "ip": "127.0.0.1", "node_id": "n", "node_rank": 0}
+    workers = [
+        WorkerInfo(rank=0, local_rank=0, pid=busy.pid, **here),
+        WorkerInfo(rank=1, local_rank=1, pid=os.getpid(), **here),
+        WorkerInfo(rank=2, local_rank=2, pid=busy.pid, **{**here, "hostname": "elsewhere"}),
+    ]
+    recorder = UsageRecorder()
+    with listening(tmp_path / USAGE_FILE) as pipe:
+        try:
+            recorder.start(tmp_path, workers)
+            sample = json.loads(pipe.receive()[0])
+        finally:
+            recorder.stop()
+            os.killpg(busy.pid, 9)
+            busy.wait()
+
+    assert sample["ranks"].keys() == {"0"}, "neither this process, nor what runs elsewhere"
+    cpus, memory, processes = sample["ranks"]["0"]
+    assert 0.05 < cpus < 2.5
+    assert memory > 5_000_000
+    assert processes == 2

@@ -1,0 +1,153 @@
+"""Runs shown live: over HTTP, and in a real browser where there is one."""
+
+import contextlib
+import http.client
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import drivetrain
+from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain.views.server import RunsServer
+from tests.browser import Browser
+from tests.support import DEADLINE_S, listening, local_storage, wait_for_release
+
+
+@contextlib.contextmanager
+def serving(directory: Path, **options: Any) -> Iterator[RunsServer]:
+    server = RunsServer(local_storage(directory), **options)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.close()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def get(server: RunsServer, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+    place = urlsplit(server.url)
+    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=DEADLINE_S)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode()
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def events(server: RunsServer, path: str) -> Iterator[Iterator[Any]]:
+    """The documents of a stream of events."""
+    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=DEADLINE_S)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    assert answer.headers["Content-Type"] == "text/event-stream"
+    lines = iter(answer.readline, b"")
+    try:
+        yield (json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: "))
+    finally:
+        answer.close()
+        connection.close()
+
+
+def test_list_and_pages_are_served_and_nothing_else(runs: Path) -> None:
+    with serving(runs) as server:
+        status, headers, page = get(server, "/")
+        assert (status, headers["x-frame-options"], headers["cache-control"]) == (200, "DENY", "no-store")
+        assert "/run/story" in page
+        assert json.loads(get(server, "/run/story/data")[2])["status"] == "finished"
+        assert "<title>story</title>" in get(server, "/run/story")[2]
+        for path in (
+            "/run/nothing",
+            "/run/..%2Fruns",
+            "/run/story/run.json",
+            "/run.json",
+            "/run/..",
+            "/run/story/../x",
+        ):
+            assert get(server, path)[0] == 404, path
+
+
+def test_page_of_another_site_that_leads_here_by_its_own_name_is_refused(runs: Path) -> None:
+    with serving(runs) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        assert "token" not in server.url
+        assert get(server, "/", Host="evil.example:80")[0] == 403
+        assert get(server, "/", Host="localhost")[0] == 200
+
+
+def test_others_want_the_token_and_keep_it_in_a_cookie(runs: Path) -> None:
+    with serving(runs, host="0.0.0.0") as server:
+        query = urlsplit(server.url).query
+        assert len(query) > 30
+
+        assert get(server, "/")[0] == get(server, "/?token=guess")[0] == get(server, "/run/story/events")[0] == 403
+        status, headers, _ = get(server, f"/?{query}")
+        assert status == 200
+        assert {"HttpOnly", "SameSite=Strict"} <= set(headers["set-cookie"].split("; "))
+        assert get(server, "/run/story", Cookie=headers["set-cookie"].partition(";")[0])[0] == 200
+        assert get(server, "/run/story", Cookie="drivetrain_token=guess")[0] == 403
+
+
+def test_port_that_is_taken_is_an_error_that_says_so(runs: Path) -> None:
+    with serving(runs) as server:
+        port = urlsplit(server.url).port
+        with pytest.raises(ConfigurationError, match=f"free, found 127.0.0.1:{port}"):
+            RunsServer(local_storage(runs), port=port)
+
+
+def test_change_is_sent_and_what_the_page_has_is_not_sent_again(own_runs: Path) -> None:
+    with serving(own_runs) as server:
+        server.pages.look_s = 0.05
+        document = json.loads(get(server, "/")[2].partition('id="data">')[2].partition("</script>")[0])
+        with events(server, document["events"]) as changes:
+            shutil.copytree(own_runs / "plain", own_runs / "another")
+            assert {run["name"] for run in next(changes)["runs"]} >= {"story", "plain"}
+        with events(server, "/run/plain/events") as changes:
+            assert next(changes)["reports"] == {"0": 5, "1": 5}, "without a word what it has, it gets everything"
+            with (own_runs / "plain" / "result.json").open("a") as file:
+                file.write('{"step": 6, "_training_iteration": 6}\n')
+            assert next(changes)["reports"] == {"0": 6, "1": 5}
+
+
+def test_browser_follows_a_run_to_its_end(browser: Browser, own_runs: Path, tmp_path: Path) -> None:
+    with listening(tmp_path / "pipe") as pipe, serving(own_runs) as server:
+        server.pages.look_s = 0.1
+
+        def train(config: dict[str, str]) -> None:
+            for step in range(1, 4):
+                drivetrain.report({"step": step, "loss": 1 / step})
+                wait_for_release(config["pipe"])
+
+        browser.look()
+        browser.open(server.url)
+        run = DataParallelTrainer(
+            train,
+            train_loop_config={"pipe": pipe.path},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(name="followed", storage_path=str(own_runs), verbose=0),
+        ).start()
+        try:
+            link = "document.querySelector('a[href=\"/run/followed\"]')"
+            browser.wait_for(f"{link} && document.querySelector('.pill.running')")
+            browser.ask(f"{link}.click()")
+            browser.wait_for("document.title === 'followed: running'")
+            reports = "[...document.querySelectorAll('.fact')].find(one => one.innerText.includes('reports')).innerText"
+            browser.wait_for(f"{reports}.startsWith('2\\n')")
+            pipe.release(2)
+            browser.wait_for(f"{reports}.startsWith('4\\n')")
+            pipe.release(4)
+            run.result(DEADLINE_S)
+            browser.wait_for("document.title === 'followed: finished'")
+            assert browser.messages == []
+        finally:
+            pipe.release(6)
+            run.result(DEADLINE_S)
