@@ -194,9 +194,9 @@ class Tuner:
                     f"a search exists in {storage.root} and was left as it is: choose another name, delete it, or "
                     "continue it with Tuner.restore(path, trainable)"
                 )
+            search = Search(self._space, self._config, storage, self._records)
             open_storage(quick(storage))
             stack.enter_context(RunLock(quick(storage), console).hold())
-            search = Search(self._space, self._config, storage, self._records)
             if self._restored is None:
                 self._store(storage)
             progress = Progress(os.path.basename(storage.root), self._config, console, self._run_config.verbose)
