@@ -64,7 +64,7 @@ def _recording(init: _Init) -> _Init:
     def recording_init(self: DataParallelTrainer, *args: Any, **kwargs: Any) -> None:
         if not hasattr(self, "_given"):
             try:
-                self._given = inspect.signature(init).bind(self, *args, **kwargs)
+                self._given = inspect.signature(init).bind(None, *args, **kwargs)  # self would hold itself
             except TypeError:  # as the call below does, with Python's own words
                 init(self, *args, **kwargs)
                 raise
