@@ -20,7 +20,7 @@ from drivetrain import (
     TrainingFailedError,
 )
 from tests.support import DEADLINE_S, Pipe, wait_until_gone
-from tests.tune.jobs import REPORTS, climb, read_state
+from tests.tune.jobs import REPORTS, climb, read_state, wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -140,13 +140,14 @@ def test_trials_that_want_the_whole_cluster_take_it_one_after_the_other(tmp_path
         "scaling_config": {"num_workers": tune.choice([3])},  # the cluster has 4 CPUs
         "train_loop_config": {"x": 1, "reports": 1, "pipe": pipe.path, "gate": gate.path},
     }
-    held: list[float] = []
+    held: list[int] = []
 
     def look() -> None:
         for _ in range(2):
             assert len({line.split()[0] for line in pipe.receive(3, deadline_s=60)}) == 1
-            held.append(ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0.0))
+            wait_until(lambda: ray.available_resources().get("CPU", 0.0) == 0)  # which Ray tells a bit later
             gate.release(3)
+            held.append(4)
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
