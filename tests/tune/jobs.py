@@ -2,12 +2,14 @@
 
 import os
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import drivetrain
 from drivetrain import Checkpoint
-from tests.support import tell, wait_for_release
+from tests.support import DEADLINE_S, tell, wait_for_release
 
 REPORTS = 8
 
@@ -50,3 +52,10 @@ def read_state(checkpoint: Any) -> tuple[int, float]:
     """What is in a checkpoint, of drivetrain or of Ray Tune."""
     done, score = Path(checkpoint.path, "state").read_text().split()
     return int(done), float(score)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -5,8 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from drivetrain import (
     tune,
 )
 from tests.support import DEADLINE_S, Driver, Pipe, wait_until_gone
-from tests.tune.jobs import REPORTS, climb, read_state
+from tests.tune.jobs import REPORTS, climb, read_state, wait_until
 
 CPUS = len(os.sched_getaffinity(0))
 BEST = {"metric": "score", "mode": "max"}
@@ -63,13 +62,6 @@ def running(tuner: tune.Tuner) -> Iterator[None]:
     yield
     thread.join(DEADLINE_S)
     assert grids
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def pids_by_trial(pipe: Pipe, count: int) -> dict[str, int]:
