@@ -162,6 +162,47 @@ def test_no_cpu_left_to_read_a_ray_dataset_is_told_instead_of_waited_for(ray_add
     assert result.metrics["rows"] == 100
 
 
+def read_twice(config: dict[str, Any]) -> None:
+    shard = drivetrain.get_dataset_shard("train")
+    epochs = [[row for batch in shard.iter_batches() for row in batch["id"].tolist()] for _ in range(2)]
+    draws = [[row for batch in shard.iter_batches() for row in batch["draw"].tolist()] for _ in range(2)]
+    drivetrain.report(
+        {
+            "rows": len(epochs[0]),
+            "sum": sum(epochs[0]),
+            "in_order": int(all(rows == sorted(rows) for rows in epochs)),
+            "drawn_anew": int(draws[0] != draws[1]),
+        },
+        reduce={"rows": "sum", "sum": "sum", "in_order": "min", "drawn_anew": "min"},
+    )
+
+
+def make_ray_dataset() -> Any:
+    import ray.data
+
+    def draw(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "draw": np.random.default_rng().random(len(batch["id"]))}
+
+    return ray.data.range(100).map_batches(draw)
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_function_makes_a_ray_dataset_of_which_each_epoch_is_transformed_anew(ray_address: str, tmp_path: Path) -> None:
+    from ray.data import ExecutionOptions
+
+    result = DataParallelTrainer(
+        read_twice,
+        datasets={"train": make_ray_dataset},
+        dataset_config=DataConfig(execution_options=ExecutionOptions(preserve_order=True)),
+        scaling_config=ScalingConfig(num_workers=2, runtime="ray", resources_per_worker={"CPU": 0.5}),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    ).fit()
+    assert result.metrics is not None
+    found = {name: result.metrics[name] for name in ("rows", "sum", "in_order", "drawn_anew")}
+    assert found == {"rows": 100, "sum": sum(range(100)), "in_order": 1, "drawn_anew": 1}
+
+
 def train_on_scaled(config: dict[str, Any]) -> None:
     import torch
 

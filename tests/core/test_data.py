@@ -2,6 +2,8 @@
 
 import itertools
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -270,3 +272,30 @@ def test_rows_that_cannot_be_kept_together_are_told() -> None:
         split({"group": [1, 2, 1]}, 2, keep_together={"train": "group"})
     with pytest.raises(ConfigurationError, match=r"column 'query' to keep rows together by, found 'group'"):
         split({"group": [1, 2, 1]}, 2, keep_together={"train": "query"})
+
+
+def test_memory_stays_flat_for_a_dataset_of_many_times_its_size(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    schema = pa.schema([("x", pa.float64())])
+    with pyarrow.parquet.ParquetWriter(file, schema, use_dictionary=False) as writer:
+        for number in range(40):  # 4 MB each
+            writer.write_table(pa.table({"x": np.random.default_rng(number).random(500_000)}, schema=schema))
+    code = f"""
+from pathlib import Path
+from drivetrain import DataConfig
+
+def own_megabytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1e3
+
+(shards,) = DataConfig().configure({{"train": {str(file)!r}}}, 1)
+batches = shards["train"].iter_batches(batch_size=10_000, local_shuffle_buffer_size=100_000)
+sizes, rows = [], 0
+for number, batch in enumerate(batches):
+    rows += len(batch["x"])
+    sizes += [own_megabytes()] if number % 100 == 0 else []
+print(rows, max(sizes[2:]) - sizes[1])
+"""
+    told = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    assert int(told[0]) == 20_000_000
+    assert float(told[1]) < 40, f"grew by {told[1]} MB while 160 MB were read"

@@ -335,7 +335,7 @@ class DataParallelTrainer:
     ) -> list[dict[str, Any]]:
         positions = checkpoint.get_metadata().get(POSITIONS) if datasets and checkpoint is not None else None
         options: dict[str, Any] = {"positions": positions} if positions else {}
-        if any(is_ray_dataset(dataset) for dataset in datasets.values()):
+        if any(is_ray_dataset(dataset) or callable(dataset) for dataset in datasets.values()):
             options["resources"] = replace(self._scaling, num_workers=len(workers)).total_resources
         nodes = [worker.node_id for worker in workers]
         return self._data_config.configure(datasets, len(workers), None, nodes, **options)
