@@ -277,6 +277,15 @@ def test_trainer_that_nobody_holds_ends_its_workers(make: Callable[..., Trainer]
     wait_until_gone(pids)
 
 
+def test_trainer_shows_itself_in_a_notebook(make: Callable[..., Trainer]) -> None:
+    trainer = make(0)
+    assert "not started" in trainer._repr_html_()
+    trainer.run(lambda: None)
+    shown = trainer._repr_html_()
+    assert f">{trainer.latest_run_dir}<" in shown
+    assert "num_workers" in shown
+
+
 def test_runs_are_counted_on_in_a_directory_that_has_some(
     make: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from drivetrain.interactive import dicts
 from drivetrain.interactive.iterator import Feed, TrainingIterator
 from drivetrain.interactive.warm import WarmRuntime
 from drivetrain.interrupts import Interrupts
+from drivetrain.notebook import as_table
 from drivetrain.policy import RetryBudget
 from drivetrain.result import Result
 from drivetrain.storage import Storage, runs_location
@@ -151,6 +152,15 @@ class Trainer:
         self._rules = self._config.checkpoint_config
         self._unstored: dict[str, Any] | None = None
         self._result: Result | None = None
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "backend": self._backend.name,
+            "runs": self.logdir,
+            "latest run": self.latest_run_dir or "none yet",
+            "workers": "up" if self._warm is not None else "not started",
+        }
+        return as_table("Trainer", rows) + self._scaling._repr_html_()
 
     def __enter__(self) -> Trainer:
         self.start()
