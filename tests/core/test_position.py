@@ -148,6 +148,14 @@ def test_stream_goes_on_with_as_many_workers() -> None:
         go_on(stream, 1, state)
 
 
+def test_stream_of_a_single_file_skips_the_rows_of_its_own_rank_alone() -> None:
+    datasets = pytest.importorskip("datasets")
+    stream = datasets.Dataset.from_dict({"id": list(range(100))}).to_iterable_dataset(num_shards=1)
+    first, state = take(shards_of(stream, 2), 1)
+    second, _ = take(go_on(stream, 2, state), None)
+    assert ids(first, second) == list(range(100))
+
+
 def test_states_that_do_not_fit_are_refused_with_what_to_do() -> None:
     (shard,) = shards_of({"id": np.arange(100)}, 1)
     with pytest.raises(ConfigurationError, match="wants what state_dict\\(\\) has returned, found"):

@@ -159,6 +159,59 @@ def test_early_stopping_remembers_the_rounds_before_a_failure(fit: Fit, cancer: 
     assert killed.metrics["_training_iteration"] == rounds < 300
 
 
+@pytest.mark.parametrize("frequency", [0, 1])
+def test_model_ends_with_its_best_round_and_the_report_with_the_last(
+    fit: Fit, cancer: pd.DataFrame, frequency: int
+) -> None:
+    train, valid = cancer[:400], cancer[400:]
+    result = fit(
+        LightGBMTrainer,
+        params={**BINARY, "learning_rate": 0.5, "early_stopping_round": 6, "metric": "binary_logloss"},
+        label_column=LABEL,
+        num_boost_round=300,
+        datasets={"train": train, "valid": valid},
+        frequency=frequency,
+        workers=0,
+    )
+    assert result.checkpoint is not None
+    assert result.metrics is not None
+    model = LightGBMTrainer.get_model(result.checkpoint)
+    matrix = lightgbm.Dataset(train.drop(columns=LABEL), train[LABEL])
+    alone: dict[str, Any] = {}
+    whole = lightgbm.train(
+        {**BINARY, "learning_rate": 0.5},
+        matrix,
+        300,
+        valid_sets=[matrix.create_valid(valid.drop(columns=LABEL), valid[LABEL])],
+        valid_names=["valid"],
+        callbacks=[lightgbm.early_stopping(6, verbose=False), lightgbm.record_evaluation(alone)],
+    )
+    assert model.num_trees() == whole.best_iteration
+    assert result.metrics["valid-binary_logloss"] == pytest.approx(alone["valid"]["binary_logloss"][-1], rel=0.05)
+
+
+def test_categories_of_files_mean_the_same_on_every_worker(fit: Fit, tmp_path: Path) -> None:
+    files = []
+    for number, letters in enumerate(("abc", "cd")):
+        letter = pd.Series(list(letters) * 60)
+        category = letter.astype(pd.CategoricalDtype(list(letters)))
+        files.append(tmp_path / f"{number}.parquet")
+        pd.DataFrame({"x": category, LABEL: letter.isin(["a", "d"]) * 1.0}).to_parquet(files[-1])
+    for datasets in ({"train": [str(file) for file in files]}, {"train": lambda: [str(file) for file in files]}):
+        result = fit(
+            LightGBMTrainer,
+            params={
+                **{"objective": "regression", "metric": "l2", "learning_rate": 1.0, "min_data_in_leaf": 1},
+                **{"min_data_per_group": 1, "cat_smooth": 0, "max_cat_to_onehot": 10, "verbosity": -1},
+            },
+            label_column=LABEL,
+            num_boost_round=5,
+            datasets=datasets,
+        )
+        assert result.metrics is not None
+        assert result.metrics["train-l2"] < 0.01
+
+
 def train_sklearn() -> int:
     frame = drivetrain.get_dataset_shard("train").to_pandas()
     report = RayTrainReportCallback(metrics={"loss": "training-binary_logloss"}, frequency=2, checkpoint_at_end=False)

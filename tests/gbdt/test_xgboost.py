@@ -104,6 +104,60 @@ def test_groups_of_a_ranking_stay_on_one_worker(fit: Fit, ranking: pd.DataFrame)
     assert result.metrics["train-ndcg"] == pytest.approx(alone["train"]["ndcg"][-1], abs=0.02)
 
 
+def test_weights_of_a_ranking_are_those_of_its_groups(fit: Fit, ranking: pd.DataFrame, tmp_path: Any) -> None:
+    ranking = ranking.assign(w=1.0 + ranking["query"] % 3)
+    ranking.to_parquet(tmp_path / "ranking.parquet", row_group_size=50)  # which end within groups
+    params = {"objective": "rank:ndcg", "eval_metric": "ndcg", "lambdarank_pair_method": "topk"}
+    heads = ranking.groupby("query")["w"].first()
+    features = ranking.drop(columns=[LABEL, "query", "w"])
+    matrix = xgboost.QuantileDMatrix(features, ranking[LABEL], qid=ranking["query"], weight=heads)
+    alone: dict[str, Any] = {}
+    xgboost.train(params, matrix, 20, evals=[(matrix, "train")], evals_result=alone, verbose_eval=False)
+
+    result = fit(
+        XGBoostTrainer,
+        params=params,
+        label_column=LABEL,
+        num_boost_round=20,
+        datasets={"train": str(tmp_path / "ranking.parquet")},
+        dmatrix_params={"train": {"qid": "query", "weight": "w"}},
+    )
+    assert result.metrics is not None
+    assert result.metrics["train-ndcg"] == pytest.approx(alone["train"]["ndcg"][-1], abs=0.02)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_categories_of_the_validation_too(fit: Fit, cancer: pd.DataFrame, workers: int) -> None:
+    frame = cancer[[LABEL]].assign(size=pd.cut(cancer["mean area"], 4, labels=list("abcd")))
+    result = fit(
+        XGBoostTrainer,
+        params=BINARY,
+        label_column=LABEL,
+        datasets={"train": frame[:400], "valid": lambda: frame[400:]},
+        dmatrix_params={"train": {"enable_categorical": True}},
+        workers=workers,
+    )
+    assert result.metrics is not None
+    assert result.metrics["valid-logloss"] < 0.45
+
+
+@pytest.mark.parametrize("frequency", [0, 1])
+def test_model_is_saved_as_early_stopping_leaves_it(fit: Fit, cancer: pd.DataFrame, frequency: int) -> None:
+    result = fit(
+        XGBoostTrainer,
+        params={**BINARY, "eta": 1.0},
+        label_column=LABEL,
+        num_boost_round=200,
+        datasets={"train": cancer[:400], "valid": cancer[400:]},
+        callbacks=[xgboost.callback.EarlyStopping(rounds=6, save_best=True)],
+        frequency=frequency,
+        name="first",
+    )
+    assert result.checkpoint is not None
+    model = XGBoostTrainer.get_model(result.checkpoint)
+    assert model.num_boosted_rounds() == model.best_iteration + 1 < 194
+
+
 def test_killed_worker_ends_in_the_trees_of_an_undisturbed_run(fit: Fit, cancer: pd.DataFrame) -> None:
     options: dict[str, Any] = {
         "params": BINARY,

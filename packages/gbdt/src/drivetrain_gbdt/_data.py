@@ -121,28 +121,40 @@ class TableData(DataConfig):
         self._objective = objective
         self._classes = classes
         self._categories: dict[str, pa.Array] = {}
+        self._expected: list[str] | None = None
 
     def open(self, datasets: Mapping[str, Any]) -> Mapping[str, Any]:
         """See :meth:`drivetrain.DataConfig.open`; also checks the columns and labels of what could be opened."""
         opened = super().open(datasets)
-        known = {name: source for name, source in opened.items() if source is not datasets[name]}
-        expected = None
-        for name in sorted(known, key=lambda name: name != TRAIN):
-            features = self._columns.features(name, known[name].schema(), expected)
-            expected = features if name == TRAIN else expected
-        for name, shard in DataConfig().configure(known, 1)[0].items():
-            self._check_labels(name, shard)
-            self._note_categories(shard)
+        self._look_at({name: source for name, source in opened.items() if source is not datasets[name]})
         return opened
 
     def configure(
         self, datasets: Mapping[str, Any], world_size: int, *args: Any, **options: Any
     ) -> list[dict[str, Any]]:
-        """See :meth:`drivetrain.DataConfig.configure`."""
+        """See :meth:`drivetrain.DataConfig.configure`; also looks at what functions make."""
+        made = {name: dataset() if callable(dataset) else dataset for name, dataset in datasets.items()}
+        opened = super().open(made)
+        self._look_at(
+            {
+                name: source
+                for name, source in opened.items()
+                if source is not datasets[name] and source is not made[name]
+            }
+        )
+        datasets = opened
         return [
             {name: self._recoded(shard) for name, shard in shards.items()}
             for shards in super().configure(datasets, world_size, *args, **options)
         ]
+
+    def _look_at(self, sources: Mapping[str, Any]) -> None:
+        for name in sorted(sources, key=lambda name: name != TRAIN):
+            features = self._columns.features(name, sources[name].schema(), self._expected)
+            self._expected = features if name == TRAIN else self._expected
+        for name, shard in DataConfig().configure(sources, 1)[0].items():
+            self._check_labels(name, shard)
+            self._note_categories(shard)
 
     def _check_labels(self, name: str, shard: DatasetShard) -> None:
         import pyarrow.compute as pc
@@ -214,6 +226,10 @@ class _Recoded:
     def schema(self) -> pa.Schema:
         """See :class:`drivetrain.DatasetShard`."""
         schema: pa.Schema = self.reader.schema()
+        for number, field in enumerate(schema):
+            if field.name in self.categories:
+                kind = _recoded_type(field.type, self.categories[field.name])
+                schema = schema.set(number, field.with_type(kind))
         return schema
 
 
@@ -223,20 +239,26 @@ def _recode(column: pa.ChunkedArray, categories: pa.Array) -> pa.ChunkedArray:
 
     def chunk_of(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
         if chunk.dictionary.equals(categories):
-            return chunk
-        numbers = pc.index_in(chunk.dictionary.cast(categories.type), categories).take(chunk.indices)
+            numbers = chunk.indices.cast("int32")
+        else:
+            numbers = pc.index_in(chunk.dictionary.cast(categories.type), categories).take(chunk.indices)
         return pa.DictionaryArray.from_arrays(numbers, categories, ordered=chunk.type.ordered)
 
-    chunks = [chunk_of(chunk) for chunk in column.chunks]
-    return pa.chunked_array(chunks, chunks[0].type if chunks else column.type)
+    return pa.chunked_array([chunk_of(chunk) for chunk in column.chunks], _recoded_type(column.type, categories))
+
+
+def _recoded_type(kind: pa.DictionaryType, categories: pa.Array) -> pa.DataType:
+    import pyarrow as pa
+
+    return pa.dictionary(pa.int32(), categories.type, ordered=kind.ordered)
 
 
 def _union(known: pa.Array | None, found: pa.Array) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if known is None or known.equals(found):
-        return found
+    if known is None:
+        return pa.array(found.to_pylist(), found.type)  # without a mask, which XGBoost does not take
     found = found.cast(known.type)
     return pa.concat_arrays([known, found.filter(pc.invert(pc.is_in(found, known)))])
 

@@ -15,6 +15,7 @@ from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
 __all__ = ["RayTrainReportCallback", "train_on_tables"]
 
 _AFTER_EVALUATION = 25  # LightGBM's own: 10 logs, 20 records, 30 stops early
+_STOPPING = 30
 _ROWS = 65_536  # of a batch that is read from a Ray dataset
 _PATIENCE = ("early_stopping_round", "early_stopping_rounds", "early_stopping", "n_iter_no_change")
 _STOPS_EARLY = type(lightgbm.early_stopping(1))
@@ -42,7 +43,6 @@ class RayTrainReportCallback:
     """
 
     CHECKPOINT_NAME = "model.txt"
-    order = _AFTER_EVALUATION
     before_iteration = False
 
     def __init__(
@@ -53,6 +53,8 @@ class RayTrainReportCallback:
         checkpoint_at_end: bool = True,
         results_postprocessing_fn: Callable[[dict[str, float]], Mapping[str, Any]] | None = None,
     ) -> None:
+        self.order = _AFTER_EVALUATION  # which LightGBM reads of the object alone
+        self._rounds = 0
         self._reports = ModelReports(metrics, filename, frequency, checkpoint_at_end, results_postprocessing_fn)
 
     def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
@@ -61,12 +63,13 @@ class RayTrainReportCallback:
         results = list(env.evaluation_result_list or ())
         values = {f"{result[0]}-{result[1]}": float(result[2]) for result in results}
         last = env.iteration + 1 == env.end_iteration
-        if self._reports.after_round(values, model.current_iteration(), model.save_model, last=last):
+        self._rounds = model.current_iteration()
+        if self._reports.after_round(values, self._rounds, model.save_model, last=last):
             raise lightgbm.callback.EarlyStopException(env.iteration, results)
 
     def at_end(self, model: lightgbm.Booster) -> None:
-        """Reports the model, if its last round came without: after a training that was stopped early."""
-        self._reports.at_end(model.save_model)
+        """Reports the model, if its last round came without, or if rounds after the best are to be left out."""
+        self._reports.at_end(model.save_model, again=0 < model.best_iteration < self._rounds)
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint, filename: str = CHECKPOINT_NAME) -> lightgbm.Booster:
@@ -96,10 +99,10 @@ class _TableReports(RayTrainReportCallback):
 class _EarlyStopping:
     """LightGBM's own, which begins with the rounds before a resume."""
 
-    order = 30
     before_iteration = False
 
     def __init__(self, callback: Callable[[lightgbm.callback.CallbackEnv], None], past: History) -> None:
+        self.order = _STOPPING
         self._callback = callback
         self._past = past
 
@@ -145,7 +148,7 @@ def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
     if checkpoint is not None:
         model, past = RayTrainReportCallback.get_model(checkpoint), evaluations(checkpoint) or []
         rounds -= model.current_iteration()
-        if rounds <= 0:
+        if rounds <= 0 or len(past) > model.current_iteration():  # the rounds after the best were left out at the end
             return
     sets: dict[str, lightgbm.Dataset] = {}
     features: list[str] | None = None

@@ -75,9 +75,9 @@ class ModelReports:
         self._report(save if due or stopping or (last and self._at_end) else None)
         return stopping
 
-    def at_end(self, save: Callable[[Path], object]) -> None:
-        """Reports the model once more if its last round came without."""
-        if self._at_end and not self._saved:
+    def at_end(self, save: Callable[[Path], object], *, again: bool = False) -> None:
+        """Reports the model once more if its last round came without, or if it has changed since."""
+        if self._at_end and (again or not self._saved):
             self._report(save)
 
     def _select(self, values: dict[str, float]) -> Mapping[str, float]:

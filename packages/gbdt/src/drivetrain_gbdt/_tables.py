@@ -101,7 +101,10 @@ class TableForm:
             columns=columns,
             objective=objective if isinstance(objective, str) else None,
             classes=params.get("num_class"),
-            groups={name: of[self.group] for name, of in options.items() if self.group in of},
+            groups={
+                **({} if given is None else given.keep_together),
+                **{name: of[self.group] for name, of in options.items() if self.group in of},
+            },
             datasets_to_split=self.split if given is None else given.datasets_to_split,
             execution_options=None if given is None else given.execution_options,
         )

@@ -87,6 +87,7 @@ class _TableReports(RayTrainReportCallback):
     def __init__(self, past: History, **options: Any) -> None:
         super().__init__(**options)
         self._past = past
+        self._saved: tuple[int, str | None] | None = None
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, Sequence[Any]]]) -> bool:
         """Reports the round."""
@@ -97,7 +98,35 @@ class _TableReports(RayTrainReportCallback):
             }
             for dataset, metrics in evals_log.items()
         }
-        return super().after_iteration(model, epoch, evals_log)
+        stops = super().after_iteration(model, epoch, evals_log)
+        self._saved = _state(model)
+        return stops
+
+    def after_training(self, model: Any) -> Any:
+        """Leaves the end to :class:`_AtEnd`, as others may change the model after this."""
+        return model
+
+    def at_end(self, model: Any) -> None:
+        """Reports the model, if its last round came without, or if it was changed after it."""
+        self._reports.at_end(model.save_model, again=_state(model) != self._saved)
+
+
+class _AtEnd(xgboost.callback.TrainingCallback):
+    """The last of the callbacks."""
+
+    def __init__(self, report: _TableReports) -> None:
+        super().__init__()
+        self._report = report
+
+    def after_training(self, model: Any) -> Any:
+        """Reports the model as all others leave it."""
+        self._report.at_end(model)
+        return model
+
+
+def _state(model: Any) -> tuple[int, str | None]:
+    """What early stopping changes of a model."""
+    return model.num_boosted_rounds(), model.attr("best_iteration")
 
 
 class _Batches(xgboost.DataIter):
@@ -124,6 +153,8 @@ class _Batches(xgboost.DataIter):
     def reset(self) -> None:
         """Begins again."""
         self._tables = _tables(self._shard)
+        if "qid" in self._fields:
+            self._tables = _whole_groups(self._tables, self._fields["qid"])
 
     def next(self, input_data: Callable[..., None]) -> bool:
         """Hands over the next piece; False when there is none left."""
@@ -136,6 +167,8 @@ class _Batches(xgboost.DataIter):
         for name in self.features:
             self._note_categories(name, table.column(name))
         fields = {key: table.column(column).to_numpy() for key, column in self._fields.items()}
+        if "qid" in fields and "weight" in fields:  # of which XGBoost wants one for each group
+            fields["weight"] = fields["weight"][_starts(fields["qid"])]
         label = table.column(self._table.label).to_numpy()
         input_data(data=table.select(self.features), label=label, **fields)
         return True
@@ -170,6 +203,26 @@ def _tables(shard: Any) -> Iterator[pa.Table]:
     yield from shard.iter_batches(batch_size=_ROWS, batch_format="pyarrow")
 
 
+def _starts(groups: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The first row of each group, whose rows are next to each other."""
+    changes = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+    return np.concatenate([[0], changes]) if len(groups) else changes
+
+
+def _whole_groups(tables: Iterator[pa.Table], column: str) -> Iterator[pa.Table]:
+    """The same rows in tables that end where a group does."""
+    held: pa.Table | None = None
+    for table in tables:
+        rows = table if held is None else pa.concat_tables([held, table])
+        starts = _starts(rows.column(column).to_numpy())
+        last = int(starts[-1]) if len(starts) else 0
+        if last:
+            yield rows.slice(0, last)
+        held = rows.slice(last)
+    if held is not None:
+        yield held
+
+
 def train_on_tables(config: dict[str, Any]) -> None:
     """Trains on this worker's part of the tables.
 
@@ -187,8 +240,9 @@ def train_on_tables(config: dict[str, Any]) -> None:
     if checkpoint is not None:
         model, past = RayTrainReportCallback.get_model(checkpoint), evaluations(checkpoint) or {}
         rounds -= model.num_boosted_rounds()
-        if _replay(callbacks, model, past) or rounds <= 0:
-            return
+        known = max((len(values) for metrics in past.values() for values in metrics.values()), default=0)
+        if _replay(callbacks, model, past) or rounds <= 0 or known > model.num_boosted_rounds():
+            return  # of more rounds than the model has those after the best were left out at the end
     with tempfile.TemporaryDirectory() as cache:
         matrices = _matrices(config, params, Path(cache))
         report = _TableReports(past, frequency=config["frequency"], checkpoint_at_end=config["at_end"])
@@ -197,7 +251,7 @@ def train_on_tables(config: dict[str, Any]) -> None:
             matrices[config["names"][0]],
             num_boost_round=rounds,
             evals=[(matrix, name) for name, matrix in matrices.items()],
-            callbacks=[report, *callbacks],  # XGBoost asks none of those after one that stops
+            callbacks=[report, *callbacks, _AtEnd(report)],  # XGBoost asks none of those after one that stops
             xgb_model=model if model is not None else arguments.pop("xgb_model", None),
             verbose_eval=arguments.pop("verbose_eval", False),
             **arguments,
@@ -226,7 +280,7 @@ def _matrices(config: Mapping[str, Any], params: Mapping[str, Any], cache: Path)
     matrices: dict[str, xgboost.DMatrix] = {}
     features: Sequence[str] | None = None
     for name in config["names"]:
-        options = dict(config["options"].get(name, {}))
+        options = {"enable_categorical": config["table"].categorical, **config["options"].get(name, {})}
         fields = {key: options.pop(key) for key in config["columns"] if key in options}
         external = options.pop("external_memory", False)
         pieces = _Batches(name, config["table"], fields, features, cache if external else None)

@@ -133,12 +133,13 @@ class DataConfig:
         return options
 
     def _check_names(self, datasets: Mapping[str, Any]) -> None:
-        unknown = [] if self.datasets_to_split == "all" else sorted(set(self.datasets_to_split) - set(datasets))
-        if unknown:
-            raise ConfigurationError(
-                f"DataConfig(datasets_to_split=...) wants names of datasets ({', '.join(map(repr, datasets))}), "
-                f"found {', '.join(map(repr, unknown))}"
-            )
+        split = () if self.datasets_to_split == "all" else self.datasets_to_split
+        for argument, names in (("datasets_to_split", split), ("keep_together", self.keep_together)):
+            if unknown := sorted(set(names) - set(datasets)):
+                raise ConfigurationError(
+                    f"DataConfig({argument}=...) wants names of datasets ({', '.join(map(repr, datasets))}), "
+                    f"found {', '.join(map(repr, unknown))}"
+                )
 
     def _open(self, name: str, dataset: Any) -> Source:
         if isinstance(dataset, Source):

@@ -212,6 +212,12 @@ class DatasetShard:
         )
 
         def pair(batch: dict[str, Any]) -> tuple[Any, Any]:
+            for name in wanted if dtypes is None else ():
+                if getattr(batch[name].dtype, "kind", "") == "f" and specs[name].dtype.is_integer:
+                    raise ConfigurationError(
+                        f"to_tf() wants whole numbers in column {name!r} of dataset {self.name!r}, as in its first "
+                        "row, found a missing one: fill the column, or give dtypes={...} with a floating type for it"
+                    )
             features, labels = (
                 batch[given] if isinstance(given, str) else {name: batch[name] for name in given}
                 for given in (feature_columns, label_columns)

@@ -121,8 +121,9 @@ class HuggingFaceReader:
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
         dataset = self.dataset if columns is None else self.dataset.select_columns(list(columns))
-        dataset = dataset.skip(skip) if skip else dataset
-        yield from dataset.with_format("arrow").iter(batch_size=self.chunk_rows)
+        if skip and hasattr(dataset, "__len__"):  # one that is only iterated would skip other ranks' rows as well
+            dataset, skip = dataset.skip(skip), 0
+        yield from without(dataset.with_format("arrow").iter(batch_size=self.chunk_rows), skip)
 
     def schema(self) -> pa.Schema:
         """See :class:`~drivetrain.data.shard.Reader`."""
@@ -387,7 +388,8 @@ def _open_files(name: str, dataset: Any) -> Any:
     paths = [found for path in paths for found in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
     if not paths:
         raise ConfigurationError(f"dataset {name!r} cannot be opened ({given}): no such file")
-    endings = {os.path.splitext(path)[1] for path in paths}
+    files = [file for path in paths for file in (os.listdir(path) if os.path.isdir(path) else [path])]
+    endings = {os.path.splitext(file)[1] for file in files}
     known = {_FORMATS.get(ending) for ending in endings} - {None}
     if len(known) > 1:
         raise ConfigurationError(f"dataset {name!r} wants files of one format, found {', '.join(sorted(endings))}")

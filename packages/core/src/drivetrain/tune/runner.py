@@ -22,6 +22,7 @@ from drivetrain.runtime.local import ForkServers, LocalRuntime
 from drivetrain.runtime.resources import visible_gpus
 from drivetrain.trainer import DataParallelTrainer
 from drivetrain.tune.merge import merge_arguments
+from drivetrain.tune.results import value_of
 from drivetrain.tune.search import ActiveTrial, Search, TuneConfig
 
 __all__ = ["Runner"]
@@ -182,6 +183,9 @@ class Runner:
                 state, error = "failed", str(result.error)
             elif record.state == "pruned":
                 state = "pruned"
+            elif not record.reports and (value := value_of(result.metrics, self._config.metric)) is not None:
+                # It had finished before the search was interrupted, and had nothing left to report.
+                record.reports[int((result.metrics or {}).get("_training_iteration", 1))] = value
             elif not record.reports:
                 missing = _missing_metric(self._config.metric, result)
                 self.results[number] = replace(result, error=missing)

@@ -213,6 +213,7 @@ class Tuner:
                 runner.run()
             finally:
                 search.save()
+                self._records = search.records
                 progress.end(search)
             self._grid = self._results(search, storage, runner.results)
         return self._grid
