@@ -131,6 +131,7 @@ class Attempt:
         self._running = {worker.rank for worker in workers}
         self._progress_at = started
         self._reports = [0] * len(workers)
+        self._quiet = [0] * len(workers)
         self._reported_at = [0.0] * len(workers)
         self._trained_from = [0.0] * len(workers)
         self._clock_lags: dict[str, float] = {}  # node -> at most so many seconds is its clock behind
@@ -183,19 +184,25 @@ class Attempt:
             self._settled_on(group, future.done, lost, deadline)
         return future.done() and not future.cancelled() and self._are_fine(lost)
 
-    def renumber(self, group: Group) -> int | None:
-        """Has the next report of each rank come after all that were made: the number of the last; None if one fails."""
-        number, lost, deadline = -1, len(self._exits), time.monotonic() + _RENUMBER_WAIT_S
-        while number < max(self._reports):  # an answer comes after the reports that were on their way
-            number = max(self._reports)
+    def renumber(self, group: Group) -> tuple[int, int] | None:
+        """Has the next report of each rank come after all that were made; None if one fails.
+
+        Returns:
+            The number that all go on from, which is nobody's: a lost rank may have stored files of it. And how many of
+            those up to it are no iterations.
+        """
+        number, quiet, lost, deadline = 0, 0, len(self._exits), time.monotonic() + _RENUMBER_WAIT_S
+        while number <= max(self._reports):  # an answer comes after the reports that were on their way
+            number = max(self._reports) + 1
+            quiet = number - max(count - silent for count, silent in zip(self._reports, self._quiet, strict=True))
             self._to_renumber = set(self._running)
-            group.renumber(sorted(self._running), number)
+            group.renumber(sorted(self._running), number, quiet)
             self._settled_on(group, lambda: not self._to_renumber, lost, deadline)
             if self._to_renumber or not self._are_fine(lost):
                 return None
-        return number
+        return number, quiet
 
-    def go_on(self, workers: Sequence[WorkerInfo], number: int) -> None:
+    def go_on(self, workers: Sequence[WorkerInfo], number: int, quiet: int) -> None:
         """New processes have taken the places of the lost ranks; what was to be completed by those never will be."""
         lost = self.lost
         assert lost
@@ -206,6 +213,7 @@ class Attempt:
         self._exits.clear()
         self._workers = workers
         self._reports = [number] * len(workers)
+        self._quiet = [quiet] * len(workers)
         self._progress_at = time.monotonic()
         self._deadline = self._progress_at + self._run.run_config.start_timeout_s
         for rank in lost:
@@ -250,6 +258,7 @@ class Attempt:
                 self.give_notice(f"the process of rank {event.rank} was asked to end (SIGTERM)")
         else:
             self._interrupts.on_notice = self.give_notice
+        self._progress_at = time.monotonic()  # again: what callbacks take is no silence of the ranks
         if self._grown is not None and self._notice is None:
             raise Resize(self._grown)
         if self._stop_by is not None and not self._matcher.holds(self._stop_number) and not self._uploading:
@@ -290,6 +299,7 @@ class Attempt:
     def _on_report(self, event: Reported) -> None:
         rank = event.rank
         self._reports[rank] = event.number
+        self._quiet[rank] = event.quiet_so_far
         self.last_index = max(self.last_index, self._first_index + event.number)
         self._fill_in(event)
         settled = self._matcher.add(event)

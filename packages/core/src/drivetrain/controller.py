@@ -211,9 +211,9 @@ class Controller:
             rendezvous = dict(zip(lost, future.result(), strict=True))
         except (WorkerDiedError, WaitTimeoutError):  # no room for new processes, say: all are replaced
             return False
-        attempt.go_on(group.workers, last)
+        attempt.go_on(group.workers, *last)
         checkpoint = self._latest_checkpoint()
-        group.train([self._task(group, rank, rendezvous[rank], checkpoint, number, last) for rank in lost])
+        group.train([self._task(group, rank, rendezvous[rank], checkpoint, number, *last) for rank in lost])
         return True
 
     def _decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
@@ -283,6 +283,7 @@ class Controller:
         checkpoint: Checkpoint | None,
         number: int,
         first_number: int = 0,
+        first_quiet: int = 0,
     ) -> TrainTask:
         worker, world_size, config = group.workers[rank], len(group.workers), self._run.run_config
         return TrainTask(
@@ -305,6 +306,7 @@ class Controller:
             checkpoint=checkpoint,
             first_index=self._last_index,
             first_number=first_number,
+            first_quiet=first_quiet,
             options=SessionOptions(
                 checkpoints=config.checkpoint_config,
                 sync=config.sync_config,

@@ -56,7 +56,7 @@ class Preemption:
         self._settled = threading.Condition()
         self.was_told = False
         self.is_over = False
-        self.renumber: Callable[[int], None] = lambda number: None
+        self.renumber: Callable[[int, int], None] = lambda number, quiet: None
 
     @property
     def is_watched(self) -> bool:
@@ -88,9 +88,13 @@ class Preemption:
         self._asked = True
         self.tell(Counted(self.rank, self._count))
 
-    def follow(self, number: int) -> None:
-        """Another rank was replaced: the next report of this one is to come after those of that number."""
-        self.renumber(number)
+    def follow(self, number: int, quiet: int) -> None:
+        """Another rank was replaced: the next report of this one is to come after that number, as the new one's.
+
+        Its questions are counted anew as well, as those of the new rank are.
+        """
+        self._count = 0
+        self.renumber(number, quiet)
         self.tell(Renumbered(self.rank))
 
     def settle(self, step: int, info: PreemptionInfo) -> None:

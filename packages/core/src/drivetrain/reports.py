@@ -62,6 +62,7 @@ class ReportMatcher:
     def __init__(self, world_size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._silent: set[int] = set()
+        self._first = 0
         self._passed = dict.fromkeys(range(world_size), 0)
         self._running = set(range(world_size))
         self._held: dict[int, MatchedReport] = {}
@@ -107,6 +108,7 @@ class ReportMatcher:
         """Forgets what it holds, which will not be completed, and expects all ranks to go on from one number."""
         self._held.clear()
         self._silent.clear()
+        self._first = number
         self._passed = dict.fromkeys(self._passed, number)
         self._running = set(self._passed)
 
@@ -125,7 +127,7 @@ class ReportMatcher:
         oldest = min(self._held)
         went_on = max(self._passed.values()) >= oldest + _SILENT_REPORTS
         if went_on and self._clock() - self._held[oldest].held_from >= _SILENT_S:
-            self._silent.update(rank for rank in self._running if self._passed[rank] == 0)
+            self._silent.update(rank for rank in self._running if self._passed[rank] == self._first)
 
 
 def combine(reports: Mapping[int, Mapping[str, Any]], reduce: Mapping[str, str]) -> dict[str, float]:

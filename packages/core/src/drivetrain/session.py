@@ -66,6 +66,7 @@ class Session:
         checkpoint: what to resume from.
         first_index: index in the run that the report before the first one of this attempt has.
         first_number: number in the attempt of the report before this session's first.
+        first_quiet: how many of the reports up to that one are no iterations.
         emit: delivers an event to the controller; blocks while the controller is too far behind.
         preemption: what the function is told of.
         options: see there.
@@ -82,6 +83,7 @@ class Session:
         checkpoint: Checkpoint | None,
         first_index: int,
         first_number: int = 0,
+        first_quiet: int = 0,
         emit: Callable[[Event], None],
         preemption: Preemption,
         options: SessionOptions | None = None,
@@ -103,7 +105,7 @@ class Session:
         self._emit = emit
         self._rank = context.get_world_rank()
         self._count = first_number
-        self._quiet = 0
+        self._quiet = first_quiet
         self._stored_number = 0
         self._uploads = Uploads(context.storage, self._rank, self._options.checkpoints)
         self._process = os.getpid()
@@ -188,9 +190,9 @@ class Session:
             self._uploads.drain()
         self._tell_finished()
 
-    def _renumber(self, number: int) -> None:
+    def _renumber(self, number: int, quiet: int) -> None:
         with self._lock:
-            self._count = number
+            self._count, self._quiet = number, quiet
 
     def _note_stored(self, number: int, stored: Checkpoint) -> None:
         if number > self._stored_number:  # an earlier upload may take longer than a later one

@@ -100,10 +100,9 @@ def _lines_from(storage: Storage, name: str, position: int) -> Iterator[tuple[by
             return
     else:
         data = (storage.read_bytes(name) or b"")[position:]
-    for line in data.splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            position += len(line)
-            yield line.rstrip(b"\r\n"), position
+    for line in data.split(b"\n")[:-1]:
+        position += len(line) + 1
+        yield line.rstrip(b"\r").rpartition(b"\r")[2], position  # of a progress bar what it showed last
 
 
 def _report_text(line: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -94,7 +95,7 @@ class WandbLoggerCallback(TrackerCallback):
 
         init = dict(self.init)
         given: Mapping[str, Any] | wandb.Settings = init.pop("settings", None) or {}
-        settings = given if isinstance(given, wandb.Settings) else wandb.Settings(**given)
+        settings = copy.copy(given) if isinstance(given, wandb.Settings) else wandb.Settings(**given)
         # The driver's terminal is not the workers', whose output is in logs/, and wandb would replace its streams.
         settings.console = "off"
         settings.silent = True
@@ -115,6 +116,18 @@ class WandbLoggerCallback(TrackerCallback):
             self._session.define_metric("*", step_metric="training_iteration")
         summary: Any = self._session.summary
         return int(summary.get("training_iteration", 0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without a key in the settings."""
+        state = super().__getstate__()
+        settings = self.init.get("settings")
+        if isinstance(settings, Mapping):
+            settings = {name: value for name, value in settings.items() if name != "api_key"}
+        elif settings is not None:
+            settings = copy.copy(settings)
+            settings.api_key = None
+        state["init"] = {**self.init, "settings": settings}
+        return state
 
     def log(self, entries: Sequence[Entry]) -> None:
         """Logs all values; the step is the report's iteration, or of several ranks' reports a metric beside them."""

@@ -73,8 +73,11 @@ class Group(WorkerGroup, Protocol):
         """
         ...
 
-    def renumber(self, ranks: Sequence[int], number: int) -> None:
-        """Has the next report of ranks follow the one of a number, without waiting for it: they say so."""
+    def renumber(self, ranks: Sequence[int], number: int, quiet: int) -> None:
+        """Has the next report of ranks follow the one of a number, so many of those up to it being no iterations.
+
+        Without waiting for it: they say so.
+        """
         ...
 
     def woken_by(self, future: Future[Any]) -> AbstractContextManager[None]:

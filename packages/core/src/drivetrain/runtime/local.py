@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.util
 import math
 import os
 import select
@@ -45,6 +46,7 @@ class _Server:
     def __init__(self, key: object, preload: Sequence[str], environment: Mapping[str, str]) -> None:
         self.key = key
         self.owner = os.getpid()
+        self.started = time.time()
         self.control, theirs = socket.socketpair()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from drivetrain.runtime import forkserver; "
@@ -84,6 +86,17 @@ class _Server:
         self._process.wait()
 
 
+def _newest(modules: Sequence[str]) -> float:
+    """When the latest change of these modules' files was, as Unix time in seconds; 0 if none is known."""
+    latest = 0.0
+    for name in modules:
+        with contextlib.suppress(ImportError, ValueError, OSError):
+            found = importlib.util.find_spec(name)
+            if found is not None and found.has_location and found.origin is not None:
+                latest = max(latest, os.stat(found.origin).st_mtime)
+    return latest
+
+
 class ForkServers:
     """Keeps servers for the next groups of this process, which then start in milliseconds.
 
@@ -104,7 +117,8 @@ class ForkServers:
         taken: _Server | None = None
         with self._lock:
             idle = [server for server in self._idle if server.owner == os.getpid()]  # one of a parent is not ours
-            fitting = [server for server in idle if server.key == key and server.alive]
+            newest = _newest(spec.preload)
+            fitting = [server for server in idle if server.key == key and server.alive and server.started > newest]
             if fitting:
                 taken = fitting.pop()
             self._idle = fitting
@@ -197,6 +211,7 @@ class LocalGroup(RemoteGroup):
 
     def settle_in(self, spec: GroupSpec) -> Sequence[bool]:
         """Has the workers write to the run's logs; those that are shown write to the driver, which does."""
+        self._spec = spec
         for output in self._outputs:
             output.redirect(open_log(spec.log_directory, output.rank), spec.console)
         ranks = range(spec.num_workers)

@@ -139,10 +139,10 @@ class RemoteGroup:
             finally:
                 self.forget(ours)
 
-    def renumber(self, ranks: Sequence[int], number: int) -> None:
+    def renumber(self, ranks: Sequence[int], number: int, quiet: int) -> None:
         """See :meth:`drivetrain.runtime.base.Group.renumber`."""
         for rank in ranks:
-            self._send(rank, frame(("preempt", "follow", number)))
+            self._send(rank, frame(("preempt", "follow", number, quiet)))
 
     def forget_rank(self, rank: int) -> None:
         """Makes room for a new process in the place of one that is gone."""

@@ -50,6 +50,7 @@ class TrainTask:
         checkpoint: what to resume from.
         first_index: index in the run of the report before this attempt's first.
         first_number: number in the attempt of the report before this task's first: 0 unless it replaces a lost one.
+        first_quiet: how many of the reports up to that one are no iterations.
         options: what the run's configuration says about the worker's side.
         datasets: the rank's shards, by name.
         wants_value: what the function returns is told.
@@ -65,6 +66,7 @@ class TrainTask:
     datasets: Mapping[str, Any] = field(default_factory=dict)
     wants_value: bool = True
     first_number: int = 0
+    first_quiet: int = 0
 
 
 def flush_output() -> None:
@@ -214,6 +216,7 @@ def execute(
                 checkpoint=task.checkpoint,
                 first_index=task.first_index,
                 first_number=task.first_number,
+                first_quiet=task.first_quiet,
                 emit=emit,
                 preemption=preemption,
                 options=task.options,

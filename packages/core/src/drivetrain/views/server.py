@@ -249,7 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
         if runs.token:
             given = query.get("token", [""])[0]
             if given and hmac.compare_digest(given.encode(), runs.token.encode()):
-                self._cookie = f"{_COOKIE}={runs.token}; HttpOnly; SameSite=Strict; Path=/"
+                self._cookie = f"{self._cookie_name}={quote(runs.token)}; HttpOnly; SameSite=Strict; Path=/"
                 return True
             if hmac.compare_digest(self._token_in_cookie().encode(), runs.token.encode()):
                 return True
@@ -268,7 +268,12 @@ class _Handler(BaseHTTPRequestHandler):
             cookies = SimpleCookie(self.headers.get("Cookie", ""))
         except CookieError:
             return ""
-        return cookies[_COOKIE].value if _COOKIE in cookies else ""
+        return unquote(cookies[self._cookie_name].value) if self._cookie_name in cookies else ""
+
+    @property
+    def _cookie_name(self) -> str:
+        """With the port, as browsers send a host's cookies to all of its ports."""
+        return f"{_COOKIE}_{self.connection.getsockname()[1]}"
 
     def _stream(self, make: Callable[[], tuple[str, str]], is_behind: Callable[[], bool], seen: str) -> None:
         """Sends each state that differs from the one that the browser has, until it goes away."""
@@ -279,9 +284,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         sent = float("-inf")
         while not self.runs.ended.is_set():
-            chunk = b""
+            chunk, readable = b"", False
             with contextlib.suppress(StorageError):  # it may pass
                 stamp, document = make()
+                readable = True
                 if stamp != seen:
                     seen, chunk = stamp, f"id: {stamp}\ndata: {document}\n\n".encode()
             if not chunk and time.monotonic() - sent > _ALIVE_S:
@@ -290,7 +296,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(chunk)
                 self.wfile.flush()
                 sent = time.monotonic()
-            if not is_behind():
+            if not readable or not is_behind():
                 self.runs.ended.wait(self.runs.pages.look_s)
 
     def _send(self, text: str, kind: str) -> None:

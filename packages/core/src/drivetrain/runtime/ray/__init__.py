@@ -126,6 +126,7 @@ class RayGroup(RemoteGroup):
 
     def settle_in(self, spec: GroupSpec) -> Sequence[bool]:
         """Has the workers write to the run's logs, where they see them."""
+        self._spec = spec
         arguments = {worker.rank: (worker.rank, *self._output_of(worker.rank, spec)) for worker in self.workers}
         return self.run_each(join_run, {rank: (*own, self._started) for rank, own in arguments.items()})
 
