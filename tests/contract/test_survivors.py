@@ -93,7 +93,56 @@ def test_others_stay_and_all_report_together_again(runtime: RuntimeUnderTest, tm
     assert result.metrics["ranks"] == 2, "the fourth report of rank 0 was matched with the second of rank 1's place"
     with result.checkpoint.as_directory() as directory:
         assert {"rank_0.txt", "rank_1.txt"} <= set(os.listdir(directory))
-    assert told.checkpoints == ["checkpoint_000004"]
+    assert told.checkpoints == ["checkpoint_000005"], "number 4 is nobody's"
+    assert [metrics["_training_iteration"] for metrics in told.metrics_of(0)] == [1, 2, 3, 4]
+    assert told.metrics_of(1)[-1]["_training_iteration"] == 4
+
+
+def die_while_storing(config: dict[str, str]) -> None:
+    """Rank 1 stores a file of its second checkpoint, and dies before it has reported; the new one stores another."""
+    rank = drivetrain.get_context().get_world_rank()
+    is_new = "NEW_IN_PLACE_OF" in os.environ
+
+    def store_and_die(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        directory = Path(drivetrain.get_context().get_run_dir(), name)
+        directory.mkdir(exist_ok=True)
+        (directory / "lost.txt").write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return checkpoint
+
+    for step in range(1, 4):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, f"rank_{rank}.txt").write_text(str(step))
+            checkpoint = Checkpoint.from_directory(directory)
+            if rank == 1 and step == 2 and not is_new:
+                wait_for_release(config["reported"])
+                drivetrain.report({"step": step}, checkpoint, checkpoint_upload_fn=store_and_die)
+            drivetrain.report({"step": step}, checkpoint)
+        if is_new and step == 1:
+            release(config["new"])
+        elif rank == 0 and step == 1:
+            release(config["reported"])
+            wait_for_release(config["new"])
+
+
+@with_processes
+def test_what_a_lost_rank_was_storing_is_in_no_checkpoint(runtime: RuntimeUnderTest, tmp_path: Path):
+    told = Collector()
+    with listening(tmp_path / "reported") as reported, listening(tmp_path / "new") as new:
+        result = runtime.fit(
+            die_while_storing,
+            {"reported": reported.path, "new": new.path},
+            backend_config=Staying(),
+            callbacks=[told],
+            failure_config=FailureConfig(max_failures=1),
+        )
+    assert [failure.rank for failure in told.failures] == [1]
+    for checkpoint, _ in result.best_checkpoints:
+        with checkpoint.as_directory() as directory:
+            assert "lost.txt" not in os.listdir(directory)
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as directory:
+        assert Path(directory, "rank_1.txt").read_text() == "3"
 
 
 @with_processes
