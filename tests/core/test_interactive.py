@@ -1,5 +1,6 @@
 """The interactive trainer: what runs are given and leave, and how they are watched."""
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -275,6 +276,21 @@ def test_trainer_that_nobody_holds_ends_its_workers(make: Callable[..., Trainer]
     pids = trainer.run(os.getpid)
     del trainer
     wait_until_gone(pids)
+
+
+def test_module_that_was_imported_for_all_workers_is_imported_anew_when_it_changes(
+    make: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def value() -> int:
+        return importlib.import_module("helpers_of_mine").VALUE
+
+    module = tmp_path / "helpers_of_mine.py"
+    module.write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trainer = make(1, run_config=RunConfig(verbose=0, preload=("helpers_of_mine",)))
+    assert trainer.run(value) == [1]
+    module.write_text("VALUE = 22\n")
+    assert trainer.run(value) == [22]
 
 
 def test_trainer_shows_itself_in_a_notebook(make: Callable[..., Trainer]) -> None:

@@ -238,6 +238,20 @@ def test_million_rows_are_read_once_and_all(fit: Fit, tmp_path: Any) -> None:
     assert frame["Cover"][0] == 1_000_000
 
 
+def test_survival_times_are_their_bounds(fit: Fit, cancer: pd.DataFrame) -> None:
+    frame = cancer[["mean area"]].assign(low=1.0 + cancer[LABEL], high=2.0 + cancer[LABEL], **{LABEL: 0.0})
+    result = fit(
+        XGBoostTrainer,
+        params={"objective": "survival:aft", "eval_metric": "aft-nloglik"},
+        label_column=LABEL,
+        datasets={"train": frame},
+        dmatrix_params={"train": {"label_lower_bound": "low", "label_upper_bound": "high"}},
+        workers=0,
+    )
+    assert result.metrics is not None
+    assert "train-aft-nloglik" in result.metrics
+
+
 def test_part_may_be_kept_on_disk(fit: Fit, cancer: pd.DataFrame, tmp_path: Any) -> None:
     pyarrow.parquet.write_table(pa.Table.from_pandas(cancer), tmp_path / "train.parquet", row_group_size=100)
     found = [

@@ -87,13 +87,18 @@ class _Server:
 
 
 def _newest(modules: Sequence[str]) -> float:
-    """When the latest change of these modules' files was, as Unix time in seconds; 0 if none is known."""
+    """When the latest change of these modules' files was, as Unix time in seconds; 0 if none is known.
+
+    The way to a submodule is guessed, as finding it would import its package into the driver.
+    """
     latest = 0.0
     for name in modules:
+        package, *path = name.split(".")
         with contextlib.suppress(ImportError, ValueError, OSError):
-            found = importlib.util.find_spec(name)
+            found = importlib.util.find_spec(package)
             if found is not None and found.has_location and found.origin is not None:
-                latest = max(latest, os.stat(found.origin).st_mtime)
+                file = os.path.join(os.path.dirname(found.origin), *path) + ".py" if path else found.origin
+                latest = max(latest, os.stat(file).st_mtime)
     return latest
 
 
