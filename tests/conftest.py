@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, SEATS
 
 # A shell that starts them in the background has them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -44,7 +44,9 @@ def ray_address(temporary_files: Path) -> Iterator[str]:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # What the S3 server of the tests wants of clients.
         patch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
-        ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
+        ray.init(
+            address="local", num_cpus=4, num_gpus=0, resources={SEATS: 4}, include_dashboard=False, log_to_driver=False
+        )
         try:
             yield ray.get_runtime_context().gcs_address
         finally:

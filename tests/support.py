@@ -19,6 +19,7 @@ from drivetrain.storage.filesystem import LocalFilesystem
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 30.0
+SEATS = "seat"  # a resource that the Ray of the tests has four of, and only one test takes
 
 
 class Pipe:

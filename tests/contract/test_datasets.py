@@ -119,7 +119,7 @@ def test_ray_datasets_are_streamed_to_their_workers(ray_address: str, tmp_path: 
 
     from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig
 
-    given = {"train": ray.data.range(100), "valid": ray.data.range(13)}
+    given = {"train": ray.data.range(100), "valid": ray.data.range(13).materialize()}
     trainer = DataParallelTrainer(
         count_rows,
         train_loop_config={},
@@ -139,6 +139,26 @@ def test_ray_datasets_are_streamed_to_their_workers(ray_address: str, tmp_path: 
             scaling_config=ScalingConfig(num_workers=2, runtime="local"),
             run_config=RunConfig(storage_path=tmp_path, name="local", verbose=0),
         ).fit()
+
+
+@pytest.mark.ray
+def test_references_to_rays_objects_reach_the_workers(ray_address: str, tmp_path: Path) -> None:
+    import ray
+
+    captured = ray.put(2)
+
+    def train(config: dict[str, Any]) -> int:
+        import ray
+
+        return int(ray.get(config["rows"]).sum()) + ray.get(captured)
+
+    result = drivetrain.DataParallelTrainer(
+        train,
+        train_loop_config={"rows": ray.put(np.arange(5))},
+        scaling_config=drivetrain.ScalingConfig(num_workers=2),
+        run_config=drivetrain.RunConfig(storage_path=tmp_path, name="run", verbose=0),
+    ).fit()
+    assert result.return_value == 10 + 2
 
 
 @pytest.mark.ray

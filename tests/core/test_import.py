@@ -18,7 +18,7 @@ MAX_MODULES = 300
 # From the ground up: a module imports only from lines above its own.
 LAYERS = """
     _version console context control crashpoints errors interactive interrupts loggers loggers.standing
-    loggers.usage runtime runtime.stacks views views.figures views.terminal
+    loggers.usage pickling runtime runtime.stacks views views.figures views.terminal
     backend callback data.batches events failure loggers.panel plugins policy runtime.output storage.filesystem
     storage.node storage.transfer tune.space
     data.position interactive.callbacks loggers.csvfile loggers.jsonfile loggers.timeline preemption reports

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ from tests.hf.trainers import losses, make_trainer, saved_history, train
 from tests.support import read_lines
 
 STEPS = 12
+EVALUATED = 1000  # the first number of a row to evaluate on
 KEEP_BEST = {"run": {"checkpoint_config": CheckpointConfig(checkpoint_score_attribute="eval_accuracy")}}
 
 
@@ -335,7 +338,94 @@ def test_older_trainer_trains_what_its_function_makes_and_goes_on_from_its_check
     assert list(losses(saved_history(restored.checkpoint))) == [1, 2, 3, 4, 5, 6]
 
 
-def test_older_trainer_refuses_what_it_does_not_know():
+def init_that_counts(train_dataset: Any, eval_dataset: Any, *, seen: str, vocabulary: int, **config: Any) -> Any:
+    """Its trainer notes the numbers of rows that it trains on, and counts those that it evaluates on."""
+    from transformers import default_data_collator
+
+    examples, _ = dataset()
+    trainer = make_trainer(examples[:4], vocabulary, save_strategy="no", **config)
+    trainer.train_dataset, trainer.eval_dataset = train_dataset, eval_dataset
+    trainer.compute_metrics = lambda found: {"rows": len(found.label_ids), "sum": int(sum(found.label_ids))}
+    file = Path(seen, str(drivetrain.get_context().get_world_rank()))
+
+    def collate(rows: list[dict[str, Any]]) -> Any:
+        with file.open("a") as stream:
+            stream.writelines(f"{row['row']}\n" for row in rows if row["row"] < EVALUATED)
+        return default_data_collator([{name: row[name] for name in row if name != "row"} for row in rows])
+
+    trainer.data_collator = collate
+    return trainer
+
+
+def numbered(examples: list[dict[str, Any]], first: int = 0) -> Any:
+    columns = {name: [row[name] for row in examples] for name in examples[0]}
+    return pa.table({**columns, "row": range(first, first + len(examples))})
+
+
+def rows_seen(directory: Path) -> list[list[int]]:
+    return [[int(line) for line in (directory / str(rank)).read_text().split()] for rank in range(2)]
+
+
+def test_older_trainer_has_each_worker_read_its_part_of_files(tmp_path: Path, fit: Callable[..., Result]):
+    examples, vocabulary = dataset()
+    tables = {"train": numbered(examples[:191]), "evaluation": numbered(examples[191:240], EVALUATED)}
+    for name, table in tables.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=50)
+    counting = {"num_train_epochs": 2, "eval_strategy": "epoch", "remove_unused_columns": False}
+    result = fit(
+        init_that_counts,
+        trainer=TransformersTrainer,
+        trainer_init_config={"seen": str(tmp_path), "vocabulary": vocabulary, **counting},
+        datasets={name: tmp_path / f"{name}.parquet" for name in tables},
+    )
+    assert (result.metrics["step"], result.metrics["epoch"]) == (2 * 12, 2)  # 96 and 95 rows in batches of 8
+    first, second = rows_seen(tmp_path)
+    assert (sorted(first), sorted(second)) == (sorted([*range(95)] * 2), sorted([*range(95, 191)] * 2))
+    assert result.metrics["eval_rows"] == 49
+    assert result.metrics["eval_sum"] == sum(row["labels"] for row in examples[191:240])
+
+
+def init_on_given(train_dataset: Any, eval_dataset: Any, **config: Any) -> Any:
+    trainer = make_trainer(dataset()[0][:4], **config)
+    trainer.train_dataset, trainer.eval_dataset = train_dataset, eval_dataset
+    return trainer
+
+
+def test_older_trainer_leaves_out_columns_that_the_model_does_not_take(fit: Callable[..., Result]):
+    examples, vocabulary = dataset()
+    result = fit(
+        init_on_given,
+        trainer=TransformersTrainer,
+        trainer_init_config={"vocabulary": vocabulary, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 4},
+        datasets={"train": numbered(examples[:192]), "evaluation": numbered(examples[192:])},
+    )
+    assert result.metrics["step"] == 4
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns of what it does itself
+def test_older_trainer_reads_datasets_of_ray(tmp_path: Path, fit: Callable[..., Result], ray_address: str):
+    import ray.data
+
+    examples, vocabulary = dataset()
+    counting = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 6, "remove_unused_columns": False}
+    result = fit(
+        init_that_counts,
+        trainer=TransformersTrainer,
+        runtime="ray",
+        trainer_init_config={"seen": str(tmp_path), "vocabulary": vocabulary, **counting},
+        datasets={
+            "train": ray.data.from_arrow(numbered(examples[:96])),
+            "evaluation": ray.data.from_arrow(numbered(examples[96:145], EVALUATED)),
+        },
+    )
+    assert sorted(row for part in rows_seen(tmp_path) for row in part) == [*range(96)]
+    assert result.metrics["eval_rows"] == 49
+
+
+def test_older_trainer_refuses_what_it_does_not_know(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"restore\(datasets=...\) wants a trainer_init_per_worker .* 'train'"):
+        TransformersTrainer.restore(tmp_path, datasets={"train": [{"labels": 1}]})
     with pytest.raises(ConfigurationError, match=r"trainer_init_per_worker=.*wants a function, found 3"):
         TransformersTrainer(3)
     with pytest.raises(ConfigurationError, match="wants 'train' and 'evaluation', found 'eval'"):

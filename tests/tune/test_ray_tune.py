@@ -19,7 +19,7 @@ from drivetrain import (
     SerializationError,
     TrainingFailedError,
 )
-from tests.support import DEADLINE_S, Pipe, wait_until_gone
+from tests.support import DEADLINE_S, SEATS, Pipe, wait_until_gone
 from tests.tune.jobs import REPORTS, climb, read_state, wait_until
 
 pytestmark = pytest.mark.ray
@@ -131,21 +131,23 @@ def test_population_exploits_the_checkpoints_of_the_best(tmp_path: Path) -> None
     assert any(Path(result.path, "run_001").exists() for result in grid)
 
 
+@pytest.mark.timeout(240)
 def test_trials_that_want_the_whole_cluster_take_it_one_after_the_other(tmp_path: Path, pipe: Pipe, gate: Pipe) -> None:
     import ray
     from ray import tune
 
-    made = trainer(trainer_resources={"CPU": 1})
+    each = {"CPU": 0, SEATS: 1}
+    made = trainer(trainer_resources={SEATS: 1}, resources_per_worker=each)
     space = {
-        "scaling_config": {"num_workers": tune.choice([3])},  # the cluster has 4 CPUs
+        "scaling_config": {"num_workers": tune.choice([3])},  # the cluster has 4
         "train_loop_config": {"x": 1, "reports": 1, "pipe": pipe.path, "gate": gate.path},
     }
     held: list[int] = []
 
     def look() -> None:
         for _ in range(2):
-            assert len({line.split()[0] for line in pipe.receive(3, deadline_s=60)}) == 1
-            wait_until(lambda: ray.available_resources().get("CPU", 0.0) == 0)  # which Ray tells a bit later
+            assert len({line.split()[0] for line in pipe.receive(3, deadline_s=80)}) == 1
+            wait_until(lambda: ray.available_resources().get(SEATS, 0.0) == 0)  # which Ray tells a bit later
             gate.release(3)
             held.append(4)
 
@@ -155,7 +157,7 @@ def test_trials_that_want_the_whole_cluster_take_it_one_after_the_other(tmp_path
     watcher.join(DEADLINE_S)
 
     assert not grid.errors
-    assert held == [4, 4], "a CPU for each worker, and one for the trainer"
+    assert held == [4, 4], "a seat for each worker, and one for the trainer"
 
 
 def test_error_of_a_trial_keeps_its_cause_and_its_trial_goes_on_when_it_is_restored(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from drivetrain._version import __version__
 from drivetrain.checkpoint import LISTING_FILE
 from drivetrain.checkpoints import MANIFEST, CheckpointManager
@@ -27,6 +25,7 @@ from drivetrain.console import Console
 from drivetrain.errors import RunExistsError, SerializationError, StorageError
 from drivetrain.loggers.timeline import TIMELINE_FILE
 from drivetrain.loggers.usage import USAGE_FILE
+from drivetrain.pickling import dumps
 from drivetrain.storage import RUN_FILE, Storage, locate, open_storage, quick, redact, runs_location
 from drivetrain.storage.lock import LOCK_FILE, RunLock
 from drivetrain.storage.mirror import Mirror
@@ -88,7 +87,7 @@ class TrainerFile:
         parts = dict(pickled)
         for name, value in values.items():
             with contextlib.suppress(Exception):  # whatever a user's object may raise
-                parts[name] = cloudpickle.dumps(value)
+                parts[name] = dumps(value)
         return cls(parts)
 
     @classmethod

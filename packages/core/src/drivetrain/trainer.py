@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import io
 import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
-
-import cloudpickle
 
 from drivetrain.attempt import RunFailed
 from drivetrain.backend import Backend, BackendConfig, NoBackend
@@ -39,6 +34,7 @@ from drivetrain.handle import RunHandle
 from drivetrain.interrupts import Interrupts
 from drivetrain.loggers.chosen import make_callbacks
 from drivetrain.notebook import as_table
+from drivetrain.pickling import dumps
 from drivetrain.plugins import load_plugin
 from drivetrain.policy import RetryBudget
 from drivetrain.result import ERROR_FILE, Result, last_metrics
@@ -477,7 +473,7 @@ class DataParallelTrainer:
     def _trainer_file(self) -> TrainerFile:
         """What :meth:`restore` makes a trainer from; a filesystem object may hold credentials, and is left out."""
         return TrainerFile.of(
-            pickled={"train_loop_per_worker": _pickle(self._function), "train_loop_config": _pickle(self._config)},
+            pickled={"train_loop_per_worker": dumps(self._function), "train_loop_config": dumps(self._config)},
             values={
                 "scaling_config": self._scaling,
                 "run_config": replace(self._run_config, storage_filesystem=None),
@@ -524,7 +520,7 @@ def trainable_of(
     """
     from drivetrain.tune.raytune import make_trainable
 
-    return make_trainable(trainer, _pickle, argument=argument, autoscaling=autoscaling)
+    return make_trainable(trainer, dumps, argument=argument, autoscaling=autoscaling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -614,25 +610,10 @@ def _ray_is_connected() -> bool:
     return bool(ray is not None and ray.is_initialized())
 
 
-class _FunctionPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Also pickles, by name, modules that are of a class of their own, as ``torch.backends.cudnn`` is."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
-            return importlib.import_module, (obj.__name__,)
-        return super().reducer_override(obj)
-
-
-def _pickle(value: Any) -> bytes:
-    data = io.BytesIO()
-    _FunctionPickler(data).dump(value)
-    return data.getvalue()
-
-
 def _pickle_function(function: Callable[..., Any], config: Mapping[str, Any] | None) -> bytes:
     """Pickles what the workers run; on failure names the object that cannot be pickled."""
     try:
-        return _pickle((function, config if config is not None else {}))
+        return dumps((function, config if config is not None else {}))
     except Exception as error:  # whatever a user's object may raise
         culprit = _find_unpicklable(function, config) or "the train function"
         raise SerializationError(
@@ -654,7 +635,7 @@ def _find_unpicklable(function: Callable[..., Any], config: Mapping[str, Any] | 
         ]
     for part in parts:
         try:
-            _pickle(part.value)
+            dumps(part.value)
         except Exception:  # whatever a user's object may raise
             return f"{part.name} (a {type(part.value).__name__})"
     return None

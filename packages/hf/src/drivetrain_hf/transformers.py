@@ -6,12 +6,22 @@ Importing this module does not import transformers: a worker does, once it needs
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from drivetrain import Checkpoint, ConfigurationError, RunConfig, ScalingConfig, get_checkpoint, get_context
+from drivetrain import (
+    Checkpoint,
+    ConfigurationError,
+    DataConfig,
+    RunConfig,
+    ScalingConfig,
+    get_checkpoint,
+    get_context,
+    get_dataset_shard,
+)
 from drivetrain_hf._arguments import check_arguments
 from drivetrain_hf._frameworks import require
 from drivetrain_torch import TorchConfig, TorchTrainer
@@ -22,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["RayTrainReportCallback", "TransformersTrainer", "prepare_trainer"]
 
 T = TypeVar("T")
+_NAMES = {"train", "evaluation"}
+_TABLES = {"pandas", "polars", "pyarrow", "ray"}
 
 
 def __getattr__(name: str) -> Any:
@@ -64,7 +76,9 @@ def prepare_trainer(trainer: T) -> T:
         for callback in (transformers.PrinterCallback, transformers.ProgressCallback):
             made.remove_callback(callback)
         transformers.utils.logging.disable_progress_bar()  # those of loading and saving
-    if _is_batches(made.train_dataset):
+    if _is_shard(made.train_dataset):
+        _read_shard(made)
+    elif _is_batches(made.train_dataset):
         if made.args.max_steps <= 0:
             raise ConfigurationError(
                 "prepare_trainer wants TrainingArguments(max_steps=...) for data that can only be iterated over, found "
@@ -89,6 +103,38 @@ def _is_batches(data: object) -> bool:
     return hasattr(data, "__iter__") and not is_dataset
 
 
+def _is_shard(data: object) -> bool:
+    from drivetrain_hf._batches import ShardRows
+
+    return isinstance(data, ShardRows)
+
+
+def _read_shard(trainer: Any) -> None:
+    """Has a ``Trainer`` train on the rows of this worker alone, which it would have all processes share otherwise."""
+    from torch.utils.data import DataLoader
+
+    from drivetrain_hf._batches import ShardBatches
+
+    args, rows = trainer.args, trainer.train_dataset
+    names = None
+    if args.remove_unused_columns:
+        names = {*inspect.signature(trainer.model.forward).parameters, *trainer.label_names, "label", "label_ids"}
+
+    def get_train_dataloader() -> Any:
+        batches = ShardBatches(
+            rows.shard, args.train_batch_size, trainer.data_collator, drop_last=args.dataloader_drop_last, names=names
+        )
+        return DataLoader(batches, batch_size=None, collate_fn=_as_is)
+
+    trainer.get_train_dataloader = get_train_dataloader
+    if rows.total is not None:
+        trainer.num_examples = lambda loader: rows.total
+
+
+def _as_is(batch: T) -> T:
+    return batch
+
+
 def _pass_on(batches: Any) -> Any:
     from torch.utils.data import DataLoader
 
@@ -99,16 +145,25 @@ def _pass_on(batches: Any) -> Any:
 
 @dataclass(frozen=True)
 class _TrainFunction:
-    """Makes a ``Trainer`` and trains it, from the latest checkpoint if there is one."""
+    """Makes a ``Trainer`` and trains it, from the latest checkpoint if there is one.
+
+    Attributes:
+        init: makes it.
+        sampled: data that it draws batches from by itself.
+        split: names of the data of which this worker has a shard.
+    """
 
     init: Callable[..., Any]
-    datasets: Mapping[str, Any] = field(default_factory=dict)
+    sampled: Mapping[str, Any] = field(default_factory=dict)
+    split: Sequence[str] = ()
 
     def __call__(self, config: dict[str, Any]) -> None:
         require("transformers")
+        from drivetrain_hf._batches import ShardRows
         from drivetrain_hf._callback import RayTrainReportCallback
 
-        trainer = self.init(self.datasets.get("train"), self.datasets.get("evaluation"), **config)
+        data = {**self.sampled, **{name: ShardRows(get_dataset_shard(name)) for name in self.split}}
+        trainer = self.init(data.get("train"), data.get("evaluation"), **config)
         trainer = prepare_trainer(trainer)
         if not any(isinstance(used, RayTrainReportCallback) for used in trainer.callback_handler.callbacks):
             trainer.add_callback(RayTrainReportCallback())
@@ -118,6 +173,36 @@ class _TrainFunction:
                 directory = stack.enter_context(checkpoint.as_directory())
                 path = os.path.join(directory, RayTrainReportCallback.CHECKPOINT_NAME)
             trainer.train(resume_from_checkpoint=path)
+
+
+def _divide(datasets: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Data that a ``Trainer`` draws batches from by itself, and data that is split among the workers first.
+
+    Raises:
+        ConfigurationError: a dataset has a name of no use.
+    """
+    given = dict(datasets or {})
+    if unknown := sorted(given.keys() - _NAMES):
+        raise ConfigurationError(
+            "TransformersTrainer(datasets=...) wants 'train' and 'evaluation', found "
+            f"{', '.join(map(repr, unknown))}: rename it, or load it in trainer_init_per_worker"
+        )
+    split = {name: dataset for name, dataset in given.items() if _is_split(dataset)}
+    return {name: dataset for name, dataset in given.items() if name not in split}, split
+
+
+def _data_config(split: Mapping[str, Any]) -> DataConfig:
+    """A ``Trainer`` has rank 0 read what it evaluates on: only then are metrics those of each row, once."""
+    return DataConfig(datasets_to_split=sorted(split.keys() - {"evaluation"}))
+
+
+def _is_split(dataset: Any) -> bool:
+    if isinstance(dataset, (list, tuple)):
+        return bool(dataset) and all(isinstance(item, (str, os.PathLike)) for item in dataset)
+    if isinstance(dataset, (str, os.PathLike, Mapping)) or inspect.isroutine(dataset):
+        return True
+    classes = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(dataset).__mro__}
+    return ("datasets", "IterableDataset") in classes or not _TABLES.isdisjoint(library for library, _ in classes)
 
 
 class TransformersTrainer(TorchTrainer):
@@ -134,8 +219,11 @@ class TransformersTrainer(TorchTrainer):
         torch_config: how the process group is set up.
         scaling_config: how many workers, with what.
         run_config: where results are kept, how the run is watched, and when it ends.
-        datasets: under ``"train"`` and ``"evaluation"`` what is passed to the function, pickled to every worker; None
-            is passed for what is missing.
+        datasets: under ``"train"`` and ``"evaluation"`` what the function is given; None is passed for what is missing.
+            A list of rows, a ``torch.utils.data.Dataset`` and a ``datasets.Dataset`` are passed as they are, for the
+            ``Trainer`` to draw batches from. What :class:`~drivetrain_torch.TorchTrainer` takes besides, Ray datasets
+            among it, is passed as rows to iterate over, in the dataset's order: of ``"train"`` each worker reads its
+            own part, ``"evaluation"`` is read by rank 0, which hands each batch's parts to the others.
         metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back.
         resume_from_checkpoint: a checkpoint of a :class:`RayTrainReportCallback` to start a new run from.
 
@@ -159,14 +247,12 @@ class TransformersTrainer(TorchTrainer):
             raise ConfigurationError(
                 f"TransformersTrainer(trainer_init_per_worker=...) wants a function, found {trainer_init_per_worker!r}"
             )
-        if unknown := sorted(set(datasets or ()) - {"train", "evaluation"}):
-            raise ConfigurationError(
-                "TransformersTrainer(datasets=...) wants 'train' and 'evaluation', found "
-                f"{', '.join(map(repr, unknown))}: rename it, or load it in trainer_init_per_worker"
-            )
+        sampled, split = _divide(datasets)
         super().__init__(
-            _TrainFunction(trainer_init_per_worker, dict(datasets or {})),
+            _TrainFunction(trainer_init_per_worker, sampled, tuple(split)),
             train_loop_config=trainer_init_config,
+            datasets=split,
+            dataset_config=_data_config(split),
             torch_config=torch_config,
             scaling_config=scaling_config,
             run_config=run_config,
@@ -188,8 +274,8 @@ class TransformersTrainer(TorchTrainer):
             path: the run directory.
             trainer_init_per_worker: in place of the stored function and its datasets.
             storage_filesystem: the filesystem that ``path`` is on; None for the one it names.
-            arguments: the trainer's other arguments, each in place of the stored one; ``datasets`` only along with a
-                function.
+            arguments: the trainer's other arguments, each in place of the stored one. Of ``datasets`` those that are
+                split are not stored: give them again.
 
         Raises:
             StorageError: there is no run, or not what it was made with.
@@ -198,7 +284,14 @@ class TransformersTrainer(TorchTrainer):
         """
         if "trainer_init_config" in arguments:
             arguments["train_loop_config"] = arguments.pop("trainer_init_config")
+        sampled, split = _divide(arguments.pop("datasets", None))
         if trainer_init_per_worker is not None:
-            datasets = arguments.pop("datasets", None) or {}
-            arguments["train_loop_per_worker"] = _TrainFunction(trainer_init_per_worker, dict(datasets))
+            arguments["train_loop_per_worker"] = _TrainFunction(trainer_init_per_worker, sampled, tuple(split))
+        elif sampled:
+            raise ConfigurationError(
+                f"TransformersTrainer.restore(datasets=...) wants a trainer_init_per_worker along with "
+                f"{', '.join(map(repr, sampled))}, which is stored with that function: give both, or neither"
+            )
+        if split:
+            arguments |= {"datasets": split, "dataset_config": _data_config(split)}
         return TorchTrainer.restore(path, storage_filesystem=storage_filesystem, **arguments)

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-import cloudpickle
-
 from drivetrain.console import Console
 from drivetrain.context import WorkerInfo
 from drivetrain.errors import FailureKind, WaitTimeoutError, WorkerDiedError
 from drivetrain.events import Event, Exited, Reported, Returned
 from drivetrain.failure import describe_exit, rebuild_exception
 from drivetrain.interrupts import Interrupts
+from drivetrain.pickling import dumps
 from drivetrain.runtime.base import GroupSpec
 from drivetrain.runtime.output import LineEcho
 from drivetrain.runtime.wire import Inbox, as_event, frame
@@ -102,7 +101,7 @@ class RemoteGroup:
         """Like :meth:`run`, with arguments of its own for each rank."""
         self._results.clear()
         for rank, own in arguments.items():
-            self._send(rank, frame(("call", cloudpickle.dumps((fn, own)))))
+            self._send(rank, frame(("call", dumps((fn, own)))))
         name = getattr(fn, "__qualname__", repr(fn))
         while missing := [rank for rank in arguments if rank not in self._results]:
             for rank in missing:
@@ -125,7 +124,7 @@ class RemoteGroup:
         for task in tasks:
             rank = task.context.get_world_rank()
             self._training.add(rank)
-            self._send(rank, frame(("train", cloudpickle.dumps(task), rank)))
+            self._send(rank, frame(("train", dumps(task), rank)))
 
     @contextlib.contextmanager
     def woken_by(self, future: Future[Any]) -> Iterator[None]:
