@@ -299,3 +299,39 @@ print(rows, max(sizes[2:]) - sizes[1])
     told = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     assert int(told[0]) == 20_000_000
     assert float(told[1]) < 40, f"grew by {told[1]} MB while 160 MB were read"
+
+
+@pytest.mark.parametrize("kind", ["table", "parquet", "arrow"])
+def test_tensors_may_be_written_to_and_the_next_epoch_is_as_the_first(kind: str, tmp_path: Path) -> None:
+    dataset = {
+        "table": lambda: pa.table(columns()),
+        "parquet": lambda: parquet_files(tmp_path),
+        "arrow": lambda: arrow_file(tmp_path),
+    }[kind]()
+    (shard,) = split(dataset, 1)
+    batches = shard.iter_torch_batches(batch_size=64)
+    for _ in range(2):
+        seen = []
+        for batch in batches:
+            seen += batch["id"].tolist()
+            batch["id"].zero_()
+        assert seen == list(range(ROWS))
+
+
+def test_what_a_column_becomes_depends_on_the_batch_alone(tmp_path: Path) -> None:
+    """However its rows lie in row groups, with nulls or lists of other lengths beside them."""
+    numbers = [*range(10), None, *range(11, 20)]
+    lists = [[1.0, 2.0]] * 9 + [[3.0]] * 11
+    table = pa.table({"number": numbers, "list": lists, "flag": [True, False] * 10})
+    for group_rows in (1, 3, 7, 20):
+        pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=group_rows)
+        for dataset in (table, str(tmp_path / "rows.parquet")):
+            (shard,) = split(dataset, 1)
+            first, second, third, fourth = shard.iter_batches(batch_size=5)
+            assert [batch["number"].dtype.kind for batch in (first, second, third, fourth)] == ["i", "i", "f", "i"]
+            assert first["list"].shape == (5, 2)
+            assert second["list"].dtype == object
+            assert third["list"].shape == (5, 1)
+            assert np.isnan(third["number"][0])
+            assert fourth["number"].tolist() == [15, 16, 17, 18, 19]
+            assert first["flag"].dtype == bool

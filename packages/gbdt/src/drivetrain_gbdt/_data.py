@@ -207,6 +207,11 @@ class _Recoded:
     reader: Any
     categories: Mapping[str, pa.Array]
 
+    @property
+    def fresh(self) -> bool:
+        """See :class:`drivetrain.DatasetShard`."""
+        return False
+
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """See :class:`drivetrain.DatasetShard`."""
         for table in self.reader.tables(columns, skip):

@@ -6,7 +6,7 @@ import collections
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from drivetrain.errors import ConfigurationError
 
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batches",
+    "Columns",
     "batch_sizes",
     "cut",
+    "is_array",
+    "pieces",
     "prefetched",
     "shuffled",
-    "to_format",
     "to_numpy",
     "to_tensors",
     "to_tf_tensors",
@@ -28,6 +30,17 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_PIECE_BYTES = 2**22
+
+
+class _Sliceable(Protocol):
+    @property
+    def num_rows(self) -> int: ...
+
+    def slice(self, offset: int, rows: int, /) -> Any: ...
+
+
+Sliced = TypeVar("Sliced", bound=_Sliceable)
 
 
 class Batches(Generic[T]):
@@ -68,37 +81,150 @@ def batch_sizes(rows: int, most: int, batch_size: int | None, *, drop_last: bool
     return iter(sizes)
 
 
-def cut(tables: Iterator[pa.Table], sizes: Iterable[int], *, drop_last: bool = False) -> Iterator[pa.Table]:
+def cut(
+    tables: Iterator[Sliced],
+    sizes: Iterable[int],
+    join: Callable[[list[Sliced]], Sliced],
+    *,
+    drop_last: bool = False,
+) -> Iterator[Sliced]:
     """Tables of the sizes asked for, until one of both ends; the last may be smaller.
 
     Args:
         tables: of any sizes.
         sizes: in rows.
+        join: makes one table of several.
         drop_last: leave out a last one that is smaller.
     """
-    import pyarrow as pa
-
-    waiting: collections.deque[pa.Table] = collections.deque()
+    table, offset = None, 0
     for size in sizes:
         parts, missing = [], size
         while missing:
-            if not waiting:
-                following = next(tables, None)
-                if following is None:
+            if table is None or offset == table.num_rows:
+                table, offset = next(tables, None), 0
+                if table is None:
                     break
-                if following.num_rows:
-                    waiting.append(following)
                 continue
-            first = waiting.popleft()
-            parts.append(first.slice(0, missing))
-            if first.num_rows > missing:
-                waiting.appendleft(first.slice(missing))
-            missing -= parts[-1].num_rows
+            rows = min(missing, table.num_rows - offset)
+            parts.append(table.slice(offset, rows))
+            offset += rows
+            missing -= rows
         if not parts or (missing and drop_last):
             return
-        yield parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+        yield parts[0] if len(parts) == 1 else join(parts)
         if missing:
             return
+
+
+class Columns:
+    """Rows with a numpy array for each column that is one by its type alone, so that batches are slices of it.
+
+    What a column of another type becomes depends on the values in the batch, and is left to it.
+
+    Args:
+        columns: by name, arrays or ``pyarrow.ChunkedArray``, all of one length.
+        num_rows: that length.
+    """
+
+    __slots__ = ("columns", "num_rows")
+
+    def __init__(self, columns: Mapping[str, Any], num_rows: int) -> None:
+        self.columns = columns
+        self.num_rows = num_rows
+
+    @classmethod
+    def of(cls, table: pa.Table, *, writable: bool = False, fresh: bool = False) -> Columns:
+        """A table's columns.
+
+        Args:
+            table: the rows.
+            writable: the arrays may be written to, which takes a copy of a table that is not fresh.
+            fresh: nobody else has the table's memory.
+        """
+        columns = dict(zip(table.column_names, table.columns, strict=True))
+        for name, column in columns.items():
+            if is_array(column.type) and not column.null_count:
+                array = to_numpy(column)
+                if writable and not array.flags.writeable:
+                    view = _view(column) if fresh else None
+                    array = _copy(array) if view is None else view
+                columns[name] = array
+        return cls(columns, table.num_rows)
+
+    def slice(self, offset: int, rows: int) -> Columns:
+        """Some of the rows, without a copy."""
+        end = offset + rows
+        return Columns({name: column[offset:end] for name, column in self.columns.items()}, rows)
+
+    @staticmethod
+    def join(parts: list[Columns]) -> Columns:
+        """The rows of several."""
+        import numpy as np
+        import pyarrow as pa
+
+        joined: dict[str, Any] = {}
+        for name in parts[0].columns:
+            columns = [part.columns[name] for part in parts]
+            if any(isinstance(column, np.ndarray) for column in columns):  # a null makes a table's column no array
+                joined[name] = np.concatenate([_array_of(column) for column in columns])
+            else:
+                joined[name] = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
+        return Columns(joined, sum(part.num_rows for part in parts))
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The columns, each as an array of shape ``(rows, ...)``."""
+        return {name: _array_of(column) for name, column in self.columns.items()}
+
+
+def is_array(kind: pa.DataType) -> bool:
+    """Whether columns of a type are arrays of numbers, but for nulls."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.FixedShapeTensorType):
+        kind = kind.value_type
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _view(column: pa.ChunkedArray) -> np.ndarray[Any, Any] | None:
+    """A column's own memory, to be written to; None where that cannot be."""
+    import numpy as np
+    import pyarrow as pa
+
+    if column.num_chunks != 1 or isinstance(column.type, pa.FixedShapeTensorType):
+        return None
+    (chunk,) = column.chunks
+    memory = chunk.buffers()[1]
+    if not memory.is_mutable:  # that of a file that is mapped, say
+        return None
+    kind = np.dtype(column.type.to_pandas_dtype())
+    view: np.ndarray[Any, Any] = np.frombuffer(memory, kind, len(chunk), chunk.offset * kind.itemsize)
+    return view
+
+
+def _copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy in memory of Arrow's, which keeps what is freed: the kernel takes longer to give new pages than this."""
+    import numpy as np
+    import pyarrow as pa
+
+    memory = pa.allocate_buffer(array.nbytes)
+    copied: np.ndarray[Any, Any] = np.frombuffer(memory, array.dtype).reshape(array.shape)
+    copied[...] = array
+    return copied
+
+
+def _array_of(column: Any) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    return column if isinstance(column, np.ndarray) else to_numpy(column)
+
+
+def pieces(tables: Iterator[pa.Table], batch_size: int | None) -> Iterator[pa.Table]:
+    """Tables of at least a batch, but small, so that little at a time is converted; cut where batches may be."""
+    for table in tables:
+        batches = _PIECE_BYTES * table.num_rows // max(table.nbytes, 1) // batch_size if batch_size else 0
+        rows = max(batches, 1) * batch_size if batch_size else table.num_rows
+        for start in range(0, table.num_rows, rows):
+            yield table.slice(start, rows)
 
 
 def shuffled(tables: Iterator[pa.Table], rows: int, seed: int | None) -> Iterator[pa.Table]:
@@ -118,7 +244,7 @@ def shuffled(tables: Iterator[pa.Table], rows: int, seed: int | None) -> Iterato
 
     generator = np.random.default_rng(seed)
     buffer: pa.Table | None = None
-    for table in cut(tables, itertools.repeat(rows)):
+    for table in cut(tables, itertools.repeat(rows), pa.concat_tables):
         if buffer is None:
             buffer = table
             continue
@@ -136,15 +262,6 @@ def without(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
         if table.num_rows > rows:
             yield table.slice(rows)
         rows = max(rows - table.num_rows, 0)
-
-
-def to_format(table: pa.Table, batch_format: str | None) -> Any:
-    """A batch as users want it: ``"numpy"`` (a dict of arrays), ``"pandas"`` or ``"pyarrow"``."""
-    if batch_format == "pyarrow":
-        return table
-    if batch_format == "pandas":
-        return table.to_pandas()
-    return {name: to_numpy(table.column(name)) for name in table.column_names}
 
 
 def to_numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
@@ -180,6 +297,7 @@ def to_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any, device: A
     """
     import torch
 
+    stays = device is None or torch.device(device).type == "cpu"
     tensors = {}
     for name, array in batch.items():
         if array.dtype.kind not in "biuf":
@@ -189,7 +307,9 @@ def to_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any, device: A
             )
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-        tensors[name] = tensor.to(device=device, dtype=dtype, non_blocking=True)
+        if dtype is not None or not stays:
+            tensor = tensor.to(device=device, dtype=dtype, non_blocking=True)
+        tensors[name] = tensor
     return tensors
 
 
@@ -215,49 +335,70 @@ def to_tf_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any) -> dic
     return tensors
 
 
-def prefetched(make: Callable[[], Iterator[T]], count: int) -> Iterator[T]:
-    """Makes items on a thread, so many ahead of who takes them; the thread ends with the iteration, however it ends."""
+def prefetched(
+    make: Callable[[], Iterator[T]], count: int, weigh: Callable[[T], float] = lambda item: 1
+) -> Iterator[T]:
+    """Makes items on a thread, ahead of who takes them; the thread ends with the iteration, however it ends.
+
+    Args:
+        make: begins to make them.
+        count: how many batches may wait to be taken before another item is made.
+        weigh: how many batches an item is.
+    """
     if not count:
         yield from make()
         return
-    room = threading.Semaphore(count)
-    made = threading.Semaphore(0)
+    changed = threading.Condition()
     items: collections.deque[tuple[T] | BaseException | None] = collections.deque()
+    ahead = 0.0
     over = False
 
+    def has_room() -> bool:
+        return over or ahead < count
+
     def work() -> None:
+        nonlocal ahead
         ending: BaseException | None = None
         source = make()
         try:
             while True:
-                room.acquire()
+                with changed:
+                    changed.wait_for(has_room)
                 if over:
                     return
                 item = next(source, _END)
                 if item is _END:
                     break
-                items.append((item,))
-                made.release()
+                with changed:
+                    items.append((item,))
+                    ahead += weigh(item)
+                    changed.notify()
+                del item
         except BaseException as error:  # whatever reading raises is raised where the items are taken
             ending = error
-        items.append(ending)
-        made.release()
+        with changed:
+            items.append(ending)
+            changed.notify()
 
     thread = threading.Thread(target=work, name="drivetrain batches", daemon=True)
     thread.start()
     try:
         while True:
-            made.acquire()
-            taken = items.popleft()
+            with changed:
+                changed.wait_for(lambda: items)
+                taken = items.popleft()
+                if isinstance(taken, tuple):
+                    ahead -= weigh(taken[0])
+                changed.notify()
             if isinstance(taken, BaseException):
                 raise taken
             if taken is None:
                 return
-            room.release()
             yield taken[0]
     finally:
-        over = True
-        room.release()
+        with changed:
+            over = True
+            changed.notify()
 
 
 _END: Any = object()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -160,11 +160,11 @@ class Progress:
     now: Position | None = None
     told: dict[str, Any] | None = field(default=None)
 
-    def counted(self, position: Position, begin: Callable[[], Iterator[T]]) -> Iterator[T]:
+    def counted(self, position: Position, epoch: Iterator[T]) -> Iterator[T]:
         """The batches of an epoch, each counted when it is handed over."""
         batches = position.batches
         self.now = mine = position
-        for batch in begin():
+        for batch in epoch:
             batches += 1
             if self.now is mine:
                 self.now = mine = Position(position.total, position.world_size, position.rows, batches, position.cut)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from drivetrain.data.batches import (
     Batches,
+    Columns,
     batch_sizes,
     cut,
+    is_array,
+    pieces,
     prefetched,
     shuffled,
-    to_format,
     to_tensors,
     to_tf_tensors,
     without,
@@ -33,6 +35,11 @@ _FORMATS = ("default", "numpy", "pandas", "pyarrow", None)
 
 class Reader(Protocol):
     """Reads a part of a dataset; it is pickled to the worker whose part it is."""
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nobody else has the memory of the tables that it reads."""
+        ...
 
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """The rows, in order, in tables of any size; with some columns only, and without the first rows."""
@@ -100,7 +107,11 @@ class DatasetShard:
                 f"iter_batches(batch_format=...) wants one of {', '.join(map(repr, _FORMATS))}, found {batch_format!r}"
             )
         rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
-        return self._batches(rows, prefetch_batches, lambda table: to_format(table, batch_format))
+        if batch_format == "pyarrow":
+            return self._batches(rows, prefetch_batches, _as_it_is, in_tables=True)
+        if batch_format == "pandas":
+            return self._batches(rows, prefetch_batches, lambda table: table.to_pandas(), in_tables=True)
+        return self._batches(rows, prefetch_batches, Columns.arrays, slices=True)
 
     def iter_torch_batches(
         self,
@@ -132,11 +143,13 @@ class DatasetShard:
         rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
         place = _worker_device() if isinstance(device, str) and device == "auto" else device
 
-        def convert(table: pa.Table) -> Any:
-            arrays = to_format(table, "numpy")
+        def convert(columns: Columns) -> Any:
+            arrays = columns.arrays()
             return collate_fn(arrays) if collate_fn is not None else to_tensors(arrays, dtypes, place)
 
-        return self._batches(rows, prefetch_batches, convert)
+        given = collate_fn is None
+        slices = given and dtypes is None and str(place) in ("None", "cpu")
+        return self._batches(rows, prefetch_batches, convert, writable=given, slices=slices)
 
     def iter_tf_batches(
         self,
@@ -162,7 +175,7 @@ class DatasetShard:
             ConfigurationError: see :meth:`iter_batches`; or rows of a column are not of one shape.
         """
         rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
-        return self._batches(rows, prefetch_batches, lambda table: to_tf_tensors(to_format(table, "numpy"), dtypes))
+        return self._batches(rows, prefetch_batches, lambda columns: to_tf_tensors(columns.arrays(), dtypes))
 
     def to_tf(
         self,
@@ -227,8 +240,7 @@ class DatasetShard:
         table = next((table for table in self.reader.tables() if table.num_rows), None)
         if table is None:
             raise ConfigurationError(f"to_tf() wants a row to take types and shapes from, found none in {self.name!r}")
-        first = to_format(table.slice(0, 1), "numpy")
-        row = to_tf_tensors({name: first[name] for name in wanted}, dtypes)
+        row = to_tf_tensors(Columns.of(table.slice(0, 1).select(wanted)).arrays(), dtypes)
         rows = batch_size if drop_last else None
         specs = {name: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype) for name, tensor in row.items()}
         made = tf.data.Dataset.from_generator(lambda: map(pair, batches), output_signature=pair(specs))
@@ -334,17 +346,51 @@ class DatasetShard:
                 )
         return Cut(batch_size, drop_last, buffer_rows, seed)
 
-    def _batches(self, rows: Cut, count: int, convert: Callable[[pa.Table], Any]) -> Batches[Any]:
+    def _batches(
+        self,
+        rows: Cut,
+        count: int,
+        convert: Callable[[Any], Any],
+        *,
+        in_tables: bool = False,
+        writable: bool = False,
+        slices: bool = False,
+    ) -> Batches[Any]:
+        """Batches as users get them.
+
+        Args:
+            rows: how they are made.
+            count: of batches made ahead.
+            convert: makes one of :class:`Columns`.
+            in_tables: it makes one of a table.
+            writable: see :meth:`Columns.of`.
+            slices: it makes one of slices alone; then only the reading is worth a thread.
+        """
         if type(count) is not int or count < 0:
             raise ConfigurationError(f"prefetch_batches wants an integer of at least 0, found {count!r}")
+        import pyarrow as pa
+
+        slices = slices and self.rows is not None and all(is_array(kind) for kind in self.schema().types)
 
         def epoch() -> Iterator[Any]:
             shard, position = self._next_epoch(rows)
+            tables, sizes = shard._tables(rows, position.batches)
+            if in_tables:
+                read, join = tables, pa.concat_tables
+            else:
+                fresh = shard.reader.fresh and rows.buffer_rows is None
+                read = (Columns.of(t, writable=writable, fresh=fresh) for t in pieces(tables, rows.batch_size))
+                join = Columns.join
 
-            def make() -> Iterator[Any]:
-                return map(convert, shard._tables(rows, position.batches))
+            def finish(parts: Iterator[Any]) -> Iterator[Any]:
+                return map(convert, cut(parts, sizes, join, drop_last=rows.drop_last and shard.rows is None))
 
-            return self._progress.counted(position, lambda: prefetched(make, count))
+            if slices:
+                whole = rows.batch_size or 2**62
+                batches = finish(prefetched(lambda: read, count, lambda part: part.num_rows / whole))
+            else:
+                batches = prefetched(lambda: finish(read), count)
+            return self._progress.counted(position, batches)
 
         return Batches(epoch)
 
@@ -365,8 +411,8 @@ class DatasetShard:
         shard = self if before.rows is None or self.continued is None else self.continued[1]
         return shard, replace(before, cut=rows)
 
-    def _tables(self, rows: Cut, batches: int) -> Iterator[pa.Table]:
-        """The rows, cut to batches, without the first ones of these."""
+    def _tables(self, rows: Cut, batches: int) -> tuple[Iterator[pa.Table], Iterator[int]]:
+        """The rows and the sizes of their batches, without the first ones of these."""
         if self.rows is None:
             sizes: Iterator[int] = itertools.repeat(rows.batch_size or 2**62)
             seen = batches * (rows.batch_size or 2**62)
@@ -377,7 +423,11 @@ class DatasetShard:
             tables = self.reader.tables(skip=seen) if seen else self.reader.tables()
         else:
             tables = without(shuffled(self.reader.tables(), rows.buffer_rows, rows.seed), seen)
-        return cut(tables, sizes, drop_last=rows.drop_last and self.rows is None)
+        return tables, sizes
+
+
+def _as_it_is(table: pa.Table) -> pa.Table:
+    return table
 
 
 def _names(columns: str | Sequence[str]) -> Sequence[str]:

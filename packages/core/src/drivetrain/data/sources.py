@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import glob
 import itertools
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Source", "is_ray_dataset", "open_dataset"]
 
 _METADATA_THREADS = 16
+_READ_BYTES, _READ_ROWS = 2**24, 131_072  # of a table that is read, at most
 _FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 _FORMATS |= {".feather": "feather", ".arrow": "ipc"}
 _KINDS = (
@@ -34,11 +36,20 @@ _KINDS = (
 )
 
 
+Piece = tuple[Any, Sequence[Interval]]
+"""A fragment of a pyarrow dataset, with rows of it, in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableReader:
     """Rows in memory."""
 
     table: pa.Table
+
+    @property
+    def fresh(self) -> bool:
+        """See :class:`~drivetrain.data.shard.Reader`."""
+        return False
 
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
@@ -75,35 +86,45 @@ class FileReader:
         columns: the schema of all of them.
     """
 
-    pieces: Sequence[tuple[Any, Sequence[Interval]]]
+    pieces: Sequence[Piece]
     columns: pa.Schema
+
+    @property
+    def fresh(self) -> bool:
+        """See :class:`~drivetrain.data.shard.Reader`: fragments of a user's dataset may be in memory."""
+        import pyarrow.dataset as ds
+
+        return all(isinstance(fragment, ds.FileFragment) for fragment, _ in self.pieces)
 
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
-        for fragment, rows in self.pieces:
-            count = sum(stop - start for start, stop in rows)
-            if skip >= count:
-                skip -= count
-                continue
-            yield from without(self._read(fragment, rows, columns), skip)
-            skip = 0
+        pieces = collections.deque(self.pieces)
+        while pieces and skip >= (count := sum(stop - start for start, stop in pieces[0][1])):
+            skip -= count
+            pieces.popleft()
+        yield from without(self._read_all(pieces, columns), skip)
+
+    def _read_all(self, pieces: Iterable[Piece], columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        for fragment, rows in _joined(pieces):
+            yield from self._read(fragment, rows, columns)
 
     def _read(self, fragment: Any, rows: Sequence[Interval], columns: Sequence[str] | None) -> Iterator[pa.Table]:
         import pyarrow as pa
 
-        position = 0
-        options = _scan_options(fragment)
-        for batch in fragment.to_batches(schema=self.columns, columns=columns, fragment_scan_options=options):
-            end = position + batch.num_rows
-            parts = [
-                batch.slice(max(start, position) - position, min(stop, end) - max(start, position))
-                for start, stop in rows
-                if start < end and stop > position
-            ]
+        left = collections.deque(rows)
+        end = 0
+        for batch in fragment.to_batches(schema=self.columns, columns=columns, **_scan_options(fragment)):
+            begin, end = end, end + batch.num_rows
+            parts = []
+            while left and left[0][0] < end:
+                start, stop = left.popleft()
+                parts.append(batch.slice(start - begin, min(stop, end) - start))
+                if stop > end:
+                    left.appendleft((end, stop))
+                    break
             if parts:
                 yield pa.Table.from_batches(parts)
-            position = end
-            if position >= rows[-1][1]:
+            if not left:
                 return
 
     def schema(self) -> pa.Schema:
@@ -118,6 +139,11 @@ class HuggingFaceReader:
     dataset: Any
     chunk_rows: int = 1_000
 
+    @property
+    def fresh(self) -> bool:
+        """See :class:`~drivetrain.data.shard.Reader`."""
+        return False
+
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """See :class:`~drivetrain.data.shard.Reader`."""
         dataset = self.dataset if columns is None else self.dataset.select_columns(list(columns))
@@ -131,15 +157,46 @@ class HuggingFaceReader:
         return features.arrow_schema if features is not None else next(self.tables()).schema
 
 
-def _scan_options(fragment: Any) -> Any:
-    """How a piece is read: a local Parquet file not as a whole before it is decoded, which only costs memory."""
+def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Row groups that follow one another in a file as one piece: it is opened once, and the next one read meanwhile."""
+    import pyarrow.dataset as ds
+
+    groups: list[int] = []
+    joined: list[Interval] = []
+    last, length = None, 0
+    for fragment, rows in pieces:
+        if not isinstance(fragment, ds.ParquetFileFragment):
+            yield fragment, rows
+            continue
+        (group,) = fragment.row_groups
+        if last is not None and (fragment.path != last.path or group.id <= groups[-1]):
+            yield last.subset(row_group_ids=groups), joined
+            groups, joined, length = [], [], 0
+        groups.append(group.id)
+        for start, stop in rows:
+            adjoins = joined and joined[-1][1] == length + start
+            joined.append((joined.pop()[0] if adjoins else length + start, length + stop))
+        last, length = fragment, length + group.num_rows
+    if last is not None:
+        yield last.subset(row_group_ids=groups), joined
+
+
+def _scan_options(fragment: Any) -> dict[str, Any]:
+    """How a piece is read: little at a time, and little ahead; a local file not as a whole before it is decoded.
+
+    Without Arrow's own threads, which would read many row groups ahead, and can abort a process that ends meanwhile.
+    """
     import pyarrow.dataset as ds
     from pyarrow.fs import LocalFileSystem
 
-    local = isinstance(fragment.filesystem, LocalFileSystem)
-    if not local or not isinstance(fragment, ds.ParquetFileFragment):
-        return None
-    return ds.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
+    options: dict[str, Any] = {"use_threads": False, "batch_readahead": 1, "fragment_readahead": 1}
+    if isinstance(fragment, ds.ParquetFileFragment):
+        size = sum(group.total_byte_size for group in fragment.row_groups)
+        rows = sum(group.num_rows for group in fragment.row_groups)
+        options["batch_size"] = min(max(_READ_BYTES * rows // max(size, 1), 1), _READ_ROWS)
+        if isinstance(fragment.filesystem, LocalFileSystem):
+            options["fragment_scan_options"] = ds.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
+    return options
 
 
 def is_ray_dataset(dataset: object) -> bool:
