@@ -52,6 +52,10 @@ def measure(bench: Bench) -> Iterator[Quantity]:
         compared=compared,
     )
     yield quantity(
+        *("start of everything -> first batch", "s", runs, lambda run: run.last("first_batch") - run.started),
+        compared=compared,
+    )
+    yield quantity(
         *("peak memory of a worker", "MB", runs, lambda run: run.mean("weighed", "megabytes")), compared=compared
     )
 
