@@ -335,3 +335,13 @@ def test_what_a_column_becomes_depends_on_the_batch_alone(tmp_path: Path) -> Non
             assert np.isnan(third["number"][0])
             assert fourth["number"].tolist() == [15, 16, 17, 18, 19]
             assert first["flag"].dtype == bool
+
+
+def test_tables_without_rows_are_no_harm(tmp_path: Path) -> None:
+    rows, none = pa.table({"x": [1.0, 2.0]}), pa.table({"x": pa.array([], pa.float64())})
+    for name, table in (("0", none), ("1", rows), ("2", none)):
+        pyarrow.feather.write_feather(table, tmp_path / f"{name}.feather")
+    (shard,) = split(str(tmp_path), 1)
+    for batch_size in (None, 1, 2):
+        batches = shard.iter_torch_batches(batch_size=batch_size)
+        assert [value for batch in batches for value in batch["x"].tolist()] == [1.0, 2.0]

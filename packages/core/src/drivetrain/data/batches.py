@@ -221,8 +221,9 @@ def _array_of(column: Any) -> np.ndarray[Any, Any]:
 def pieces(tables: Iterator[pa.Table], batch_size: int | None) -> Iterator[pa.Table]:
     """Tables of at least a batch, but small, so that little at a time is converted; cut where batches may be."""
     for table in tables:
-        batches = _PIECE_BYTES * table.num_rows // max(table.nbytes, 1) // batch_size if batch_size else 0
-        rows = max(batches, 1) * batch_size if batch_size else table.num_rows
+        rows = table.num_rows or 1
+        if batch_size is not None:
+            rows = max(_PIECE_BYTES * rows // max(table.nbytes, 1) // batch_size, 1) * batch_size
         for start in range(0, table.num_rows, rows):
             yield table.slice(start, rows)
 

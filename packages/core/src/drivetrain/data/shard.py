@@ -92,7 +92,8 @@ class DatasetShard:
 
         Args:
             batch_size: rows of a batch; None for the whole shard in one.
-            prefetch_batches: how many are made ahead, on a thread.
+            prefetch_batches: how many are made ahead, on a thread; where a batch is a slice of what was read, how many
+                are read ahead.
             local_shuffle_buffer_size: mix the rows within a buffer of so many.
             local_shuffle_seed: of their order, which is another one each epoch without it.
             drop_last: leave out what does not fill a batch.
