@@ -14,9 +14,10 @@ import pytest
 
 import drivetrain
 from drivetrain import Backend, Checkpoint, FailureConfig, FailureKind, TrainContext, TrainingFailedError, WorkerGroup
+from drivetrain.views.records import read_run
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
-from tests.support import Collector, listening, release, wait_for_release
+from tests.support import Collector, listening, local_storage, release, wait_for_release
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,11 @@ def test_others_stay_and_all_report_together_again(runtime: RuntimeUnderTest, tm
             failure_config=FailureConfig(max_failures=1),
         )
     assert [(failure.rank, failure.kind) for failure in told.failures] == [(1, FailureKind.INFRASTRUCTURE)]
+    assert told.failures[0].survived
     assert told.attempts == 1
+    (attempt,) = read_run(local_storage(Path(result.path))).attempts
+    assert attempt.failure is None
+    assert [failure["rank"] for failure in attempt.survived] == [1]
     assert {metrics["pid"] for metrics in told.metrics_of(0)} == {result.return_value}
     assert len({metrics["pid"] for metrics in told.metrics_of(1)}) == 2
     assert result.metrics["ranks"] == 2, "the fourth report of rank 0 was matched with the second of rank 1's place"

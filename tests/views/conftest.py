@@ -59,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         DataParallelTrainer(
             train_with_accidents,
             train_loop_config={"steps": steps},
-            scaling_config=ScalingConfig(num_workers=2),
+            scaling_config=ScalingConfig(num_workers=2, runtime="local"),
             run_config=RunConfig(
                 name=name,
                 failure_config=FailureConfig(max_failures=retries),

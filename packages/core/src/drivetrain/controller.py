@@ -197,8 +197,9 @@ class Controller:
                     raise
                 if not self._replace(group, attempt, number, lost):
                     raise
-                self._history.append(failed.failure)
-                self._callbacks.call("on_failure", failed.failure, True)
+                failure = replace(failed.failure, survived=True)
+                self._history.append(failure)
+                self._callbacks.call("on_failure", failure, True)
                 self._run.console.print(f"{self._run.name}: ranks {lost} were replaced, the others stay", error=True)
 
     def _replace(self, group: Group, attempt: Attempt, number: int, lost: Sequence[int]) -> bool:

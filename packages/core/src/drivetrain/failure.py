@@ -37,6 +37,7 @@ class Failure:
         exception: the exception, with its traceback.
         log_tail: the last lines of that rank's output, where the process itself could not tell.
         node_id: the node on which a process was lost.
+        survived: the other ranks have stayed, and only lost ones were replaced.
     """
 
     kind: FailureKind
@@ -47,6 +48,7 @@ class Failure:
     exception: BaseException | None = None
     log_tail: str = ""
     node_id: str = ""
+    survived: bool = False
 
     def record(self) -> dict[str, object]:
         """What ``error.json`` says about it."""
@@ -57,6 +59,7 @@ class Failure:
             "time": self.time,
             "summary": self.summary,
             "exception": type(self.exception).__name__ if self.exception else None,
+            "survived": self.survived,
         }
 
 

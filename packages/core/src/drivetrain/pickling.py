@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import pickle
 import sys
 from types import ModuleType
 from typing import Any
@@ -33,5 +32,5 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return importlib.import_module, (obj.__name__,)
         ray = sys.modules.get("ray")
         if ray is not None and isinstance(obj, getattr(ray, "ObjectRef", ())):
-            return pickle.loads, (ray.cloudpickle.dumps(obj),)
+            return ray.cloudpickle.loads, (ray.cloudpickle.dumps(obj),)
         return super().reducer_override(obj)

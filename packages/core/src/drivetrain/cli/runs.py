@@ -176,7 +176,10 @@ def _show_text(record: RunRecord) -> str:
                 duration((attempt.ended or record.last_time) - attempt.began),
                 _places(attempt.workers),
                 str(attempt.resumed_from or "-"),
-                attempt.failure["summary"] if attempt.failure else "",
+                "; ".join(
+                    [f"{loss['summary']} (survived)" for loss in attempt.survived]
+                    + ([attempt.failure["summary"]] if attempt.failure else [])
+                ),
             ]
             for number, attempt in enumerate(record.attempts, start=1)
         ]

@@ -88,8 +88,10 @@ class ProgressCallback(Callback):
             self._watch.commit(checkpoint)
 
     def on_failure(self, run: Run, failure: Failure, retrying: bool) -> None:
-        """Says that the run starts again, and why."""
-        if retrying:
+        """Says that the run starts again, and why; the controller says so of one that goes on."""
+        if failure.survived:
+            run.console.print(failure.summary, error=True)
+        elif retrying:
             run.console.print(f"{failure.summary}; starting again", error=True)
 
     def on_group_stop(self, run: Run, attempt: int) -> None:

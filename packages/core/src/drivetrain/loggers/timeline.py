@@ -90,7 +90,7 @@ class Timeline(Callback):
         self._note(run, "checkpoint", name=checkpoint.name, iteration=checkpoint.iteration)
 
     def on_failure(self, run: Run, failure: Failure, retrying: bool) -> None:
-        """Notes what ended the attempt."""
+        """Notes what ended the attempt, or what it has survived."""
         trace = ""
         if failure.exception is not None:
             trace = "".join(traceback.format_exception(failure.exception))[-_TRACEBACK_CHARACTERS:]

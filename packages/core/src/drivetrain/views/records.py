@@ -40,6 +40,7 @@ class Attempt:
         workers: where each rank was, as :class:`~drivetrain.WorkerInfo` says it.
         resumed_from: the iteration that it went on from; None for a start from the beginning.
         failure: what ended it, as ``error.json`` says it, with ``traceback`` and ``log``; None if nothing did.
+        survived: likewise what did not end it, as only lost ranks were replaced; oldest first.
     """
 
     start: int
@@ -49,6 +50,7 @@ class Attempt:
     workers: list[dict[str, Any]] = field(default_factory=list)
     resumed_from: int | None = None
     failure: dict[str, Any] | None = None
+    survived: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -238,8 +240,16 @@ class _Story:
         elif event == "resume" and current is not None:
             current.resumed_from = line["iteration"] or None
         elif event == "failure" and current is not None:
-            current.failure = {**line["failure"], "traceback": line["traceback"], "log": line["log"]}
-            current.failure["retrying"] = line["retrying"]
+            failure = {
+                **line["failure"],
+                "retrying": line["retrying"],
+                "traceback": line["traceback"],
+                "log": line["log"],
+            }
+            if failure.get("survived"):
+                current.survived.append(failure)
+            else:
+                current.failure = failure
         elif event == "end":
             self.outcome, self.error, self.ended = line["outcome"], line["error"] or "", time
         self.last_time = max(self.last_time, time)

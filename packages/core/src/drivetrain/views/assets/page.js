@@ -266,7 +266,12 @@ function drawAttempts(run) {
       bar.append(shape("title", {}, `attempt ${i + 1}, ${how}: ${duration(end - row.began)}, ${row.workers.length} workers${row.failure ? `; ${row.failure.summary}` : ""}`));
       svg.append(bar);
       if (lane > 12 || i % 5 === 0) svg.append(shape("text", { x: left - 8, y: i * lane + lane / 2 + 4, "text-anchor": "end" }, `attempt ${i + 1}`));
-      if (row.failure) svg.append(shape("path", { d: `M${x(end) - 4},${i * lane + 4}l8,${lane - 7}m0,${-(lane - 7)}l-8,${lane - 7}`, stroke: "var(--bad)", "stroke-width": 2 }));
+      for (const failure of [...row.survived, ...(row.failure ? [row.failure] : [])]) {
+        const at = failure.survived ? x(failure.time) : x(end);
+        const cross = shape("path", { d: `M${at - 4},${i * lane + 4}l8,${lane - 7}m0,${-(lane - 7)}l-8,${lane - 7}`, stroke: "var(--bad)", "stroke-width": 2 });
+        cross.append(shape("title", {}, failure.summary));
+        svg.append(cross);
+      }
     });
     const line = rows.length * lane + 12;
     svg.append(shape("text", { x: left - 8, y: line + 4, "text-anchor": "end" }, "checkpoints"));
@@ -285,15 +290,14 @@ function drawAttempts(run) {
 }
 
 function failures(run) {
-  const found = run.attempts.map((attempt, i) => [attempt, i]).filter(([attempt]) => attempt.failure);
-  const cards = found.map(([attempt, i]) => {
-    const failure = attempt.failure;
+  const found = run.attempts.flatMap((attempt, i) => [...attempt.survived, attempt.failure].filter(Boolean).map((failure) => [attempt, i, failure]));
+  const cards = found.map(([attempt, i, failure], number) => {
     return element("div", { class: "card error" },
       element("h3", {}, `attempt ${i + 1}, after ${duration(failure.time - attempt.began)}: ${failure.kind}`),
       element("div", {}, failure.summary),
-      element("div", { class: "note" }, failure.retrying ? "started again" : "not started again"),
-      failure.traceback ? fold(`trace ${i}`, "traceback", element("pre", {}, failure.traceback)) : null,
-      failure.log ? fold(`log ${i}`, "the last lines of its log", element("pre", {}, failure.log)) : null);
+      element("div", { class: "note" }, failure.survived ? "lost ranks were replaced, the others stayed" : failure.retrying ? "started again" : "not started again"),
+      failure.traceback ? fold(`trace ${number}`, "traceback", element("pre", {}, failure.traceback)) : null,
+      failure.log ? fold(`log ${number}`, "the last lines of its log", element("pre", {}, failure.log)) : null);
   });
   if (run.failure && !cards.length) cards.push(element("div", { class: "card error" }, element("pre", {}, run.failure.message)));
   if (run.error && !cards.length) cards.push(element("div", { class: "card error" }, run.error));
