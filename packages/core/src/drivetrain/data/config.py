@@ -118,8 +118,9 @@ class DataConfig:
         from ray.data.dataset import MaterializedDataset
 
         options = copy.deepcopy(self.execution_options or self.default_ingest_options())
-        if options.resource_limits.cpu not in (None, float("inf")):  # the user's own division of the cluster
-            return options
+        excluded = getattr(options, "exclude_resources", None)  # which Ray is about to remove
+        if options.resource_limits.cpu not in (None, float("inf")) or (excluded is not None and excluded.cpu):
+            return options  # the user's own division of the cluster
         cluster: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         there = cluster.get("CPU", 0.0)
         if there - taken.get("CPU", 0.0) < 1 and not isinstance(dataset, MaterializedDataset):
@@ -128,8 +129,11 @@ class DataConfig:
                 f"{there:g} CPUs in the cluster, of which the run takes {taken.get('CPU', 0.0):g}: use fewer workers, "
                 "or ScalingConfig(resources_per_worker={'CPU': ...}) with fewer CPUs each"
             )
-        workers = ExecutionResources(cpu=taken.get("CPU", 0.0), gpu=taken.get("GPU", 0.0))
-        options.exclude_resources = options.exclude_resources.add(workers)
+        options.resource_limits = ExecutionResources(
+            cpu=there - taken.get("CPU", 0.0),
+            gpu=cluster.get("GPU", 0.0) - taken.get("GPU", 0.0),
+            object_store_memory=options.resource_limits.object_store_memory,
+        )
         return options
 
     def _check_names(self, datasets: Mapping[str, Any]) -> None:
