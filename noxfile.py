@@ -1,12 +1,18 @@
 """The map of all tasks of this repository. `nox -l` lists them, `nox` runs the default ones.
 
 Type checks, tests and docs share one environment, made by `dev`: PyTorch alone costs a gigabyte and half a
-minute. Whether the wheels work in an environment that holds nothing else is the business of `isolation`.
+minute. `isolation` tests whether the wheels work in an environment that holds nothing else.
+
+`check` runs sessions side by side. Most tests wait for processes most of the time, so a second lane costs little.
 """
 
 import os
 import re
 import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -14,7 +20,10 @@ import nox
 nox.needs_version = ">=2025.2.9"  # the first with `requires=`
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "tests", "docs", "isolation"]
+nox.options.sessions = ["lint", "check"]
+
+# Modules are compiled when something imports them, which is seldom: an environment has a hundred times as many files.
+os.environ["PIP_NO_COMPILE"] = "1"
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
@@ -54,6 +63,9 @@ RICH = "rich==15.0.0"
 # A screen to look at, and what is shown on it.
 TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
 
+# What builds our packages. `dev` installs it first, instead of once for each package into a temporary environment.
+BUILD = ("hatchling", "editables")
+
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
 PLUGINS = ["-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt", "-e", "packages/horovod"]
@@ -63,6 +75,63 @@ WITHOUT_DEPENDENCIES = ["--no-deps", "-e", "packages/tf", TF_KERAS]
 
 # DeepSpeed compiles nothing while it is installed, and is built with the environment's own torch.
 WITHOUT_OPS = {"DS_BUILD_OPS": "0"}
+
+
+LOGS = ROOT / ".nox" / "logs"
+
+# Three tests at once on two cores, as most of their time they wait for processes. See `tests/conftest.py` for groups.
+PARALLEL = ("-n", "3", "--dist", "loadgroup")
+
+CAMPAIGN = {
+    "DRIVETRAIN_FAULTS": "all",
+    "DRIVETRAIN_CRASHES": "200",
+    "DRIVETRAIN_SOAK": "200",
+    "DRIVETRAIN_SOAK_RAY": "40",
+}
+
+ISOLATED = {
+    "core": "drivetrain",
+    "torch": "drivetrain[torch]",
+    "lightning": "drivetrain[lightning]",
+    "hf": "drivetrain[transformers]",
+    "gbdt": "drivetrain[lightgbm,data]",
+    "tf": "drivetrain[tensorflow]",
+    "horovod": "drivetrain[horovod]",
+}
+# What `check` runs next to the tests of `dev`: most of them need an environment of their own.
+SECOND_LANE = ["test_lowest_hf", "types", "test_lowest_lightning", *(f"isolation({name})" for name in ISOLATED)]
+
+
+def run_lanes(session: nox.Session, *lanes: list[str]) -> None:
+    """Run sessions side by side: those of a lane one after another, all lanes at once.
+
+    The output of the first lane is shown as it comes, that of the others when a session ends.
+    """
+    LOGS.mkdir(parents=True, exist_ok=True)
+    failed: list[str] = []
+
+    def run(name: str, *, shown: bool) -> None:
+        log = LOGS / f"{re.sub(r'[^a-z_]+', '-', name).strip('-')}.txt"
+        command = [sys.executable, "-m", "nox", "--no-dependencies", "--session", name]
+        start = time.monotonic()
+        with log.open("w") as file:
+            output = None if shown else file
+            code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, check=False).returncode
+        outcome = "failed" if code else "passed"
+        print(f"{log.read_text()}{name}: {outcome} after {time.monotonic() - start:.0f} s", flush=True)
+        if code:
+            failed.append(name)
+
+    def run_lane(names: list[str], *, shown: bool) -> None:
+        for name in names:
+            run(name, shown=shown)
+
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        started = [pool.submit(run_lane, lane, shown=number == 0) for number, lane in enumerate(lanes)]
+    for lane_run in started:
+        lane_run.result()
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
 
 
 def run_in_dev(session: nox.Session, *module_and_args: str, **variables: str) -> None:
@@ -93,8 +162,7 @@ def lint(session: nox.Session) -> None:
 def dev(session: nox.Session) -> None:
     """Make the environment `.nox/dev`, which type checks, tests and docs share."""
     session.install(
-        *EDITABLE,
-        *PLUGINS,
+        *BUILD,
         TORCH,
         *LIGHTNING,
         XGBOOST,
@@ -120,12 +188,14 @@ def dev(session: nox.Session) -> None:
         "psutil",
         "pytest",
         "pytest-timeout",
+        "pytest-xdist",
         "sphinx",
         "furo",
         "myst-parser",
         env=WITHOUT_OPS,
     )
-    session.install(*WITHOUT_DEPENDENCIES)
+    session.install("--no-build-isolation", *EDITABLE, *PLUGINS)
+    session.install("--no-build-isolation", *WITHOUT_DEPENDENCIES)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -134,74 +204,24 @@ def types(session: nox.Session) -> None:
     run_in_dev(session, "mypy")
 
 
-@nox.session(
-    requires=[
-        *(
-            "test_core",
-            "test_torch",
-            "test_lightning",
-            "test_lowest_lightning",
-            "test_hf",
-            "test_lowest_hf",
-            "test_gbdt",
-            "test_tf",
-            "test_horovod",
-            "test_tune",
-        ),
-        *("test_contract", "test_crashes", "test_faults"),
-    ],
-    venv_backend="none",
-)
-def tests(session: nox.Session) -> None:
-    """Run the tests of every package and the contract of every runtime."""
-
-
-@nox.session(requires=["dev"], venv_backend="none")
-def test_core(session: nox.Session) -> None:
-    """Test the core, its command and its pages (those that want a Chromium are skipped where there is none)."""
-    run_in_dev(session, "pytest", "tests/core", "tests/views", *session.posargs)
-
-
-@nox.session(requires=["dev"], venv_backend="none")
-def test_torch(session: nox.Session) -> None:
-    """Test the PyTorch plugin."""
-    run_in_dev(session, "pytest", "tests/torch", *session.posargs)
-
-
-@nox.session(requires=["dev"], venv_backend="none")
-def test_gbdt(session: nox.Session) -> None:
-    """Test the XGBoost and LightGBM plugin."""
-    run_in_dev(session, "pytest", "tests/gbdt", *session.posargs)
-
-
-@nox.session(requires=["dev"], venv_backend="none")
-def test_tf(session: nox.Session) -> None:
-    """Test the TensorFlow plugin, with both generations of Keras."""
-    run_in_dev(session, "pytest", "tests/tf", *session.posargs)
-
-
 @nox.session(requires=["dev"], venv_backend="none")
 def horovod(session: nox.Session) -> None:
-    """Have Horovod in `.nox/dev`: compiled for its PyTorch, in minutes, or from the user's cache."""
+    """Install Horovod into `.nox/dev`: compiled for its PyTorch, in minutes, or from the user's cache."""
     run_in_dev(session, "drivetrain_horovod.build")
 
 
-@nox.session(requires=["horovod"], venv_backend="none")
-def test_horovod(session: nox.Session) -> None:
-    """Test the Horovod plugin, with a real Horovod."""
-    run_in_dev(session, "pytest", "tests/horovod", *session.posargs)
+@nox.session(requires=["dev", "horovod"], venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Run all tests of the environment `dev`, or some of them (`-- tests/core -k version`)."""
+    chosen = [] if any(argument.startswith("tests") for argument in session.posargs) else ["tests"]
+    run_in_dev(session, "pytest", *PARALLEL, *chosen, *session.posargs)
 
 
-@nox.session(requires=["dev"], venv_backend="none")
-def test_tune(session: nox.Session) -> None:
-    """Test searches for hyperparameters, with Optuna and with Ray Tune."""
-    run_in_dev(session, "pytest", "tests/tune", *session.posargs)
-
-
-@nox.session(requires=["dev"], venv_backend="none")
-def test_lightning(session: nox.Session) -> None:
-    """Test the Lightning plugin, with the newest Lightning."""
-    run_in_dev(session, "pytest", "tests/lightning", *session.posargs)
+@nox.session(requires=["lint", "dev"], venv_backend="none")
+def quick(session: nox.Session) -> None:
+    """Check style and types, and test the core without Ray: in three minutes."""
+    run_in_dev(session, "mypy")
+    run_in_dev(session, "pytest", *PARALLEL, "-m", "not ray and not slow", "tests/core", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -213,12 +233,6 @@ def test_lowest_lightning(session: nox.Session) -> None:
     # It warns of itself, on today's Python and torch.
     tests = ("tests/lightning/test_training.py", "tests/lightning/test_recovery.py")
     run_in_dev(session, "pytest", "-W", "default", "-m", "not ray", *tests, *session.posargs, PYTHONPATH=str(folder))
-
-
-@nox.session(requires=["dev"], venv_backend="none")
-def test_hf(session: nox.Session) -> None:
-    """Test the plugin for Transformers, Accelerate and DeepSpeed."""
-    run_in_dev(session, "pytest", "tests/hf", *session.posargs)
 
 
 @nox.session
@@ -234,6 +248,7 @@ def test_lowest_hf(session: nox.Session) -> None:
         "scikit-learn",
         "pytest",
         "pytest-timeout",
+        "pytest-xdist",
         env=WITHOUT_OPS,
     )
     # They warn of what has come after them.
@@ -242,28 +257,9 @@ def test_lowest_hf(session: nox.Session) -> None:
 
 
 @nox.session(requires=["dev"], venv_backend="none")
-def test_contract(session: nox.Session) -> None:
-    """Run the same contract tests on the inprocess, local and ray runtimes."""
-    run_in_dev(session, "pytest", "tests/contract", *session.posargs)
-
-
-@nox.session(requires=["dev"], venv_backend="none")
-def test_crashes(session: nox.Session) -> None:
-    """Kill a job at every point of the storage protocol, on a local disk and on an S3 server."""
-    run_in_dev(session, "pytest", "tests/crash", *session.posargs)
-
-
-@nox.session(requires=["dev"], venv_backend="none")
-def test_faults(session: nox.Session) -> None:
-    """Let ranks, drivers, nodes and disks fail at every moment of a run, and many runs in one driver."""
-    run_in_dev(session, "pytest", "tests/faults", *session.posargs)
-
-
-@nox.session(requires=["dev", "horovod"], venv_backend="none")
 def docs(session: nox.Session) -> None:
-    """Build the documentation, warnings being errors, and execute its code blocks."""
+    """Build the documentation, with warnings as errors. `tests -- tests/docs` executes its code blocks."""
     run_in_dev(session, "sphinx", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
-    run_in_dev(session, "pytest", "tests/docs")
 
 
 @nox.session
@@ -285,21 +281,25 @@ def build(session: nox.Session) -> None:
 @nox.session(requires=["build"], reuse_venv=False)
 @nox.parametrize(
     "requirement, check",
-    [
-        ("drivetrain", "check_core.py"),
-        ("drivetrain[torch]", "check_torch.py"),
-        ("drivetrain[lightning]", "check_lightning.py"),
-        ("drivetrain[transformers]", "check_hf.py"),
-        ("drivetrain[lightgbm,data]", "check_gbdt.py"),
-        ("drivetrain[tensorflow]", "check_tf.py"),
-        ("drivetrain[horovod]", "check_horovod.py"),
-    ],
-    ids=["core", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
+    [(requirement, f"check_{name}.py") for name, requirement in ISOLATED.items()],
+    ids=list(ISOLATED),
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""
     session.install("--find-links", "dist", "--constraint", "dist/constraints.txt", requirement)
     session.run("python", f"tests/isolation/{check}")
+
+
+@nox.session(requires=["dev", "horovod", "build"], venv_backend="none")
+def check(session: nox.Session) -> None:
+    """Run type checks, all tests, the tests with the oldest frameworks, and the wheels' tests, side by side."""
+    run_lanes(session, ["tests"], SECOND_LANE)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def campaign(session: nox.Session) -> None:
+    """Run the long campaigns: every fault on every runtime, hundreds of kills, and soaks. This takes about an hour."""
+    run_in_dev(session, "pytest", "tests/faults", "tests/crash", *session.posargs, **CAMPAIGN)
 
 
 @nox.session

@@ -13,6 +13,21 @@ from tests.support import ROOT, SEATS
 # A shell that starts them in the background has them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# By default Ray gives its workers the niceness 15. On a busy machine, all other tests would then run before them.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups the tests for parallel runs: a group runs on one pytest worker, in order.
+
+    The tests that need Ray share one cluster, and the tests of a file share its fixtures and a warm fork server.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            group = "ray" if item.get_closest_marker("ray") else item.location[0]
+            item.add_marker(pytest.mark.xdist_group(group))
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, object, object]:

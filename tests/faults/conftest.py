@@ -1,4 +1,4 @@
-"""The table of what was found out, which is shown at the end, and written to ``$DRIVETRAIN_FAULT_TABLE``."""
+"""Shows the table of outcomes at the end, and writes it to ``$DRIVETRAIN_FAULT_TABLE``."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,22 @@ from pathlib import Path
 import pytest
 
 from tests.contract.conftest import pipe, runtime
-from tests.faults.table import ROWS, formatted
+from tests.faults.table import PROPERTY, Row, formatted
 
 __all__ = ["pipe", "runtime"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if ROWS:
-        terminalreporter.section("faults: how each ended, and after how many seconds it was noticed")
-        terminalreporter.write_line(formatted())
+    rows = [
+        Row(*value)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, value in report.user_properties
+        if name == PROPERTY
+    ]
+    if rows:
+        terminalreporter.section("faults: outcome, and seconds until the fault was noticed")
+        terminalreporter.write_line(formatted(rows))
         if file := os.environ.get("DRIVETRAIN_FAULT_TABLE"):
-            Path(file).write_text(formatted() + "\n")
+            Path(file).write_text(formatted(rows) + "\n")

@@ -1,6 +1,12 @@
-"""What the tests of faults have measured."""
+"""The outcome of each fault, as a table.
 
+A test records its row as a property of its report, so that it reaches the summary from a parallel pytest worker too.
+"""
+
+from collections.abc import Iterable
 from typing import NamedTuple
+
+PROPERTY = "fault"
 
 
 class Row(NamedTuple):
@@ -15,13 +21,10 @@ class Row(NamedTuple):
     said: str
 
 
-ROWS: list[Row] = []
-
-
-def formatted() -> str:
-    """The rows as a table of Markdown."""
+def formatted(rows: Iterable[Row]) -> str:
+    """The rows as a Markdown table."""
     lines = ["| " + " | ".join(Row._fields) + " |", "|---" * len(Row._fields) + "|"]
-    for row in sorted(ROWS):
+    for row in sorted(rows):
         noticed = "" if row.noticed_s is None else f"{row.noticed_s:.2f}"
         lines.append("| " + " | ".join([*row[:5], noticed, row.said.replace("|", "/")[:160]]) + " |")
     return "\n".join(lines)

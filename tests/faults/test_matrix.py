@@ -10,7 +10,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ from tests.faults.scenarios import (
     break_controller,
     train,
 )
-from tests.faults.table import ROWS, Row
+from tests.faults.table import PROPERTY, Row
 from tests.support import Collector, Pipe, is_running, release, wait_until_gone
 
 FIRST, MIDST, UPLOAD, RESTART = Moment
@@ -354,6 +354,7 @@ def test_fault(
     pipe: Pipe,
     temporary_files: Path,
     monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
 ) -> None:
     runtime.storage_path = storage_path
     before = processes(runtime.name)
@@ -372,12 +373,11 @@ def test_fault(
     noticed_s = watch.stopped[moment.attempt] - plan.struck_at() if fault.kind else None
 
     failure = failures[0] if failures else None
-    ROWS.append(
-        Row(
-            *(fault.name, moment.value, runtime.name, outcome if fault.retried else "fails, not retried"),
-            *(failure.kind.value if failure else "", noticed_s, failure.summary if failure else ""),
-        )
+    row = Row(
+        *(fault.name, moment.value, runtime.name, outcome if fault.retried else "fails, not retried"),
+        *(failure.kind.value if failure else "", noticed_s, failure.summary if failure else ""),
     )
+    record_property(PROPERTY, [*row])
     if outcome == "recovers":
         check_success(result, moment, without_failure=fault.kind is None)
         assert len(failures) == (fault.kind is not None)

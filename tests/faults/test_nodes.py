@@ -5,12 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.faults.scenarios import STEPS, VICTIM, Moment
-from tests.faults.table import ROWS, Row
+from tests.faults.table import PROPERTY, Row
 from tests.support import ROOT
 
 SCRIPT = "tests.faults.node_scenarios"
@@ -19,7 +20,7 @@ ALL = os.environ.get("DRIVETRAIN_FAULTS") == "all"
 KILLED = list(Moment) if ALL else [Moment.MIDST, Moment.RESTART]
 ADDED = list(Moment) if ALL else [Moment.MIDST]
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("nodes")]
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +50,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict
 
 
 @pytest.mark.parametrize("moment", KILLED, ids=lambda moment: moment.value)
-def test_run_goes_on_elsewhere_when_a_node_is_lost(seen: dict[tuple[str, str], Any], moment: Moment) -> None:
+def test_run_goes_on_elsewhere_when_a_node_is_lost(
+    seen: dict[tuple[str, str], Any], moment: Moment, record_property: Callable[[str, object], None]
+) -> None:
     row = seen["node killed", moment.value]
     *_, (kind, rank, said) = row["failures"]
-    ROWS.append(Row("node killed", moment.value, "ray", "recovers", kind, row["noticed_s"], said))
+    record_property(PROPERTY, [*Row("node killed", moment.value, "ray", "recovers", kind, row["noticed_s"], said)])
 
     assert row["error"] == ""
     assert len(row["failures"]) == 1 + (moment is Moment.RESTART)
@@ -65,9 +68,11 @@ def test_run_goes_on_elsewhere_when_a_node_is_lost(seen: dict[tuple[str, str], A
 
 
 @pytest.mark.parametrize("moment", ADDED, ids=lambda moment: moment.value)
-def test_node_that_is_added_changes_nothing(seen: dict[tuple[str, str], Any], moment: Moment) -> None:
+def test_node_that_is_added_changes_nothing(
+    seen: dict[tuple[str, str], Any], moment: Moment, record_property: Callable[[str, object], None]
+) -> None:
     row = seen["node added", moment.value]
-    ROWS.append(Row("node added", moment.value, "ray", "goes on", "", None, ""))
+    record_property(PROPERTY, [*Row("node added", moment.value, "ray", "continues", "", None, "")])
 
     assert row["error"] == ""
     assert len(row["failures"]) == (moment is Moment.RESTART)
