@@ -19,6 +19,7 @@ from drivetrain.storage.filesystem import LocalFilesystem
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 30.0
+EPOLL_WAITS = {"232", "281", "441"} if os.uname().machine == "x86_64" else {"22", "441"}  # numbers of system calls
 SEATS = "seat"  # a resource that the Ray of the tests has four of, and only one test takes
 
 
@@ -151,6 +152,15 @@ class Driver:
         """Its exit status, standard output and standard error."""
         output, errors = self.process.communicate(timeout=deadline_s)
         return self.process.returncode, output, errors
+
+    def wait_until_it_waits_for_events(self, *, deadline_s: float = DEADLINE_S) -> None:
+        """Waits until its main thread is blocked in the wait for events, so that it has handled all earlier events."""
+        deadline = time.monotonic() + deadline_s
+        system_call = ""
+        while system_call not in EPOLL_WAITS:
+            assert time.monotonic() < deadline, f"the driver does not wait for events, but: {system_call}"
+            # This is "running" if the thread could run, even in the middle of a system call.
+            system_call = Path(f"/proc/{self.process.pid}/syscall").read_text().split()[0]
 
     def interrupt(self) -> None:
         """Ctrl-C, as a terminal does it: to the whole process group."""

@@ -265,3 +265,29 @@ def test_ctrl_c_while_the_workers_are_still_starting_leaves_no_process(
     assert "fit() returned" not in output
     wait_until_gone(pids)
     driver.wait_until_nothing_is_left()
+
+
+@with_processes
+def test_ctrl_c_ends_the_run_if_the_kernel_delivers_it_to_another_thread(
+    runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe
+) -> None:
+    # The signal then does not interrupt the wait of the main thread. The same happens by chance if the signal reaches
+    # the main thread just before the wait begins.
+    source = WAIT.replace(
+        "    fit(train)\n",
+        "    import threading\n"
+        "    threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+        "    fit(train)\n",
+    )
+    driver = runtime.start_driver(source, {"pipe": pipe.path, "gate": gate.path, "child": False})
+    pids = pipe.receive_pids(2)
+    driver.wait_until_it_waits_for_events()
+
+    driver.interrupt()
+
+    _, output, errors = driver.wait()
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert "fit() returned" not in output
+    wait_until_gone(pids)
+    driver.wait_until_nothing_is_left()

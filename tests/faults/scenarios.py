@@ -56,16 +56,16 @@ class Plan:
     Attributes:
         fault: the name of a function below; empty for nothing.
         moment: when.
-        lockstep: the ranks report in turn, the victim first, and so wait for each other as in a collective.
         directory: with a named pipe for each attempt and direction, and the file that says when the fault struck.
         pipe: where a fault that strikes from outside is asked for, and where it is waited for.
+        late_s: by how many seconds the other rank enters the train function later than the victim.
     """
 
     fault: str
     moment: Moment
     directory: str
-    lockstep: bool = True
     pipe: str = ""
+    late_s: float = 0.0
 
     def gate(self, attempt: int, rank: int) -> str:
         """Where that rank waits for the other one."""
@@ -89,14 +89,20 @@ class Plan:
 
 
 def train(config: Mapping[str, Any]) -> int:
-    """Counts steps in checkpoints; returns the one that this attempt has continued from."""
+    """Counts steps in checkpoints; returns the one that this attempt has continued from.
+
+    The ranks report in turn, the victim first, and wait for each other as in a collective. Therefore both have made all
+    reports before the struck step when the fault strikes.
+    """
     plan: Plan = config["plan"]
     context = drivetrain.get_context()
     rank, attempt = context.get_world_rank(), context.attempt
     checkpoint = drivetrain.get_checkpoint()
     first = int(Path(checkpoint.path, "step").read_text()) + 1 if checkpoint else 0
+    if rank != VICTIM:
+        time.sleep(plan.late_s)
     for step in range(first, STEPS):
-        if plan.lockstep and rank != VICTIM:
+        if rank != VICTIM:
             wait_for_release(plan.gate(attempt, rank))
         if rank == VICTIM and attempt == 0 and plan.moment is Moment.RESTART and step == STRUCK_STEP:
             raise RuntimeError("the failure that the restart is for")
@@ -108,9 +114,8 @@ def train(config: Mapping[str, Any]) -> int:
             if struck:
                 FAULTS[plan.fault](plan, lambda: None)
             report_step(step)
-        if plan.lockstep:
-            release(plan.gate(attempt, 1 - rank))
-        if plan.lockstep and rank == VICTIM:
+        release(plan.gate(attempt, 1 - rank))
+        if rank == VICTIM:
             wait_for_release(plan.gate(attempt, rank))
     return first
 
@@ -198,6 +203,8 @@ def crash(plan: Plan, let_go: LetGo) -> None:
 def leave_well(plan: Plan, let_go: LetGo) -> None:
     plan.note()
     let_go()
+    for _ in range(plan.moment.committed, STEPS):  # the other rank makes its remaining steps alone
+        release(plan.gate(plan.moment.attempt, 1 - VICTIM))
     sys.exit(0)
 
 

@@ -39,7 +39,7 @@ def run(runtime: str, chosen: random.Random, number: int, directory: Path, memor
     moment, retries = chosen.choice(moments), chosen.randint(0, 2)
     mine = directory / str(number)
     mine.mkdir()
-    plan = Plan(fault=fault, moment=moment, directory=str(mine), lockstep=fault != "sys.exit(0)")
+    plan = Plan(fault=fault, moment=moment, directory=str(mine))
     pipes = [Pipe(Path(plan.gate(attempt, rank))) for attempt in range(3) for rank in range(2)]
     runs = memory if moment is Moment.UPLOAD else mine
     result = DataParallelTrainer(

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from drivetrain.attempt import Attempt
 from drivetrain.errors import StorageError
 from drivetrain.storage.node import sweep
 from tests.contract.conftest import RuntimeUnderTest
+from tests.contract.runtimes import with_processes
 from tests.faults.scenarios import (
     FAULTS,
     HOUR_S,
@@ -54,6 +55,7 @@ from tests.support import Collector, Pipe, is_running, release, wait_until_gone
 FIRST, MIDST, UPLOAD, RESTART = Moment
 DEATH_S = 3.0
 HANG_S = 0.5
+LATE_S = 1.0
 MEMORY = Path("/dev/shm")
 ALL = os.environ.get("DRIVETRAIN_FAULTS") == "all"
 ONCE = "the function is loaded and the backend set up once, at the start of an attempt"
@@ -300,13 +302,7 @@ def storage_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pat
 
 @pytest.fixture
 def plan(tmp_path: Path, pipe: Pipe, fault: Fault, moment: Moment) -> Iterator[Plan]:
-    made = Plan(
-        fault=fault.name,
-        moment=moment,
-        directory=str(tmp_path),
-        lockstep=fault.name != "sys.exit(0)",
-        pipe=pipe.path,
-    )
+    made = Plan(fault=fault.name, moment=moment, directory=str(tmp_path), pipe=pipe.path)
     gates = [Pipe(Path(made.gate(attempt, rank))) for attempt in range(3) for rank in range(2)]
     gates.append(Pipe(Path(made.commits)))
     yield made
@@ -402,7 +398,18 @@ def test_fault(
     check_nothing_is_left(runtime.name, watch, Path(result.path), temporary_files, before)
 
 
-def check_success(result: Result, moment: Moment, *, without_failure: bool) -> None:
+@pytest.mark.parametrize(
+    ("fault", "moment"), [(fault, RESTART) for fault in MATRIX if fault.name == "sys.exit(0)"], ids=["sys.exit(0)"]
+)
+@with_processes
+def test_restart_continues_from_the_last_step_of_both_ranks_if_one_of_them_starts_late(
+    runtime: RuntimeUnderTest, fault: Fault, moment: Moment, plan: Plan
+) -> None:
+    config = {"plan": replace(plan, late_s=LATE_S)}
+    check_success(runtime.fit(train, config, failure_config=FailureConfig(max_failures=1)), moment)
+
+
+def check_success(result: Result, moment: Moment, *, without_failure: bool = False) -> None:
     """The run has made all its steps, from the committed checkpoint where it had to start again."""
     assert result.error is None
     resumed_at = moment.committed if moment is RESTART or not without_failure else 0

@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,12 +23,16 @@ from drivetrain import (
     ScalingConfig,
 )
 from tests.browser import Browser, browsing
+from tests.support import listening, release, wait_for_release
 
 STEPS = 60
 
 
-def train_with_accidents(config: dict[str, int]) -> None:
-    """Loses a process at step 25, raises at step 45, and reports a loss that is not finite at step 33."""
+def train_with_accidents(config: dict[str, Any]) -> None:
+    """Loses a process at step 25, raises at step 45, and reports a loss that is not finite at step 33.
+
+    An accident waits until the other rank has made the same step, so that all checkpoints before it are committed.
+    """
     context = drivetrain.get_context()
     step, rank = 0, context.get_world_rank()
     if (checkpoint := drivetrain.get_checkpoint()) is not None:
@@ -44,29 +49,35 @@ def train_with_accidents(config: dict[str, int]) -> None:
                 drivetrain.report(metrics, Checkpoint.from_directory(made))
         else:
             drivetrain.report(metrics)
-        if step == 25 and rank == 1 and context.attempt == 0:
+        struck = {(0, 25): 1, (1, 45): 0}.get((context.attempt, step))
+        if struck == rank:
+            wait_for_release(config["gate"])
+            if rank == 0:
+                raise ValueError("no such column: price")
             os.kill(os.getpid(), signal.SIGKILL)
-        if step == 45 and rank == 0 and context.attempt == 1:
-            raise ValueError("no such column: price")
+        elif struck is not None:
+            release(config["gate"])
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with two runs: ``story`` has had two failures, and ``plain`` none. Not to be changed."""
     place = tmp_path_factory.mktemp("runs")
+    gate = tmp_path_factory.mktemp("gate") / "gate"
     common = {"storage_path": str(place), "verbose": 0}
-    for name, steps, retries in (("plain", 5, 0), ("story", STEPS, 3)):
-        DataParallelTrainer(
-            train_with_accidents,
-            train_loop_config={"steps": steps},
-            scaling_config=ScalingConfig(num_workers=2, runtime="local"),
-            run_config=RunConfig(
-                name=name,
-                failure_config=FailureConfig(max_failures=retries),
-                checkpoint_config=CheckpointConfig(num_to_keep=3),
-                **common,
-            ),
-        ).fit()
+    with listening(gate):
+        for name, steps, retries in (("plain", 5, 0), ("story", STEPS, 3)):
+            DataParallelTrainer(
+                train_with_accidents,
+                train_loop_config={"steps": steps, "gate": str(gate)},
+                scaling_config=ScalingConfig(num_workers=2, runtime="local"),
+                run_config=RunConfig(
+                    name=name,
+                    failure_config=FailureConfig(max_failures=retries),
+                    checkpoint_config=CheckpointConfig(num_to_keep=3),
+                    **common,
+                ),
+            ).fit()
     return place
 
 

@@ -38,7 +38,7 @@ def test_timeline_has_each_attempt_with_its_end_and_workers(story: Result) -> No
     kinds = [attempt.failure and attempt.failure["kind"] for attempt in record.attempts]
     assert kinds == ["infrastructure", "user error", None]
     assert record.attempts[0].resumed_from is None
-    assert record.attempts[2].resumed_from in (10, 20, 30, 40), "whichever all ranks had reached"
+    assert record.attempts[2].resumed_from == 40
     assert all([worker["rank"] for worker in attempt.workers] == [0, 1] for attempt in record.attempts)
     times = [time for attempt in record.attempts for time in (attempt.began, attempt.ended)]
     assert times == sorted(times)

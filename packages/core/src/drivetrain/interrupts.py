@@ -2,11 +2,18 @@
 
 The first request ends the run in order where the train function asks for preemptions: it saves and returns, all ranks
 after the same step. The second, or the first of a function that does not ask, ends it at once.
+
+Python runs a signal handler on the main thread, and only between two bytecodes. A signal that arrives just before the
+main thread enters a blocking system call, or that the kernel delivers to another thread, does not interrupt that call:
+the handler runs when the call returns for another reason. Therefore the driver never waits for events alone. Python's C
+code writes the number of each signal to a socket (``signal.set_wakeup_fd``), and the controller waits for that socket
+together with everything else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import threading
@@ -14,6 +21,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 __all__ = ["Interrupts"]
+
+_NO_DESCRIPTOR = -1
+_REQUEST = b"\0"  # no signal has this number
 
 
 class Interrupts:
@@ -31,13 +41,14 @@ class Interrupts:
         self._at_once = False
         self._told = False
         self._replaced: dict[int, Any] = {}
+        self._forward_to = _NO_DESCRIPTOR
         self._handlers = {signal.SIGINT: self._on_sigint, signal.SIGTERM: self._on_sigterm}
         self._read, self._write = socket.socketpair()
         for end in (self._read, self._write):
             end.setblocking(False)
 
     def fileno(self) -> int:
-        """The descriptor that can be read after a request."""
+        """The descriptor that becomes readable after a request, and when a signal arrives."""
         return self._read.fileno()
 
     def request(self, reason: str, error: BaseException) -> bool:
@@ -53,13 +64,12 @@ class Interrupts:
         self._at_once = self.error is not None or self.on_notice is None
         self.error, self._reason = error, reason
         with contextlib.suppress(OSError):
-            self._write.send(b"!")
+            self._write.send(_REQUEST)
         return self._at_once
 
     def act(self) -> None:
         """Does what was requested, on the controller's thread; raises where the run is to end at once."""
-        with contextlib.suppress(BlockingIOError):
-            self._read.recv(4096)
+        self._drain()
         if self.error is None:
             return
         if self._at_once:
@@ -75,20 +85,29 @@ class Interrupts:
 
     @contextlib.contextmanager
     def from_signals(self) -> Iterator[None]:
-        """Has SIGINT and SIGTERM request the end for the time of a ``with`` block, where nobody else handles them."""
+        """Makes SIGINT and SIGTERM request the end during a ``with`` block, unless other code handles them already.
+
+        Signals that other code handles make :meth:`fileno` readable too, so their handlers run without delay. If other
+        code has set a wakeup descriptor, as an event loop does, the numbers of all signals are forwarded to it.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-        for number, ours in self._handlers.items():
-            if signal.getsignal(number) == usual[number]:
-                self._replaced[number] = signal.signal(number, ours)
+        self._forward_to = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         try:
+            for number, ours in self._handlers.items():
+                if signal.getsignal(number) == usual[number]:
+                    self._replaced[number] = signal.signal(number, ours)
             yield
         finally:
-            for taken, before in self._replaced.items():
-                signal.signal(taken, before)
-            self._replaced.clear()
+            try:
+                for taken, before in self._replaced.items():
+                    signal.signal(taken, before)
+                self._replaced.clear()
+            finally:
+                signal.set_wakeup_fd(self._forward_to)
+                self._drain()
 
     def replace_handlers_of(self, package: str) -> None:
         """Takes signals from a library that has set its own handlers, and gives them back with the rest."""
@@ -98,6 +117,16 @@ class Interrupts:
             current = signal.getsignal(number)
             if getattr(current, "__module__", "").partition(".")[0] == package:
                 self._replaced[number] = signal.signal(number, ours)
+
+    def _drain(self) -> None:
+        """Empties the socket, and forwards the numbers of the signals to the wakeup descriptor that was set before."""
+        received = b""
+        with contextlib.suppress(BlockingIOError):
+            while part := self._read.recv(4096):
+                received += part
+        if self._forward_to != _NO_DESCRIPTOR and (numbers := received.replace(_REQUEST, b"")):
+            with contextlib.suppress(OSError):  # it was closed, or is full
+                os.write(self._forward_to, numbers)
 
     def _on_sigint(self, number: int, frame: object) -> None:
         if self.request("interrupted (Ctrl-C)", KeyboardInterrupt()):
