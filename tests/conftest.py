@@ -13,12 +13,15 @@ from tests.support import ROOT, SEATS
 # A shell that starts them in the background has them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Parallel pytest workers have a width of 80 columns, which cuts what the command prints.
+os.environ.pop("COLUMNS", None)
+
 # By default Ray gives its workers the niceness 15. On a busy machine, all other tests would then run before them.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
     """Groups the tests for parallel runs: a group runs on one pytest worker, in order.
 
     The tests that need Ray share one cluster, and the tests of a file share its fixtures and a warm fork server.
@@ -27,6 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("xdist_group") is None:
             group = "ray" if item.get_closest_marker("ray") else item.location[0]
             item.add_marker(pytest.mark.xdist_group(group))
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
