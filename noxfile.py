@@ -164,8 +164,8 @@ def test_core(session: nox.Session) -> None:
 
 @nox.session(requires=["dev"], venv_backend="none")
 def test_torch(session: nox.Session) -> None:
-    """Test the PyTorch plugin."""
-    run_in_dev(session, "pytest", "tests/torch", *session.posargs)
+    """Test the PyTorch plugin, and the command that runs the GPU checks."""
+    run_in_dev(session, "pytest", "tests/torch", "tests/gpu", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")

@@ -1,4 +1,4 @@
-"""Runs one check: ``python -m tests.gpu.child MODULE FUNCTION --device D --gpus N --directory DIR --limit-s S``.
+"""Runs one check: ``python -m tests.gpu.child MODULE FUNCTION --device D --gpus N --directory DIR``.
 
 The result goes to ``result.json`` in the directory, the output of the check and its traceback to standard output.
 """
@@ -8,6 +8,7 @@ import faulthandler
 import importlib
 import json
 import os
+import resource
 import traceback
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,17 @@ from tests.gpu.check import Check, Run, Skip
 
 
 def main() -> None:
+    faulthandler.enable()  # for the signal that comes when the time is over
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     parser = argparse.ArgumentParser()
     parser.add_argument("module")
     parser.add_argument("function")
     parser.add_argument("--device", required=True)
     parser.add_argument("--gpus", type=int, required=True)
     parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--limit-s", type=float, required=True)
     options = parser.parse_args()
-    faulthandler.enable()
-    faulthandler.dump_traceback_later(0.95 * options.limit_s)
     check: Check = getattr(importlib.import_module(options.module), options.function)
     result = run(check, Run(device=options.device, gpus=options.gpus, directory=options.directory))
-    faulthandler.cancel_dump_traceback_later()
     written = options.directory / "result.json.part"
     written.write_text(json.dumps(result))
     os.replace(written, options.directory / "result.json")

@@ -22,7 +22,8 @@ from tests.gpu.check import Check
 
 MINIMUM_S = 5.0
 """A check that would have less time than this is not started."""
-_EXIT_WAIT_S = 10.0
+_EXIT_WAIT_S = 5.0
+_DUMP_WAIT_S = 3.0
 _LOG_LINES = 80
 _MARK = "GPU_CHECK_MARK"
 
@@ -106,7 +107,6 @@ class Runner:
         command = [
             *(sys.executable, "-m", "tests.gpu.child", check.module, check.function.__name__),
             *("--device", self.device, "--gpus", str(self.gpus), "--directory", str(directory)),
-            *("--limit-s", str(limit_s)),
         ]
         started = time.monotonic()
         with (
@@ -117,6 +117,9 @@ class Runner:
                 code = process.wait(limit_s)
             except subprocess.TimeoutExpired:
                 code = None
+                process.send_signal(signal.SIGABRT)  # has it write the stacks of its threads to the log
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_DUMP_WAIT_S)
         seconds = time.monotonic() - started
         left = _end_marked(mark, 0.0 if code is None else _EXIT_WAIT_S)
         row = Row(name=check.name, title=check.title, seconds=round(seconds, 1), **_outcome(directory))
@@ -143,7 +146,8 @@ class Runner:
         return ""
 
     def _mark(self, name: str = "") -> str:
-        return f"{self.directory}:{name}"
+        """What the environment of a check's processes contains; without a name, the beginning of every check's."""
+        return f"{self.directory}:{name};" if name else f"{self.directory}:"
 
 
 @contextlib.contextmanager

@@ -8,47 +8,54 @@ import drivetrain
 from drivetrain_torch import get_device, prepare_data_loader
 from tests.gpu.check import Figures, Run, check, equal
 
-BATCHES, ROWS, COLUMNS = 24, 2048, 1024
+BATCHES = 24
+SIZES = {"cuda": (8192, 2048), "cpu": (64, 32)}
+"""Rows and columns of a batch; 64 MiB on the GPU."""
+PRODUCTS = 2
 
 
-def read_batches(config: dict[str, Any]) -> dict[str, Any]:
+def read_batches() -> dict[str, Any]:
     """Reads made batches with and without prefetching, while the GPU is busy with work that uses each batch."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
     device, on_gpu = get_device(), get_device().type == "cuda"
-    rows = torch.arange(BATCHES * ROWS, dtype=torch.float32).repeat_interleave(COLUMNS).reshape(-1, COLUMNS)
-    loader = DataLoader(TensorDataset(rows), batch_size=ROWS, pin_memory=on_gpu)
-    weight = torch.eye(COLUMNS, device=device)
+    rows, columns = SIZES[device.type]
+    numbers = torch.arange(BATCHES * rows, dtype=torch.float32)
+    data = numbers.repeat_interleave(columns).reshape(BATCHES, rows, columns)
+    # Batches are views of pinned memory, so that copying them to the GPU is all that a loader does.
+    loader = DataLoader(TensorDataset(data.pin_memory() if on_gpu else data), batch_size=None)
+    identity = torch.eye(columns, device=device)
 
     def use(batches: Iterable[Any]) -> tuple[list[float], float]:
         started, means = time.perf_counter(), []
         for (batch,) in batches:
             result = batch
-            for _ in range(config["products"]):
-                result = result @ weight
-            means.append((result / ROWS).mean(dtype=torch.float64))
-            batch.fill_(-1)  # if its memory were reused too early, a batch that is being copied would be overwritten
-        values = [mean.item() for mean in means]
-        return values, time.perf_counter() - started
+            for _ in range(PRODUCTS):
+                result = result @ identity
+            means.append(result.mean(dtype=torch.float64))
+            if on_gpu:  # if its memory were reused too early, this would damage the batch that is being copied
+                batch.fill_(-1)
+        return [mean.item() for mean in means], time.perf_counter() - started
 
     prefetching = prepare_data_loader(loader, add_dist_sampler=False)
     waiting = prepare_data_loader(loader, add_dist_sampler=False, auto_transfer=False)
     use(prefetching)  # warms up
-    results = {}
-    for name, prepared in (("prefetching", prefetching), ("waiting", waiting)):
-        results[name] = min((use(prepared) for _ in range(3)), key=lambda result: result[1])
-    return results
+    return {
+        name: min((use(prepared) for _ in range(5)), key=lambda result: result[1])
+        for name, prepared in (("prefetching", prefetching), ("waiting", waiting))
+    }
 
 
 @check(alone=True)
 def prefetching(run: Run) -> Figures:
     """prepare_data_loader copies the next batch while the GPU works, and no batch is damaged"""
-    results = run.fit(read_batches, {"products": 40 if run.device == "cuda" else 1}).return_value
-    expected = [(number + 0.5) - 0.5 / ROWS for number in range(BATCHES)]
+    results = run.fit(read_batches).return_value
+    rows = SIZES[run.device][0]
+    expected = [number * rows + (rows - 1) / 2 for number in range(BATCHES)]
     for name, (means, _) in results.items():
         worst = max(abs(mean - wanted) / wanted for mean, wanted in zip(means, expected, strict=True))
-        assert worst < 0.01, f"means of the batches, {name}: expected {expected[:3]}..., got {means[:3]}..."
+        assert worst < 1e-6, f"means of the batches, {name}: expected {expected}, got {means}"
     seconds = {name: result[1] for name, result in results.items()}
     return {
         "batches/s with prefetching": BATCHES / seconds["prefetching"],

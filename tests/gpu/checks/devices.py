@@ -33,12 +33,12 @@ def place() -> dict[str, Any]:
         "model": {str(parameter.device) for parameter in model.parameters()},
         "wrapper": type(model).__name__,
         "kept model": {str(parameter.device) for parameter in kept.parameters()},
-        "moved batches": {str(batch["x"].device) for batch in moved} | {str(batch["more"][0][0].device) for batch in moved},
+        "moved batches": {str(tensor.device) for batch in moved for tensor in (batch["x"], batch["more"][0][0])},
         "other values": [batch["more"][0][1] for batch in moved] + [batch["more"][1] for batch in moved],
         "batches left in place": {str(batch["x"].device) for batch in left},
         "rows are this rank's": torch.equal(rows, part),
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
-    }  # fmt: skip
+    }
 
 
 def expect_placement(run: Run, workers: int) -> dict[str, Any]:

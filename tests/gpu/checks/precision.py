@@ -6,7 +6,7 @@ from typing import Any
 
 import drivetrain
 from drivetrain import Checkpoint
-from drivetrain_torch import get_device
+from drivetrain_torch import enable_reproducibility, get_device
 from tests.gpu.check import Figures, Run, check, decreases, equal
 
 STEPS, SAVED, OVERFLOW = 12, 6, 2
@@ -56,7 +56,7 @@ def train_in_fp16() -> dict[str, Any]:
     from tests.gpu.training import make_model, make_optimizer, own_part
 
     device = get_device()
-    torch.use_deterministic_algorithms(True)
+    enable_reproducibility()
     model = make_model()
     wrapped = wrap(model)
     optimizer, scaler = make_optimizer(wrapped), torch.amp.GradScaler(device.type, init_scale=1024.0)

@@ -51,7 +51,7 @@ def in_host_memory(value: Any) -> Any:
         return {key: in_host_memory(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return tuple(map(in_host_memory, value))
-    return value.cpu() if hasattr(value, "cpu") else value
+    return value.detach().cpu().clone() if hasattr(value, "cpu") else value
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
