@@ -9,6 +9,7 @@ import argparse
 import datetime
 import fnmatch
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as temporary:
         paths = checkout.import_paths(Path(temporary, "metadata"))
         environment = {**checkout.environment(paths), **_OFFLINE, "TMPDIR": temporary}
-        machine = probe(environment)
+        machine = probe(options.device, environment)
         if options.device == "cuda" and not machine["gpus"]:
             return stop(
                 f"expected an NVIDIA GPU and a PyTorch built for CUDA, got none: {machine['problem']}. Run it on a "
@@ -130,9 +131,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def probe(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What ``tests.gpu.machine`` says; without GPUs if it hangs or crashes."""
-    command = [sys.executable, "-m", "tests.gpu.machine"]
+def probe(device: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What ``tests.gpu.machine`` prints; without GPUs if it hangs or crashes."""
+    command = [sys.executable, "-m", "tests.gpu.machine", device]
     try:
         finished = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=_PROBE_S, check=True
@@ -162,4 +163,6 @@ def stop(message: str) -> int:
 if __name__ == "__main__":
     if sys.platform != "linux":
         sys.exit("tests.gpu: expected Linux")
+    # So that nothing is left running: the checks are processes in sessions of their own.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(main())

@@ -1,5 +1,7 @@
-"""Describes this machine as a line of JSON: ``python -m tests.gpu.machine``. It is a process of its own, for the
-initialisation of CUDA may hang or crash."""
+"""Describes this machine as a line of JSON: ``python -m tests.gpu.machine DEVICE``.
+
+It is a process of its own, because the initialisation of CUDA may hang or crash.
+"""
 
 import importlib.metadata
 import json
@@ -14,13 +16,14 @@ PACKAGES = (
 )
 
 
-def describe() -> dict[str, Any]:
+def describe(device: str) -> dict[str, Any]:
+    """The facts for the report; of GPUs only if they are to be used."""
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpus": len(os.sched_getaffinity(0)),
         "packages": {name: version for name in PACKAGES if (version := version_of(name)) is not None},
-        **_describe_gpus(),
+        **(_describe_gpus() if device == "cuda" else {"gpus": []}),
     }
 
 
@@ -51,4 +54,4 @@ def _describe_gpus() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(describe(), sys.stdout)
+    json.dump(describe(sys.argv[1]), sys.stdout)

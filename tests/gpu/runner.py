@@ -80,17 +80,19 @@ class Runner:
             rows[check.name] = row = self.run(check)
             done(row)
 
-        for check in checks:
-            if check.alone:
-                run(check)
-        with ThreadPoolExecutor(self.jobs) as pool:
-            try:
-                list(pool.map(run, [check for check in checks if not check.alone]))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for pid in _marked(self._mark()):
-                    _kill(pid)
-                raise
+        pool = ThreadPoolExecutor(self.jobs)
+        try:
+            for check in checks:
+                if check.alone:
+                    run(check)
+            list(pool.map(run, [check for check in checks if not check.alone]))
+        except BaseException:  # Ctrl-C, SIGTERM
+            pool.shutdown(wait=False, cancel_futures=True)
+            for pid in _marked(self._mark()):
+                _kill(pid)
+            raise
+        finally:
+            pool.shutdown()
         return [rows[check.name] for check in checks]
 
     def run(self, check: Check) -> Row:

