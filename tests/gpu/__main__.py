@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         paths = checkout.import_paths(Path(temporary, "metadata"))
         environment = {**checkout.environment(paths), **_OFFLINE, "TMPDIR": temporary}
         machine = probe(options.device, environment)
-        if options.device == "cuda" and not machine["gpus"]:
+        if options.device == "cuda" and not machine["gpus"] and not options.list:
             return stop(
                 f"expected an NVIDIA GPU and a PyTorch built for CUDA, got none: {machine['problem']}. Run it on a "
                 "machine with a GPU; --device cpu tries out the checks themselves"

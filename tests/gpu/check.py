@@ -135,3 +135,12 @@ def decreases(name: str, values: list[float]) -> None:
     """Raises an AssertionError unless the last value is below nine tenths of the first."""
     if not values[-1] < 0.9 * values[0]:
         raise AssertionError(f"{name}: expected it to decrease by a tenth or more, got {values}")
+
+
+def difference(got: list[float], expected: list[float], limit: float) -> float:
+    """The largest difference of two losses after a resumption; raises an AssertionError if it exceeds the limit."""
+    equal("number of losses after the checkpoint", len(got), len(expected))
+    largest = max(abs(mine - other) for mine, other in zip(got, expected, strict=True))
+    if not largest <= limit:
+        raise AssertionError(f"losses after the checkpoint: expected {expected} to {limit}, got {got}")
+    return largest

@@ -34,7 +34,8 @@ def xgboost(run: Run) -> Figures:
         ).fit()
 
     got = train(run.device, run.scaling(run.workers())).metrics["valid-logloss"]
-    expected = train("cpu", ScalingConfig(num_workers=1, runtime="local")).metrics["valid-logloss"]
-    assert abs(got - expected) < 0.02, f"valid-logloss: expected {expected} to 0.02, got {got}"
-    assert got < 0.25, f"valid-logloss: expected less than 0.25, got {got}"
+    on_cpu = ScalingConfig(num_workers=run.workers(), runtime="local")
+    expected = train("cpu", on_cpu).metrics["valid-logloss"]
+    assert abs(got - expected) < 0.05, f"valid-logloss: expected {expected} to 0.05, got {got}"
+    assert got < 0.2, f"valid-logloss: expected less than 0.2, got {got}"
     return {"valid-logloss": got, "on the CPU": expected, "workers": run.workers()}
