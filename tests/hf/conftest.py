@@ -19,7 +19,6 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
         *,
         workers: int = 2,
         runtime: str | None = None,
-        gpu: bool = False,
         trainer: type[DataParallelTrainer] = TorchTrainer,
         max_failures: int = 0,
         run: Mapping[str, Any] | None = None,
@@ -29,7 +28,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
         given = {} if config is None else {"train_loop_config": config}
         return trainer(
             function,
-            scaling_config=ScalingConfig(num_workers=workers, runtime=runtime or where, use_gpu=gpu),
+            scaling_config=ScalingConfig(num_workers=workers, runtime=runtime or where),
             run_config=RunConfig(
                 storage_path=tmp_path_factory.mktemp("runs"),
                 verbose=0,

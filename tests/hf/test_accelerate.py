@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import drivetrain
 from drivetrain import Checkpoint, ConfigurationError, Result, TrainingFailedError
 from drivetrain_hf.accelerate import AccelerateTrainer
-from drivetrain_torch import TorchTrainer
 
 EPOCHS = 4
 
@@ -181,40 +180,3 @@ def test_run_is_restored_with_its_config(fit: Callable[..., Result]):
     again = AccelerateTrainer.restore(result.path, train_loop_config={"epochs": 2}).fit()
     assert again.metrics["epoch"] == 1
     assert again.return_value["precision"] == "bf16"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("trainer", [TorchTrainer, AccelerateTrainer])
-def test_accelerator_takes_the_workers_gpu(fit: Callable[..., Result], trainer: type):
-    options = {} if trainer is TorchTrainer else {"accelerate_config": MADE_ELSEWHERE}
-    found = fit(train_digits, {"epochs": EPOCHS}, workers=1, gpu=True, trainer=trainer, **options)
-    assert (found.return_value["type"], found.return_value["device"]) == ("MULTI_GPU", "cuda")
-    assert found.metrics["accuracy"] > 0.85
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("plugin", ["fsdp", "deepspeed"])
-def test_plugin_of_the_accelerator_is_followed_on_a_gpu(fit: Callable[..., Result], plugin: str):
-    def train(config: dict[str, Any]) -> tuple[str, list[float]]:
-        from accelerate import Accelerator
-        from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
-
-        if config["plugin"] == "fsdp":
-            accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
-        else:
-            accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2))
-        loader = DataLoader(digits(0, 1280), batch_size=64)
-        model = torch.nn.Linear(64, 10)
-        model, optimizer, loader = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01), loader)
-        losses = []
-        for images, labels in loader:
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return accelerator.distributed_type.value, losses
-
-    kind, losses = fit(train, {"plugin": plugin}, workers=1, gpu=True).return_value
-    assert kind == plugin.upper()
-    assert losses[-1] < losses[0]

@@ -245,23 +245,3 @@ def test_auto_that_nobody_fills_in_is_refused_by_name(tmp_path: Path):
             check_config(given)
     with pytest.raises(ConfigurationError, match=r"wants a JSON file, found .*none\.json"):
         check_config(tmp_path / "none.json")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_deepspeed_trains_on_the_workers_gpu(fit: Callable[..., Result], stage: int):
-    def train_on_gpu(config: dict[str, Any]) -> tuple[str, list[float]]:
-        engine = make_engine(config["stage"])
-        data = torch.rand(32, 64, device=engine.device)
-        found = []
-        for _ in range(STEPS):
-            loss = torch.nn.functional.cross_entropy(engine(data), data.argmax(1) % 10)
-            engine.backward(loss)
-            engine.step()
-            found.append(loss.item())
-        save(engine, STEPS)
-        return engine.device.type, found
-
-    device, found = fit(train_on_gpu, {"stage": stage}, workers=1, gpu=True).return_value
-    assert device == "cuda"
-    assert found[-1] < found[0]

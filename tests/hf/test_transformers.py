@@ -437,14 +437,3 @@ def test_trainer_runs_on_ray(fit: Callable[..., Result], ray_address: str):
     result = fit(train_and_return_history, config_of(max_steps=2, save_strategy="epoch"), runtime="ray")
     assert losses(saved_history(result.checkpoint)) == losses(result.return_value)
     assert len(list(Path(result.checkpoint.path, "checkpoint").glob("rng_state_*.pth"))) == 2
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_trainer_takes_the_workers_gpu(fit: Callable[..., Result]):
-    def train_on_gpu(config: dict[str, Any]) -> str:
-        return train(config).args.device.type
-
-    config = config_of(max_steps=4, save_strategy="epoch", bf16=True)
-    result = fit(train_on_gpu, config, workers=1, gpu=True)
-    assert result.return_value == "cuda"
-    assert result.metrics["step"] == 4

@@ -1,0 +1,162 @@
+"""DDP, FSDP and FSDP2, with sharded checkpoints saved and loaded."""
+
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import drivetrain
+from drivetrain import Checkpoint
+from drivetrain_torch import TorchConfig, get_device, load_sharded, save_sharded
+from tests.gpu.check import Figures, Run, check, decreases, difference, equal
+
+STEPS, SAVED = 12, 6
+
+
+def parallelize(model: Any, strategy: str) -> Any:
+    """Wraps a model, also for a worker that is alone, which prepare_model leaves as it is."""
+    import torch.distributed as dist
+
+    device = get_device()
+    if strategy == "ddp":
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(model.to(device), device_ids=[device] if device.type == "cuda" else None)
+    if strategy == "fsdp":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(model, device_id=device, use_orig_params=True)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    model = model.to(device)
+    fully_shard(model[0], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def whole_state(model: Any, optimizer: Any) -> Any:
+    """The state of the model and of the optimizer, unsharded, in host memory."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # FSDP1 warns of its own parts
+        state = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    return in_host_memory(state)
+
+
+def in_host_memory(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: in_host_memory(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(map(in_host_memory, value))
+    return value.detach().cpu().clone() if hasattr(value, "cpu") else value
+
+
+def train(config: dict[str, Any]) -> dict[str, Any]:
+    """Trains and saves half-way, or loads that and trains the rest."""
+    from tests.gpu.training import gather, make_model, make_optimizer, own_part, train_steps
+
+    checkpoint = drivetrain.get_checkpoint()
+    model = parallelize(make_model(seed=0 if checkpoint is None else 1), config["strategy"])
+    optimizer, batch = make_optimizer(model), own_part(get_device())
+    losses: list[float] = []
+    files = None
+    if checkpoint is None:
+        losses += train_steps(model, optimizer, batch, SAVED)
+        with tempfile.TemporaryDirectory() as directory:
+            save_sharded(directory, model, optimizer, extra={"steps": SAVED})
+            files = gather(sorted(os.listdir(directory)))
+            drivetrain.report({"loss": losses[-1]}, Checkpoint.from_directory(directory))
+    else:
+        with checkpoint.as_directory() as directory:
+            equal("steps in the checkpoint", load_sharded(directory, model, optimizer), {"steps": SAVED})
+    state = whole_state(model, optimizer)
+    losses += train_steps(model, optimizer, batch, STEPS - SAVED)
+    parameter = next(iter(model.parameters()))
+    return {
+        "files": files,
+        "state": state,
+        "losses": [sum(each) / len(each) for each in zip(*gather(losses), strict=True)],
+        "wrapper": type(model).__name__,
+        "parameter": type(parameter).__name__,
+        "device": parameter.device.type,
+    }
+
+
+def load_alone(directory: str) -> Any:
+    """Loads a sharded checkpoint in a process without a process group, on the CPU."""
+    from tests.gpu.training import make_model, make_optimizer
+
+    model = make_model(seed=1)
+    optimizer = make_optimizer(model)
+    load_sharded(directory, model, optimizer)
+    return whole_state(model, optimizer)
+
+
+def identical(name: str, got: Any, expected: Any) -> None:
+    import torch
+
+    torch.testing.assert_close(got[0], expected[0], rtol=0, atol=0, msg=lambda text: f"weights {name}: {text}")
+    torch.testing.assert_close(
+        got[1]["state"], expected[1]["state"], rtol=0, atol=0, msg=lambda text: f"optimizer state {name}: {text}"
+    )
+
+
+def expect_resumable(run: Run, strategy: str, saved_by: int, loaded_by: int, **options: Any) -> Figures:
+    config = {"strategy": strategy}
+    result = run.fit(train, config, workers=saved_by, **options)
+    got = result.return_value
+    equal("device of the parameters", got["device"], run.device)
+    parts = [[".metadata", "__0_0.distcp"], *([f"__{rank}_0.distcp"] for rank in range(1, saved_by))]
+    equal("files of each rank", got["files"], parts)
+    decreases("loss", got["losses"])
+    with result.checkpoint.as_directory() as directory:
+        identical("loaded on the CPU", load_alone(directory), got["state"])
+        size = sum(file.stat().st_size for file in Path(directory).rglob("*") if file.is_file())
+    again = run.fit(train, config, workers=loaded_by, resume_from_checkpoint=result.checkpoint).return_value
+    identical("loaded on the GPU", again["state"], got["state"])
+    return {
+        "wrapper": got["wrapper"],
+        "parameters": got["parameter"],
+        "workers": saved_by,
+        "checkpoint KiB": size >> 10,
+        "largest difference of a loss after resuming": difference(again["losses"], got["losses"][SAVED:], 1e-4),
+    }
+
+
+@check(limit_s=120)
+def ddp(run: Run) -> Figures:
+    """A sharded checkpoint of a DistributedDataParallel model is loaded on the GPU and on the CPU"""
+    return expect_resumable(run, "ddp", 1, 1)
+
+
+@check(limit_s=120)
+def fsdp(run: Run) -> Figures:
+    """A sharded checkpoint of a FullyShardedDataParallel model is loaded on the GPU and on the CPU"""
+    return expect_resumable(run, "fsdp", 1, 1)
+
+
+@check(limit_s=120)
+def fsdp2(run: Run) -> Figures:
+    """A sharded checkpoint of a fully_shard model is loaded on the GPU and on the CPU"""
+    return expect_resumable(run, "fully_shard", 1, 1)
+
+
+@check(limit_s=120)
+def two_workers_share_a_gpu(run: Run) -> Figures:
+    """Two workers on one GPU save a sharded checkpoint, and one worker loads it"""
+    return expect_resumable(run, "ddp", 2, 1, gpus_per_worker=0.5, torch_config=TorchConfig(backend="gloo"))
+
+
+@check(gpus=2, limit_s=120)
+def fsdp_on_several_gpus(run: Run) -> Figures:
+    """FullyShardedDataParallel shards over several GPUs, and one of them loads the checkpoint"""
+    return expect_resumable(run, "fsdp", run.workers(), 1)
+
+
+@check(gpus=2, limit_s=120)
+def fsdp2_on_several_gpus(run: Run) -> Figures:
+    """fully_shard shards over several GPUs, and one of them loads the checkpoint"""
+    return expect_resumable(run, "fully_shard", run.workers(), 1)

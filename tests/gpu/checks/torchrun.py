@@ -1,0 +1,55 @@
+"""Steps per second and memory of DistributedDataParallel, next to torchrun with the same script."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.gpu.check import Figures, Run, check
+
+PAIRS = {"cuda": 5, "cpu": 1}
+"""How many times each side runs, in turns."""
+LIMIT_S = 60.0
+
+
+@check(alone=True, limit_s=200)
+def ddp_next_to_torchrun(run: Run) -> Figures:
+    """Steps per second (with a report in every step) and device memory next to torchrun (without reports)"""
+    workers = run.workers()
+    sides: dict[str, list[dict[str, float]]] = {"drivetrain": [], "torchrun": []}
+    for pair in range(PAIRS[run.device]):
+        for side in sorted(sides, reverse=pair % 2 == 1):
+            sides[side].append(run_side(side, run, workers, run.directory / f"{side}-{pair}"))
+    figures: Figures = {"workers": workers, "pairs": PAIRS[run.device]}
+    ratios = {}
+    for name in sides["drivetrain"][0]:
+        ours, peers = ([figures[name] for figures in sides[side]] for side in ("drivetrain", "torchrun"))
+        ratios[name] = statistics.median(mine / theirs for mine, theirs in zip(ours, peers, strict=True))
+        figures[name] = (
+            f"{statistics.median(ours):.5g} (torchrun {statistics.median(peers):.5g}, ratio {ratios[name]:.3f})"
+        )
+    for name, ratio in ratios.items():
+        # Other processes disturb CPU workers too much for a bound.
+        if name.endswith("steps/s") and run.device == "cuda":
+            assert ratio >= 0.9, f"{name}: expected at least 0.9 of torchrun's, got {ratio:.3f}: {figures}"
+        elif name.endswith("MiB"):
+            assert ratio <= 1.05, f"{name}: expected at most 1.05 of torchrun's, got {ratio:.3f}: {figures}"
+    return figures
+
+
+def run_side(side: str, run: Run, workers: int, directory: Path) -> dict[str, float]:
+    directory.mkdir()
+    # The name of this machine may not resolve without a network.
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={workers}"]
+    command = [
+        *(sys.executable, *(launcher if side == "torchrun" else [])),
+        *("-m", "tests.gpu.ddp_job", side, "--device", run.device, "--workers", str(workers)),
+        *("--result", str(directory / "figures.json")),
+    ]
+    started = time.monotonic()
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=LIMIT_S, check=True)
+    figures = json.loads((directory / "figures.json").read_text())
+    return {**figures, "whole job s": time.monotonic() - started}
