@@ -63,10 +63,29 @@ def ray_address(temporary_files: Path) -> Iterator[str]:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # What the S3 server of the tests wants of clients.
         patch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
-        ray.init(
-            address="local", num_cpus=4, num_gpus=0, resources={SEATS: 4}, include_dashboard=False, log_to_driver=False
-        )
+        _start_ray()
         try:
             yield ray.get_runtime_context().gcs_address
         finally:
+            ray.shutdown()
+
+
+def _start_ray(attempts: int = 3) -> None:
+    """Starts Ray. It gives its processes 30 s to start, a limit that it lets nobody set and a busy machine exceeds."""
+    import ray
+
+    for attempt in range(1, attempts + 1):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=4,
+                num_gpus=0,
+                resources={SEATS: 4},
+                include_dashboard=False,
+                log_to_driver=False,
+            )
+            return
+        except Exception as error:  # the class that Ray itself raises
+            if attempt == attempts or "timed out during startup" not in str(error):
+                raise
             ray.shutdown()

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
 from tests.faults.scenarios import STEPS, Moment, Plan, train
-from tests.faults.table import ROWS, Row
+from tests.faults.table import PROPERTY, Row
 from tests.support import DEADLINE_S, Pipe, wait_until_gone
 
 GONE_S = 10.0
@@ -63,7 +63,13 @@ def runs(tmp_path: Path, moment: Moment) -> Iterator[Path]:
 @with_processes
 @pytest.mark.parametrize("moment", Moment, ids=lambda moment: moment.value)
 def test_killed_driver_leaves_nothing_running_and_the_next_continues_from_the_committed_checkpoint(
-    runtime: RuntimeUnderTest, moment: Moment, runs: Path, tmp_path: Path, pipe: Pipe, temporary_files: Path
+    runtime: RuntimeUnderTest,
+    moment: Moment,
+    runs: Path,
+    tmp_path: Path,
+    pipe: Pipe,
+    temporary_files: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     if runtime.name == "ray" and moment in (Moment.FIRST, Moment.RESTART):
         pytest.skip("takes seconds to connect, and for Ray a driver's end is the same at any moment")
@@ -86,7 +92,8 @@ def test_killed_driver_leaves_nothing_running_and_the_next_continues_from_the_co
     for gate in gates:
         gate.close()
 
-    ROWS.append(Row("driver killed", moment.value, runtime.name, "resumed by the next driver", "", gone_s, ""))
+    row = Row("driver killed", moment.value, runtime.name, "resumed by the next driver", "", gone_s, "")
+    record_property(PROPERTY, [*row])
     assert result.return_value == moment.committed
     assert [entry["step"] for _, entry in result.best_checkpoints] == list(range(STEPS))
     assert not sorted(temporary_files.glob("drivetrain-*/*/*"))
