@@ -9,8 +9,8 @@ from pathlib import Path
 from saving import seconds
 from stamps import options, stamp
 
-from drivetrain.checkpoints import MANIFEST, CheckpointManager, checkpoint_name
-from drivetrain.storage import Storage, locate, open_storage
+from drivetrain._storage.directory import Storage, locate, open_storage
+from drivetrain._storage.manifest import MANIFEST, CheckpointManager, checkpoint_name
 
 
 def write_durably(directory: Path, data: bytes) -> None:

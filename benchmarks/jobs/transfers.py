@@ -15,7 +15,7 @@ Transfer = Callable[[Path, str], object]
 
 
 def drivetrain(config, *, checked: bool = True) -> tuple[Transfer, Transfer]:
-    from drivetrain.storage import Storage, locate
+    from drivetrain._storage.directory import Storage, locate
 
     storage = Storage(*locate(config["uri"], what="storage"))
     storage.write_bytes("small", b"")

@@ -28,7 +28,7 @@ from drivetrain import (
     TrainingFailedError,
     WorkerInfo,
 )
-from drivetrain.runtime.local import LocalRuntime
+from drivetrain._runtimes.local import LocalRuntime
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
 

@@ -21,7 +21,7 @@ from drivetrain import (
     WorkerDiedError,
     WorkerInfo,
 )
-from drivetrain.events import TRAINING, Event, Exited, Failed, PhaseEntered, Reported, Returned
+from drivetrain._wire.events import TRAINING, Event, Exited, Failed, PhaseEntered, Reported, Returned
 from tests.support import Collector
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain import CheckpointError, ConfigurationError, Result, StorageError
-from drivetrain.storage import StoredFile, open_storage, runs_location
+from drivetrain._storage.directory import StoredFile, open_storage, runs_location
 from tests.support import local_storage
 
 

@@ -26,6 +26,7 @@ from drivetrain import (
     ScalingConfig,
     TrainingFailedError,
 )
+from drivetrain._driver.callbacks import make_callbacks
 from drivetrain.loggers import (
     CSVLoggerCallback,
     Entry,
@@ -34,7 +35,6 @@ from drivetrain.loggers import (
     TBXLoggerCallback,
     TrackerCallback,
 )
-from drivetrain.loggers.chosen import make_callbacks
 from tests.events import read_events
 from tests.support import Pipe, release, wait_for_release
 
@@ -286,10 +286,10 @@ def test_callback_that_wants_arguments_is_to_be_given_as_an_object(monkeypatch: 
         def __init__(self, where: str) -> None:
             self.where = where
 
-    monkeypatch.setattr("drivetrain.loggers.chosen.load_plugin", lambda kind, name: Wants)
+    monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: Wants)
     with pytest.raises(PluginBrokenError, match=r"give RunConfig\(callbacks=\.\.\.\) an object, .*Wants\(\.\.\.\)"):
         make_callbacks(RunConfig(callbacks=["wants"]))
-    monkeypatch.setattr("drivetrain.loggers.chosen.load_plugin", lambda kind, name: dict)
+    monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: dict)
     with pytest.raises(PluginBrokenError, match=r"wants to be a drivetrain.Callback, found \{\}"):
         make_callbacks(RunConfig(callbacks=["dict"]))
 

@@ -11,9 +11,9 @@ import pytest
 
 import drivetrain
 from drivetrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, TrainingFailedError, WorkerInfo
+from drivetrain._views.records import RunRecord, last_report, read_run
 from drivetrain.loggers.timeline import TIMELINE_FILE
 from drivetrain.loggers.usage import USAGE_FILE, UsageRecorder
-from drivetrain.views.records import RunRecord, last_report, read_run
 from tests.support import listening, local_storage
 
 

@@ -1,10 +1,18 @@
 """drivetrain scales a training function from one process to a cluster."""
 
+from drivetrain._base.failure import Failure
+from drivetrain._driver.handle import RunHandle
+from drivetrain._driver.result import Result
+from drivetrain._driver.trainer import DataParallelTrainer
+from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
+from drivetrain._hooks.callback import Callback, Report
+from drivetrain._hooks.context import Run, TrainContext, WorkerInfo
+from drivetrain._hooks.policy import FailurePolicy
+from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.manifest import CommittedCheckpoint
 from drivetrain._version import __version__
-from drivetrain.backend import Backend, BackendConfig, WorkerGroup
-from drivetrain.callback import Callback, Report
-from drivetrain.checkpoint import Checkpoint
-from drivetrain.checkpoints import CommittedCheckpoint
+from drivetrain._worker.preemption import PreemptionInfo
+from drivetrain._worker.session import get_checkpoint, get_context, get_dataset_shard, get_preemption_info, report
 from drivetrain.config import (
     CheckpointConfig,
     CheckpointUploadMode,
@@ -13,7 +21,6 @@ from drivetrain.config import (
     ScalingConfig,
     SyncConfig,
 )
-from drivetrain.context import Run, TrainContext, WorkerInfo
 from drivetrain.data import DataConfig, DatasetShard
 from drivetrain.errors import (
     CallbackError,
@@ -36,18 +43,11 @@ from drivetrain.errors import (
     WaitTimeoutError,
     WorkerDiedError,
 )
-from drivetrain.failure import Failure
-from drivetrain.handle import RunHandle
 from drivetrain.interactive.callbacks import TrainingCallback
 from drivetrain.interactive.dicts import load_checkpoint, save_checkpoint
 from drivetrain.interactive.iterator import TrainingIterator
 from drivetrain.interactive.ranks import local_rank, world_rank, world_size
 from drivetrain.interactive.trainer import CheckpointStrategy, Trainer
-from drivetrain.policy import FailurePolicy
-from drivetrain.preemption import PreemptionInfo
-from drivetrain.result import Result
-from drivetrain.session import get_checkpoint, get_context, get_dataset_shard, get_preemption_info, report
-from drivetrain.trainer import DataParallelTrainer
 
 __all__ = [
     "Backend",

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from drivetrain._base.notebook import ShowsFields
 from drivetrain.errors import ConfigurationError
-from drivetrain.notebook import ShowsFields
 
 if TYPE_CHECKING:
-    from drivetrain.callback import Callback
-    from drivetrain.policy import FailurePolicy
-    from drivetrain.runtime.base import Runtime
+    from drivetrain._hooks.callback import Callback
+    from drivetrain._hooks.policy import FailurePolicy
+    from drivetrain._runtimes.base import Runtime
 
 __all__ = ["CheckpointConfig", "CheckpointUploadMode", "FailureConfig", "RunConfig", "ScalingConfig", "SyncConfig"]
 
@@ -80,7 +80,7 @@ class ScalingConfig(ShowsFields):
             ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``.
         accelerator_type: the GPU model that each worker must have, such as ``"A100"`` (Ray only).
         runtime: ``"inprocess"``, ``"local"``, ``"ray"``, the name of another installed runtime, or a
-            :class:`~drivetrain.runtime.base.Runtime`. None picks: ``inprocess`` for no workers, ``ray`` where a
+            :class:`~drivetrain._runtimes.base.Runtime`. None picks: ``inprocess`` for no workers, ``ray`` where a
             Ray cluster is connected or ``RAY_ADDRESS`` is set, and ``local`` otherwise.
         elastic_resize_monitor_interval_s: seconds between two looks for room for more workers, while an elastic run
             has fewer than its maximum. It grows right after a commit; a train function that asks for preemptions

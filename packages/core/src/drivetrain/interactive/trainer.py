@@ -14,28 +14,28 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.backend import Backend, BackendConfig
-from drivetrain.callback import Callback
-from drivetrain.checkpoint import Checkpoint
-from drivetrain.checkpoints import MANIFEST, read_manifest
+from drivetrain._base.interrupts import Interrupts
+from drivetrain._base.notebook import as_table
+from drivetrain._driver.controller import group_spec
+from drivetrain._driver.result import Result
+from drivetrain._driver.trainer import DataParallelTrainer, resolve_backend, resolve_runtime, trainable_of
+from drivetrain._hooks.backend import Backend, BackendConfig
+from drivetrain._hooks.callback import Callback
+from drivetrain._hooks.policy import RetryBudget
+from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.directory import Storage, runs_location
+from drivetrain._storage.manifest import MANIFEST, read_manifest
 from drivetrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from drivetrain.controller import group_spec
 from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import CheckpointError, ConfigurationError, FailureKind, SessionError
 from drivetrain.interactive import dicts
 from drivetrain.interactive.iterator import Feed, TrainingIterator
 from drivetrain.interactive.warm import WarmRuntime
-from drivetrain.interrupts import Interrupts
-from drivetrain.notebook import as_table
-from drivetrain.policy import RetryBudget
-from drivetrain.result import Result
-from drivetrain.storage import Storage, runs_location
-from drivetrain.trainer import DataParallelTrainer, resolve_backend, resolve_runtime, trainable_of
 
 if TYPE_CHECKING:
-    from drivetrain.context import Run
-    from drivetrain.failure import Failure
-    from drivetrain.runtime.base import Runtime
+    from drivetrain._base.failure import Failure
+    from drivetrain._hooks.context import Run
+    from drivetrain._runtimes.base import Runtime
 
 __all__ = ["CheckpointStrategy", "InteractiveRun", "Trainer"]
 

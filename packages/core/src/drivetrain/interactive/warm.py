@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from drivetrain.runtime.base import Group, GroupSpec, Runtime
+from drivetrain._runtimes.base import Group, GroupSpec, Runtime
 
 if TYPE_CHECKING:
+    from drivetrain._hooks.context import WorkerInfo
     from drivetrain.config import ScalingConfig
-    from drivetrain.context import WorkerInfo
 
 __all__ = ["WarmRuntime"]
 
@@ -43,11 +43,11 @@ class WarmRuntime:
         return repr(self.name)
 
     def validate(self, scaling: ScalingConfig) -> None:
-        """See :meth:`drivetrain.runtime.base.Runtime.validate`."""
+        """See :meth:`drivetrain._runtimes.base.Runtime.validate`."""
         self._runtime.validate(scaling)
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """See :meth:`drivetrain.runtime.base.Runtime.room`."""
+        """See :meth:`drivetrain._runtimes.base.Runtime.room`."""
         return self._runtime.room(scaling, running, avoided)
 
     @contextlib.contextmanager

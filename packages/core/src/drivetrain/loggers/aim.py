@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
 
 if TYPE_CHECKING:
-    from drivetrain.context import Run
+    from drivetrain._hooks.context import Run
 
 __all__ = ["AimLoggerCallback"]
 

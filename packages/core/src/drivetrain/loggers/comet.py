@@ -11,8 +11,8 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
 
 if TYPE_CHECKING:
-    from drivetrain.checkpoints import CommittedCheckpoint
-    from drivetrain.context import Run
+    from drivetrain._hooks.context import Run
+    from drivetrain._storage.manifest import CommittedCheckpoint
 
 __all__ = ["CometLoggerCallback"]
 

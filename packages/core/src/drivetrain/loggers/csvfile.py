@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.callback import Callback, Report
+from drivetrain._hooks.callback import Callback, Report
 
 if TYPE_CHECKING:
-    from drivetrain.context import Run
+    from drivetrain._hooks.context import Run
 
 __all__ = ["CSVLoggerCallback"]
 

@@ -7,10 +7,10 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from drivetrain.callback import Callback, Report
+from drivetrain._hooks.callback import Callback, Report
 
 if TYPE_CHECKING:
-    from drivetrain.context import Run
+    from drivetrain._hooks.context import Run
 
 __all__ = ["JsonLoggerCallback", "result_file"]
 

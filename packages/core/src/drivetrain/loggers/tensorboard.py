@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from drivetrain._storage.filesystem import walk_local
+from drivetrain._worker.workspace import ARTIFACTS
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
-from drivetrain.storage.filesystem import walk_local
-from drivetrain.workspace import ARTIFACTS
 
 if TYPE_CHECKING:
-    from drivetrain.context import Run
+    from drivetrain._hooks.context import Run
 
 __all__ = ["TBXLoggerCallback"]
 

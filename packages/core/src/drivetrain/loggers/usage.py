@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from drivetrain.context import WorkerInfo
+    from drivetrain._hooks.context import WorkerInfo
 
 __all__ = ["USAGE_FILE", "UsageRecorder"]
 

@@ -13,8 +13,8 @@ from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, parameters
 if TYPE_CHECKING:
     import os
 
-    from drivetrain.checkpoints import CommittedCheckpoint
-    from drivetrain.context import Run
+    from drivetrain._hooks.context import Run
+    from drivetrain._storage.manifest import CommittedCheckpoint
 
 __all__ = ["WandbLoggerCallback"]
 

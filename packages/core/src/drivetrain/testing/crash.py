@@ -47,11 +47,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drivetrain.checkpoint import LISTING_FILE, METADATA_FILE, PIN_FILE, Checkpoint, parse_listing
-from drivetrain.checkpoints import PENDING, CommittedCheckpoint, read_manifest
-from drivetrain.crashpoints import ADDRESS, POINTS
+from drivetrain._base.crashpoints import ADDRESS, POINTS
+from drivetrain._storage.checkpoint import LISTING_FILE, METADATA_FILE, PIN_FILE, Checkpoint, parse_listing
+from drivetrain._storage.directory import Storage, locate
+from drivetrain._storage.manifest import PENDING, CommittedCheckpoint, read_manifest
 from drivetrain.errors import CheckpointError, ConfigurationError, StorageError
-from drivetrain.storage import Storage, locate
 
 __all__ = ["POINTS", "VICTIMS", "Crash", "CrashFound", "CrashHarness", "CrashReport", "main"]
 

@@ -21,23 +21,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.callback import Callback, Report
-from drivetrain.checkpoint import Checkpoint
-from drivetrain.checkpoints import MANIFEST, CommittedCheckpoint, read_manifest
+from drivetrain._base.console import Console
+from drivetrain._driver.arguments import check_param_space, merge_arguments
+from drivetrain._hooks.callback import Callback, Report
+from drivetrain._hooks.context import Run, Trial
+from drivetrain._runtimes.ray import RayRuntime
+from drivetrain._runtimes.ray.cluster import bundle_of
+from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.directory import Storage, locate
+from drivetrain._storage.manifest import MANIFEST, CommittedCheckpoint, read_manifest
 from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.console import Console
-from drivetrain.context import Run, Trial
 from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import ConfigurationError, PluginNotFoundError, ResourceError, SerializationError
-from drivetrain.runtime.ray import RayRuntime
-from drivetrain.runtime.ray.cluster import bundle_of
-from drivetrain.storage import Storage, locate
-from drivetrain.tune.merge import check_param_space, merge_arguments
 
 if TYPE_CHECKING:
     from ray.tune import PlacementGroupFactory
 
-    from drivetrain.trainer import DataParallelTrainer
+    from drivetrain._driver.trainer import DataParallelTrainer
 
 __all__ = ["TrialShape", "make_trainable"]
 

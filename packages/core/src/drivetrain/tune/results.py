@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.result import Result
+from drivetrain._driver.result import Result
 
 if TYPE_CHECKING:
     import optuna

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from drivetrain._base.console import Console
+from drivetrain._driver.arguments import merge_arguments
+from drivetrain._driver.handle import RunHandle
+from drivetrain._driver.result import Result
+from drivetrain._driver.trainer import DataParallelTrainer
+from drivetrain._runtimes.local import ForkServers, LocalRuntime
+from drivetrain._runtimes.resources import visible_gpus
 from drivetrain.config import ScalingConfig
-from drivetrain.console import Console
 from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import CallbackError, ConfigurationError, RunCancelledError
-from drivetrain.handle import RunHandle
-from drivetrain.result import Result
-from drivetrain.runtime.local import ForkServers, LocalRuntime
-from drivetrain.runtime.resources import visible_gpus
-from drivetrain.trainer import DataParallelTrainer
-from drivetrain.tune.merge import merge_arguments
 from drivetrain.tune.results import value_of
 from drivetrain.tune.search import ActiveTrial, Search, TuneConfig
 

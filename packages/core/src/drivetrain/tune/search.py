@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from drivetrain._storage.directory import Storage
 from drivetrain.config import StopCondition
 from drivetrain.errors import ConfigurationError, PluginNotFoundError, StorageError
-from drivetrain.storage import Storage
 from drivetrain.tune.results import value_of
 from drivetrain.tune.space import Space
 

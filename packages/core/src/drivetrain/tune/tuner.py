@@ -15,9 +15,15 @@ from typing import Any
 
 import cloudpickle
 
+from drivetrain._base.console import Console
+from drivetrain._driver.arguments import check_param_space
+from drivetrain._driver.result import Result
+from drivetrain._driver.trainer import DataParallelTrainer
+from drivetrain._hooks.context import Trial
+from drivetrain._runtimes.local import ForkServers
+from drivetrain._storage.directory import Storage, locate, open_storage, quick, runs_location
+from drivetrain._storage.lock import RunLock
 from drivetrain.config import RunConfig
-from drivetrain.console import Console
-from drivetrain.context import Trial
 from drivetrain.errors import (
     ConfigurationError,
     RunExistsError,
@@ -25,12 +31,6 @@ from drivetrain.errors import (
     StorageError,
     TrainingFailedError,
 )
-from drivetrain.result import Result
-from drivetrain.runtime.local import ForkServers
-from drivetrain.storage import Storage, locate, open_storage, quick, runs_location
-from drivetrain.storage.lock import RunLock
-from drivetrain.trainer import DataParallelTrainer
-from drivetrain.tune.merge import check_param_space
 from drivetrain.tune.results import ResultGrid, TrialResult
 from drivetrain.tune.runner import Progress, Runner
 from drivetrain.tune.search import STATE_FILE, ActiveTrial, Search, TrialRecord, TuneConfig, read_records
