@@ -12,7 +12,8 @@ from pathlib import Path
 from stamps import options, stamp
 
 from drivetrain import Result
-from drivetrain._storage.directory import Storage, locate
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.remote import locate
 from drivetrain._views.server import RunsServer
 
 sys.path.append(str(Path(__file__).parents[2]))

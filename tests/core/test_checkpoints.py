@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from drivetrain import Checkpoint, CheckpointConfig, CheckpointError, StorageError
-from drivetrain._storage.directory import Storage, StoredFile
-from drivetrain._storage.manifest import CheckpointManager, CommittedCheckpoint, rank_checkpoints, read_manifest
+from drivetrain._storage.committed import CommittedCheckpoint
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.filesystem import StoredFile
+from drivetrain._storage.manifest import CheckpointManager, read_manifest
+from drivetrain._storage.retention import rank_checkpoints
 from tests.support import ROOT, local_storage
 
 

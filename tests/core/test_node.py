@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain import StorageError
-from drivetrain._storage.directory import node as node_module
+from drivetrain._storage import node as node_module
 from drivetrain._storage.node import share_directory, sweep
 from tests.support import ROOT, Pipe, listening, release
 

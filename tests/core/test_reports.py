@@ -1,7 +1,7 @@
 import pytest
 
 from drivetrain._driver.reports import ReportMatcher, combine
-from drivetrain._storage.directory import StoredFile
+from drivetrain._storage.filesystem import StoredFile
 from drivetrain._wire.events import Reported
 
 

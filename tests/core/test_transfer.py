@@ -23,8 +23,8 @@ from drivetrain import (
     ScalingConfig,
     StorageError,
 )
-from drivetrain._storage.directory import Storage, StoredFile
-from drivetrain._storage.filesystem import LocalFilesystem
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.filesystem import LocalFilesystem, StoredFile
 from drivetrain._storage.manifest import CheckpointManager
 from drivetrain._storage.transfer import Job, Limits, run_jobs
 from tests.support import ROOT, local_storage

@@ -9,9 +9,9 @@ from drivetrain._hooks.callback import Callback, Report
 from drivetrain._hooks.context import Run, TrainContext, WorkerInfo
 from drivetrain._hooks.policy import FailurePolicy
 from drivetrain._storage.checkpoint import Checkpoint
-from drivetrain._storage.manifest import CommittedCheckpoint
+from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._version import __version__
-from drivetrain._worker.preemption import PreemptionInfo
+from drivetrain._wire.events import PreemptionInfo
 from drivetrain._worker.session import get_checkpoint, get_context, get_dataset_shard, get_preemption_info, report
 from drivetrain.config import (
     CheckpointConfig,

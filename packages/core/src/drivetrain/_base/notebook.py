@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from drivetrain._storage.remote import redact
+from drivetrain._base.redact import redact
 
 __all__ = ["ShowsFields", "as_table"]
 

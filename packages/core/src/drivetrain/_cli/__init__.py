@@ -20,7 +20,7 @@ from drivetrain._cli.run import add_run
 from drivetrain._cli.runs import add_runs
 from drivetrain._driver.control import ask
 from drivetrain._hooks.plugins import KINDS, list_plugins
-from drivetrain._storage.directory import RUN_FILE
+from drivetrain._storage.layout import RUN_FILE
 from drivetrain._version import __version__
 from drivetrain._views.terminal import table
 from drivetrain.errors import ConfigurationError, DrivetrainError, PluginError, RunExistsError, StorageError

@@ -9,8 +9,10 @@ from typing import Any
 
 from drivetrain._cli.output import BAD, OK, Commands, MissingError, add_command, emit, find_run
 from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.manifest import CommittedCheckpoint, rank_checkpoints, read_manifest
+from drivetrain._storage.manifest import read_manifest
+from drivetrain._storage.retention import rank_checkpoints
 from drivetrain._views.records import checkpoint_sizes, shown_metrics
 from drivetrain._views.terminal import amount, bytes_text, moment, table
 from drivetrain.errors import ConfigurationError, StorageError

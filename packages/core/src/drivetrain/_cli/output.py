@@ -7,7 +7,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from drivetrain._storage.directory import RUN_FILE, Storage, locate, runs_location
+from drivetrain._storage.directory import Storage, runs_location
+from drivetrain._storage.layout import RUN_FILE
+from drivetrain._storage.remote import locate
 from drivetrain._views.page import plain
 from drivetrain.errors import DrivetrainError
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 from drivetrain._cli.output import BAD, OK, Commands, MissingError, add_command, find_run
 from drivetrain._storage.directory import Storage
-from drivetrain._views.records import read_run, tail_lines
+from drivetrain._storage.layout import result_file
+from drivetrain._storage.reports import tail_lines
+from drivetrain._views.records import read_run
 from drivetrain._views.terminal import amount
 from drivetrain._worker.output import log_name
-from drivetrain.loggers.jsonfile import result_file
 
 __all__ = ["add_tail"]
 

@@ -10,18 +10,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from drivetrain._base.failure import Failure, classify, describe_exit, rebuild_exception
 from drivetrain._base.interrupts import Interrupts
+from drivetrain._driver.outcomes import Outcome, Resize, RunFailed, Stop, one_line
 from drivetrain._driver.reports import MatchedReport, ReportMatcher, combine
 from drivetrain._hooks.callback import Callbacks, Report
 from drivetrain._hooks.context import Run, WorkerInfo
 from drivetrain._hooks.policy import target_size
 from drivetrain._runtimes.base import Group
+from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.manifest import CheckpointManager, CommittedCheckpoint
+from drivetrain._storage.manifest import CheckpointManager
 from drivetrain._wire.events import (
     TRAINING,
     Counted,
@@ -31,17 +32,17 @@ from drivetrain._wire.events import (
     Noticed,
     PhaseEntered,
     Pickled,
+    PreemptionInfo,
     Renumbered,
     Reported,
     Returned,
     Uploaded,
 )
 from drivetrain._worker.output import tail_log
-from drivetrain._worker.preemption import PreemptionInfo
 from drivetrain._worker.stacks import NO_ANSWER
 from drivetrain.errors import CallbackError, CheckpointError, FailureKind, WaitTimeoutError, WorkerDiedError
 
-__all__ = ["Attempt", "Outcome", "Resize", "RunFailed", "one_line"]
+__all__ = ["Attempt"]
 
 _SETTLE_S = 0.03
 """After an exception on one rank: how long a process's death, which would explain it, may take to be noticed."""
@@ -51,42 +52,6 @@ _RENUMBER_WAIT_S = 10.0
 
 _STOP_WAIT_S = 10.0
 """After the stop condition is met: how long ranks may take to complete a checkpoint that some have reported."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What a run that succeeded leaves beside its directory."""
-
-    metrics: dict[str, Any] | None
-    return_values: Sequence[Any]
-
-
-class RunFailed(Exception):
-    """The last attempt failed.
-
-    Attributes:
-        failure: the root cause.
-        notes: a line for each other rank that had failed or finished with it.
-        history: the root causes of the attempts before.
-    """
-
-    def __init__(self, failure: Failure, notes: Sequence[str] = ()) -> None:
-        super().__init__(failure.summary)
-        self.failure = failure
-        self.notes = tuple(notes)
-        self.history: tuple[Failure, ...] = ()
-
-
-class Resize(Exception):
-    """There is room for more workers, and a checkpoint to go on from was just committed."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(f"there is room for {size} workers")
-        self.size = size
-
-
-class _Stop(BaseException):
-    """The stop condition is met; raised through the runtime, and in-process through the train function."""
 
 
 class Attempt:
@@ -157,7 +122,7 @@ class Attempt:
         try:
             while self._running and not self._failures and not self._exits:
                 group.pump(self.handle, self._patience(group))
-        except _Stop:
+        except Stop:
             return self._outcome()
         if self._failures or self._exits:
             self._settle(group)
@@ -262,7 +227,7 @@ class Attempt:
         if self._grown is not None and self._notice is None:
             raise Resize(self._grown)
         if self._stop_by is not None and not self._matcher.holds(self._stop_number) and not self._uploading:
-            raise _Stop
+            raise Stop
 
     def give_notice(self, reason: str) -> None:
         """Has the ranks end after the same step; see :mod:`drivetrain._worker.preemption`."""
@@ -470,7 +435,7 @@ class Attempt:
             patience = self._run.run_config.sync_config.sync_timeout if self._uploading else 0.0
             remaining = self._stop_by + patience - time.monotonic()
             if remaining <= 0:
-                raise _Stop
+                raise Stop
             return remaining
         config = self._run.run_config
         if self._notice is not None:
@@ -539,7 +504,7 @@ class Attempt:
     def _settle(self, group: Group) -> None:
         """Takes what else happens at the same moment, so that the cause is not taken for its consequence."""
         until = time.monotonic() + (_SETTLE_S if not self._exits else 0.0)
-        with contextlib.suppress(_Stop):
+        with contextlib.suppress(Stop):
             while self._running:
                 remaining = until - time.monotonic()
                 group.pump(self.handle, max(0.0, remaining))
@@ -578,9 +543,3 @@ class Attempt:
 
 def _named(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"
-
-
-def one_line(error: BaseException) -> str:
-    """The type of an exception, and the first line of what it says."""
-    text = str(error).strip().split("\n", 1)[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

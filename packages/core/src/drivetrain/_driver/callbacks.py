@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.plugins import load_plugin
 from drivetrain.config import RunConfig
@@ -22,7 +24,9 @@ def make_callbacks(config: RunConfig) -> list[Callback]:
     Raises:
         PluginError: a name is not installed, does not load, or is no callback's.
     """
-    given = [_load(callback) if isinstance(callback, str) else callback for callback in config.callbacks]
+    given = [
+        _load(callback) if isinstance(callback, str) else cast("Callback", callback) for callback in config.callbacks
+    ]
     usual: list[type[Callback]] = [Timeline, JsonLoggerCallback, CSVLoggerCallback]
     if config.verbose:
         usual.append(ProgressCallback)

@@ -14,7 +14,8 @@ from typing import Any
 from drivetrain._base.console import Console
 from drivetrain._base.failure import Failure, classify
 from drivetrain._base.interrupts import Interrupts
-from drivetrain._driver.attempt import Attempt, Outcome, Resize, RunFailed, one_line
+from drivetrain._driver.attempt import Attempt
+from drivetrain._driver.outcomes import Outcome, Resize, RunFailed, one_line
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.callback import Callbacks
 from drivetrain._hooks.context import Run, TrainContext, WorkerInfo
@@ -23,8 +24,7 @@ from drivetrain._runtimes.base import Group, GroupSpec, Runtime
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.manifest import CheckpointManager
-from drivetrain._worker.main import TrainTask
-from drivetrain._worker.session import SessionOptions
+from drivetrain._wire.task import SessionOptions, TrainTask
 from drivetrain._worker.stacks import own_stacks
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain._wire.events import Reported
 
 if TYPE_CHECKING:
-    from drivetrain._storage.directory import StoredFile
+    from drivetrain._storage.filesystem import StoredFile
 
 __all__ = ["MatchedReport", "ReportMatcher", "combine"]
 

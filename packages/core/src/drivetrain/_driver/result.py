@@ -11,18 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain._base.notebook import as_table
+from drivetrain._base.redact import redact
 from drivetrain._storage.checkpoint import Checkpoint
-from drivetrain._storage.directory import RUN_FILE, Storage, locate, redact
-from drivetrain._storage.manifest import CommittedCheckpoint, rank_checkpoints, read_manifest
-from drivetrain._views.records import ERROR_FILE, last_report
+from drivetrain._storage.committed import CommittedCheckpoint
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import ERROR_FILE, RUN_FILE, result_file
+from drivetrain._storage.manifest import read_manifest
+from drivetrain._storage.remote import locate
+from drivetrain._storage.reports import last_report
+from drivetrain._storage.retention import rank_checkpoints
 from drivetrain.errors import FailureKind, StorageError, TrainingFailedError
-from drivetrain.loggers.jsonfile import result_file
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["ERROR_FILE", "Result", "last_metrics"]
+__all__ = ["Result", "last_metrics"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

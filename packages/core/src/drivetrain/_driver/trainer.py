@@ -6,47 +6,41 @@ import functools
 import inspect
 import json
 import os
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.notebook import as_table
 from drivetrain._base.pickling import dumps
-from drivetrain._driver.attempt import RunFailed
+from drivetrain._base.redact import redact
 from drivetrain._driver.callbacks import make_callbacks
 from drivetrain._driver.control import listen
 from drivetrain._driver.controller import Controller, controller_failure
 from drivetrain._driver.handle import RunHandle
-from drivetrain._driver.result import ERROR_FILE, Result, last_metrics
-from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
+from drivetrain._driver.launch import pickle_function, require_shared, resolve_backend, resolve_runtime
+from drivetrain._driver.outcomes import RunFailed
+from drivetrain._driver.result import Result, last_metrics
+from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
-from drivetrain._hooks.plugins import load_plugin
 from drivetrain._hooks.policy import RetryBudget
 from drivetrain._runtimes.base import Runtime
 from drivetrain._storage.checkpoint import Checkpoint, metadata_json
-from drivetrain._storage.directory import Storage, redact
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import ERROR_FILE
 from drivetrain._storage.rundir import OpenRun, TrainerFile, open_run
 from drivetrain._worker.session import POSITIONS
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.data import DataConfig
 from drivetrain.data.sources import is_ray_dataset
-from drivetrain.errors import (
-    CallbackError,
-    ConfigurationError,
-    PluginNotFoundError,
-    SerializationError,
-    StorageError,
-    TrainingFailedError,
-)
+from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DataParallelTrainer", "resolve_backend", "resolve_runtime"]
+__all__ = ["DataParallelTrainer"]
 
 
 _ATTEMPTS_TOLD = 5
@@ -302,7 +296,7 @@ class DataParallelTrainer:
         return varied
 
     def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
-        function = _pickle_function(self._function, self._config)
+        function = pickle_function(self._function, self._config)
         on_ray = [name for name, dataset in self._datasets.items() if is_ray_dataset(dataset)]
         runtime = resolve_runtime(self._scaling, needs_ray=bool(on_ray))
         runtime.validate(self._scaling)
@@ -317,7 +311,7 @@ class DataParallelTrainer:
                 f"resume_from_checkpoint wants a checkpoint that exists, found no directory at {self._resume_from.path}"
             )
         if runtime.name != "inprocess":
-            _require_shared(self._run_config)
+            require_shared(self._run_config)
         with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file()) as opened:
             try:
                 return self._fit(opened, function, datasets, runtime, callbacks, interrupts)
@@ -523,25 +517,6 @@ def trainable_of(
     return make_trainable(trainer, dumps, argument=argument, autoscaling=autoscaling)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of what is sent to the workers, for naming the one that cannot be."""
-
-    name: str
-    value: Any
-
-
-def _require_shared(config: RunConfig) -> None:
-    """Refuses a storage that other processes cannot see."""
-    path = config.storage_path if config.resume in ("never", "auto", "must") else config.resume
-    protocol = getattr(config.storage_filesystem, "protocol", None)
-    if str(path).startswith("memory://") or "memory" in (protocol if isinstance(protocol, tuple) else (protocol,)):
-        raise ConfigurationError(
-            f"storage_path wants a storage that the workers share, found {path}, which only this process can see: "
-            "use another storage, or ScalingConfig(num_workers=0)"
-        )
-
-
 def _check_optional(name: str, value: object, kind: type[Any]) -> None:
     if value is not None and not isinstance(value, kind):
         raise ConfigurationError(f"{name} wants a {kind.__name__}, found {value!r}")
@@ -563,79 +538,3 @@ def _check_function(function: object) -> None:
             "train_loop_per_worker wants no argument, or the config as the only required one, found "
             f"{name}{signature}: put the other values into train_loop_config"
         )
-
-
-def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
-    """The backend that was named, configured, or given."""
-    if isinstance(given, str):
-        given = load_plugin("backend", given)() if given != "none" else NoBackend()
-    backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None
-    if backend is None:
-        raise ConfigurationError(f"backend_config wants a BackendConfig, a Backend or the name of one, found {given!r}")
-    return backend
-
-
-def resolve_runtime(scaling: ScalingConfig, *, needs_ray: bool = False) -> Runtime:
-    """The runtime that was asked for, or the one that fits what is connected."""
-    if scaling.runtime is not None and not isinstance(scaling.runtime, str):
-        return scaling.runtime
-    if scaling.runtime is None:
-        return _choose_runtime(scaling.max_workers, needs_ray=needs_ray)
-    try:
-        runtime: Runtime = load_plugin("runtime", scaling.runtime)()
-    except PluginNotFoundError as error:
-        raise ConfigurationError(str(error)) from error
-    return runtime
-
-
-def _choose_runtime(num_workers: int, *, needs_ray: bool) -> Runtime:
-    """One of the runtimes of this package, which need no search among the installed ones."""
-    if num_workers == 0:
-        from drivetrain._runtimes.inprocess import InProcessRuntime
-
-        return InProcessRuntime()
-    if needs_ray or _ray_is_connected():
-        from drivetrain._runtimes.ray import RayRuntime
-
-        return RayRuntime()
-    from drivetrain._runtimes.local import LocalRuntime
-
-    return LocalRuntime()
-
-
-def _ray_is_connected() -> bool:
-    if os.environ.get("RAY_ADDRESS"):
-        return True
-    ray = sys.modules.get("ray")
-    return bool(ray is not None and ray.is_initialized())
-
-
-def _pickle_function(function: Callable[..., Any], config: Mapping[str, Any] | None) -> bytes:
-    """Pickles what the workers run; on failure names the object that cannot be pickled."""
-    try:
-        return dumps((function, config if config is not None else {}))
-    except Exception as error:  # whatever a user's object may raise
-        culprit = _find_unpicklable(function, config) or "the train function"
-        raise SerializationError(
-            f"workers want a train function and config that can be pickled; {culprit} cannot be "
-            f"({type(error).__name__}: {error}). Create it inside the train function instead"
-        ) from error
-
-
-def _find_unpicklable(function: Callable[..., Any], config: Mapping[str, Any] | None) -> str | None:
-    parts = [_Part(f"train_loop_config[{key!r}]", value) for key, value in (config or {}).items()]
-    try:
-        captured = inspect.getclosurevars(function)
-    except TypeError:
-        captured = None
-    if captured is not None:
-        parts += [_Part(f"{name!r}, which the train function captures", v) for name, v in captured.nonlocals.items()]
-        parts += [
-            _Part(f"the global {name!r}, which the train function uses", v) for name, v in captured.globals.items()
-        ]
-    for part in parts:
-        try:
-            dumps(part.value)
-        except Exception:  # whatever a user's object may raise
-            return f"{part.name} (a {type(part.value).__name__})"
-    return None

@@ -24,7 +24,7 @@ from drivetrain.errors import CallbackError
 if TYPE_CHECKING:
     from drivetrain._base.failure import Failure
     from drivetrain._hooks.context import Run, WorkerInfo
-    from drivetrain._storage.manifest import CommittedCheckpoint
+    from drivetrain._storage.committed import CommittedCheckpoint
 
 __all__ = ["Callback", "Callbacks", "Report"]
 

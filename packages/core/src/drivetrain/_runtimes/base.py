@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from drivetrain._base.console import Console
     from drivetrain._base.interrupts import Interrupts
     from drivetrain._hooks.context import WorkerInfo
-    from drivetrain._worker.main import TrainTask
+    from drivetrain._wire.task import TrainTask
     from drivetrain.config import ScalingConfig
 
 __all__ = ["Group", "GroupSpec", "Runtime", "rank_environment"]

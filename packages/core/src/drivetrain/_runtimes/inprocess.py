@@ -14,7 +14,8 @@ from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec, rank_environment
 from drivetrain._runtimes.resources import partition_gpus, visible_gpus
 from drivetrain._wire.events import Event
-from drivetrain._worker.main import TrainTask, execute
+from drivetrain._wire.task import TrainTask
+from drivetrain._worker.execute import execute
 from drivetrain._worker.preemption import Preemption
 from drivetrain._worker.stacks import own_stacks
 from drivetrain.errors import ConfigurationError

@@ -21,7 +21,7 @@ from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec
 from drivetrain._wire.events import Event, Exited, Reported, Returned
 from drivetrain._wire.frames import Inbox, as_event, frame
-from drivetrain._worker.main import TrainTask
+from drivetrain._wire.task import TrainTask
 from drivetrain._worker.output import LineEcho
 from drivetrain.errors import FailureKind, WaitTimeoutError, WorkerDiedError
 

@@ -14,16 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drivetrain._base.notebook import as_table
-from drivetrain._storage.directory import Storage, StoredFile, locate
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.filesystem import StoredFile
+from drivetrain._storage.layout import LISTING_FILE, METADATA_FILE, PIN_FILE
 from drivetrain._storage.node import share_directory, try_lock
+from drivetrain._storage.remote import locate
 from drivetrain.errors import CheckpointError, StorageError
 
-__all__ = ["LISTING_FILE", "METADATA_FILE", "PIN_FILE", "VERSION", "Checkpoint", "own_files", "parse_listing"]
+__all__ = ["VERSION", "Checkpoint", "own_files", "parse_listing"]
 
-METADATA_FILE = ".metadata.json"
 _BYTES = "__bytes__"
-LISTING_FILE = ".checkpoint.json"
-PIN_FILE = ".pinned"
 VERSION = 1
 
 

@@ -10,31 +10,29 @@ import posixpath
 import socket
 import stat
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from drivetrain._base.crashpoints import reach
+from drivetrain._storage.copying import Claims, copy_files, copy_part, duplicates_of, same_content
 from drivetrain._storage.filesystem import (
     CHUNK_BYTES,
     Filesystem,
     StoredFile,
     checksum,
-    copy_range,
     data_ranges,
     flush_to_disk,
     walk_entries,
     walk_local,
 )
-from drivetrain._storage.remote import locate, redact
+from drivetrain._storage.layout import RUN_FILE
+from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Job, Limits, explain, run_jobs
 from drivetrain.errors import CheckpointError, StorageError
 
-__all__ = ["RUN_FILE", "Storage", "StoredFile", "locate", "open_storage", "quick", "redact", "runs_location"]
-
-RUN_FILE = "run.json"
+__all__ = ["Storage", "open_storage", "quick", "runs_location"]
 
 _BATCH_FILES = 64
 _PROBE_S = 30.0
@@ -217,7 +215,7 @@ class Storage:
         if not self.is_local:
             return
         for rank in sorted(files):
-            duplicates = self.path(name, _duplicates_of(rank))
+            duplicates = self.path(name, duplicates_of(rank))
             if not os.path.isdir(duplicates):
                 continue
             for relative, _ in walk_local(duplicates):
@@ -225,7 +223,7 @@ class Storage:
                 if not os.path.lexists(first_one):  # of a rank that could not store it in the end
                     os.makedirs(os.path.dirname(first_one), exist_ok=True)
                     os.rename(own, first_one)
-                elif not _same_content(own, first_one):
+                elif not same_content(own, first_one):
                     raise _collision(name, relative, files)
             self.filesystem.delete(duplicates)
 
@@ -343,7 +341,7 @@ class Storage:
     def _copy(
         self, source: str, name: str, found: Mapping[str, os.stat_result], rank: int, checksums: bool, limits: Limits
     ) -> dict[str, StoredFile]:
-        claims = _Claims(self.path(name), rank)
+        claims = Claims(self.path(name), rank)
         try:
             self._copy_claimed(source, found, claims, limits)
         except BaseException:
@@ -351,7 +349,7 @@ class Storage:
             raise
         return _describe(source, found, checksums)
 
-    def _copy_claimed(self, source: str, found: Mapping[str, os.stat_result], claims: _Claims, limits: Limits) -> None:
+    def _copy_claimed(self, source: str, found: Mapping[str, os.stat_result], claims: Claims, limits: Limits) -> None:
         target = claims.target
         made: set[str] = set()
         jobs: list[Job] = []
@@ -362,7 +360,7 @@ class Storage:
             if status.st_size <= CHUNK_BYTES:
                 batch.append((origin, relative, status.st_mode))
                 if len(batch) == _BATCH_FILES:
-                    jobs.append(Job(relative, partial(_copy_files, batch, claims)))
+                    jobs.append(Job(relative, partial(copy_files, batch, claims)))
                     batch = []
                 continue
             descriptor = claims.claim(relative, status.st_mode)
@@ -373,9 +371,9 @@ class Storage:
                 os.close(descriptor)
             with open(origin, "rb", buffering=0) as file:
                 for start, count in data_ranges(file.fileno(), status.st_size, status.st_blocks * 512):
-                    jobs.append(Job(relative, partial(_copy_part, origin, destination, start, count)))
+                    jobs.append(Job(relative, partial(copy_part, origin, destination, start, count)))
         if batch:
-            jobs.append(Job(batch[0][1], partial(_copy_files, batch, claims)))
+            jobs.append(Job(batch[0][1], partial(copy_files, batch, claims)))
         limits = replace(limits, threads=min(limits.threads, os.cpu_count() or 1))
         run_jobs(jobs, what=f"copy of {source} to {target}", limits=limits, in_thread=len(jobs) > 1)
 
@@ -448,72 +446,9 @@ def _make_parent(path: str, made: set[str]) -> None:
         made.add(parent)
 
 
-class _Claims:
-    """The files that one copy creates in a directory, several ranks' copies going there.
-
-    Those of a copy that fails are withdrawn: the rank may try again, and would take them for another rank's.
-    """
-
-    def __init__(self, target: str, rank: int) -> None:
-        self.target = target
-        self._rank = rank
-        self._lock = threading.Lock()
-        self._withdrawn = False
-        self._paths: list[str] = []
-
-    def claim(self, relative: str, mode: int) -> int:
-        """Creates and opens a file, or one under the rank's own directory if another rank was first."""
-        mode = stat.S_IMODE(mode) | stat.S_IWUSR
-        path = os.path.join(self.target, relative)
-        with self._lock:
-            if self._withdrawn:
-                raise StorageError("given up, as another piece failed")
-            try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            except FileExistsError:
-                path = os.path.join(self.target, _duplicates_of(self._rank), relative)
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-            self._paths.append(path)
-        return descriptor
-
-    def withdraw(self) -> None:
-        """Deletes what was created, and has nothing more be."""
-        with self._lock:
-            self._withdrawn = True
-        for path in self._paths:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-
-
 def has_links(directory: str) -> bool:
     """Whether moving a directory would move a link, and not what it stands for."""
     return os.path.islink(directory) or any(entry.is_symlink() for _, entry in walk_entries(directory))
-
-
-def _copy_files(batch: Sequence[tuple[str, str, int]], claims: _Claims) -> None:
-    for origin, relative, mode in batch:
-        source = os.open(origin, os.O_RDONLY)
-        try:
-            copy = claims.claim(relative, mode)
-            try:
-                copy_range(source, copy, 0, os.fstat(source).st_size)
-            finally:
-                os.close(copy)
-        finally:
-            os.close(source)
-
-
-def _copy_part(origin: str, destination: str, start: int, count: int) -> None:
-    source = os.open(origin, os.O_RDONLY)
-    try:
-        copy = os.open(destination, os.O_WRONLY)
-        try:
-            copy_range(source, copy, start, count)
-        finally:
-            os.close(copy)
-    finally:
-        os.close(source)
 
 
 def _matches(relative: str, patterns: Sequence[str]) -> bool:
@@ -529,17 +464,3 @@ def _collision(name: str, relative: str, files: Mapping[int, Mapping[str, Stored
         f"ranks {' and '.join(map(str, owners))} reported {relative!r} for {name} with "
         "different content: report the file from one rank only, or put the rank into its name"
     )
-
-
-def _duplicates_of(rank: int) -> str:
-    return f".rank_{rank}"
-
-
-def _same_content(one: str, other: str, block_bytes: int = 1 << 20) -> bool:
-    if os.path.getsize(one) != os.path.getsize(other):
-        return False
-    with open(one, "rb") as left, open(other, "rb") as right:
-        while block := left.read(block_bytes):
-            if block != right.read(block_bytes):
-                return False
-    return True

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 from drivetrain._base.console import Console
 from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import LOCK_FILE
 from drivetrain._storage.node import is_file_at, try_lock
 from drivetrain.errors import RunInUseError, StorageError
 
 __all__ = ["Holder", "RunLock", "find_holder"]
 
-LOCK_FILE = ".lock"
 _BEAT_S = 5.0
 
 

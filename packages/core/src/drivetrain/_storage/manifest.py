@@ -12,72 +12,24 @@ the directories whose files verify.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
-import queue
-import re
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from drivetrain._base.crashpoints import reach
-from drivetrain._storage.checkpoint import LISTING_FILE, VERSION, Checkpoint, own_files, parse_listing
-from drivetrain._storage.directory import Storage, StoredFile
+from drivetrain._storage.checkpoint import VERSION, Checkpoint, own_files, parse_listing
+from drivetrain._storage.committed import CommittedCheckpoint
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.filesystem import StoredFile
+from drivetrain._storage.layout import CHECKPOINT_NAME, LISTING_FILE, MANIFEST, PENDING, announcement, checkpoint_name
+from drivetrain._storage.retention import Janitor, retained
 from drivetrain.config import CheckpointConfig
 from drivetrain.errors import CheckpointError, StorageError
 
-__all__ = [
-    "MANIFEST",
-    "CheckpointManager",
-    "CommittedCheckpoint",
-    "announcement",
-    "checkpoint_name",
-    "rank_checkpoints",
-    "read_manifest",
-]
-
-MANIFEST = "manifest.json"
-PENDING = ".pending"
-"""Where the names of directories are left that no pattern tells, while they are yet to be committed or deleted."""
-
-_CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})")
-_END_WAIT_S = 1.0
-_DELETIONS_AHEAD = 4
-
-
-def checkpoint_name(index: int) -> str:
-    """The directory of the checkpoint that belongs to a report, by the report's index in the run."""
-    return f"checkpoint_{index:06d}"
-
-
-def announcement(name: str) -> str:
-    """The file that tells a sweep of a checkpoint's directory that no pattern tells."""
-    return f"{PENDING}/{quote(name, safe='')}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommittedCheckpoint:
-    """An entry of the manifest.
-
-    Attributes:
-        name: the checkpoint's directory in the run directory.
-        index: the index in the run of the report that it came with.
-        iteration: the ``_training_iteration`` of that report.
-        metrics: the metrics of that report.
-        time: Unix time in seconds of the commit.
-        ordinal: how many checkpoints the run had committed with it.
-    """
-
-    name: str
-    index: int
-    iteration: int
-    metrics: Mapping[str, Any]
-    time: float
-    ordinal: int = 0
+__all__ = ["CheckpointManager", "read_manifest"]
 
 
 class CheckpointManager:
@@ -107,7 +59,7 @@ class CheckpointManager:
         self.committed: list[CommittedCheckpoint] = read_manifest(storage, warn)
         self._encoded: dict[str, str] = {}
         self._damaged: set[str] = set()
-        self._janitor = _Janitor(storage, warn)
+        self._janitor = Janitor(storage, warn)
 
     @property
     def latest(self) -> CommittedCheckpoint | None:
@@ -202,7 +154,7 @@ class CheckpointManager:
     def _replace(self, kept: list[CommittedCheckpoint], dropped: Sequence[CommittedCheckpoint]) -> None:
         """Commits a manifest, and has the directories of what is no longer in it deleted."""
         for old in dropped:
-            if not _CHECKPOINT_NAME.fullmatch(old.name):
+            if not CHECKPOINT_NAME.fullmatch(old.name):
                 self._storage.write_bytes(announcement(old.name), b"", durable=False)
         self._before_commit()
         reach("before manifest write")
@@ -218,7 +170,7 @@ class CheckpointManager:
         """The directories that are to be deleted, and the names of all that were announced."""
         names = {entry.name for entry in self.committed}
         directories, _ = self._storage.list_names()
-        orphans = [name for name in directories if _CHECKPOINT_NAME.fullmatch(name) and name not in names]
+        orphans = [name for name in directories if CHECKPOINT_NAME.fullmatch(name) and name not in names]
         announced = [unquote(file) for file in self._storage.list_names(PENDING)[1]] if PENDING in directories else []
         orphans += [name for name in announced if name.partition("/")[0] in directories and name not in names]
         return orphans, announced
@@ -245,7 +197,7 @@ class CheckpointManager:
         for name in announced:
             if name in deleted or name not in orphans:
                 self._storage.delete(announcement(name))
-        numbers = [int(match[1]) for name in orphans if (match := _CHECKPOINT_NAME.fullmatch(name))]
+        numbers = [int(match[1]) for name in orphans if (match := CHECKPOINT_NAME.fullmatch(name))]
         return deleted, max(numbers, default=0)
 
     def leftovers(self) -> list[str]:
@@ -289,95 +241,6 @@ class CheckpointManager:
         body = ",\n".join(self._encoded[entry.name] for entry in entries)
         manifest = f'{{"version": {VERSION}, "checkpoints": [\n{body}\n]}}\n'
         self._storage.write_bytes(MANIFEST, manifest.encode(), midway=lambda: reach("during manifest write"))
-
-
-class _Janitor:
-    """Deletes dropped checkpoints on a thread of its own, after what replaces them is on the disk."""
-
-    def __init__(self, storage: Storage, warn: Callable[[str], None]) -> None:
-        self._storage = storage
-        self._warn = warn
-        self._work: queue.Queue[tuple[str, list[str]] | None] = queue.Queue(_DELETIONS_AHEAD)
-        self._thread: threading.Thread | None = None
-        self._error: str | None = None
-
-    def submit(self, newest: str, dropped: list[str]) -> None:
-        """Has checkpoints deleted; waits while too many are left to delete already."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True, name="drivetrain retention")
-            self._thread.start()
-        try:
-            self._work.put((newest, dropped), timeout=self._storage.limits.deadline_s)
-        except queue.Full:
-            raise StorageError(
-                f"waited {self._storage.limits.deadline_s:g} s (SyncConfig.sync_timeout) for checkpoints in "
-                f"{self._storage.root} to be deleted"
-            ) from None
-
-    def wait(self) -> None:
-        """Waits until everything that was submitted is done, and says what could not be deleted."""
-        if self._thread is None:
-            return
-        deadline = time.monotonic() + self._storage.limits.deadline_s
-        with self._work.all_tasks_done:
-            while self._work.unfinished_tasks and (remaining := deadline - time.monotonic()) > 0:
-                self._work.all_tasks_done.wait(remaining)
-        if self._error is not None:
-            self._warn(self._error)
-            self._error = None
-
-    def close(self) -> None:
-        """Waits as well, and ends the thread; one that takes longer than that ends after what it is at."""
-        self.wait()
-        if self._thread is None:
-            return
-        with contextlib.suppress(queue.Full):
-            self._work.put_nowait(None)
-            self._thread.join(_END_WAIT_S)
-        self._thread = None
-
-    def _run(self) -> None:
-        held: list[str] = []
-        while (work := self._work.get()) is not None:
-            newest, dropped = work
-            try:
-                self._storage.flush_to_disk(newest)
-                reach("during retention")
-                held = [name for name in [*held, *dropped] if not self._delete(name)]
-            except Exception as error:  # deleting is no reason to lose the run
-                self._error = f"a dropped checkpoint could not be deleted, the next start of the run will: {error}"
-            finally:
-                self._work.task_done()
-        self._work.task_done()
-
-    def _delete(self, name: str) -> bool:
-        if not Checkpoint.in_storage(self._storage, name).delete_unless_held():
-            return False
-        if not _CHECKPOINT_NAME.fullmatch(name):
-            self._storage.delete(announcement(name))
-        return True
-
-
-def retained(
-    entries: Sequence[CommittedCheckpoint],
-    config: CheckpointConfig,
-    is_protected: Callable[[CommittedCheckpoint], bool] = lambda entry: False,
-) -> list[CommittedCheckpoint]:
-    """The checkpoints that are kept.
-
-    Args:
-        entries: all of them, oldest first.
-        config: the rules.
-        is_protected: whether one that the rules would drop is to be kept all the same.
-    """
-    if config.num_to_keep is None:
-        return list(entries)
-    attribute, order = config.checkpoint_score_attribute, config.checkpoint_score_order
-    best = rank_checkpoints(entries, attribute, order) if attribute else list(reversed(entries))
-    keep = {entry.name for entry in [*best[: config.num_to_keep], *entries[-config.keep_last :]]}
-    if config.keep_every is not None:
-        keep |= {entry.name for entry in entries if entry.ordinal % config.keep_every == 0}
-    return [entry for entry in entries if entry.name in keep or is_protected(entry)]
 
 
 def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: None) -> list[CommittedCheckpoint]:
@@ -426,21 +289,3 @@ def _find_complete(storage: Storage) -> list[CommittedCheckpoint]:
         except (StorageError, TypeError):
             continue
     return sorted(found, key=lambda entry: entry.index)
-
-
-def rank_checkpoints(entries: Sequence[CommittedCheckpoint], metric: str, mode: str) -> list[CommittedCheckpoint]:
-    """Sorts checkpoints by a metric, best first; those without it, or with NaN, come last; later ones win ties.
-
-    Args:
-        entries: the checkpoints, oldest first.
-        metric: the metric's name.
-        mode: ``"max"`` or ``"min"``: which end of the metric is better.
-    """
-
-    def score(entry: CommittedCheckpoint) -> tuple[bool, float, int]:
-        value = entry.metrics.get(metric)
-        if not isinstance(value, (int, float)) or math.isnan(value):
-            return (False, 0.0, entry.index)
-        return (True, value if mode == "max" else -value, entry.index)
-
-    return sorted(entries, key=score, reverse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-import re
 import secrets
 import sys
 import zlib
@@ -15,10 +14,11 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from drivetrain._base.crashpoints import is_armed, reach
+from drivetrain._base.redact import redact
 from drivetrain._storage.filesystem import Filesystem, LocalFilesystem, StoredFile
 from drivetrain.errors import ConfigurationError
 
-__all__ = ["locate", "redact"]
+__all__ = ["locate"]
 
 _PART_BYTES = 8 << 20
 _PARTS_IN_FLIGHT = 4
@@ -64,12 +64,6 @@ def locate(path: str | os.PathLike[str], filesystem: Any | None = None, *, what:
     if not inner.strip("/"):
         raise ConfigurationError(f"{what} wants a bucket or directory after {scheme}://, found {redact(text)!r}")
     return adapter, inner.rstrip("/")
-
-
-def redact(uri: str) -> str:
-    """A URI without the credentials that may be in it."""
-    uri = re.sub(r"://[^/@?]*@", "://***@", uri)
-    return re.sub(r"([?&][^=&]*(?:key|secret|token|password|sig)[^=&]*=)[^&]*", r"\1***", uri, flags=re.IGNORECASE)
 
 
 def _open_uri(scheme: str, uri: str) -> tuple[Filesystem, str]:

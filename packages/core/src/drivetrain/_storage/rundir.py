@@ -19,24 +19,33 @@ from typing import Any
 
 from drivetrain._base.console import Console
 from drivetrain._base.pickling import dumps
-from drivetrain._storage.checkpoint import LISTING_FILE
-from drivetrain._storage.directory import RUN_FILE, Storage, locate, open_storage, quick, redact, runs_location
-from drivetrain._storage.lock import LOCK_FILE, RunLock
-from drivetrain._storage.manifest import MANIFEST, CheckpointManager
+from drivetrain._base.redact import redact
+from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
+from drivetrain._storage.layout import (
+    ARTIFACTS,
+    ERROR_FILES,
+    LISTING_FILE,
+    LOCK_FILE,
+    MANIFEST,
+    RUN_FILE,
+    STAGED_RUNS,
+    TIMELINE_FILE,
+    TRAINER_FILE,
+    USAGE_FILE,
+    staging_key,
+)
+from drivetrain._storage.lock import RunLock
+from drivetrain._storage.manifest import CheckpointManager
 from drivetrain._storage.mirror import Mirror
 from drivetrain._storage.node import share_directory, sweep
+from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Limits
 from drivetrain._version import __version__
-from drivetrain._worker.workspace import ARTIFACTS, STAGED_RUNS, staging_key
 from drivetrain.config import RunConfig
 from drivetrain.errors import RunExistsError, SerializationError, StorageError
-from drivetrain.loggers.timeline import TIMELINE_FILE
-from drivetrain.loggers.usage import USAGE_FILE
 
-__all__ = ["TRAINER_FILE", "OpenRun", "TrainerFile", "open_run"]
+__all__ = ["OpenRun", "TrainerFile", "open_run"]
 
-TRAINER_FILE = "trainer.pkl"
-ERROR_FILES = ("error.json", "error.txt")
 VERSION = 1
 _GROWING = ("result*.json", "progress.csv", TIMELINE_FILE, USAGE_FILE)
 _DRAFTS = tuple(f".{name}.????????" for name in (MANIFEST, RUN_FILE, TRAINER_FILE, *ERROR_FILES))

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drivetrain._storage.directory import Storage
-from drivetrain._views.records import rank_files
+from drivetrain._storage.reports import rank_files
 
 __all__ = ["Curve", "CurveReader", "choose_curves"]
 

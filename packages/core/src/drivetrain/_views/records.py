@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from drivetrain._storage.checkpoint import LISTING_FILE, parse_listing
-from drivetrain._storage.directory import RUN_FILE, Storage
+from drivetrain._storage.checkpoint import parse_listing
+from drivetrain._storage.committed import CommittedCheckpoint
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import ERROR_FILE, LISTING_FILE, RUN_FILE, TIMELINE_FILE, USAGE_FILE
 from drivetrain._storage.lock import find_holder
-from drivetrain._storage.manifest import CommittedCheckpoint, read_manifest
+from drivetrain._storage.manifest import read_manifest
+from drivetrain._storage.reports import last_report, read_lines
 from drivetrain.errors import StorageError
-from drivetrain.loggers.jsonfile import result_file
-from drivetrain.loggers.timeline import TIMELINE_FILE
-from drivetrain.loggers.usage import USAGE_FILE
 
-__all__ = ["Attempt", "RunRecord", "find_runs", "last_report", "rank_files", "read_run", "read_usage"]
+__all__ = ["Attempt", "RunRecord", "find_runs", "read_run", "read_usage"]
 
-ERROR_FILE = "error.json"
-_RESULT_FILE = re.compile(r"result(?:_rank_(\d+))?\.json")
-_TAIL_BYTES = 1 << 16
 _MAX_SAMPLES = 400
 
 
@@ -171,7 +166,7 @@ def read_run(storage: Storage) -> RunRecord:
     error = _read_json(storage, ERROR_FILE)
     metrics = last_report(storage)
     story = _Story()
-    for line in _lines(storage, TIMELINE_FILE):
+    for line in read_lines(storage, TIMELINE_FILE):
         story.take(line)
     checkpoints = read_manifest(storage)
     holder = find_holder(storage)
@@ -271,46 +266,13 @@ def checkpoint_sizes(storage: Storage, name: str) -> tuple[int, int] | None:
     return sum(file.size for file in files.values()), len(files)
 
 
-def rank_files(storage: Storage) -> dict[int, str]:
-    """The files with the reports of each rank."""
-    matches = [match for name in storage.list_names()[1] if (match := _RESULT_FILE.fullmatch(name))]
-    return {int(match[1] or 0): match[0] for match in sorted(matches, key=lambda match: int(match[1] or 0))}
-
-
-def last_report(storage: Storage, rank: int = 0) -> dict[str, Any] | None:
-    """The last report of a rank that is on storage; None without any. Of a local file only the end is read."""
-    for line in reversed(tail_lines(storage, result_file(rank), 2)):
-        with contextlib.suppress(ValueError):
-            report: dict[str, Any] = json.loads(line)
-            return report
-    return None
-
-
-def tail_lines(storage: Storage, name: str, count: int) -> list[bytes]:
-    """The last whole lines of a file, without their ends; none where there is no file."""
-    if not storage.is_local:
-        return [line for line in (storage.read_bytes(name) or b"").rpartition(b"\n")[0].split(b"\n")[-count:] if line]
-    try:
-        with open(storage.path(name), "rb") as file:
-            end = start = file.seek(0, os.SEEK_END)
-            data = b""
-            while start and data.count(b"\n") <= count:
-                start = max(0, start - max(_TAIL_BYTES, len(data)))
-                file.seek(start)
-                data = file.read(end - start)
-    except FileNotFoundError:
-        return []
-    whole = data.rpartition(b"\n")[0].split(b"\n")  # a run that was killed, or still goes on, may have written a part
-    return [line for line in whole[-count:] if line]
-
-
 def read_usage(storage: Storage) -> list[dict[str, Any]]:
     """What the workers used over time, each rank with parallel lists ``time``, ``cpus`` and ``bytes``.
 
     Of many samples those next to each other are put together: the mean of the CPUs, the greatest memory.
     """
     ranks: dict[int, list[tuple[float, float, int]]] = {}
-    for line in _lines(storage, USAGE_FILE):
+    for line in read_lines(storage, USAGE_FILE):
         for rank, sample in line.get("ranks", {}).items():
             ranks.setdefault(int(rank), []).append((line["time"], sample[0], sample[1]))
     found = []
@@ -331,14 +293,6 @@ def read_usage(storage: Storage) -> list[dict[str, Any]]:
 def shown_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the train function reported, without what drivetrain fills in."""
     return {name: value for name, value in (metrics or {}).items() if not name.startswith("_")}
-
-
-def _lines(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
-    for line in (storage.read_bytes(name) or b"").splitlines():
-        with contextlib.suppress(ValueError):
-            facts = json.loads(line)
-            if isinstance(facts, dict):
-                yield facts
 
 
 def _read_json(storage: Storage, name: str) -> Any:

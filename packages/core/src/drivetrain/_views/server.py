@@ -22,15 +22,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from drivetrain._storage.directory import RUN_FILE, Storage
-from drivetrain._storage.lock import LOCK_FILE
-from drivetrain._storage.manifest import MANIFEST
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import LOCK_FILE, MANIFEST, RUN_FILE, TIMELINE_FILE, USAGE_FILE
+from drivetrain._storage.reports import rank_files
 from drivetrain._views.curves import CurveReader
 from drivetrain._views.page import describe_run, describe_runs, encode, render
-from drivetrain._views.records import find_runs, rank_files, read_run
+from drivetrain._views.records import find_runs, read_run
 from drivetrain.errors import ConfigurationError, StorageError
-from drivetrain.loggers.timeline import TIMELINE_FILE
-from drivetrain.loggers.usage import USAGE_FILE
 
 __all__ = ["RunsServer"]
 

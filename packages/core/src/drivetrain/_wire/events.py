@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain.errors import FailureKind
@@ -20,6 +21,7 @@ __all__ = [
     "Noticed",
     "PhaseEntered",
     "Pickled",
+    "PreemptionInfo",
     "Renumbered",
     "Reported",
     "Returned",
@@ -131,3 +133,16 @@ class Noticed(NamedTuple):
 
 
 Event = PhaseEntered | Reported | Uploaded | Returned | Failed | Exited | Asking | Counted | Noticed | Renumbered
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionInfo:
+    """Why the train function is to save its state and return.
+
+    Attributes:
+        reason: in words.
+        deadline: Unix time in seconds at which the processes are ended if they are still there.
+    """
+
+    reason: str
+    deadline: float

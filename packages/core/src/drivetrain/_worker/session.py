@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain._hooks.context import TrainContext
 from drivetrain._storage.checkpoint import Checkpoint
-from drivetrain._storage.directory import StoredFile
-from drivetrain._wire.events import Event, Reported, Uploaded
-from drivetrain._worker.preemption import Preemption, PreemptionInfo
+from drivetrain._storage.filesystem import StoredFile
+from drivetrain._wire.events import Event, PreemptionInfo, Reported, Uploaded
+from drivetrain._wire.task import SessionOptions
+from drivetrain._worker.metrics import check_reductions, plain_metrics
+from drivetrain._worker.preemption import Preemption
 from drivetrain._worker.uploads import RESERVED_NAMES, UploadRequest, Uploads
-from drivetrain.config import CheckpointConfig, CheckpointUploadMode, SyncConfig
+from drivetrain.config import CheckpointUploadMode
 from drivetrain.errors import SessionError, StorageError
 
 __all__ = [
-    "REDUCTIONS",
     "Session",
-    "SessionOptions",
     "activate",
     "active_session",
     "get_checkpoint",
@@ -35,27 +33,7 @@ __all__ = [
     "report",
 ]
 
-REDUCTIONS = ("mean", "sum", "min", "max")
 _DIRECTORY_NAME = re.compile(r"(?!checkpoint_\d+$|result.*\.json$)[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
-
-_PLAIN_TYPES = frozenset((bool, int, float, str, type(None)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SessionOptions:
-    """What a run's configuration says about its workers' side.
-
-    Attributes:
-        checkpoints: how checkpoints are stored.
-        sync: how artifacts are.
-        start: how many drivers have worked on the run, this one included.
-        chdir: run the function in its directory for artifacts.
-    """
-
-    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    sync: SyncConfig = field(default_factory=SyncConfig)
-    start: int | None = None
-    chdir: bool = False
 
 
 class Session:
@@ -143,7 +121,7 @@ class Session:
             )
         values = plain_metrics(metrics)
         if reduce is not None:
-            _check_reductions(reduce, values)
+            check_reductions(reduce, values)
         with self._lock:
             self._uploads.raise_failure()
             self._tell_finished()
@@ -388,60 +366,3 @@ def active_session(function: str) -> Session:
             "pass the function to a trainer and call trainer.fit()"
         )
     return _active
-
-
-def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the metrics in plain Python values.
-
-    Raises:
-        SessionError: a key is no string, or a value is not plain; the message names the key.
-    """
-    if not isinstance(metrics, Mapping):
-        raise SessionError(f"report() wants a mapping from metric to value, found {_brief(metrics)}")
-    values: dict[str, Any] = {}
-    for key, value in metrics.items():
-        if type(key) is not str:
-            raise SessionError(f"report() wants strings as names of metrics, found {key!r}")
-        values[key] = value if type(value) in _PLAIN_TYPES else _plain_value(key, value)
-    return values
-
-
-def _plain_value(key: str, value: Any) -> Any:
-    if type(value) in _PLAIN_TYPES:
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain_value(f"{key}[{place}]", item) for place, item in enumerate(value)]
-    if isinstance(value, Mapping):
-        if bad := [name for name in value if not isinstance(name, str)]:
-            raise SessionError(f"report() wants strings as names in metric {key!r}, found {bad[0]!r}")
-        return {str(name): _plain_value(f"{key}.{name}", item) for name, item in value.items()}
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        if math.prod(shape) != 1:
-            raise SessionError(
-                f"report() wants plain values, found {_brief(value)} of shape {tuple(shape)} as metric {key!r}: "
-                "report a number made of it (such as its mean), or save it in a checkpoint"
-            )
-        array = value if hasattr(value, "item") else value.numpy()  # TensorFlow's tensors have no item()
-        return _plain_value(key, array.item())
-    for kind in (bool, int, float, str):  # subclasses, such as numpy.float64 or an IntEnum
-        if isinstance(value, kind):
-            return kind(value)
-    raise SessionError(
-        f"report() wants plain values (numbers, strings, None, and lists and mappings of them), "
-        f"found {_brief(value)} as metric {key!r}"
-    )
-
-
-def _check_reductions(reduce: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    for key, how in reduce.items():
-        if how not in REDUCTIONS:
-            raise SessionError(f"report(reduce=...) wants one of {', '.join(REDUCTIONS)} for {key!r}, found {how!r}")
-        if isinstance(values.get(key), bool) or not isinstance(values.get(key), (int, float)):
-            raise SessionError(
-                f"report(reduce=...) wants a number reported as {key!r}, found {values.get(key, 'no such metric')!r}"
-            )
-
-
-def _brief(value: object) -> str:
-    return f"a {type(value).__module__}.{type(value).__qualname__}".replace("a builtins.", "a ")

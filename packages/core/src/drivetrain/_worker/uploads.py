@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from drivetrain._storage.checkpoint import LISTING_FILE, Checkpoint
-from drivetrain._storage.directory import Storage, StoredFile
-from drivetrain._storage.filesystem import LocalFilesystem
-from drivetrain._storage.manifest import announcement, checkpoint_name
+from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.filesystem import LocalFilesystem, StoredFile
+from drivetrain._storage.layout import LISTING_FILE, announcement, checkpoint_name
 from drivetrain._storage.node import share_directory
 from drivetrain.config import CheckpointConfig, CheckpointUploadMode
 from drivetrain.errors import CheckpointError, StorageError

@@ -10,19 +10,12 @@ from dataclasses import replace
 
 from drivetrain._hooks.context import TrainContext
 from drivetrain._storage.filesystem import walk_local
+from drivetrain._storage.layout import ARTIFACTS, STAGED_RUNS, staging_key
 from drivetrain._storage.mirror import Mirror
 from drivetrain._storage.node import share_directory
-from drivetrain._worker.session import SessionOptions
+from drivetrain._wire.task import SessionOptions
 
-__all__ = ["ARTIFACTS", "STAGED_RUNS", "open_workspace", "staging_key"]
-
-ARTIFACTS = "artifacts"
-STAGED_RUNS = "runs"
-
-
-def staging_key(run_id: str, start: int | None) -> str:
-    """What tells the local directory of a run that is stored elsewhere."""
-    return f"{run_id}-{start}"
+__all__ = ["open_workspace"]
 
 
 @contextlib.contextmanager

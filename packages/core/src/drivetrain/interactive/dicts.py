@@ -12,7 +12,8 @@ from typing import Any
 import cloudpickle
 
 from drivetrain._storage.checkpoint import Checkpoint
-from drivetrain._worker.session import active_session, plain_metrics
+from drivetrain._worker.metrics import plain_metrics
+from drivetrain._worker.session import active_session
 from drivetrain._worker.uploads import UploadRequest
 from drivetrain.errors import CheckpointError, SessionError
 

@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.notebook import as_table
 from drivetrain._driver.controller import group_spec
+from drivetrain._driver.launch import resolve_backend, resolve_runtime
 from drivetrain._driver.result import Result
-from drivetrain._driver.trainer import DataParallelTrainer, resolve_backend, resolve_runtime, trainable_of
+from drivetrain._driver.trainer import DataParallelTrainer, trainable_of
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.policy import RetryBudget
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage, runs_location
-from drivetrain._storage.manifest import MANIFEST, read_manifest
+from drivetrain._storage.layout import MANIFEST
+from drivetrain._storage.manifest import read_manifest
 from drivetrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import CheckpointError, ConfigurationError, FailureKind, SessionError

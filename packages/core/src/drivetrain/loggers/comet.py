@@ -12,7 +12,7 @@ from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, p
 
 if TYPE_CHECKING:
     from drivetrain._hooks.context import Run
-    from drivetrain._storage.manifest import CommittedCheckpoint
+    from drivetrain._storage.committed import CommittedCheckpoint
 
 __all__ = ["CometLoggerCallback"]
 

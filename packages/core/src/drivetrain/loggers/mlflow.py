@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from drivetrain._storage.directory import redact
+from drivetrain._base.redact import redact
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
 
 if TYPE_CHECKING:
     from drivetrain._hooks.context import Run
-    from drivetrain._storage.manifest import CommittedCheckpoint
+    from drivetrain._storage.committed import CommittedCheckpoint
 
 __all__ = ["MLflowLoggerCallback"]
 

@@ -17,7 +17,7 @@ from drivetrain.loggers.tracker import flatten
 if TYPE_CHECKING:
     from drivetrain._base.failure import Failure
     from drivetrain._hooks.context import Run, WorkerInfo
-    from drivetrain._storage.manifest import CommittedCheckpoint
+    from drivetrain._storage.committed import CommittedCheckpoint
 
 __all__ = ["ProgressCallback"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain._storage.filesystem import walk_local
-from drivetrain._worker.workspace import ARTIFACTS
+from drivetrain._storage.layout import ARTIFACTS
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
 

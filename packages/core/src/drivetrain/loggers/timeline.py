@@ -21,6 +21,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from drivetrain._hooks.callback import Callback
+from drivetrain._storage.layout import TIMELINE_FILE
 from drivetrain._version import __version__
 from drivetrain.errors import RunCancelledError
 from drivetrain.loggers.usage import UsageRecorder
@@ -30,11 +31,10 @@ if TYPE_CHECKING:
 
     from drivetrain._base.failure import Failure
     from drivetrain._hooks.context import Run, WorkerInfo
-    from drivetrain._storage.manifest import CommittedCheckpoint
+    from drivetrain._storage.committed import CommittedCheckpoint
 
-__all__ = ["FRAMEWORKS", "TIMELINE_FILE", "Timeline", "append_line", "installed_versions"]
+__all__ = ["FRAMEWORKS", "Timeline", "append_line", "installed_versions"]
 
-TIMELINE_FILE = "timeline.jsonl"
 FRAMEWORKS = (
     *(
         "torch",

@@ -31,7 +31,7 @@ from drivetrain.errors import CheckpointError, ConfigurationError, PluginNotFoun
 
 if TYPE_CHECKING:
     from drivetrain._hooks.context import Run, WorkerInfo
-    from drivetrain._storage.manifest import CommittedCheckpoint
+    from drivetrain._storage.committed import CommittedCheckpoint
 
 __all__ = ["Entry", "Ranks", "TrackerCallback", "flatten", "numbers", "parameters"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import os
 
     from drivetrain._hooks.context import Run
-    from drivetrain._storage.manifest import CommittedCheckpoint
+    from drivetrain._storage.committed import CommittedCheckpoint
 
 __all__ = ["WandbLoggerCallback"]
 

@@ -28,8 +28,11 @@ from drivetrain._hooks.context import Run, Trial
 from drivetrain._runtimes.ray import RayRuntime
 from drivetrain._runtimes.ray.cluster import bundle_of
 from drivetrain._storage.checkpoint import Checkpoint
-from drivetrain._storage.directory import Storage, locate
-from drivetrain._storage.manifest import MANIFEST, CommittedCheckpoint, read_manifest
+from drivetrain._storage.committed import CommittedCheckpoint
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import MANIFEST
+from drivetrain._storage.manifest import read_manifest
+from drivetrain._storage.remote import locate
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import ConfigurationError, PluginNotFoundError, ResourceError, SerializationError

@@ -21,16 +21,11 @@ from drivetrain._driver.result import Result
 from drivetrain._driver.trainer import DataParallelTrainer
 from drivetrain._hooks.context import Trial
 from drivetrain._runtimes.local import ForkServers
-from drivetrain._storage.directory import Storage, locate, open_storage, quick, runs_location
+from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
 from drivetrain._storage.lock import RunLock
+from drivetrain._storage.remote import locate
 from drivetrain.config import RunConfig
-from drivetrain.errors import (
-    ConfigurationError,
-    RunExistsError,
-    SerializationError,
-    StorageError,
-    TrainingFailedError,
-)
+from drivetrain.errors import ConfigurationError, RunExistsError, SerializationError, StorageError, TrainingFailedError
 from drivetrain.tune.results import ResultGrid, TrialResult
 from drivetrain.tune.runner import Progress, Runner
 from drivetrain.tune.search import STATE_FILE, ActiveTrial, Search, TrialRecord, TuneConfig, read_records

@@ -25,7 +25,7 @@ from drivetrain._runtimes.ray.cluster import Reservation, connect, find_room, no
 from drivetrain._runtimes.ray.worker import HELLO_WAIT_S, Devices, join_run, read_stacks, set_up
 from drivetrain._runtimes.remote import RemoteGroup
 from drivetrain._runtimes.resources import order_gpus, order_nodes
-from drivetrain._worker.main import TrainTask
+from drivetrain._wire.task import TrainTask
 from drivetrain._worker.output import log_name
 from drivetrain.errors import PluginNotFoundError, WorkerDiedError
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drivetrain._wire.frames import Channel, frame
-from drivetrain._worker.main import flush_output, redirect_output, serve, settle_in
+from drivetrain._worker.execute import flush_output, redirect_output
+from drivetrain._worker.main import serve, settle_in
 from drivetrain._worker.output import LogFollower, open_log
 from drivetrain._worker.stacks import answer_to_signal, collect_stacks
 
