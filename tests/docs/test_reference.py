@@ -13,8 +13,7 @@ from sphinx.util.inventory import InventoryFile
 from tests.docs.pages import DOCS
 
 _MODULES = (
-    *("drivetrain", "drivetrain.errors", "drivetrain._hooks.callback", "drivetrain._runtimes.base"),
-    "drivetrain.testing",
+    *("drivetrain", "drivetrain.errors", "drivetrain.plugin", "drivetrain.testing"),
     "drivetrain.loggers",
     "drivetrain.tune",
     *("drivetrain_torch", "drivetrain_lightning", "drivetrain_gbdt.xgboost", "drivetrain_gbdt.lightgbm"),

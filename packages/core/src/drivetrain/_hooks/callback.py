@@ -1,18 +1,4 @@
-"""What watches a run: callbacks on the controller, and the one dispatcher that calls them.
-
-When each hook is called::
-
-    on_run_start(run)
-    for each attempt:
-        on_group_start(run, attempt, workers)
-        on_resume(run, iteration)               unless it is the first of a new run
-        while the ranks report:
-            on_report(run, report)              for every report of every rank, in each rank's order
-            on_checkpoint(run, checkpoint)      for every commit
-        on_group_stop(run, attempt)
-        on_failure(run, failure, retrying)      if the attempt failed
-    on_run_end(run, error)                      however the run ended
-"""
+"""What watches a run: callbacks on the controller, and the one dispatcher that calls them."""
 
 from __future__ import annotations
 
@@ -51,7 +37,18 @@ class Callback:
 
     Hooks are called one at a time, on the thread that called ``fit()``. One that raises fails the run: ``fit()``
     raises a :class:`~drivetrain.TrainingFailedError` whose cause is the hook's exception, or from ``on_run_end`` a
-    :class:`~drivetrain.CallbackError`. See :mod:`drivetrain._hooks.callback` for when each is called.
+    :class:`~drivetrain.CallbackError`. When each hook is called::
+
+        on_run_start(run)
+        for each attempt:
+            on_group_start(run, attempt, workers)
+            on_resume(run, iteration)               unless it is the first of a new run
+            while the ranks report:
+                on_report(run, report)              for every report of every rank, in each rank's order
+                on_checkpoint(run, checkpoint)      for every commit
+            on_group_stop(run, attempt)
+            on_failure(run, failure, retrying)      if the attempt failed
+        on_run_end(run, error)                      however the run ended
     """
 
     def on_run_start(self, run: Run) -> None:

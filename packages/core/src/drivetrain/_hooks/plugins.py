@@ -12,7 +12,10 @@ from typing import Any
 
 from drivetrain.errors import PluginBrokenError, PluginError, PluginNotFoundError
 
-__all__ = ["KINDS", "Plugin", "list_plugins", "load_plugin"]
+__all__ = ["API_VERSION", "KINDS", "Plugin", "list_plugins", "load_plugin"]
+
+API_VERSION = 1
+"""Increases when a change breaks plugins."""
 
 KINDS = {"backend": "drivetrain.backends", "callback": "drivetrain.callbacks", "runtime": "drivetrain.runtimes"}
 

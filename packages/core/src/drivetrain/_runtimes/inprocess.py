@@ -90,7 +90,7 @@ class InProcessGroup:
     replace = renumber = woken_by = _never
 
     def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
-        """See :meth:`drivetrain._runtimes.base.Group.preempt`."""
+        """See :meth:`drivetrain.plugin.Group.preempt`."""
         if self._preemption is not None and 0 in ranks:
             getattr(self._preemption, what)(*arguments)
 

@@ -178,7 +178,7 @@ class LocalGroup(RemoteGroup):
         self._start_all(range(spec.num_workers))
 
     def replace(self, ranks: Sequence[int]) -> None:
-        """See :meth:`drivetrain._runtimes.base.Group.replace`."""
+        """See :meth:`drivetrain.plugin.Group.replace`."""
         self._deadline = time.monotonic() + self._spec.start_timeout_s
         # What the server still has to say of the old ones finds no rank.
         self._ranks = {token: rank for token, rank in self._ranks.items() if rank not in ranks}
@@ -200,18 +200,18 @@ class LocalGroup(RemoteGroup):
         self.workers = tuple(self._describe(rank, self._gpus[rank]) for rank in range(self._spec.num_workers))
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """See :meth:`drivetrain._runtimes.base.Group.stacks`."""
+        """See :meth:`drivetrain.plugin.Group.stacks`."""
         asked = [rank for rank in ranks if rank in self._pids and rank not in self._gone]
         return collect_stacks({rank: (self._pids[rank], self._stack_pipes[rank]) for rank in asked})
 
     def rest(self) -> bool:
-        """See :meth:`drivetrain._runtimes.base.Group.rest`."""
+        """See :meth:`drivetrain.plugin.Group.rest`."""
         for output in self._outputs:
             output.drain()
         return super().rest() and not self.broken
 
     def renew(self, spec: GroupSpec) -> bool:
-        """See :meth:`drivetrain._runtimes.base.Group.renew`."""
+        """See :meth:`drivetrain.plugin.Group.renew`."""
         return _surroundings(spec) == self._surroundings and super().renew(spec) and not self.broken
 
     def settle_in(self, spec: GroupSpec) -> Sequence[bool]:

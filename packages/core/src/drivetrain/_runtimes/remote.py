@@ -120,7 +120,7 @@ class RemoteGroup:
         return [pickle.loads(data) for _, data in outcomes]
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
-        """See :meth:`drivetrain._runtimes.base.Group.train`."""
+        """See :meth:`drivetrain.plugin.Group.train`."""
         for task in tasks:
             rank = task.context.get_world_rank()
             self._training.add(rank)
@@ -128,7 +128,7 @@ class RemoteGroup:
 
     @contextlib.contextmanager
     def woken_by(self, future: Future[Any]) -> Iterator[None]:
-        """See :meth:`drivetrain._runtimes.base.Group.woken_by`."""
+        """See :meth:`drivetrain.plugin.Group.woken_by`."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             self.watch(ours, lambda: self.forget(ours))
@@ -139,7 +139,7 @@ class RemoteGroup:
                 self.forget(ours)
 
     def renumber(self, ranks: Sequence[int], number: int, quiet: int) -> None:
-        """See :meth:`drivetrain._runtimes.base.Group.renumber`."""
+        """See :meth:`drivetrain.plugin.Group.renumber`."""
         for rank in ranks:
             self._send(rank, frame(("preempt", "follow", number, quiet)))
 
@@ -149,12 +149,12 @@ class RemoteGroup:
         self._inboxes.pop(rank).socket.close()
 
     def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
-        """See :meth:`drivetrain._runtimes.base.Group.preempt`."""
+        """See :meth:`drivetrain.plugin.Group.preempt`."""
         for rank in ranks:
             self._send(rank, frame(("preempt", what, *arguments)))
 
     def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
-        """See :meth:`drivetrain._runtimes.base.Group.pump`.
+        """See :meth:`drivetrain.plugin.Group.pump`.
 
         Waking a process that waits costs whoever wakes it more than a report costs otherwise. After a few reports, and
         nothing else, the lines are therefore left alone for 20 ms, as network cards do with packets, and
@@ -171,7 +171,7 @@ class RemoteGroup:
             deliver(self._events.popleft())
 
     def rest(self) -> bool:
-        """See :meth:`drivetrain._runtimes.base.Group.rest`."""
+        """See :meth:`drivetrain.plugin.Group.rest`."""
         self.ignore_interrupts()
         for echo in self._echoes.values():
             echo.finish()
@@ -182,7 +182,7 @@ class RemoteGroup:
         return True
 
     def renew(self, spec: GroupSpec) -> bool:
-        """See :meth:`drivetrain._runtimes.base.Group.renew`."""
+        """See :meth:`drivetrain.plugin.Group.renew`."""
         self._select(self._selector, 0)  # the end of a process would be heard of now
         if self._gone:
             return False
@@ -220,7 +220,7 @@ class RemoteGroup:
         self._select(self._selector, remaining)
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """See :meth:`drivetrain._runtimes.base.Group.stacks`."""
+        """See :meth:`drivetrain.plugin.Group.stacks`."""
         return {}
 
     def ignore_interrupts(self) -> None:

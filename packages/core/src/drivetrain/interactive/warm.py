@@ -43,11 +43,11 @@ class WarmRuntime:
         return repr(self.name)
 
     def validate(self, scaling: ScalingConfig) -> None:
-        """See :meth:`drivetrain._runtimes.base.Runtime.validate`."""
+        """See :meth:`drivetrain.plugin.Runtime.validate`."""
         self._runtime.validate(scaling)
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """See :meth:`drivetrain._runtimes.base.Runtime.room`."""
+        """See :meth:`drivetrain.plugin.Runtime.room`."""
         return self._runtime.room(scaling, running, avoided)
 
     @contextlib.contextmanager

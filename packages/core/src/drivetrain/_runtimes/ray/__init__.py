@@ -70,7 +70,7 @@ class RayGroup(RemoteGroup):
         self._set_up_workers(self._rank_of)
 
     def replace(self, ranks: Sequence[int]) -> None:
-        """See :meth:`drivetrain._runtimes.base.Group.replace`."""
+        """See :meth:`drivetrain.plugin.Group.replace`."""
         self._deadline = time.monotonic() + self._spec.start_timeout_s
         lost = {index: rank for index, rank in self._rank_of.items() if rank in ranks}
         if missing := lost.keys() - self._actors.dead.keys():
@@ -103,19 +103,19 @@ class RayGroup(RemoteGroup):
             self.wait(f"workers {missing} to start on the Ray cluster", ())
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
-        """See :meth:`drivetrain._runtimes.base.Group.train`; has spares for a next group be started."""
+        """See :meth:`drivetrain.plugin.Group.train`; has spares for a next group be started."""
         super().train(tasks)
         if count := self._spec.scaling.spare_workers:
             nodes = [self.workers[number % len(self.workers)].node_id for number in range(count)]
             self._actors.stock(nodes, (*self._spec.preload, *self._spec.warmup))
 
     def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
-        """See :meth:`drivetrain._runtimes.base.Group.preempt`; the next group is to find another place."""
+        """See :meth:`drivetrain.plugin.Group.preempt`; the next group is to find another place."""
         self._keeps_reservation = False
         super().preempt(ranks, what, *arguments)
 
     def renew(self, spec: GroupSpec) -> bool:
-        """See :meth:`drivetrain._runtimes.base.Group.renew`."""
+        """See :meth:`drivetrain.plugin.Group.renew`."""
         mine = self._spec
         same = (spec.num_workers, spec.scaling, spec.shown_ranks) == (mine.num_workers, mine.scaling, mine.shown_ranks)
         avoided = any(worker.node_id in spec.avoided for worker in self.workers)
@@ -131,7 +131,7 @@ class RayGroup(RemoteGroup):
         return self.run_each(join_run, {rank: (*own, self._started) for rank, own in arguments.items()})
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """See :meth:`drivetrain._runtimes.base.Group.stacks`."""
+        """See :meth:`drivetrain.plugin.Group.stacks`."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
