@@ -82,6 +82,7 @@ def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> No
     server = _Server(control, driver_pid)
     # pyarrow's allocator, which pandas brings along, would start one at import; workers get the driver's environment.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+    _import_public_names()
     culprit = _import_cleanly(preload)
     if culprit is not None:
         # It started threads, which a fork would lose with the locks they hold: begin again without it.
@@ -210,6 +211,13 @@ class _Server:
     def _send(self, message: Any) -> None:
         with contextlib.suppress(ConnectionError):  # the driver is gone, which the loop sees next
             send(self._control, message)
+
+
+def _import_public_names() -> None:
+    """Imports the names that train functions and plugins import from drivetrain, once for all workers."""
+    facade = importlib.import_module("drivetrain")
+    for name in facade.__all__:
+        getattr(facade, name)
 
 
 def _import_all(names: Sequence[str]) -> None:
