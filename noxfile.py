@@ -19,7 +19,7 @@ nox.options.sessions = ["lint", "types", "tests", "docs", "isolation"]
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 DEV = ROOT / ".nox" / "dev"
-PACKAGES = [f"packages/{name}" for name in ("core", "torch", "lightning", "hf", "tf", "gbdt", "horovod")]
+PACKAGES = [f"packages/{name}" for name in ("core", "track", "torch", "lightning", "hf", "tf", "gbdt", "horovod")]
 
 # What the packages accept is in their pyproject.toml, lower bounds only. Here are the newest releases seen to
 # pass, so that a release elsewhere cannot turn an unrelated change red: raise them on purpose.
@@ -56,7 +56,10 @@ TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
 
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
-PLUGINS = ["-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt", "-e", "packages/horovod"]
+PLUGINS = [
+    *("-e", "packages/track", "-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt"),
+    *("-e", "packages/horovod"),
+]
 
 # Into an environment that has TensorFlow by another name.
 WITHOUT_DEPENDENCIES = ["--no-deps", "-e", "packages/tf", TF_KERAS]
@@ -138,6 +141,7 @@ def types(session: nox.Session) -> None:
     requires=[
         *(
             "test_core",
+            "test_track",
             "test_torch",
             "test_lightning",
             "test_lowest_lightning",
@@ -160,6 +164,12 @@ def tests(session: nox.Session) -> None:
 def test_core(session: nox.Session) -> None:
     """Test the core, its command and its pages (those that want a Chromium are skipped where there is none)."""
     run_in_dev(session, "pytest", "tests/core", "tests/views", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_track(session: nox.Session) -> None:
+    """Test the trackers, with the real ones and a real MLflow server."""
+    run_in_dev(session, "pytest", "tests/track", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -287,6 +297,7 @@ def build(session: nox.Session) -> None:
     "requirement, check",
     [
         ("drivetrain", "check_core.py"),
+        ("drivetrain[tensorboard]", "check_track.py"),
         ("drivetrain[torch]", "check_torch.py"),
         ("drivetrain[lightning]", "check_lightning.py"),
         ("drivetrain[transformers]", "check_hf.py"),
@@ -294,7 +305,7 @@ def build(session: nox.Session) -> None:
         ("drivetrain[tensorflow]", "check_tf.py"),
         ("drivetrain[horovod]", "check_horovod.py"),
     ],
-    ids=["core", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
+    ids=["core", "track", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""

@@ -12,6 +12,7 @@ import drivetrain_horovod
 import drivetrain_lightning
 import drivetrain_tf
 import drivetrain_torch
+import drivetrain_track
 
 project = "drivetrain"
 author = "The drivetrain authors"
@@ -56,6 +57,7 @@ def _load_names_for_annotations() -> None:
     """Executes each module's ``if TYPE_CHECKING:`` block, so that annotations resolve and link to what they name."""
     for package in (
         drivetrain,
+        drivetrain_track,
         drivetrain_torch,
         drivetrain_lightning,
         drivetrain_hf,

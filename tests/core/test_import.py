@@ -250,7 +250,6 @@ def test_only_adapters_import_optional_dependencies(name: str) -> None:
         "data.sources": {"numpy", "pyarrow"},
         "testing.conformance": {"pytest"},
         "loggers.panel": {"rich"},
-        "loggers.tensorboard": {"numpy"},
         "tune.raytune": {"ray"},
         "tune.results": {"pandas"},
         "tune.search": {"optuna"},

@@ -21,19 +21,21 @@ from drivetrain._base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from drivetrain._base.console import Console
+    from drivetrain._base.redact import redact
     from drivetrain._hooks.plugins import API_VERSION
     from drivetrain._runtimes.base import Group, GroupSpec, Runtime, rank_environment
     from drivetrain._runtimes.remote import RemoteGroup
     from drivetrain._wire.task import TrainTask
-    from drivetrain.loggers.tracker import Entry, TrackerCallback
+    from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
 else:
     _SOURCES = {
         "drivetrain._base.console": "Console",
+        "drivetrain._base.redact": "redact",
         "drivetrain._hooks.plugins": "API_VERSION",
         "drivetrain._runtimes.base": "Group GroupSpec Runtime rank_environment",
         "drivetrain._runtimes.remote": "RemoteGroup",
         "drivetrain._wire.task": "TrainTask",
-        "drivetrain.loggers.tracker": "Entry TrackerCallback",
+        "drivetrain.loggers.tracker": "Entry Ranks TrackerCallback numbers parameters",
     }
     __getattr__, __dir__ = lazy_names(__name__, _SOURCES)
 
@@ -43,9 +45,13 @@ __all__ = [
     "Entry",
     "Group",
     "GroupSpec",
+    "Ranks",
     "RemoteGroup",
     "Runtime",
     "TrackerCallback",
     "TrainTask",
+    "numbers",
+    "parameters",
     "rank_environment",
+    "redact",
 ]

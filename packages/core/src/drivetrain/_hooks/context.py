@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from drivetrain._storage.layout import ARTIFACTS
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -168,3 +170,8 @@ class Run:
     train_loop_config: Mapping[str, Any] | None
     console: Console
     trial: Trial | None = None
+
+    @property
+    def artifacts(self) -> Path:
+        """The directory that workers get from ``get_trial_dir()``, if the run is stored on this machine."""
+        return self.path / ARTIFACTS

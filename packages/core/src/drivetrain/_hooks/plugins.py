@@ -6,6 +6,7 @@ which distribution it is and shows the error. A name selects; nothing activates 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +20,7 @@ API_VERSION = 1
 
 KINDS = {"backend": "drivetrain.backends", "callback": "drivetrain.callbacks", "runtime": "drivetrain.runtimes"}
 
-_EXTRA_OF = {
-    "torch": "torch",
-    "torch_xla": "torch",
-    "tensorflow": "tensorflow",
-    "xgboost": "xgboost",
-    "lightgbm": "lightgbm",
-    "horovod": "horovod",
-}
+_OUR_EXTRA = re.compile(r"""drivetrain-.*extra == ['"]([\w.-]+)['"]""")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +96,18 @@ def load_plugin(kind: str, name: str) -> Any:
 def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
     known = ", ".join(repr(plugin.name) for plugin in installed) or "none"
     message = f"no {kind} {name!r} is installed; installed are: {known}"
-    if kind == "backend" and name in _EXTRA_OF:
-        message += f'. Run: pip install "drivetrain[{_EXTRA_OF[name]}]"'
+    if (extra := _extra_of(name)) is not None:
+        message += f'. Run: pip install "drivetrain[{extra}]"'
     return message
+
+
+def _extra_of(name: str) -> str | None:
+    """The extra of the core that installs a plugin of that name: it has the name, or is how it begins."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        required = requires("drivetrain") or []
+    except PackageNotFoundError:  # a source tree that is not installed
+        return None
+    extras = {found[1] for line in required if (found := _OUR_EXTRA.match(line))} - {"all"}
+    return next((extra for extra in extras if name == extra or name.startswith(f"{extra}_")), None)

@@ -7,13 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from drivetrain._base.redact import redact
-from drivetrain.errors import ConfigurationError
-from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters, redact
 
 if TYPE_CHECKING:
-    from drivetrain._hooks.context import Run
-    from drivetrain._storage.committed import CommittedCheckpoint
+    from drivetrain import CommittedCheckpoint, Run
 
 __all__ = ["MLflowLoggerCallback"]
 
@@ -42,7 +40,7 @@ class MLflowLoggerCallback(TrackerCallback):
         save_artifact: store every committed checkpoint as an artifact, under its name.
         log_system_metrics: log CPU, memory, disk, network and GPUs of the driver's machine every 10 s, or as
             ``MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL`` says.
-        ranks: see :class:`~drivetrain.loggers.TrackerCallback`.
+        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
         drain_timeout_s: see there.
 
     Raises:

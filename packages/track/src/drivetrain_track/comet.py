@@ -7,12 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from drivetrain.errors import ConfigurationError
-from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
 
 if TYPE_CHECKING:
-    from drivetrain._hooks.context import Run
-    from drivetrain._storage.committed import CommittedCheckpoint
+    from drivetrain import CommittedCheckpoint, Run
 
 __all__ = ["CometLoggerCallback"]
 
@@ -39,7 +38,7 @@ class CometLoggerCallback(TrackerCallback):
         online: False writes an archive to ``comet/`` in the run directory, one for each start of the run.
         tags: tags of the experiment.
         save_checkpoints: store every committed checkpoint as a model, under its name.
-        ranks: see :class:`~drivetrain.loggers.TrackerCallback`.
+        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
         drain_timeout_s: see there.
         experiment: other arguments of ``comet_ml.start``'s ``ExperimentConfig``, and ``workspace`` and
             ``project_name``.

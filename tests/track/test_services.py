@@ -30,7 +30,7 @@ from drivetrain import (
     ScalingConfig,
     TrainingFailedError,
 )
-from drivetrain.loggers import (
+from drivetrain_track import (
     AimLoggerCallback,
     CometLoggerCallback,
     MLflowLoggerCallback,

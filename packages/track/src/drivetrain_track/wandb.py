@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from drivetrain.errors import ConfigurationError
-from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, parameters
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Entry, Ranks, TrackerCallback, parameters
 
 if TYPE_CHECKING:
     import os
 
-    from drivetrain._hooks.context import Run
-    from drivetrain._storage.committed import CommittedCheckpoint
+    from drivetrain import CommittedCheckpoint, Run
 
 __all__ = ["WandbLoggerCallback"]
 
@@ -35,7 +34,7 @@ class WandbLoggerCallback(TrackerCallback):
         excludes: metrics that are not logged.
         log_config: log the train function's config.
         upload_checkpoints: store every committed checkpoint as a version of the artifact ``checkpoint_<run id>``.
-        ranks: see :class:`~drivetrain.loggers.TrackerCallback`.
+        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
         drain_timeout_s: see there.
         init: other arguments of ``wandb.init``, such as ``entity`` or ``tags``.
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
+from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
 
 if TYPE_CHECKING:
-    from drivetrain._hooks.context import Run
+    from drivetrain import Run
 
 __all__ = ["AimLoggerCallback"]
 
@@ -23,7 +23,7 @@ class AimLoggerCallback(TrackerCallback):
         repo: the repository: a directory, or the address of a server; None for Aim's own default.
         experiment_name: the experiment; None for the name of the run.
         system_tracking_interval: seconds between two measurements of the driver's machine; None for none.
-        ranks: see :class:`~drivetrain.loggers.TrackerCallback`.
+        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
         drain_timeout_s: see there.
 
     Raises:

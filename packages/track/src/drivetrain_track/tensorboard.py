@@ -12,13 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from drivetrain._storage.filesystem import walk_local
-from drivetrain._storage.layout import ARTIFACTS
-from drivetrain.errors import ConfigurationError
-from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
 
 if TYPE_CHECKING:
-    from drivetrain._hooks.context import Run
+    from drivetrain import Run
 
 __all__ = ["TBXLoggerCallback"]
 
@@ -43,7 +41,7 @@ class TBXLoggerCallback(TrackerCallback):
 
     Args:
         artifacts: whether to read images and arrays.
-        options: see :class:`~drivetrain.loggers.TrackerCallback`.
+        options: see :class:`~drivetrain.plugin.TrackerCallback`.
 
     Raises:
         PluginNotFoundError: ``tensorboard`` is not installed.
@@ -67,7 +65,7 @@ class TBXLoggerCallback(TrackerCallback):
         self._run = run
         self._iteration = 0
         self._introduced = bool(earlier)
-        self._artifacts = _Artifacts(run.path / ARTIFACTS, max(earlier, default=0.0))
+        self._artifacts = _Artifacts(run.artifacts, max(earlier, default=0.0))
         self._scanned_at = 0.0
         self._file = _EventFile(run.path)
 
@@ -213,19 +211,27 @@ class _Artifacts:
 
     def read(self) -> Iterator[tuple[int | None, float, Any]]:
         """The step in the file's name, the time of its writing, and the summary."""
-        if not self._directory.is_dir():
-            return
-        for relative, status in list(walk_local(str(self._directory))):
-            stem, suffix = os.path.splitext(relative)
-            changed = status.st_mtime
-            if suffix.lower() not in (*_IMAGES, *_ARRAYS) or changed <= self._read.get(relative, self._known_until):
+        for path in _files_in(self._directory):
+            relative = path.relative_to(self._directory).as_posix()
+            stem = os.path.splitext(relative)[0]
+            try:
+                changed = path.stat().st_mtime
+            except FileNotFoundError:
+                continue
+            if changed <= self._read.get(relative, self._known_until):
                 continue
             found = _STEP.fullmatch(stem)
             tag, step = (found["tag"] or "artifact", int(found["step"])) if found else (stem, None)
             # A file that is still being written, or is not what its name says, is looked at again later.
             with contextlib.suppress(OSError, ValueError, EOFError):
-                yield step, changed, _read_summary(self._directory / relative, tag)
+                yield step, changed, _read_summary(path, tag)
                 self._read[relative] = changed
+
+
+def _files_in(directory: Path) -> list[Path]:
+    """The images and arrays under a directory, in a stable order; links to directories are not followed."""
+    paths = [Path(folder, name) for folder, _, names in os.walk(directory) for name in names]
+    return sorted(path for path in paths if path.suffix.lower() in (*_IMAGES, *_ARRAYS) and path.is_file())
 
 
 def _read_summary(path: Path, tag: str) -> Any:
