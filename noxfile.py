@@ -19,7 +19,9 @@ nox.options.sessions = ["lint", "types", "tests", "docs", "isolation"]
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 DEV = ROOT / ".nox" / "dev"
-PACKAGES = [f"packages/{name}" for name in ("core", "track", "torch", "lightning", "hf", "tf", "gbdt", "horovod")]
+PACKAGES = [
+    f"packages/{name}" for name in ("core", "track", "tune", "torch", "lightning", "hf", "tf", "gbdt", "horovod")
+]
 
 # What the packages accept is in their pyproject.toml, lower bounds only. Here are the newest releases seen to
 # pass, so that a release elsewhere cannot turn an unrelated change red: raise them on purpose.
@@ -57,7 +59,18 @@ TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
 PLUGINS = [
-    *("-e", "packages/track", "-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt"),
+    *(
+        "-e",
+        "packages/track",
+        "-e",
+        "packages/tune",
+        "-e",
+        "packages/lightning",
+        "-e",
+        "packages/hf",
+        "-e",
+        "packages/gbdt",
+    ),
     *("-e", "packages/horovod"),
 ]
 
@@ -298,6 +311,7 @@ def build(session: nox.Session) -> None:
     [
         ("drivetrain", "check_core.py"),
         ("drivetrain[tensorboard]", "check_track.py"),
+        ("drivetrain[tune]", "check_tune.py"),
         ("drivetrain[torch]", "check_torch.py"),
         ("drivetrain[lightning]", "check_lightning.py"),
         ("drivetrain[transformers]", "check_hf.py"),
@@ -305,7 +319,7 @@ def build(session: nox.Session) -> None:
         ("drivetrain[tensorflow]", "check_tf.py"),
         ("drivetrain[horovod]", "check_horovod.py"),
     ],
-    ids=["core", "track", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
+    ids=["core", "track", "tune", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""

@@ -13,6 +13,7 @@ import drivetrain_lightning
 import drivetrain_tf
 import drivetrain_torch
 import drivetrain_track
+import drivetrain_tune
 
 project = "drivetrain"
 author = "The drivetrain authors"
@@ -58,6 +59,7 @@ def _load_names_for_annotations() -> None:
     for package in (
         drivetrain,
         drivetrain_track,
+        drivetrain_tune,
         drivetrain_torch,
         drivetrain_lightning,
         drivetrain_hf,

@@ -16,7 +16,7 @@ _MODULES = (
     *("drivetrain", "drivetrain.errors", "drivetrain.plugin", "drivetrain.testing"),
     "drivetrain.loggers",
     "drivetrain_track",
-    "drivetrain.tune",
+    "drivetrain_tune",
     *("drivetrain_torch", "drivetrain_lightning", "drivetrain_gbdt.xgboost", "drivetrain_gbdt.lightgbm"),
     *("drivetrain_hf.transformers", "drivetrain_hf.accelerate", "drivetrain_hf.deepspeed", "drivetrain_horovod"),
     *("drivetrain_tf", "drivetrain_tf.keras"),

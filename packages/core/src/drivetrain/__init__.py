@@ -84,7 +84,7 @@ else:
         "drivetrain.interactive.ranks": "local_rank world_rank world_size",
         "drivetrain.interactive.trainer": "CheckpointStrategy Trainer",
     }
-    __getattr__, __dir__ = lazy_names(__name__, _SOURCES, "config errors interactive loggers plugin testing tune")
+    __getattr__, __dir__ = lazy_names(__name__, _SOURCES, "config errors interactive loggers plugin testing")
 
 __all__ = [
     "Backend",

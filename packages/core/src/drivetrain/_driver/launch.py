@@ -14,9 +14,10 @@ from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
 from drivetrain._hooks.plugins import load_plugin
 from drivetrain._runtimes.base import Runtime
 from drivetrain.config import RunConfig, ScalingConfig
+from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import ConfigurationError, PluginNotFoundError, SerializationError
 
-__all__ = ["pickle_function", "require_shared", "resolve_backend", "resolve_runtime"]
+__all__ = ["pickle_function", "require_shared", "required_runtime", "resolve_backend", "resolve_runtime"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,11 @@ def require_shared(config: RunConfig) -> None:
             f"storage_path wants a storage that the workers share, found {path}, which only this process can see: "
             "use another storage, or ScalingConfig(num_workers=0)"
         )
+
+
+def required_runtime(datasets: Mapping[str, Any]) -> str | None:
+    """The name of the runtime that one of the datasets requires; None if any will do."""
+    return "ray" if any(map(is_ray_dataset, datasets.values())) else None
 
 
 def resolve_backend(given: BackendConfig | Backend | str) -> Backend:

@@ -25,6 +25,7 @@ from drivetrain._driver.result import Result, last_metrics
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
+from drivetrain._hooks.plugins import load_plugin
 from drivetrain._hooks.policy import RetryBudget
 from drivetrain._runtimes.base import Runtime
 from drivetrain._storage.checkpoint import Checkpoint, metadata_json
@@ -226,7 +227,7 @@ class DataParallelTrainer:
         A trial's ``param_space`` has the names of this trainer's arguments, and is merged with what it was made with.
         Each trial reserves the resources of its workers and of ``trainer_resources`` together, and its run has a
         directory in the trial's. Needs ``pip install "drivetrain[ray-tune]"``; for a search without Ray see
-        :class:`drivetrain.tune.Tuner`.
+        :class:`drivetrain_tune.Tuner`.
 
         Args:
             autoscaling: the cluster gets nodes when they are wanted, so that a trial may want more than there is now.
@@ -505,16 +506,16 @@ class DataParallelTrainer:
 def trainable_of(
     trainer: DataParallelTrainer, *, argument: str | None = None, autoscaling: bool = False
 ) -> Callable[[dict[str, Any]], None]:
-    """A trainer as a trainable of Ray Tune.
+    """A trainer as a trainable of Ray Tune, which a plugin makes.
 
     Args:
         trainer: the trainer.
         argument: the one of its arguments that a trial's config is; None where the config has arguments by name.
         autoscaling: see :meth:`DataParallelTrainer.as_trainable`.
     """
-    from drivetrain.tune.raytune import make_trainable
-
-    return make_trainable(trainer, dumps, argument=argument, autoscaling=autoscaling)
+    make = load_plugin("trainable", "ray-tune")
+    made: Callable[[dict[str, Any]], None] = make(trainer, argument=argument, autoscaling=autoscaling)
+    return made
 
 
 def _check_optional(name: str, value: object, kind: type[Any]) -> None:

@@ -18,7 +18,12 @@ __all__ = ["API_VERSION", "KINDS", "Plugin", "list_plugins", "load_plugin"]
 API_VERSION = 1
 """Increases when a change breaks plugins."""
 
-KINDS = {"backend": "drivetrain.backends", "callback": "drivetrain.callbacks", "runtime": "drivetrain.runtimes"}
+KINDS = {
+    "backend": "drivetrain.backends",
+    "callback": "drivetrain.callbacks",
+    "runtime": "drivetrain.runtimes",
+    "trainable": "drivetrain.trainables",
+}
 
 _OUR_EXTRA = re.compile(r"""drivetrain-.*extra == ['"]([\w.-]+)['"]""")
 
@@ -28,7 +33,7 @@ class Plugin:
     """An entry point that some installed distribution declares.
 
     Attributes:
-        kind: ``"backend"``, ``"callback"`` or ``"runtime"``.
+        kind: one of :data:`KINDS`.
         name: what selects it.
         target: the object it names, as ``module:attribute``.
         distribution: who provides it.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -15,21 +15,32 @@ from typing import Any
 
 import cloudpickle
 
-from drivetrain._base.console import Console
-from drivetrain._driver.arguments import check_param_space
-from drivetrain._driver.result import Result
-from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._hooks.context import Trial
-from drivetrain._runtimes.local import ForkServers
-from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
-from drivetrain._storage.lock import RunLock
-from drivetrain._storage.remote import locate
-from drivetrain.config import RunConfig
-from drivetrain.errors import ConfigurationError, RunExistsError, SerializationError, StorageError, TrainingFailedError
-from drivetrain.tune.results import ResultGrid, TrialResult
-from drivetrain.tune.runner import Progress, Runner
-from drivetrain.tune.search import STATE_FILE, ActiveTrial, Search, TrialRecord, TuneConfig, read_records
-from drivetrain.tune.space import Space
+from drivetrain import (
+    ConfigurationError,
+    DataParallelTrainer,
+    Result,
+    RunConfig,
+    RunExistsError,
+    SerializationError,
+    StorageError,
+    TrainingFailedError,
+)
+from drivetrain.plugin import (
+    Console,
+    ForkServers,
+    RunLock,
+    Storage,
+    Trial,
+    check_param_space,
+    locate,
+    open_storage,
+    quick,
+    runs_location,
+)
+from drivetrain_tune.results import ResultGrid, TrialResult
+from drivetrain_tune.runner import Progress, Runner
+from drivetrain_tune.search import STATE_FILE, ActiveTrial, Search, TrialRecord, TuneConfig, read_records
+from drivetrain_tune.space import Space
 
 __all__ = ["Tuner"]
 
@@ -53,7 +64,8 @@ class Tuner:
 
     Example:
         >>> import drivetrain
-        >>> from drivetrain import RunConfig, tune
+        >>> import drivetrain_tune as tune
+        >>> from drivetrain import RunConfig
         >>> def train_func(config):
         ...     drivetrain.report({"loss": (config["x"] - 2) ** 2})
         >>> tuner = tune.Tuner(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from drivetrain._driver.result import Result
+from drivetrain import Result
 
 if TYPE_CHECKING:
     import optuna

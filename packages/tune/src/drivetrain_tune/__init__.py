@@ -4,9 +4,9 @@ The names are those of Ray Tune, so that a script is moved by an import; with Ra
 :meth:`~drivetrain.DataParallelTrainer.as_trainable`. Importing this imports neither Optuna nor Ray.
 """
 
-from drivetrain.tune.results import ResultGrid, TrialResult
-from drivetrain.tune.search import TuneConfig
-from drivetrain.tune.space import (
+from drivetrain_tune.results import ResultGrid, TrialResult
+from drivetrain_tune.search import TuneConfig
+from drivetrain_tune.space import (
     Domain,
     choice,
     grid_search,
@@ -22,7 +22,7 @@ from drivetrain.tune.space import (
     sample_from,
     uniform,
 )
-from drivetrain.tune.tuner import Tuner
+from drivetrain_tune.tuner import Tuner
 
 __all__ = [
     "Domain",

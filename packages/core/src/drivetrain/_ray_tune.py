@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain._base.console import Console
+from drivetrain._base.pickling import dumps
 from drivetrain._driver.arguments import check_param_space, merge_arguments
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._hooks.context import Run, Trial
@@ -103,7 +104,6 @@ class TrialShape:
 
 def make_trainable(
     trainer: DataParallelTrainer,
-    dump: Callable[[Any], bytes],
     *,
     argument: str | None = None,
     autoscaling: bool = False,
@@ -112,7 +112,6 @@ def make_trainable(
 
     Args:
         trainer: the trainer.
-        dump: pickles it.
         argument: the one of its arguments that a trial's config is; None where the config has arguments by name.
         autoscaling: see :meth:`~drivetrain.DataParallelTrainer.as_trainable`.
 
@@ -127,9 +126,9 @@ def make_trainable(
             f'a trainable wants Ray Tune, which is not installed ({error}). Run: pip install "drivetrain[ray-tune]"'
         ) from None
     try:
-        pickled = dump(trainer)
+        pickled = dumps(trainer)
     except Exception as error:  # whatever a user's object may raise
-        culprit = _find_unpicklable(trainer.given, dump)
+        culprit = _find_unpicklable(trainer.given)
         raise SerializationError(
             f"trials of Ray Tune want a trainer that can be pickled; {culprit} cannot be "
             f"({type(error).__name__}: {error}). Give a dataset as a function that returns it, and make other such "
@@ -154,7 +153,7 @@ def make_trainable(
     return made
 
 
-def _find_unpicklable(given: Mapping[str, Any], dump: Callable[[Any], bytes]) -> str:
+def _find_unpicklable(given: Mapping[str, Any]) -> str:
     """Names what of a trainer's arguments cannot be pickled."""
     parts = {
         f"{argument}[{name!r}]": value
@@ -163,7 +162,7 @@ def _find_unpicklable(given: Mapping[str, Any], dump: Callable[[Any], bytes]) ->
     }
     for name, value in {**parts, **given}.items():
         try:
-            dump(value)
+            dumps(value)
         except Exception:  # whatever a user's object may raise
             return f"{name} (a {type(value).__name__})"
     return "it"

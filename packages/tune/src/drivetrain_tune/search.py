@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from drivetrain._storage.directory import Storage
-from drivetrain.config import StopCondition
-from drivetrain.errors import ConfigurationError, PluginNotFoundError, StorageError
-from drivetrain.tune.results import value_of
-from drivetrain.tune.space import Space
+from drivetrain import ConfigurationError, PluginNotFoundError, StorageError
+from drivetrain.plugin import Storage
+from drivetrain_tune.results import value_of
+from drivetrain_tune.space import Space
 
 if TYPE_CHECKING:
     import optuna
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["STATE_FILE", "ActiveTrial", "Search", "TrialRecord", "TuneConfig", "read_records"]
 
 STATE_FILE = "tuner.json"
+
+StopCondition = Mapping[str, float] | Callable[[str, Mapping[str, Any]], bool]
+"""What ``RunConfig(stop=...)`` takes."""
 VERSION = 1
 
 
@@ -90,7 +92,7 @@ class TrialRecord:
     Attributes:
         number: its number in the search.
         drawn: what Optuna has drawn, by path.
-        state: see :class:`~drivetrain.tune.TrialResult`.
+        state: see :class:`~drivetrain_tune.TrialResult`.
         reports: the metric, by the number of the report.
         error: that of a trial that failed, in words.
     """
@@ -286,7 +288,7 @@ def _create_study(config: TuneConfig) -> optuna.Study:
         import optuna
     except ImportError:
         raise PluginNotFoundError(
-            'drivetrain.tune wants Optuna, which is not installed. Run: pip install "drivetrain[tune]"'
+            'drivetrain_tune wants Optuna, which is not installed. Run: pip install "drivetrain[tune]"'
         ) from None
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would tell of each study
