@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 DEV = ROOT / ".nox" / "dev"
 PACKAGES = [
-    f"packages/{name}" for name in ("core", "track", "tune", "torch", "lightning", "hf", "tf", "gbdt", "horovod")
+    f"packages/{name}" for name in ("core", "ray", "track", "tune", "torch", "lightning", "hf", "tf", "gbdt", "horovod")
 ]
 
 # What the packages accept is in their pyproject.toml, lower bounds only. Here are the newest releases seen to
@@ -59,19 +59,9 @@ TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
 PLUGINS = [
-    *(
-        "-e",
-        "packages/track",
-        "-e",
-        "packages/tune",
-        "-e",
-        "packages/lightning",
-        "-e",
-        "packages/hf",
-        "-e",
-        "packages/gbdt",
-    ),
-    *("-e", "packages/horovod"),
+    option
+    for name in ("ray", "track", "tune", "lightning", "hf", "gbdt", "horovod")
+    for option in ("-e", f"packages/{name}")
 ]
 
 # Into an environment that has TensorFlow by another name.
@@ -91,7 +81,8 @@ def run_in_dev(session: nox.Session, *module_and_args: str, **variables: str) ->
 @nox.session
 def demo(session: nox.Session) -> None:
     """Train a small network on real images, on two workers (`-- --runtime ray`: on a local Ray)."""
-    extra = [RAY] if "ray" in session.posargs or "--runtime=ray" in session.posargs else []
+    with_ray = "ray" in session.posargs or "--runtime=ray" in session.posargs
+    extra = ["-e", "packages/ray", RAY] if with_ray else []
     session.install(*EDITABLE, TORCH, "scikit-learn", *extra)
     session.run("python", "examples/digits.py", *session.posargs)
 
@@ -300,7 +291,7 @@ def build(session: nox.Session) -> None:
     )
     # As constraints these keep pip from an index that has a distribution of the same name.
     wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel.as_uri() for wheel in DIST.glob("*.whl")}
-    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, LIGHTGBM, PYARROW, WHOLE_TENSORFLOW]
+    frameworks = [TORCH, RAY, *LIGHTNING, TRANSFORMERS, ACCELERATE, LIGHTGBM, PYARROW, WHOLE_TENSORFLOW]
     lines = [*frameworks, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
     (DIST / "constraints.txt").write_text("\n".join(lines) + "\n")
 
@@ -310,6 +301,7 @@ def build(session: nox.Session) -> None:
     "requirement, check",
     [
         ("drivetrain", "check_core.py"),
+        ("drivetrain[ray]", "check_ray.py"),
         ("drivetrain[tensorboard]", "check_track.py"),
         ("drivetrain[tune]", "check_tune.py"),
         ("drivetrain[torch]", "check_torch.py"),
@@ -319,7 +311,7 @@ def build(session: nox.Session) -> None:
         ("drivetrain[tensorflow]", "check_tf.py"),
         ("drivetrain[horovod]", "check_horovod.py"),
     ],
-    ids=["core", "track", "tune", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
+    ids=["core", "ray", "track", "tune", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""

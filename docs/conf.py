@@ -10,6 +10,7 @@ import drivetrain.testing
 import drivetrain_hf
 import drivetrain_horovod
 import drivetrain_lightning
+import drivetrain_ray
 import drivetrain_tf
 import drivetrain_torch
 import drivetrain_track
@@ -58,6 +59,7 @@ def _load_names_for_annotations() -> None:
     """Executes each module's ``if TYPE_CHECKING:`` block, so that annotations resolve and link to what they name."""
     for package in (
         drivetrain,
+        drivetrain_ray,
         drivetrain_track,
         drivetrain_tune,
         drivetrain_torch,

@@ -132,7 +132,9 @@ def test_ray_datasets_are_streamed_to_their_workers(ray_address: str, tmp_path: 
     assert result.metrics is not None
     assert (result.metrics["rows"], result.metrics["sum"], result.metrics["valid"]) == (100, sum(range(100)), 13)
 
-    with pytest.raises(ConfigurationError, match="dataset 'train' is Ray's, which wants workers on Ray"):
+    with pytest.raises(
+        ConfigurationError, match="dataset 'train' requires workers on the runtime 'ray', got runtime='local'"
+    ):
         DataParallelTrainer(
             count_rows,
             datasets=given,

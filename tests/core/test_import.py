@@ -33,7 +33,6 @@ ROWS = """
     _views
     data
     _driver
-    _ray_tune
     interactive _cli testing
 """
 ROW_OF = {name: row for row, line in enumerate(ROWS.strip().split("\n")) for name in line.split()}
@@ -61,7 +60,7 @@ CLASSES_WITH_MANY_ATTRIBUTES: dict[str, int] = {
     "core/src/drivetrain/_driver/controller.py Controller": 20,
     "core/src/drivetrain/_runtimes/base.py GroupSpec": 13,
     "core/src/drivetrain/_runtimes/local.py LocalGroup": 15,
-    "core/src/drivetrain/_runtimes/ray/actors.py Actors": 13,
+    "ray/src/drivetrain_ray/_actors.py Actors": 13,
     "core/src/drivetrain/_views/records.py RunRecord": 15,
     "core/src/drivetrain/_worker/session.py Session": 18,
     "core/src/drivetrain/interactive/trainer.py Trainer": 13,
@@ -234,22 +233,16 @@ def test_no_cycle_between_modules() -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_only_adapters_import_optional_dependencies(name: str) -> None:
+def test_only_adapters_import_optional_dependencies_and_none_imports_ray(name: str) -> None:
     tops = {module.partition(".")[0] for module, _ in _read(MODULES[name]).executed}
     allowed = {
-        "_runtimes.ray": {"ray"},
-        "_runtimes.ray.actors": {"ray"},
-        "_runtimes.ray.cluster": {"ray"},
-        "_runtimes.ray.worker": {"ray"},
         "_storage.remote": {"pyarrow"},
         "data.batches": {"numpy", "pyarrow", "tensorflow", "torch"},
-        "data.config": {"ray"},
         "data.position": {"numpy", "pyarrow"},
         "data.shard": {"pyarrow", "tensorflow", "torch"},
         "data.sources": {"numpy", "pyarrow"},
         "testing.conformance": {"pytest"},
         "loggers.panel": {"rich"},
-        "_ray_tune": {"ray"},
         "_driver.result": {"pandas"},
     }
     assert not tops & HEAVY - allowed.get(name, set()) - {"fsspec"}

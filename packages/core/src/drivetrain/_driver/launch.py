@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import inspect
-import os
-import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from drivetrain._base.pickling import dumps
 from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.dataset import find_provider
+from drivetrain._hooks.plugins import installed_plugins, load_plugin
 from drivetrain._runtimes.base import Runtime
+from drivetrain._runtimes.inprocess import InProcessRuntime
+from drivetrain._runtimes.local import LocalRuntime
 from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.data.sources import is_ray_dataset
-from drivetrain.errors import ConfigurationError, PluginNotFoundError, SerializationError
+from drivetrain.errors import ConfigurationError, PluginBrokenError, PluginNotFoundError, SerializationError
 
-__all__ = ["pickle_function", "require_shared", "required_runtime", "resolve_backend", "resolve_runtime"]
+__all__ = [
+    "check_datasets",
+    "pickle_function",
+    "require_shared",
+    "required_runtime",
+    "resolve_backend",
+    "resolve_runtime",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,31 @@ def require_shared(config: RunConfig) -> None:
 
 def required_runtime(datasets: Mapping[str, Any]) -> str | None:
     """The name of the runtime that one of the datasets requires; None if any will do."""
-    return "ray" if any(map(is_ray_dataset, datasets.values())) else None
+    requiring = _requiring(datasets)
+    return None if requiring is None else requiring[1]
+
+
+def check_datasets(datasets: Mapping[str, Any], runtime: Runtime) -> None:
+    """Refuses a dataset that requires another runtime.
+
+    Raises:
+        ConfigurationError: the message says which.
+    """
+    requiring = _requiring(datasets)
+    if requiring is not None and not runtime.in_driver and runtime.name != requiring[1]:
+        name, required = requiring
+        raise ConfigurationError(
+            f"dataset {name!r} requires workers on the runtime {required!r}, got runtime={runtime.name!r}: "
+            f"use runtime={required!r}"
+        )
+
+
+def _requiring(datasets: Mapping[str, Any]) -> tuple[str, str] | None:
+    for name, dataset in datasets.items():
+        provider = find_provider(dataset)
+        if provider is not None and provider.runtime is not None:
+            return name, provider.runtime
+    return None
 
 
 def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
@@ -54,54 +86,57 @@ def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
     return backend
 
 
-def resolve_runtime(scaling: ScalingConfig, *, needs_ray: bool = False) -> Runtime:
-    """The runtime that was asked for, or the one that fits what is connected."""
+def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> Runtime:
+    """The runtime that was asked for, or the one that fits the datasets and the environment.
+
+    Args:
+        scaling: names or is the runtime, or leaves it open.
+        required: the name of the runtime that a dataset requires.
+    """
     if scaling.runtime is not None and not isinstance(scaling.runtime, str):
         return cast("Runtime", scaling.runtime)
-    if scaling.runtime is None:
-        return _choose_runtime(scaling.max_workers, needs_ray=needs_ray)
+    if scaling.runtime is None and scaling.max_workers == 0:
+        return InProcessRuntime()
+    name = scaling.runtime or required or _detect_runtime()
+    if name is None:
+        return LocalRuntime()
     try:
-        runtime: Runtime = load_plugin("runtime", scaling.runtime)()
+        runtime: Runtime = load_plugin("runtime", name)()
     except PluginNotFoundError as error:
         raise ConfigurationError(str(error)) from error
     return runtime
 
 
-def _choose_runtime(num_workers: int, *, needs_ray: bool) -> Runtime:
-    """One of the runtimes of this package, which need no search among the installed ones."""
-    if num_workers == 0:
-        from drivetrain._runtimes.inprocess import InProcessRuntime
-
-        return InProcessRuntime()
-    if needs_ray or _ray_is_connected():
-        from drivetrain._runtimes.ray import RayRuntime
-
-        return RayRuntime()
-    from drivetrain._runtimes.local import LocalRuntime
-
-    return LocalRuntime()
+def _detect_runtime() -> str | None:
+    """The first runtime of a plugin that the environment selects."""
+    for plugin in installed_plugins("runtime"):
+        if plugin.distribution == "drivetrain":  # these are chosen by the number of workers
+            continue
+        try:
+            if plugin.load().detect():
+                return plugin.name
+        except PluginBrokenError as error:  # which is no reason not to use another
+            warnings.warn(str(error), stacklevel=2)
+    return None
 
 
-def _ray_is_connected() -> bool:
-    if os.environ.get("RAY_ADDRESS"):
-        return True
-    ray = sys.modules.get("ray")
-    return bool(ray is not None and ray.is_initialized())
-
-
-def pickle_function(function: Callable[..., Any], config: Mapping[str, Any] | None) -> bytes:
+def pickle_function(
+    function: Callable[..., Any], config: Mapping[str, Any] | None, reduce: Callable[[Any], Any]
+) -> bytes:
     """Pickles what the workers run; on failure names the object that cannot be pickled."""
     try:
-        return dumps((function, config if config is not None else {}))
+        return dumps((function, config if config is not None else {}), reduce)
     except Exception as error:  # whatever a user's object may raise
-        culprit = _find_unpicklable(function, config) or "the train function"
+        culprit = _find_unpicklable(function, config, reduce) or "the train function"
         raise SerializationError(
             f"workers want a train function and config that can be pickled; {culprit} cannot be "
             f"({type(error).__name__}: {error}). Create it inside the train function instead"
         ) from error
 
 
-def _find_unpicklable(function: Callable[..., Any], config: Mapping[str, Any] | None) -> str | None:
+def _find_unpicklable(
+    function: Callable[..., Any], config: Mapping[str, Any] | None, reduce: Callable[[Any], Any]
+) -> str | None:
     parts = [_Part(f"train_loop_config[{key!r}]", value) for key, value in (config or {}).items()]
     try:
         captured = inspect.getclosurevars(function)
@@ -114,7 +149,7 @@ def _find_unpicklable(function: Callable[..., Any], config: Mapping[str, Any] | 
         ]
     for part in parts:
         try:
-            dumps(part.value)
+            dumps(part.value, reduce)
         except Exception:  # whatever a user's object may raise
             return f"{part.name} (a {type(part.value).__name__})"
     return None

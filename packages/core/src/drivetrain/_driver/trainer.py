@@ -19,12 +19,20 @@ from drivetrain._driver.callbacks import make_callbacks
 from drivetrain._driver.control import listen
 from drivetrain._driver.controller import Controller, controller_failure
 from drivetrain._driver.handle import RunHandle
-from drivetrain._driver.launch import pickle_function, require_shared, resolve_backend, resolve_runtime
+from drivetrain._driver.launch import (
+    check_datasets,
+    pickle_function,
+    require_shared,
+    required_runtime,
+    resolve_backend,
+    resolve_runtime,
+)
 from drivetrain._driver.outcomes import RunFailed
 from drivetrain._driver.result import Result, last_metrics
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
+from drivetrain._hooks.dataset import find_provider
 from drivetrain._hooks.plugins import load_plugin
 from drivetrain._hooks.policy import RetryBudget
 from drivetrain._runtimes.base import Runtime
@@ -35,7 +43,6 @@ from drivetrain._storage.rundir import OpenRun, TrainerFile, open_run
 from drivetrain._worker.session import POSITIONS
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.data import DataConfig
-from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
 
 if TYPE_CHECKING:
@@ -297,21 +304,17 @@ class DataParallelTrainer:
         return varied
 
     def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
-        function = pickle_function(self._function, self._config)
-        on_ray = [name for name, dataset in self._datasets.items() if is_ray_dataset(dataset)]
-        runtime = resolve_runtime(self._scaling, needs_ray=bool(on_ray))
+        runtime = resolve_runtime(self._scaling, required=required_runtime(self._datasets))
+        function = pickle_function(self._function, self._config, runtime.reduce)
         runtime.validate(self._scaling)
-        if on_ray and runtime.name == "local":
-            raise ConfigurationError(
-                f"dataset {on_ray[0]!r} is Ray's, which wants workers on Ray, found runtime='local': use runtime='ray'"
-            )
+        check_datasets(self._datasets, runtime)
         datasets = self._data_config.open(self._datasets)
         callbacks = make_callbacks(self._run_config)
         if self._resume_from is not None and not self._resume_from.exists():
             raise ConfigurationError(
                 f"resume_from_checkpoint wants a checkpoint that exists, found no directory at {self._resume_from.path}"
             )
-        if runtime.name != "inprocess":
+        if not runtime.in_driver:
             require_shared(self._run_config)
         with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file()) as opened:
             try:
@@ -326,7 +329,7 @@ class DataParallelTrainer:
     ) -> list[dict[str, Any]]:
         positions = checkpoint.get_metadata().get(POSITIONS) if datasets and checkpoint is not None else None
         options: dict[str, Any] = {"positions": positions} if positions else {}
-        if any(is_ray_dataset(dataset) or callable(dataset) for dataset in datasets.values()):
+        if any(callable(dataset) or find_provider(dataset) is not None for dataset in datasets.values()):
             options["resources"] = replace(self._scaling, num_workers=len(workers)).total_resources
         nodes = [worker.node_id for worker in workers]
         return self._data_config.configure(datasets, len(workers), None, nodes, **options)

@@ -6,14 +6,16 @@ which distribution it is and shows the error. A name selects; nothing activates 
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.errors import PluginBrokenError, PluginError, PluginNotFoundError
 
-__all__ = ["API_VERSION", "KINDS", "Plugin", "list_plugins", "load_plugin"]
+__all__ = ["API_VERSION", "KINDS", "Plugin", "install_hint", "installed_plugins", "list_plugins", "load_plugin"]
 
 API_VERSION = 1
 """Increases when a change breaks plugins."""
@@ -21,6 +23,7 @@ API_VERSION = 1
 KINDS = {
     "backend": "drivetrain.backends",
     "callback": "drivetrain.callbacks",
+    "dataset": "drivetrain.datasets",
     "runtime": "drivetrain.runtimes",
     "trainable": "drivetrain.trainables",
 }
@@ -56,7 +59,7 @@ class Plugin:
 
         try:
             return EntryPoint(self.name, self.target, KINDS[self.kind]).load()
-        except Exception as error:  # whatever importing somebody's package may raise
+        except (Exception, SystemExit) as error:  # whatever importing somebody's package may raise
             raise PluginBrokenError(
                 f"the {self.kind} {self.name!r} of {self.distribution} {self.version} cannot be loaded from "
                 f"{self.target}: {type(error).__name__}: {error}"
@@ -80,6 +83,16 @@ def list_plugins(kind: str) -> list[Plugin]:
     return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
 
 
+def installed_plugins(kind: str) -> tuple[Plugin, ...]:
+    """Like :func:`list_plugins`, looked up once for each module path of this process."""
+    return _installed_plugins(kind, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=16)
+def _installed_plugins(kind: str, module_path: tuple[str, ...]) -> tuple[Plugin, ...]:
+    return tuple(list_plugins(kind))
+
+
 def load_plugin(kind: str, name: str) -> Any:
     """Imports the plugin of that kind and name.
 
@@ -101,9 +114,13 @@ def load_plugin(kind: str, name: str) -> Any:
 def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
     known = ", ".join(repr(plugin.name) for plugin in installed) or "none"
     message = f"no {kind} {name!r} is installed; installed are: {known}"
-    if (extra := _extra_of(name)) is not None:
-        message += f'. Run: pip install "drivetrain[{extra}]"'
-    return message
+    return message + install_hint(name)
+
+
+def install_hint(name: str) -> str:
+    """How to install a plugin of that name, as a sentence; empty if none of the core's extras has the name."""
+    extra = _extra_of(name)
+    return "" if extra is None else f'. Run: pip install "drivetrain[{extra}]"'
 
 
 def _extra_of(name: str) -> str | None:

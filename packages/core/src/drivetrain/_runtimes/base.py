@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
@@ -118,11 +119,31 @@ class Group(WorkerGroup, Protocol):
         ...
 
 
-class Runtime(Protocol):
-    """Starts worker groups."""
+class Runtime(ABC):
+    """Starts worker groups.
 
-    name: str
+    Attributes:
+        name: what selects it.
+        in_driver: the train function runs in the driver's own process.
+    """
 
+    name: str = ""
+    in_driver: bool = False
+
+    @classmethod
+    def detect(cls) -> bool:
+        """Whether the environment selects this runtime where no other is named; called without loading a library."""
+        return False
+
+    def reduce(self, value: Any) -> Any:
+        """How to pickle an object that only this runtime can send to workers: as ``__reduce__`` says it.
+
+        Returns:
+            ``NotImplemented`` for all other objects.
+        """
+        return NotImplemented
+
+    @abstractmethod
     def validate(self, scaling: ScalingConfig) -> None:
         """Refuses, before anything is started, what this runtime can never provide.
 
@@ -132,6 +153,7 @@ class Runtime(Protocol):
         """
         ...
 
+    @abstractmethod
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """How many workers an elastic run could have now; an estimate, which takes no longer than a few seconds.
 
@@ -142,6 +164,7 @@ class Runtime(Protocol):
         """
         ...
 
+    @abstractmethod
     def launch(self, spec: GroupSpec) -> AbstractContextManager[Group]:
         """Starts a group; leaving the context ends every process of it and releases every resource."""
         ...

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._hooks.context import WorkerInfo
-from drivetrain._runtimes.base import GroupSpec, rank_environment
+from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.resources import partition_gpus, visible_gpus
 from drivetrain._wire.events import Event
 from drivetrain._wire.task import TrainTask
@@ -107,10 +107,11 @@ class InProcessGroup:
         return False
 
 
-class InProcessRuntime:
+class InProcessRuntime(Runtime):
     """Runs the train function in the calling process."""
 
     name = "inprocess"
+    in_driver = True
 
     def validate(self, scaling: ScalingConfig) -> None:
         """Refuses more workers than this process can be, and more GPUs than this machine has."""

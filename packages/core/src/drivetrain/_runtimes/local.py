@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes import forkserver
-from drivetrain._runtimes.base import GroupSpec, rank_environment
+from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.remote import RemoteGroup
 from drivetrain._runtimes.resources import OomCounter, partition_gpus, threads_per_worker, visible_gpus
 from drivetrain._worker.main import settle_in
@@ -368,7 +368,7 @@ class LocalGroup(RemoteGroup):
             output.close()
 
 
-class LocalRuntime:
+class LocalRuntime(Runtime):
     """Starts workers on this machine.
 
     Args:

@@ -80,6 +80,18 @@ class RemoteGroup:
         """Has the output that a worker sends over its line shown."""
         self._echoes[rank] = LineEcho(rank, console)
 
+    def reduce(self, value: Any) -> Any:
+        """See :meth:`drivetrain.plugin.Runtime.reduce`."""
+        return NotImplemented
+
+    def has_exited(self, rank: int) -> bool:
+        """Whether :meth:`note_exit` was called for a rank."""
+        return rank in self._gone
+
+    def handle_ready(self, timeout_s: float | None) -> bool:
+        """Waits for a watched descriptor and handles it; False if the time was over first."""
+        return self._select(self._selector, timeout_s)
+
     def note_exit(
         self, rank: int, exit_code: int | None, reason: str = "", kind: FailureKind = FailureKind.INFRASTRUCTURE
     ) -> None:
@@ -101,7 +113,7 @@ class RemoteGroup:
         """Like :meth:`run`, with arguments of its own for each rank."""
         self._results.clear()
         for rank, own in arguments.items():
-            self._send(rank, frame(("call", dumps((fn, own)))))
+            self._send(rank, frame(("call", dumps((fn, own), self.reduce))))
         name = getattr(fn, "__qualname__", repr(fn))
         while missing := [rank for rank in arguments if rank not in self._results]:
             for rank in missing:
@@ -124,7 +136,7 @@ class RemoteGroup:
         for task in tasks:
             rank = task.context.get_world_rank()
             self._training.add(rank)
-            self._send(rank, frame(("train", dumps(task), rank)))
+            self._send(rank, frame(("train", dumps(task, self.reduce), rank)))
 
     @contextlib.contextmanager
     def woken_by(self, future: Future[Any]) -> Iterator[None]:

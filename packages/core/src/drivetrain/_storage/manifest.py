@@ -29,7 +29,7 @@ from drivetrain._storage.retention import Janitor, retained
 from drivetrain.config import CheckpointConfig
 from drivetrain.errors import CheckpointError, StorageError
 
-__all__ = ["CheckpointManager", "read_manifest"]
+__all__ = ["CheckpointManager", "delete_checkpoints", "read_manifest"]
 
 
 class CheckpointManager:
@@ -274,6 +274,14 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
         names = ", ".join(entry.name for entry in found[-3:]) or "none"
         warn(f"{where} {damage}: {len(found)} checkpoints were found by their own lists, the newest being {names}")
     return found
+
+
+def delete_checkpoints(storage: Storage) -> None:
+    """Deletes the manifest of a run that nobody works on, and its committed checkpoints."""
+    entries = read_manifest(storage)
+    storage.delete(MANIFEST)
+    for entry in entries:
+        storage.delete(entry.name)
 
 
 def _find_complete(storage: Storage) -> list[CommittedCheckpoint]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drivetrain._runtimes.base import Group, GroupSpec, Runtime
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["WarmRuntime"]
 
 
-class WarmRuntime:
+class WarmRuntime(Runtime):
     """Lends one group to run after run.
 
     A group whose ranks have all returned rests until the next run wants one. Any other, of a run that failed or was
@@ -29,6 +29,7 @@ class WarmRuntime:
 
     def __init__(self, runtime: Runtime) -> None:
         self.name = runtime.name
+        self.in_driver = runtime.in_driver
         self._runtime = runtime
         self._resting: tuple[Group, contextlib.ExitStack] | None = None
         self._run_resources = contextlib.ExitStack()
@@ -41,6 +42,10 @@ class WarmRuntime:
 
     def __repr__(self) -> str:
         return repr(self.name)
+
+    def reduce(self, value: Any) -> Any:
+        """See :meth:`drivetrain.plugin.Runtime.reduce`."""
+        return self._runtime.reduce(value)
 
     def validate(self, scaling: ScalingConfig) -> None:
         """See :meth:`drivetrain.plugin.Runtime.validate`."""

@@ -7,34 +7,26 @@ opens to the driver, as over the local runtime's sockets: a report costs no acto
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
-from drivetrain._hooks.context import WorkerInfo
-from drivetrain._runtimes.base import GroupSpec, rank_environment
-from drivetrain._runtimes.ray.actors import UNREACHABLE, Actors, kind_of_death, names_node
-from drivetrain._runtimes.ray.cluster import Reservation, connect, find_room, note_unreachable, reserve
-from drivetrain._runtimes.ray.worker import HELLO_WAIT_S, Devices, join_run, read_stacks, set_up
-from drivetrain._runtimes.remote import RemoteGroup
-from drivetrain._runtimes.resources import order_gpus, order_nodes
-from drivetrain._wire.task import TrainTask
-from drivetrain._worker.output import log_name
-from drivetrain.errors import PluginNotFoundError, WorkerDiedError
+from drivetrain import WorkerDiedError, WorkerInfo
+from drivetrain.plugin import GroupSpec, RemoteGroup, TrainTask, log_name, order_gpus, order_nodes, rank_environment
+from drivetrain_ray._actors import UNREACHABLE, Actors, kind_of_death, names_node
+from drivetrain_ray._cluster import Reservation, note_unreachable, reserve
+from drivetrain_ray._references import reduce_reference
+from drivetrain_ray._worker import HELLO_WAIT_S, Devices, join_run, read_stacks, set_up
 
 if TYPE_CHECKING:
-    from ray.util.placement_group import PlacementGroup
+    pass
 
-    from drivetrain.config import ScalingConfig
-
-__all__ = ["RayRuntime"]
+__all__ = ["RayGroup"]
 
 _NOTICE_WAIT_S = 4.0
 """Ray notices after 2 s that a node is gone without a word."""
@@ -68,6 +60,10 @@ class RayGroup(RemoteGroup):
         self._await_actors()
         self._assign_ranks()
         self._set_up_workers(self._rank_of)
+
+    def reduce(self, value: Any) -> Any:
+        """See :meth:`drivetrain.plugin.Runtime.reduce`."""
+        return reduce_reference(value)
 
     def replace(self, ranks: Sequence[int]) -> None:
         """See :meth:`drivetrain.plugin.Group.replace`."""
@@ -137,7 +133,7 @@ class RayGroup(RemoteGroup):
 
         by_node: dict[str, dict[int, tuple[int, int]]] = {}
         for rank in ranks:
-            if rank in self._stack_pipes and rank not in self._gone:
+            if rank in self._stack_pipes and not self.has_exited(rank):
                 worker = self.workers[rank]
                 by_node.setdefault(worker.node_id, {})[rank] = (worker.pid, self._stack_pipes[rank])
         ask = ray.remote(read_stacks)
@@ -156,9 +152,9 @@ class RayGroup(RemoteGroup):
     def line_closed(self, rank: int) -> None:
         """Ray knows more about why, and says so at once, unless it is the node that is gone."""
         deadline = time.monotonic() + _NOTICE_WAIT_S
-        while rank not in self._gone and (remaining := deadline - time.monotonic()) > 0:
-            self._select(self._selector, remaining)
-        if rank not in self._gone:
+        while not self.has_exited(rank) and (remaining := deadline - time.monotonic()) > 0:
+            self.handle_ready(remaining)
+        if not self.has_exited(rank):
             self._keeps_reservation = False
         self.note_exit(rank, None, "closed its connection to the driver")
 
@@ -278,54 +274,3 @@ class RayGroup(RemoteGroup):
             self._actors.reservation = self._reservation
         else:
             self._reservation.release()
-
-
-class RayRuntime:
-    """Starts workers on a Ray cluster.
-
-    Args:
-        placement_group: where, if somebody else has reserved the resources; None reserves them for each run.
-        first_bundle: which of its bundles is the first worker's.
-    """
-
-    name = "ray"
-
-    def __init__(self, placement_group: PlacementGroup | None = None, first_bundle: int = 0) -> None:
-        self._actors: WeakKeyDictionary[contextlib.ExitStack, Actors] = WeakKeyDictionary()
-        self._given: Reservation | None = None
-        if placement_group is not None:
-            self._given = Reservation(placement_group, None, first=first_bundle, borrowed=True)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """What it was given is of use to the driver only that has reserved it."""
-        return type(self), ()
-
-    def validate(self, scaling: ScalingConfig) -> None:
-        """Refuses to go on without Ray."""
-        try:
-            importlib.import_module("ray")
-        except ModuleNotFoundError:
-            raise PluginNotFoundError(
-                'the "ray" runtime wants Ray, which is not installed. Run: pip install "drivetrain[ray]"'
-            ) from None
-        if self._given is not None:
-            self._given.require(scaling.max_workers, scaling)
-
-    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """The greatest number that Ray could place now, beside those that run."""
-        connect(scaling)
-        return find_room(scaling, [worker.node_id for worker in running], avoided)
-
-    @contextlib.contextmanager
-    def launch(self, spec: GroupSpec) -> Iterator[RayGroup]:
-        """Reserves resources and starts the actors; on leaving, those are ended."""
-        connect(spec.scaling)
-        spec.interrupts.replace_handlers_of("ray")
-        actors = self._actors.get(spec.run_resources)
-        if actors is None:
-            import ray
-
-            actors = self._actors[spec.run_resources] = Actors(ray.util.get_node_ip_address())
-            spec.run_resources.callback(actors.close)
-        with contextlib.ExitStack() as resources:
-            yield RayGroup(spec, actors, resources, self._given)

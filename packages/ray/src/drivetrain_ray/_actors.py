@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from drivetrain._runtimes.ray.worker import HELLO_WAIT_S, Devices, RayWorker
-from drivetrain._wire.frames import receive, receive_bytes
-from drivetrain.errors import FailureKind
+from drivetrain import FailureKind
+from drivetrain.plugin import receive, receive_bytes
+from drivetrain_ray._worker import HELLO_WAIT_S, Devices, RayWorker
 
 if TYPE_CHECKING:
-    from drivetrain._runtimes.ray.cluster import Reservation
+    from drivetrain_ray._cluster import Reservation
 
 __all__ = ["UNREACHABLE", "Actors", "Hello", "kind_of_death", "names_node"]
 

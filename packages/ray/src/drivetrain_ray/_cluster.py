@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain._runtimes.base import GroupSpec
-from drivetrain._runtimes.ray.worker import Devices
-from drivetrain.errors import ConfigurationError, ResourceError
+from drivetrain import ConfigurationError, ResourceError
+from drivetrain.plugin import GroupSpec
+from drivetrain_ray._worker import Devices
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-    from drivetrain.config import ScalingConfig
+    from drivetrain import ScalingConfig
 
 __all__ = ["Reservation", "bundle_of", "connect", "find_room", "note_unreachable", "reserve"]
 

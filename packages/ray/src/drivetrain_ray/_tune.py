@@ -21,27 +21,38 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from drivetrain._base.console import Console
-from drivetrain._base.pickling import dumps
-from drivetrain._driver.arguments import check_param_space, merge_arguments
-from drivetrain._hooks.callback import Callback, Report
-from drivetrain._hooks.context import Run, Trial
-from drivetrain._runtimes.ray import RayRuntime
-from drivetrain._runtimes.ray.cluster import bundle_of
-from drivetrain._storage.checkpoint import Checkpoint
-from drivetrain._storage.committed import CommittedCheckpoint
-from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import MANIFEST
-from drivetrain._storage.manifest import read_manifest
-from drivetrain._storage.remote import locate
-from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.data.sources import is_ray_dataset
-from drivetrain.errors import ConfigurationError, PluginNotFoundError, ResourceError, SerializationError
+from drivetrain import (
+    Callback,
+    Checkpoint,
+    CommittedCheckpoint,
+    ConfigurationError,
+    PluginNotFoundError,
+    Report,
+    ResourceError,
+    Run,
+    RunConfig,
+    ScalingConfig,
+    SerializationError,
+)
+from drivetrain.plugin import (
+    Console,
+    Storage,
+    Trial,
+    check_param_space,
+    delete_checkpoints,
+    dumps,
+    locate,
+    merge_arguments,
+)
+from drivetrain_ray._cluster import bundle_of
+from drivetrain_ray._datasets import is_ray_dataset
+from drivetrain_ray._references import reduce_reference
+from drivetrain_ray._runtime import RayRuntime
 
 if TYPE_CHECKING:
     from ray.tune import PlacementGroupFactory
 
-    from drivetrain._driver.trainer import DataParallelTrainer
+    from drivetrain import DataParallelTrainer
 
 __all__ = ["TrialShape", "make_trainable"]
 
@@ -126,7 +137,7 @@ def make_trainable(
             f'a trainable wants Ray Tune, which is not installed ({error}). Run: pip install "drivetrain[ray-tune]"'
         ) from None
     try:
-        pickled = dumps(trainer)
+        pickled = dumps(trainer, reduce_reference)
     except Exception as error:  # whatever a user's object may raise
         culprit = _find_unpicklable(trainer.given)
         raise SerializationError(
@@ -162,7 +173,7 @@ def _find_unpicklable(given: Mapping[str, Any]) -> str:
     }
     for name, value in {**parts, **given}.items():
         try:
-            dumps(value)
+            dumps(value, reduce_reference)
         except Exception:  # whatever a user's object may raise
             return f"{name} (a {type(value).__name__})"
     return "it"
@@ -179,7 +190,7 @@ def _run_trial(pickled: bytes, changes: Mapping[str, Any]) -> None:
     trial_storage = Storage(*locate(kept.trial_fs_path, filesystem, what="the directory of a trial"))
     earlier = [name for name in trial_storage.list_names()[0] if name.startswith(_RUN)]
     for name in earlier:  # Tune goes on from its own copies
-        _delete_checkpoints(_inside(trial_storage, name))
+        delete_checkpoints(_inside(trial_storage, name))
     name = f"{_RUN}{len(earlier):03d}"
     reporter = _Reporter(_inside(trial_storage, name))
     arguments = merge_arguments(trainer.given, changes)
@@ -246,7 +257,7 @@ class _Reporter(Callback):
     def delete_copied(self) -> None:
         """Deletes the run's own copies of the checkpoints that Tune has."""
         if self._copied:
-            _delete_checkpoints(self._storage)
+            delete_checkpoints(self._storage)
 
     def _hand_over(self) -> None:
         """A report with a checkpoint waits for its commit, and later ones wait behind it."""
@@ -277,13 +288,6 @@ class _Reporter(Callback):
             else:
                 given = tune.Checkpoint(checkpoint.path, checkpoint.filesystem)
             tune.report(metrics, checkpoint=given)
-
-
-def _delete_checkpoints(storage: Storage) -> None:
-    names = [entry.name for entry in read_manifest(storage)]
-    storage.delete(MANIFEST)
-    for name in names:
-        storage.delete(name)
 
 
 def _inside(storage: Storage, name: str) -> Storage:

@@ -13,11 +13,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from drivetrain._wire.frames import Channel, frame
-from drivetrain._worker.execute import flush_output, redirect_output
-from drivetrain._worker.main import serve, settle_in
-from drivetrain._worker.output import LogFollower, open_log
-from drivetrain._worker.stacks import answer_to_signal, collect_stacks
+from drivetrain.plugin import (
+    Channel,
+    LogFollower,
+    answer_to_signal,
+    collect_stacks,
+    flush_output,
+    frame,
+    open_log,
+    redirect_output,
+    serve,
+    settle_in,
+)
 
 __all__ = ["HELLO_WAIT_S", "Devices", "RayWorker", "join_run", "read_stacks", "set_up"]
 
