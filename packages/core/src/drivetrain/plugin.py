@@ -12,9 +12,10 @@ group                     the plugin provides
 ``drivetrain.trainables`` a function that turns a trainer into something another system can run
 ========================= ====================================================================
 
-An installed plugin runs no code until it is selected by its name. A plugin imports ``drivetrain``, this module and, in
-its tests, ``drivetrain.testing``; everything else in the package is internal. The classes of runtimes are provisional:
-they may change until a second cluster runtime uses them.
+An installed plugin runs no code until it is selected by its name, with two exceptions: dataset providers are asked
+whether they accept a dataset, and runtimes whether the environment selects them. A plugin imports ``drivetrain``, this
+module and, in its tests, ``drivetrain.testing``; everything else in the package is internal. The classes of runtimes
+are provisional: they may change until a second cluster runtime uses them.
 """
 
 from typing import TYPE_CHECKING
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from drivetrain._base.pickling import dumps
     from drivetrain._base.redact import redact
     from drivetrain._driver.arguments import check_param_space, merge_arguments
-    from drivetrain._driver.launch import required_runtime
     from drivetrain._hooks.context import Trial
-    from drivetrain._hooks.dataset import DatasetProvider, SplitRequest
+    from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest, is_instance_of
     from drivetrain._hooks.plugins import API_VERSION
+    from drivetrain._hooks.providers import OpenedDataset, required_runtime
     from drivetrain._runtimes.base import Group, GroupSpec, Runtime, rank_environment
     from drivetrain._runtimes.local import ForkServers, LocalRuntime
     from drivetrain._runtimes.remote import RemoteGroup
@@ -53,7 +54,8 @@ else:
         "drivetrain._storage.manifest": "delete_checkpoints",
         "drivetrain._worker.stacks": "answer_to_signal collect_stacks",
         "drivetrain._worker.output": "log_name LogFollower open_log",
-        "drivetrain._hooks.dataset": "DatasetProvider SplitRequest",
+        "drivetrain._hooks.dataset": "DatasetProvider Shard SplitRequest is_instance_of",
+        "drivetrain._hooks.providers": "OpenedDataset required_runtime",
         "drivetrain._wire.frames": "Channel frame receive receive_bytes",
         "drivetrain._storage.remote": "locate",
         "drivetrain._storage.lock": "RunLock",
@@ -61,7 +63,6 @@ else:
         "drivetrain._runtimes.resources": "order_gpus order_nodes visible_gpus",
         "drivetrain._runtimes.local": "ForkServers LocalRuntime",
         "drivetrain._hooks.context": "Trial",
-        "drivetrain._driver.launch": "required_runtime",
         "drivetrain._driver.arguments": "check_param_space merge_arguments",
         "drivetrain._base.console": "Console",
         "drivetrain._base.redact": "redact",
@@ -84,10 +85,12 @@ __all__ = [
     "GroupSpec",
     "LocalRuntime",
     "LogFollower",
+    "OpenedDataset",
     "Ranks",
     "RemoteGroup",
     "RunLock",
     "Runtime",
+    "Shard",
     "SplitRequest",
     "Storage",
     "TrackerCallback",
@@ -100,6 +103,7 @@ __all__ = [
     "dumps",
     "flush_output",
     "frame",
+    "is_instance_of",
     "locate",
     "log_name",
     "merge_arguments",

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from drivetrain._base.pickling import dumps
 from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
-from drivetrain._hooks.dataset import find_provider
 from drivetrain._hooks.plugins import installed_plugins, load_plugin
 from drivetrain._runtimes.base import Runtime
 from drivetrain._runtimes.inprocess import InProcessRuntime
@@ -19,10 +18,8 @@ from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError, PluginBrokenError, PluginNotFoundError, SerializationError
 
 __all__ = [
-    "check_datasets",
     "pickle_function",
     "require_shared",
-    "required_runtime",
     "resolve_backend",
     "resolve_runtime",
 ]
@@ -45,35 +42,6 @@ def require_shared(config: RunConfig) -> None:
             f"storage_path wants a storage that the workers share, found {path}, which only this process can see: "
             "use another storage, or ScalingConfig(num_workers=0)"
         )
-
-
-def required_runtime(datasets: Mapping[str, Any]) -> str | None:
-    """The name of the runtime that one of the datasets requires; None if any will do."""
-    requiring = _requiring(datasets)
-    return None if requiring is None else requiring[1]
-
-
-def check_datasets(datasets: Mapping[str, Any], runtime: Runtime) -> None:
-    """Refuses a dataset that requires another runtime.
-
-    Raises:
-        ConfigurationError: the message says which.
-    """
-    requiring = _requiring(datasets)
-    if requiring is not None and not runtime.in_driver and runtime.name != requiring[1]:
-        name, required = requiring
-        raise ConfigurationError(
-            f"dataset {name!r} requires workers on the runtime {required!r}, got runtime={runtime.name!r}: "
-            f"use runtime={required!r}"
-        )
-
-
-def _requiring(datasets: Mapping[str, Any]) -> tuple[str, str] | None:
-    for name, dataset in datasets.items():
-        provider = find_provider(dataset)
-        if provider is not None and provider.runtime is not None:
-            return name, provider.runtime
-    return None
 
 
 def resolve_backend(given: BackendConfig | Backend | str) -> Backend:

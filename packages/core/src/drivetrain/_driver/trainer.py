@@ -20,10 +20,8 @@ from drivetrain._driver.control import listen
 from drivetrain._driver.controller import Controller, controller_failure
 from drivetrain._driver.handle import RunHandle
 from drivetrain._driver.launch import (
-    check_datasets,
     pickle_function,
     require_shared,
-    required_runtime,
     resolve_backend,
     resolve_runtime,
 )
@@ -32,9 +30,9 @@ from drivetrain._driver.result import Result, last_metrics
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
-from drivetrain._hooks.dataset import find_provider
 from drivetrain._hooks.plugins import load_plugin
 from drivetrain._hooks.policy import RetryBudget
+from drivetrain._hooks.providers import check_runtime, required_runtime
 from drivetrain._runtimes.base import Runtime
 from drivetrain._storage.checkpoint import Checkpoint, metadata_json
 from drivetrain._storage.directory import Storage
@@ -307,7 +305,7 @@ class DataParallelTrainer:
         runtime = resolve_runtime(self._scaling, required=required_runtime(self._datasets))
         function = pickle_function(self._function, self._config, runtime.reduce)
         runtime.validate(self._scaling)
-        check_datasets(self._datasets, runtime)
+        check_runtime(self._datasets, runtime.name)
         datasets = self._data_config.open(self._datasets)
         callbacks = make_callbacks(self._run_config)
         if self._resume_from is not None and not self._resume_from.exists():
@@ -329,7 +327,7 @@ class DataParallelTrainer:
     ) -> list[dict[str, Any]]:
         positions = checkpoint.get_metadata().get(POSITIONS) if datasets and checkpoint is not None else None
         options: dict[str, Any] = {"positions": positions} if positions else {}
-        if any(callable(dataset) or find_provider(dataset) is not None for dataset in datasets.values()):
+        if any(map(callable, datasets.values())) or required_runtime(datasets) is not None:
             options["resources"] = replace(self._scaling, num_workers=len(workers)).total_resources
         nodes = [worker.node_id for worker in workers]
         return self._data_config.configure(datasets, len(workers), None, nodes, **options)

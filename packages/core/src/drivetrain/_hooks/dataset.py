@@ -1,82 +1,157 @@
-"""What a plugin provides that can read a kind of dataset."""
+"""The hook ``drivetrain.datasets``: a provider opens datasets of its kind and splits them into one shard per rank."""
 
 from __future__ import annotations
 
-import warnings
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from drivetrain._hooks.plugins import installed_plugins
-from drivetrain.errors import PluginBrokenError, PluginError
+from drivetrain.errors import ConfigurationError
 
-__all__ = ["DatasetProvider", "SplitRequest", "find_provider"]
+__all__ = ["DatasetProvider", "DatasetShard", "Shard", "SplitRequest", "is_instance_of"]
+
+
+class Shard(Protocol):
+    """A worker's part of a dataset. A provider's shards are pickled to the workers."""
+
+    def iter_batches(self, *, batch_size: int | None = 256) -> Iterable[Any]:
+        """The rows in batches.
+
+        Args:
+            batch_size: rows per batch; None for one batch with all rows.
+        """
+        ...
+
+
+@runtime_checkable
+class DatasetShard(Shard, Protocol):
+    """A shard whose position in an epoch can be saved and resumed.
+
+    :func:`~drivetrain.get_dataset_shard` returns one for every dataset that ``drivetrain[data]`` reads: a
+    :class:`drivetrain_data.TableShard`, which has further methods.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the current epoch, as plain values that JSON can hold. It is the same on all ranks."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration over batches continue from a position.
+
+        Args:
+            state: the return value of :meth:`state_dict`, on any rank.
+
+        Raises:
+            ConfigurationError: the position belongs to another dataset, or cannot be continued with this number of
+                workers.
+        """
+        ...
+
+    def take_state(self) -> dict[str, Any] | None:
+        """The last return value of :meth:`state_dict` since the previous call of this method; None without one.
+
+        ``report`` calls this method and stores the position in the checkpoint's metadata. The next attempt passes it
+        to :meth:`DatasetProvider.split() <drivetrain.plugin.DatasetProvider.split>`.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitRequest:
-    """How a dataset is to be split at the start of an attempt.
+    """How a dataset is split for one attempt.
 
     Attributes:
-        name: the dataset's, in ``datasets=``.
+        name: the name of the dataset.
         world_size: the number of workers.
-        split: False if every worker gets all rows.
-        node_ids: the node of each worker, by rank; None if they are not known.
-        resources: what the run takes of the cluster, by name.
-        options: ``DataConfig(execution_options=...)``.
-        keep_together: a column whose rows with equal values stay on one worker; None without.
+        whole: every worker gets all rows instead of its own part.
+        node_ids: the node of each worker, by rank; empty if unknown.
+        position: the position that the checkpoint to resume from has for this dataset; None to start an epoch. The
+            train function decides whether it resumes there: it calls :meth:`DatasetShard.load_state_dict()
+            <drivetrain.DatasetShard.load_state_dict>`.
+        resources: the resources that the run takes from the cluster, by name, for providers that read with the rest;
+            empty if unknown.
+        options: the ``execution_options`` of :class:`drivetrain.DataConfig`.
     """
 
     name: str
     world_size: int
-    split: bool
-    node_ids: Sequence[str] | None
-    resources: Mapping[str, float]
-    options: Any = None
-    keep_together: str | None = None
+    whole: bool = False
+    node_ids: Sequence[str] = ()
+    position: Mapping[str, Any] | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    options: Any | None = None
 
 
 class DatasetProvider(ABC):
-    """Reads datasets of one kind; it is made without arguments.
+    """Splits datasets of one kind among the workers. An entry point in ``drivetrain.datasets`` names the class.
+
+    Providers are asked one after the other whether they accept a dataset, and exactly one may. So importing the class
+    and calling :meth:`accepts` must not import a library: see :func:`is_instance_of`.
 
     Attributes:
-        runtime: the name of the runtime that these datasets require; None for any.
+        accepted: what the provider accepts, for error messages, such as ``"a Ray dataset"``.
+        runtimes: the names of the runtimes whose workers can read the shards. The first one is used if the user
+            selects none. None if the workers of every runtime can read them.
     """
 
-    runtime: ClassVar[str | None] = None
+    accepted: ClassVar[str] = "objects of its own kind"
+    runtimes: ClassVar[Sequence[str] | None] = None
 
     @abstractmethod
     def accepts(self, dataset: object) -> bool:
-        """Whether a dataset is of this kind. Called for every dataset, so it must not import the library."""
+        """Whether this provider can split an object that was passed in ``datasets=``."""
 
-    @abstractmethod
-    def split(self, dataset: Any, request: SplitRequest) -> Sequence[Any]:
-        """Makes what :func:`drivetrain.get_dataset_shard` returns on each rank; it is pickled to the workers.
+    def open(self, name: str, dataset: Any, *, keep_together: str | None = None) -> Any:
+        """Opens a dataset once for all attempts, before anything is started or written, and checks it.
+
+        Args:
+            name: the name of the dataset.
+            dataset: the object that was accepted.
+            keep_together: a column whose equal values stay on one worker; None for no such column.
+
+        Returns:
+            The argument of :meth:`split`, in the same process.
 
         Raises:
-            ConfigurationError: the dataset cannot be split as requested.
-            ResourceError: the workers leave nothing to read the dataset with.
+            ConfigurationError: the dataset cannot be opened, or cannot keep rows together.
+        """
+        if keep_together is not None:
+            raise ConfigurationError(
+                f"dataset {name!r}: DataConfig(keep_together={{{name!r}: {keep_together!r}}}) is not supported for "
+                f"{self.accepted}. Use another kind of dataset, or remove keep_together"
+            )
+        return dataset
+
+    @abstractmethod
+    def split(self, opened: Any, request: SplitRequest) -> Sequence[Shard]:
+        """Splits a dataset at the start of an attempt.
+
+        Args:
+            opened: the return value of :meth:`open`.
+            request: among how many workers, and how.
+
+        Returns:
+            One shard per rank, by rank. They are pickled to the workers.
+
+        Raises:
+            ConfigurationError: the dataset cannot be split like this.
+            ResourceError: the workers leave too few resources to read the dataset with.
         """
 
-
-def find_provider(dataset: object) -> DatasetProvider | None:
-    """The provider of a plugin that accepts a dataset; None if there is none.
-
-    Raises:
-        PluginError: several do.
-    """
-    if type(dataset).__module__ == "builtins":  # a path, a list or a dict
+    def default_options(self) -> Any | None:
+        """The ``execution_options`` that are used if the user gives none; None if the provider has no options."""
         return None
-    accepting = []
-    for plugin in installed_plugins("dataset"):
-        try:
-            provider: DatasetProvider = plugin.load()()
-            if provider.accepts(dataset):
-                accepting.append((plugin, provider))
-        except PluginBrokenError as error:  # which is no reason not to read other datasets
-            warnings.warn(str(error), stacklevel=2)
-    if len(accepting) > 1:
-        names = " and ".join(f"{plugin.name!r} of {plugin.distribution}" for plugin, _ in accepting)
-        raise PluginError(f"a dataset of type {type(dataset).__name__} is accepted by {names}: uninstall one of them")
-    return accepting[0][1] if accepting else None
+
+
+def is_instance_of(value: object, module: str, name: str) -> bool:
+    """Whether a value is an instance of a class, without importing the module that exports the class.
+
+    Args:
+        value: any object.
+        module: the module from which users import the class. If nothing has imported it, there are no instances.
+        name: the name of the class in that module.
+    """
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)

@@ -15,7 +15,7 @@ from typing import Any
 
 from drivetrain.errors import PluginBrokenError, PluginError, PluginNotFoundError
 
-__all__ = ["API_VERSION", "KINDS", "Plugin", "install_hint", "installed_plugins", "list_plugins", "load_plugin"]
+__all__ = ["API_VERSION", "KINDS", "Plugin", "install_commands", "installed_plugins", "list_plugins", "load_plugin"]
 
 API_VERSION = 1
 """Increases when a change breaks plugins."""
@@ -28,7 +28,7 @@ KINDS = {
     "trainable": "drivetrain.trainables",
 }
 
-_OUR_EXTRA = re.compile(r"""drivetrain-.*extra == ['"]([\w.-]+)['"]""")
+_OUR_EXTRA = re.compile(r"""(drivetrain-[\w-]+).*extra == ['"]([\w.-]+)['"]""")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,22 +114,33 @@ def load_plugin(kind: str, name: str) -> Any:
 def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
     known = ", ".join(repr(plugin.name) for plugin in installed) or "none"
     message = f"no {kind} {name!r} is installed; installed are: {known}"
-    return message + install_hint(name)
-
-
-def install_hint(name: str) -> str:
-    """How to install a plugin of that name, as a sentence; empty if none of the core's extras has the name."""
-    extra = _extra_of(name)
-    return "" if extra is None else f'. Run: pip install "drivetrain[{extra}]"'
+    if (extra := _extra_of(name)) is not None:
+        message += f'. Run: pip install "drivetrain[{extra}]"'
+    return message
 
 
 def _extra_of(name: str) -> str | None:
     """The extra of the core that installs a plugin of that name: it has the name, or is how it begins."""
+    return next((extra for extra in _our_extras() if name == extra or name.startswith(f"{extra}_")), None)
+
+
+def _our_extras() -> dict[str, str]:
+    """The distribution that each extra of the core installs, if it is one of ours."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
         required = requires("drivetrain") or []
     except PackageNotFoundError:  # a source tree that is not installed
-        return None
-    extras = {found[1] for line in required if (found := _OUR_EXTRA.match(line))} - {"all"}
-    return next((extra for extra in extras if name == extra or name.startswith(f"{extra}_")), None)
+        return {}
+    found = [match for line in required if (match := _OUR_EXTRA.match(line))]
+    return {match[2]: match[1] for match in found if match[2] != "all"}
+
+
+def install_commands(*names: str) -> list[str]:
+    """For the extras of the core with these names whose distribution is not installed: how to install them."""
+    from importlib.metadata import distributions
+
+    extras = _our_extras()
+    there = {distribution.name for distribution in distributions()}
+    missing = [name for name in dict.fromkeys(names) if name in extras and extras[name] not in there]
+    return [f'pip install "drivetrain[{name}]"' for name in missing]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drivetrain._hooks.dataset import SplitRequest, find_provider
+from drivetrain._hooks.dataset import SplitRequest
 from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.providers import OpenedDataset, Providers
 from drivetrain.data.position import Position
 from drivetrain.data.sources import Source, open_dataset
 from drivetrain.errors import ConfigurationError
@@ -81,8 +82,7 @@ class DataConfig:
         states, taken = options.get("positions") or {}, options.get("resources") or {}
         for name, dataset in datasets.items():
             split = self.datasets_to_split == "all" or name in self.datasets_to_split
-            position = Position.from_dict(states[name]) if name in states else None
-            made = self._shards(name, dataset, world_size, worker_node_ids, split, position, taken)
+            made = self._shards(name, dataset, world_size, worker_node_ids, split, states.get(name), taken)
             for rank, shard in enumerate(made):
                 shards[rank][name] = shard
         return shards
@@ -100,15 +100,12 @@ class DataConfig:
         if type(self).configure is not DataConfig.configure and type(self).open is DataConfig.open:
             return datasets
         self._check_names(datasets)
-        return {
-            name: dataset if callable(dataset) or find_provider(dataset) is not None else self._open(name, dataset)
-            for name, dataset in datasets.items()
-        }
+        return {name: dataset if callable(dataset) else self._open(name, dataset) for name, dataset in datasets.items()}
 
     @staticmethod
     def default_ingest_options() -> Any:
         """The ``ray.data.ExecutionOptions`` that are used where none are given."""
-        return load_plugin("dataset", "ray").default_options()
+        return load_plugin("dataset", "ray")().default_options()
 
     def _check_names(self, datasets: Mapping[str, Any]) -> None:
         split = () if self.datasets_to_split == "all" else self.datasets_to_split
@@ -119,9 +116,12 @@ class DataConfig:
                     f"found {', '.join(map(repr, unknown))}"
                 )
 
-    def _open(self, name: str, dataset: Any) -> Source:
-        if isinstance(dataset, Source):
+    def _open(self, name: str, dataset: Any) -> Source | OpenedDataset:
+        if isinstance(dataset, (Source, OpenedDataset)):
             return dataset
+        providers = Providers()
+        if providers.accepting(dataset):
+            return providers.open(name, dataset, keep_together=self.keep_together.get(name))
         source = open_dataset(name, dataset)
         return source.keeping_together(self.keep_together[name]) if name in self.keep_together else source
 
@@ -132,21 +132,20 @@ class DataConfig:
         world_size: int,
         nodes: Sequence[str] | None,
         split: bool,
-        position: Position | None,
+        position: Mapping[str, Any] | None,
         taken: Mapping[str, float],
     ) -> Sequence[Any]:
-        if callable(dataset):
-            dataset = dataset()
-        provider = find_provider(dataset)
-        if provider is None:
-            return self._open(name, dataset).shards(world_size, split=split, position=position)
+        opened = self._open(name, dataset() if callable(dataset) else dataset)
+        if isinstance(opened, Source):
+            resumed = None if position is None else Position.from_dict(position)
+            return opened.shards(world_size, split=split, position=resumed)
         request = SplitRequest(
             name=name,
             world_size=world_size,
-            split=split,
-            node_ids=nodes,
+            whole=not split,
+            node_ids=tuple(nodes or ()),
+            position=position,
             resources=taken,
             options=self.execution_options,
-            keep_together=self.keep_together.get(name),
         )
-        return provider.split(dataset, request)
+        return opened.split(request)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from drivetrain._hooks.plugins import install_hint
+from drivetrain._hooks.plugins import install_commands
 from drivetrain.data.batches import to_numpy, without
 from drivetrain.data.position import Interval, Position
 from drivetrain.data.position import split as cut_evenly
@@ -436,7 +436,8 @@ def _open_files(name: str, dataset: Any) -> Any:
 
     given = [dataset] if isinstance(dataset, (str, os.PathLike)) else dataset
     if not isinstance(given, (list, tuple)) or not given or not all(isinstance(p, (str, os.PathLike)) for p in given):
-        hint = install_hint(type(dataset).__module__.partition(".")[0])
+        commands = install_commands(type(dataset).__module__.partition(".")[0])
+        hint = f". Run: {' or '.join(commands)}" if commands else ""
         raise ConfigurationError(f"dataset {name!r} wants {_KINDS}; found {type(dataset).__name__}{hint}")
     paths = [os.fspath(path) for path in given]
     paths = [found for path in paths for found in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.notebook import as_table
 from drivetrain._driver.controller import group_spec
-from drivetrain._driver.launch import required_runtime, resolve_backend, resolve_runtime
+from drivetrain._driver.launch import resolve_backend, resolve_runtime
 from drivetrain._driver.result import Result
 from drivetrain._driver.trainer import DataParallelTrainer, trainable_of
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.policy import RetryBudget
+from drivetrain._hooks.providers import required_runtime
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage, runs_location
 from drivetrain._storage.manifest import delete_checkpoints
