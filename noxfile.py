@@ -28,7 +28,9 @@ os.environ["PIP_NO_COMPILE"] = "1"
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 DEV = ROOT / ".nox" / "dev"
-PACKAGES = [f"packages/{name}" for name in ("core", "torch", "lightning", "hf", "tf", "gbdt", "horovod")]
+PACKAGES = [
+    f"packages/{name}" for name in ("core", "ray", "track", "tune", "torch", "lightning", "hf", "tf", "gbdt", "horovod")
+]
 
 # What the packages accept is in their pyproject.toml, lower bounds only. Here are the newest releases seen to
 # pass, so that a release elsewhere cannot turn an unrelated change red: raise them on purpose.
@@ -68,7 +70,11 @@ BUILD = ("hatchling", "editables")
 
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
-PLUGINS = ["-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt", "-e", "packages/horovod"]
+PLUGINS = [
+    option
+    for name in ("ray", "track", "tune", "lightning", "hf", "gbdt", "horovod")
+    for option in ("-e", f"packages/{name}")
+]
 
 # Into an environment that has TensorFlow by another name.
 WITHOUT_DEPENDENCIES = ["--no-deps", "-e", "packages/tf", TF_KERAS]
@@ -91,6 +97,9 @@ CAMPAIGN = {
 
 ISOLATED = {
     "core": "drivetrain",
+    "ray": "drivetrain[ray]",
+    "track": "drivetrain[tensorboard]",
+    "tune": "drivetrain[tune]",
     "torch": "drivetrain[torch]",
     "lightning": "drivetrain[lightning]",
     "hf": "drivetrain[transformers]",
@@ -144,7 +153,8 @@ def run_in_dev(session: nox.Session, *module_and_args: str, **variables: str) ->
 @nox.session
 def demo(session: nox.Session) -> None:
     """Train a small network on real images, on two workers (`-- --runtime ray`: on a local Ray)."""
-    extra = [RAY] if "ray" in session.posargs or "--runtime=ray" in session.posargs else []
+    with_ray = "ray" in session.posargs or "--runtime=ray" in session.posargs
+    extra = ["-e", "packages/ray", RAY] if with_ray else []
     session.install(*EDITABLE, TORCH, "scikit-learn", *extra)
     session.run("python", "examples/digits.py", *session.posargs)
 
@@ -273,7 +283,7 @@ def build(session: nox.Session) -> None:
     )
     # As constraints these keep pip from an index that has a distribution of the same name.
     wheels = {wheel.name.split("-")[0].replace("_", "-"): wheel.as_uri() for wheel in DIST.glob("*.whl")}
-    frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, LIGHTGBM, PYARROW, WHOLE_TENSORFLOW]
+    frameworks = [TORCH, RAY, *LIGHTNING, TRANSFORMERS, ACCELERATE, LIGHTGBM, PYARROW, WHOLE_TENSORFLOW]
     lines = [*frameworks, *(f"{name} @ {uri}" for name, uri in sorted(wheels.items()))]
     (DIST / "constraints.txt").write_text("\n".join(lines) + "\n")
 

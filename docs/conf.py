@@ -10,8 +10,11 @@ import drivetrain.testing
 import drivetrain_hf
 import drivetrain_horovod
 import drivetrain_lightning
+import drivetrain_ray
 import drivetrain_tf
 import drivetrain_torch
+import drivetrain_track
+import drivetrain_tune
 
 project = "drivetrain"
 author = "The drivetrain authors"
@@ -56,6 +59,9 @@ def _load_names_for_annotations() -> None:
     """Executes each module's ``if TYPE_CHECKING:`` block, so that annotations resolve and link to what they name."""
     for package in (
         drivetrain,
+        drivetrain_ray,
+        drivetrain_track,
+        drivetrain_tune,
         drivetrain_torch,
         drivetrain_lightning,
         drivetrain_hf,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain import Callback, Report
-from drivetrain.storage import Storage
-from drivetrain.storage.filesystem import LocalFilesystem
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.filesystem import LocalFilesystem
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 30.0

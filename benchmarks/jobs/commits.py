@@ -9,8 +9,10 @@ from pathlib import Path
 from saving import seconds
 from stamps import options, stamp
 
-from drivetrain.checkpoints import MANIFEST, CheckpointManager, checkpoint_name
-from drivetrain.storage import Storage, locate, open_storage
+from drivetrain._storage.directory import Storage, open_storage
+from drivetrain._storage.layout import MANIFEST, checkpoint_name
+from drivetrain._storage.manifest import CheckpointManager
+from drivetrain._storage.remote import locate
 
 
 def write_durably(directory: Path, data: bytes) -> None:

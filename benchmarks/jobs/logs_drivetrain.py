@@ -7,7 +7,8 @@ from stamps import options, stamp
 
 import drivetrain
 from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig
-from drivetrain.loggers import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
+from drivetrain.loggers import CSVLoggerCallback, JsonLoggerCallback
+from drivetrain_track import TBXLoggerCallback
 
 
 class NoJson(JsonLoggerCallback):

@@ -12,8 +12,9 @@ from pathlib import Path
 from stamps import options, stamp
 
 from drivetrain import Result
-from drivetrain.storage import Storage, locate
-from drivetrain.views.server import RunsServer
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.remote import locate
+from drivetrain._views.server import RunsServer
 
 sys.path.append(str(Path(__file__).parents[2]))
 

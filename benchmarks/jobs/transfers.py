@@ -15,7 +15,8 @@ Transfer = Callable[[Path, str], object]
 
 
 def drivetrain(config, *, checked: bool = True) -> tuple[Transfer, Transfer]:
-    from drivetrain.storage import Storage, locate
+    from drivetrain._storage.directory import Storage
+    from drivetrain._storage.remote import locate
 
     storage = Storage(*locate(config["uri"], what="storage"))
     storage.write_bytes("small", b"")

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     )
     trainer = DataParallelTrainer(train_func, scaling_config=scaling)
     if config["search"] == "optuna":
-        from drivetrain import tune
+        import drivetrain_tune as tune
 
         tuner = tune.Tuner(
             trainer,

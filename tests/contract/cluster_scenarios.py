@@ -32,7 +32,7 @@ from drivetrain import (
     get_context,
     report,
 )
-from drivetrain.runtime.ray import RayRuntime
+from drivetrain_ray import RayRuntime
 from tests.support import Pipe, wait_for_release
 
 CLONE_NEWNS = 0x00020000

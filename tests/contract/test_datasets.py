@@ -28,7 +28,7 @@ from drivetrain import (
     TrainingFailedError,
     WorkerInfo,
 )
-from drivetrain.runtime.local import LocalRuntime
+from drivetrain._runtimes.local import LocalRuntime
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
 
@@ -132,7 +132,7 @@ def test_ray_datasets_are_streamed_to_their_workers(ray_address: str, tmp_path: 
     assert result.metrics is not None
     assert (result.metrics["rows"], result.metrics["sum"], result.metrics["valid"]) == (100, sum(range(100)), 13)
 
-    with pytest.raises(ConfigurationError, match="dataset 'train' is Ray's, which wants workers on Ray"):
+    with pytest.raises(ConfigurationError, match=r"dataset 'train': expected a runtime .*\('ray', .*, got 'local'"):
         DataParallelTrainer(
             count_rows,
             datasets=given,

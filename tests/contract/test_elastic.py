@@ -21,7 +21,7 @@ from drivetrain import (
     ScalingConfig,
     WorkerInfo,
 )
-from drivetrain.runtime.local import LocalRuntime
+from drivetrain._runtimes.local import LocalRuntime
 from tests.support import Collector, Pipe, wait_for_release
 
 STEPS = 40

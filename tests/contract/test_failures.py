@@ -11,15 +11,7 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain import (
-    Backend,
-    FailureConfig,
-    FailureKind,
-    RemoteError,
-    Result,
-    TrainingFailedError,
-    WorkerDiedError,
-)
+from drivetrain import Backend, FailureConfig, FailureKind, RemoteError, Result, TrainingFailedError, WorkerDiedError
 from tests.contract.conftest import LOCAL, RuntimeUnderTest
 from tests.contract.runtimes import on_this_machine, with_processes
 from tests.support import DEADLINE_S, Collector, Pipe, read_lines, release, tell, wait_for_release

@@ -32,8 +32,7 @@ from drivetrain import (
     StorageError,
     TrainingFailedError,
 )
-from drivetrain.loggers.timeline import TIMELINE_FILE
-from drivetrain.loggers.usage import USAGE_FILE
+from drivetrain._storage.layout import TIMELINE_FILE, USAGE_FILE
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import in_this_process
 from tests.contract.test_checkpoints import committed_names, directories, files_of, report_files

@@ -19,8 +19,9 @@ from drivetrain import (
     SyncConfig,
     TrainingFailedError,
 )
-from drivetrain.checkpoints import read_manifest
-from drivetrain.storage import Storage, locate
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.manifest import read_manifest
+from drivetrain._storage.remote import locate
 from tests.contract.conftest import RuntimeUnderTest
 from tests.s3 import FaultProxy, S3Server, SlowDown
 from tests.support import Pipe

@@ -14,7 +14,7 @@ import pytest
 
 import drivetrain
 from drivetrain import Backend, Checkpoint, FailureConfig, FailureKind, TrainContext, TrainingFailedError, WorkerGroup
-from drivetrain.views.records import read_run
+from drivetrain._views.records import read_run
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
 from tests.support import Collector, listening, local_storage, release, wait_for_release

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from drivetrain import Checkpoint, CheckpointConfig, CheckpointError, StorageError
-from drivetrain.checkpoints import CheckpointManager, CommittedCheckpoint, rank_checkpoints, read_manifest
-from drivetrain.storage import Storage, StoredFile
+from drivetrain._storage.committed import CommittedCheckpoint
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.filesystem import StoredFile
+from drivetrain._storage.manifest import CheckpointManager, read_manifest
+from drivetrain._storage.retention import rank_checkpoints
 from tests.support import ROOT, local_storage
 
 
@@ -171,7 +174,7 @@ COMMIT_FOR_EVER = """
 import itertools, sys
 from pathlib import Path
 from drivetrain import CheckpointConfig
-from drivetrain.checkpoints import CheckpointManager
+from drivetrain._storage.manifest import CheckpointManager
 from tests.support import local_storage
 
 storage = local_storage(Path(sys.argv[1]))

@@ -8,7 +8,7 @@ import pytest
 
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer, Result, RunConfig, ScalingConfig
-from drivetrain.console import Console
+from drivetrain._base.console import Console
 from tests.terminal import terminal
 
 

@@ -21,7 +21,8 @@ from drivetrain import (
     WorkerDiedError,
     WorkerInfo,
 )
-from drivetrain.events import TRAINING, Event, Exited, Failed, PhaseEntered, Reported, Returned
+from drivetrain._wire.events import TRAINING, Event, Exited, Failed, PhaseEntered, Reported, Returned
+from drivetrain.plugin import Runtime
 from tests.support import Collector
 
 
@@ -52,7 +53,7 @@ class ScriptedGroup:
         return {}
 
 
-class ScriptedRuntime:
+class ScriptedRuntime(Runtime):
     """A runtime of one script for each attempt."""
 
     name = "scripted"
@@ -65,6 +66,9 @@ class ScriptedRuntime:
 
     def validate(self, scaling: ScalingConfig) -> None:
         pass
+
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
+        return self._world_size
 
     @contextlib.contextmanager
     def launch(self, spec: Any) -> Iterator[ScriptedGroup]:

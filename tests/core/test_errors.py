@@ -2,14 +2,7 @@ import pickle
 
 import pytest
 
-from drivetrain import (
-    DrivetrainError,
-    FailureKind,
-    TrainingFailedError,
-    WaitTimeoutError,
-    WorkerDiedError,
-    errors,
-)
+from drivetrain import DrivetrainError, FailureKind, TrainingFailedError, WaitTimeoutError, WorkerDiedError, errors
 
 CLASSES = [
     value

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain import CheckpointError, FailureKind, RemoteError, StorageError
-from drivetrain.failure import capture_failure, classify, describe_exit, rebuild_exception
+from drivetrain._base.failure import capture_failure, classify, describe_exit, rebuild_exception
 
 
 class TwoWordsError(Exception):
@@ -153,7 +153,7 @@ def test_exception_of_this_process_stays_the_object_it_is() -> None:
 def test_captured_failure_is_read_by_a_process_that_has_not_seen_the_class() -> None:
     captured = capture_failure(raised(TwoWordsError("bread", second="butter")))
     code = (
-        "import sys; from drivetrain.failure import rebuild_exception\n"
+        "import sys; from drivetrain._base.failure import rebuild_exception\n"
         "print(type(rebuild_exception(sys.stdin.buffer.read())).__name__)"
     )
     shown = subprocess.run([sys.executable, "-c", code], input=captured, stdout=subprocess.PIPE, check=True, cwd="/")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain import Backend, DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
-from drivetrain.backend import NoBackend
+from drivetrain._hooks.backend import NoBackend
 from tests.support import wait_until_gone
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from drivetrain.interrupts import Interrupts
+from drivetrain._base.interrupts import Interrupts
 
 
 @pytest.fixture

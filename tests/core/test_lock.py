@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from drivetrain import RunInUseError, StorageError
-from drivetrain.console import Console
-from drivetrain.storage import Storage, locate
-from drivetrain.storage.lock import RunLock
+from drivetrain._base.console import Console
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.lock import RunLock
+from drivetrain._storage.remote import locate
 from tests.support import DEADLINE_S, ROOT, Pipe, listening, release, wait_until_gone
 
 YEARS_S = 3e8
@@ -23,8 +24,8 @@ YEARS_S = 3e8
 HOLDER = """
 import os, sys
 from pathlib import Path
-from drivetrain.console import Console
-from drivetrain.storage import lock
+from drivetrain._base.console import Console
+from drivetrain._storage import lock
 from tests.core.test_lock import storage_of
 from tests.support import tell, wait_for_release
 

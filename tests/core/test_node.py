@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from drivetrain import StorageError
-from drivetrain.storage import node as node_module
-from drivetrain.storage.node import share_directory, sweep
+from drivetrain._storage import node as node_module
+from drivetrain._storage.node import share_directory, sweep
 from tests.support import ROOT, Pipe, listening, release
 
 USER = """
 import os, sys
 from pathlib import Path
-from drivetrain.storage.node import share_directory
+from drivetrain._storage.node import share_directory
 from tests.support import tell, wait_for_release
 
 key, pipe, filled, left = sys.argv[1:]

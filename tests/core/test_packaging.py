@@ -42,7 +42,7 @@ def installed_distribution(package: str) -> importlib.metadata.Distribution:
 
 
 def test_the_packages_of_the_design_are_there() -> None:
-    assert set(PROJECTS) == {"core", "torch", "lightning", "hf", "tf", "gbdt", "horovod"}
+    assert set(PROJECTS) == {"core", "ray", "track", "tune", "torch", "lightning", "hf", "tf", "gbdt", "horovod"}
     assert PROJECTS["core"]["name"] == "drivetrain"
     for package in PROJECTS.keys() - {"core"}:
         assert PROJECTS[package]["name"] == f"drivetrain-{package}"
@@ -70,11 +70,13 @@ def test_our_packages_ask_for_each_other_in_the_one_version(package: str) -> Non
 def test_the_extra_named_all_is_the_union_of_the_others() -> None:
     def flattened(listed: list[str]) -> set[tuple[str, str]]:
         ours = [(requirement, OUR_REQUIREMENT.fullmatch(requirement)) for requirement in listed]
-        return {
+        found = {
             (match[1], extra) if match else (requirement, "")
             for requirement, match in ours
             for extra in ((match[2] or "").split(",") if match else [""])
         }
+        with_extras = {name for name, extra in found if extra}
+        return {(name, extra) for name, extra in found if extra or name not in with_extras}
 
     extras = dict(PROJECTS["core"]["optional-dependencies"])
     all_of_them = extras.pop("all")

@@ -16,8 +16,8 @@ from drivetrain import (
     RunConfig,
     ScalingConfig,
 )
-from drivetrain.cli import main
-from drivetrain.plugins import list_plugins, load_plugin
+from drivetrain._cli import main
+from drivetrain._hooks.plugins import list_plugins, load_plugin
 
 Install = Callable[..., Path]
 

@@ -11,9 +11,9 @@ import pytest
 
 import drivetrain
 from drivetrain import Callback, ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig
-from drivetrain.console import Console
+from drivetrain._base.console import Console
+from drivetrain._worker.output import LineEcho
 from drivetrain.loggers import ProgressCallback
-from drivetrain.runtime.output import LineEcho
 from tests.terminal import watch
 
 SCRIPT = """

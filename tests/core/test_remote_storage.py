@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from drivetrain import Checkpoint, CheckpointError, ConfigurationError, StorageError
-from drivetrain.checkpoints import CheckpointManager, read_manifest
-from drivetrain.storage import Storage, locate, quick, redact
-from drivetrain.storage.transfer import Limits
+from drivetrain._base.redact import redact
+from drivetrain._storage.directory import Storage, quick
+from drivetrain._storage.manifest import CheckpointManager, read_manifest
+from drivetrain._storage.remote import locate
+from drivetrain._storage.transfer import Limits
 from tests.s3 import FaultProxy, HangUp, LoseAnswer, ResetDownload, ResetUpload, S3Server, SlowDown, Stall, Throttle
 from tests.support import ROOT
 

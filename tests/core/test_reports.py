@@ -1,8 +1,8 @@
 import pytest
 
-from drivetrain.events import Reported
-from drivetrain.reports import ReportMatcher, combine
-from drivetrain.storage import StoredFile
+from drivetrain._driver.reports import ReportMatcher, combine
+from drivetrain._storage.filesystem import StoredFile
+from drivetrain._wire.events import Reported
 
 
 def report(

@@ -5,7 +5,7 @@ import pytest
 
 import drivetrain
 from drivetrain import DataParallelTrainer, ResourceError, RunConfig, ScalingConfig
-from drivetrain.runtime.resources import order_gpus, order_nodes, partition_gpus, threads_per_worker, visible_gpus
+from drivetrain._runtimes.resources import order_gpus, order_nodes, partition_gpus, threads_per_worker, visible_gpus
 from tests.support import Collector
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig, SessionError
-from drivetrain.session import plain_metrics
+from drivetrain._worker.metrics import plain_metrics
 
 
 class Tensor:

@@ -1,8 +1,6 @@
 """What holds for every tracker: nothing that it does stops a run or holds it up, and what it is given."""
 
-import json
 import os
-import pickle
 import tempfile
 import threading
 import time
@@ -10,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import drivetrain
 from drivetrain import (
@@ -26,16 +23,8 @@ from drivetrain import (
     ScalingConfig,
     TrainingFailedError,
 )
-from drivetrain.loggers import (
-    CSVLoggerCallback,
-    Entry,
-    JsonLoggerCallback,
-    ProgressCallback,
-    TBXLoggerCallback,
-    TrackerCallback,
-)
-from drivetrain.loggers.chosen import make_callbacks
-from tests.events import read_events
+from drivetrain._driver.callbacks import make_callbacks
+from drivetrain.loggers import CSVLoggerCallback, Entry, JsonLoggerCallback, ProgressCallback, TrackerCallback
 from tests.support import Pipe, release, wait_for_release
 
 REPORTS = 5
@@ -286,10 +275,10 @@ def test_callback_that_wants_arguments_is_to_be_given_as_an_object(monkeypatch: 
         def __init__(self, where: str) -> None:
             self.where = where
 
-    monkeypatch.setattr("drivetrain.loggers.chosen.load_plugin", lambda kind, name: Wants)
+    monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: Wants)
     with pytest.raises(PluginBrokenError, match=r"give RunConfig\(callbacks=\.\.\.\) an object, .*Wants\(\.\.\.\)"):
         make_callbacks(RunConfig(callbacks=["wants"]))
-    monkeypatch.setattr("drivetrain.loggers.chosen.load_plugin", lambda kind, name: dict)
+    monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: dict)
     with pytest.raises(PluginBrokenError, match=r"wants to be a drivetrain.Callback, found \{\}"):
         make_callbacks(RunConfig(callbacks=["dict"]))
 
@@ -298,71 +287,3 @@ def test_callback_that_wants_arguments_is_to_be_given_as_an_object(monkeypatch: 
 def test_arguments_of_a_tracker_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         Notes(**wrong)
-
-
-def test_tracker_can_be_pickled_while_and_after_it_is_used(tmp_path: Path) -> None:
-    pickled = []
-
-    class Pickles(Callback):
-        def on_report(self, run: Any, report: Any) -> None:
-            pickled.append(pickle.dumps(tensorboard))
-
-    tensorboard = TBXLoggerCallback(ranks="all")
-    fit(tmp_path, tensorboard, Pickles())
-    assert all(pickle.loads(data).ranks == "all" for data in [*pickled, pickle.dumps(tensorboard)])
-
-
-@pytest.mark.parametrize("ranks", ["rank0", "reduced"])
-def test_run_that_goes_on_after_a_failure_is_whole_in_json_csv_and_tensorboard(ranks: Any, tmp_path: Path) -> None:
-    tensorboard = TBXLoggerCallback(ranks=ranks)
-    fit(tmp_path, tensorboard, train=fail_once_after_a_checkpoint, failure_config=FailureConfig(max_failures=1))
-    run = tmp_path / "run"
-
-    steps = [json.loads(line)["step"] for line in (run / "result.json").read_text().splitlines()]
-    assert steps == list(range(1, 8))
-    assert len((run / "progress.csv").read_text().splitlines()) == 8
-    assert scalars(run, "attempt") == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 1), (7, 1)]
-
-
-def scalars(run: Path, name: str) -> list[tuple[int, float]]:
-    """The values of a scalar, as TensorBoard shows them."""
-    return [(event.step, event.value) for event in read_events(run).Scalars(name)]
-
-
-def test_tensorboard_has_scalars_histograms_images_and_hyperparameters(tmp_path: Path) -> None:
-    def train(config: dict[str, Any]) -> None:
-        import numpy as np
-        from PIL import Image
-
-        files = Path(drivetrain.get_context().get_trial_dir())
-        for step in range(3):
-            Image.new("RGB", (4, 3), (80 * step, 0, 0)).save(files / f"samples_{10 * step:06}.png")
-            np.savez(files / f"layers_{step}.npz", first=np.arange(10.0), second=np.ones(3))
-            drivetrain.report({"loss": 1 / (step + 1), "gradients": [0.5, step]})
-        (files / "broken.png").write_bytes(b"not an image")
-
-    DataParallelTrainer(
-        train,
-        train_loop_config={"lr": 0.1, "optimizer": {"name": "adam"}, "layers": [3, 4]},
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(name="run", storage_path=tmp_path, callbacks=[TBXLoggerCallback()], verbose=0),
-    ).fit()
-
-    events = read_events(tmp_path / "run")
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
-        (1, 1.0),
-        (2, 0.5),
-        (3, pytest.approx(1 / 3)),
-    ]
-    assert [(image.step, image.width, image.height) for image in events.Images("samples")] == [
-        (0, 4, 3),
-        (10, 4, 3),
-        (20, 4, 3),
-    ]
-    assert [histogram.step for histogram in events.Histograms("gradients")] == [1, 2, 3]
-    assert [histogram.histogram_value.num for histogram in events.Histograms("layers/first")] == [10, 10, 10]
-    start = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
-    hparams = HParamsPluginData.FromString(start).session_start_info.hparams
-    assert hparams["lr"].number_value == 0.1
-    assert hparams["optimizer/name"].string_value == "adam"
-    assert hparams["layers"].string_value == "[3, 4]"

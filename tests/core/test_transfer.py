@@ -23,10 +23,10 @@ from drivetrain import (
     ScalingConfig,
     StorageError,
 )
-from drivetrain.checkpoints import CheckpointManager
-from drivetrain.storage import Storage, StoredFile
-from drivetrain.storage.filesystem import LocalFilesystem
-from drivetrain.storage.transfer import Job, Limits, run_jobs
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.filesystem import LocalFilesystem, StoredFile
+from drivetrain._storage.manifest import CheckpointManager
+from drivetrain._storage.transfer import Job, Limits, run_jobs
 from tests.support import ROOT, local_storage
 
 GIB = 1 << 30

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from drivetrain.events import Exited, Failed, PhaseEntered, Pickled, Reported, Returned
-from drivetrain.interrupts import Interrupts
-from drivetrain.runtime.remote import RemoteGroup
-from drivetrain.runtime.wire import Channel, Inbox, as_event, frame
+from drivetrain._base.interrupts import Interrupts
+from drivetrain._runtimes.remote import RemoteGroup
+from drivetrain._wire.events import Exited, Failed, PhaseEntered, Pickled, Reported, Returned
+from drivetrain._wire.frames import Channel, Inbox, as_event, frame
 
 EVENTS = [
     PhaseEntered(1, "setting up", 1.5),

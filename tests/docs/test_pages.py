@@ -203,7 +203,7 @@ def test_readme_has_the_command_that_ci_runs() -> None:
 def test_command_that_lists_plugins_shows_an_installed_one(tmp_path: Path) -> None:
     path = os.pathsep.join([str(CODE / "tally"), *_declare_tally(tmp_path)])
     listed = subprocess.run(
-        [sys.executable, "-c", "import sys; from drivetrain.cli import main; sys.exit(main(['plugins']))"],
+        [sys.executable, "-c", "import sys; from drivetrain._cli import main; sys.exit(main(['plugins']))"],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,

@@ -13,9 +13,11 @@ from sphinx.util.inventory import InventoryFile
 from tests.docs.pages import DOCS
 
 _MODULES = (
-    *("drivetrain", "drivetrain.errors", "drivetrain.callback", "drivetrain.runtime.base", "drivetrain.testing"),
+    *("drivetrain", "drivetrain.errors", "drivetrain.plugin", "drivetrain.testing"),
     "drivetrain.loggers",
-    "drivetrain.tune",
+    "drivetrain_ray",
+    "drivetrain_track",
+    "drivetrain_tune",
     *("drivetrain_torch", "drivetrain_lightning", "drivetrain_gbdt.xgboost", "drivetrain_gbdt.lightgbm"),
     *("drivetrain_hf.transformers", "drivetrain_hf.accelerate", "drivetrain_hf.deepspeed", "drivetrain_horovod"),
     *("drivetrain_tf", "drivetrain_tf.keras"),

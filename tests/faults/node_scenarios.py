@@ -13,14 +13,7 @@ from typing import Any
 import ray
 from ray.util import placement_group_table
 
-from drivetrain import (
-    Callback,
-    CheckpointConfig,
-    DataParallelTrainer,
-    FailureConfig,
-    RunConfig,
-    ScalingConfig,
-)
+from drivetrain import Callback, CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
 from tests.contract.cluster_scenarios import cluster_of
 from tests.faults.scenarios import VICTIM, Moment, Plan, train
 from tests.support import Pipe, is_running, wait_until_gone

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 
 import drivetrain
 from drivetrain import Backend, Checkpoint
-from drivetrain.backend import NoBackend
-from drivetrain.context import TrainContext
-from drivetrain.crashpoints import ADDRESS
+from drivetrain._base.crashpoints import ADDRESS
+from drivetrain._hooks.backend import NoBackend
+from drivetrain._hooks.context import TrainContext
 from tests.support import release, tell, wait_for_release
 
 STEPS = 4

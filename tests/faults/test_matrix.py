@@ -29,9 +29,9 @@ from drivetrain import (
     WaitTimeoutError,
     WorkerDiedError,
 )
-from drivetrain.attempt import Attempt
+from drivetrain._driver.attempt import Attempt
+from drivetrain._storage.node import sweep
 from drivetrain.errors import StorageError
-from drivetrain.storage.node import sweep
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
 from tests.faults.scenarios import (

@@ -13,7 +13,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 
 import drivetrain
 from drivetrain import Callback, CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig, WorkerInfo
-from drivetrain.runtime.local import LocalRuntime
+from drivetrain._runtimes.local import LocalRuntime
 
 LABEL = "target"
 

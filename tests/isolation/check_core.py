@@ -64,6 +64,34 @@ def check_tracker_that_is_not_installed_says_what_to_install(storage_path: str) 
     assert 'pip install "drivetrain[tensorboard]"' in said, said
 
 
+def check_what_is_not_installed_says_what_to_install(storage_path: str) -> None:
+    from drivetrain import DataParallelTrainer, DrivetrainError, RunConfig, ScalingConfig
+
+    def message(trainer: DataParallelTrainer) -> str:
+        try:
+            trainer.fit()
+        except DrivetrainError as error:
+            return str(error)
+        return "no error"
+
+    run = RunConfig(storage_path=storage_path, verbose=0)
+    on_ray = DataParallelTrainer(train_func, scaling_config=ScalingConfig(runtime="ray"), run_config=run)
+    assert 'pip install "drivetrain[ray]"' in message(on_ray), message(on_ray)
+    try:
+        on_ray.as_trainable()
+        said = "no error"
+    except DrivetrainError as error:
+        said = str(error)
+    assert 'pip install "drivetrain[ray-tune]"' in said, said
+    for name in ("torch", "torch_xla", "tensorflow", "xgboost", "lightgbm", "horovod"):
+        try:
+            DataParallelTrainer(train_func, backend_config=name)
+            said = "no error"
+        except DrivetrainError as error:
+            said = str(error)
+        assert f'pip install "drivetrain[{name.partition("_")[0]}]"' in said, said
+
+
 def check_storages_that_need_nothing_else_work(storage_path: str) -> None:
     """Local paths by URI, and fsspec's own; others say what to install."""
     from drivetrain import ConfigurationError, DataParallelTrainer, Result, RunConfig, ScalingConfig
@@ -97,5 +125,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
         check_two_workers_report(directory)
         check_tracker_that_is_not_installed_says_what_to_install(directory)
+        check_what_is_not_installed_says_what_to_install(directory)
         check_storages_that_need_nothing_else_work(directory)
     print("ok: drivetrain alone")

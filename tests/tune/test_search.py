@@ -13,6 +13,7 @@ import optuna
 import pytest
 
 import drivetrain
+import drivetrain_tune as tune
 from drivetrain import (
     ConfigurationError,
     DataParallelTrainer,
@@ -23,7 +24,6 @@ from drivetrain import (
     SerializationError,
     StorageError,
     TrainingFailedError,
-    tune,
 )
 from tests.support import DEADLINE_S, Driver, Pipe, wait_until_gone
 from tests.tune.jobs import REPORTS, climb, read_state, wait_until
@@ -194,7 +194,8 @@ def _reports(result: tune.TrialResult) -> list[dict[str, Any]]:
 
 SEARCH = """
 import json, sys
-from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig, tune
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig
+import drivetrain_tune as tune
 from tests.tune.jobs import climb
 
 given = json.loads(sys.argv[1])
@@ -321,5 +322,5 @@ def test_what_no_trial_can_have_ends_the_search(tmp_path: Path) -> None:
 
 
 def test_importing_it_loads_neither_optuna_nor_ray() -> None:
-    code = "import drivetrain.tune, sys; assert not {'optuna', 'ray', 'numpy', 'pandas'} & sys.modules.keys()"
+    code = "import drivetrain_tune, sys; assert not {'optuna', 'ray', 'numpy', 'pandas'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

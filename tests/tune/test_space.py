@@ -8,8 +8,9 @@ import optuna
 import pytest
 
 import drivetrain
-from drivetrain import ConfigurationError, DataParallelTrainer, ScalingConfig, tune
-from drivetrain.tune.space import Space
+import drivetrain_tune as tune
+from drivetrain import ConfigurationError, DataParallelTrainer, ScalingConfig
+from drivetrain_tune.space import Space
 
 
 def draw(tree: dict[str, Any], count: int = 50) -> list[dict[str, Any]]:

@@ -12,12 +12,12 @@ import pytest
 
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer, Result, RunConfig, ScalingConfig
-from drivetrain.cli import main
+from drivetrain._cli import main
 from tests.support import DEADLINE_S, listening, snapshot, tell, wait_for_release
 
 OK, BAD, USAGE, MISSING = 0, 1, 2, 3
 
-PROGRAM = [sys.executable, "-c", "import sys; from drivetrain.cli import main; sys.exit(main())"]
+PROGRAM = [sys.executable, "-c", "import sys; from drivetrain._cli import main; sys.exit(main())"]
 
 Command = Callable[..., tuple[int, str, str]]
 

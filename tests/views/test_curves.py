@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.views.curves import Curve, CurveReader, choose_curves
+from drivetrain._views.curves import Curve, CurveReader, choose_curves
 from tests.support import local_storage
 
 

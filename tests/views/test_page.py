@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from drivetrain import Result
-from drivetrain.loggers.usage import USAGE_FILE
-from drivetrain.views.page import encode, render
-from drivetrain.views.records import read_run, read_usage
+from drivetrain._storage.layout import USAGE_FILE
+from drivetrain._views.page import encode, render
+from drivetrain._views.records import read_run, read_usage
 from tests.browser import Browser
 from tests.support import local_storage
 from tests.views.conftest import STEPS

@@ -11,9 +11,10 @@ import pytest
 
 import drivetrain
 from drivetrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, TrainingFailedError, WorkerInfo
-from drivetrain.loggers.timeline import TIMELINE_FILE
-from drivetrain.loggers.usage import USAGE_FILE, UsageRecorder
-from drivetrain.views.records import RunRecord, last_report, read_run
+from drivetrain._storage.layout import TIMELINE_FILE, USAGE_FILE
+from drivetrain._storage.reports import last_report
+from drivetrain._views.records import RunRecord, read_run
+from drivetrain.loggers.usage import UsageRecorder
 from tests.support import listening, local_storage
 
 

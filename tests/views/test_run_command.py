@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.cli import main
+from drivetrain._cli import main
 from tests.support import Driver, listening, read_lines
 
 OK, BAD, USAGE = 0, 1, 2
-PROGRAM = "import sys; from drivetrain.cli import main; sys.exit(main())"
+PROGRAM = "import sys; from drivetrain._cli import main; sys.exit(main())"
 
 FUNCTIONS = """
 from dataclasses import dataclass
@@ -183,7 +183,7 @@ def test_ctrl_c_ends_the_run_and_its_workers(place: Path) -> None:
         driver = Driver(
             place,
             f"sys_argv = {['run', 'functions.py:wait', '--num-workers', '2', '--config', f'pipe={pipe.path}']}\n"
-            "from drivetrain.cli import main; import sys; sys.exit(main(sys_argv))\n",
+            "from drivetrain._cli import main; import sys; sys.exit(main(sys_argv))\n",
             None,
             {"DRIVETRAIN_STORAGE_PATH": str(place / "runs")},
         )

@@ -14,7 +14,7 @@ import pytest
 
 import drivetrain
 from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig
-from drivetrain.views.server import RunsServer
+from drivetrain._views.server import RunsServer
 from tests.browser import Browser
 from tests.support import DEADLINE_S, listening, local_storage, wait_for_release
 

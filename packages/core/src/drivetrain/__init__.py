@@ -1,53 +1,90 @@
-"""drivetrain scales a training function from one process to a cluster."""
+"""drivetrain scales a training function from one process to a cluster.
 
+Importing this module loads almost nothing: each name is imported when it is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from drivetrain._base.lazy import lazy_names
 from drivetrain._version import __version__
-from drivetrain.backend import Backend, BackendConfig, WorkerGroup
-from drivetrain.callback import Callback, Report
-from drivetrain.checkpoint import Checkpoint
-from drivetrain.checkpoints import CommittedCheckpoint
-from drivetrain.config import (
-    CheckpointConfig,
-    CheckpointUploadMode,
-    FailureConfig,
-    RunConfig,
-    ScalingConfig,
-    SyncConfig,
-)
-from drivetrain.context import Run, TrainContext, WorkerInfo
-from drivetrain.data import DataConfig, DatasetShard
-from drivetrain.errors import (
-    CallbackError,
-    CheckpointError,
-    ConfigurationError,
-    DrivetrainError,
-    FailureKind,
-    PluginBrokenError,
-    PluginError,
-    PluginNotFoundError,
-    RemoteError,
-    ResourceError,
-    RunCancelledError,
-    RunExistsError,
-    RunInUseError,
-    SerializationError,
-    SessionError,
-    StorageError,
-    TrainingFailedError,
-    WaitTimeoutError,
-    WorkerDiedError,
-)
-from drivetrain.failure import Failure
-from drivetrain.handle import RunHandle
-from drivetrain.interactive.callbacks import TrainingCallback
-from drivetrain.interactive.dicts import load_checkpoint, save_checkpoint
-from drivetrain.interactive.iterator import TrainingIterator
-from drivetrain.interactive.ranks import local_rank, world_rank, world_size
-from drivetrain.interactive.trainer import CheckpointStrategy, Trainer
-from drivetrain.policy import FailurePolicy
-from drivetrain.preemption import PreemptionInfo
-from drivetrain.result import Result
-from drivetrain.session import get_checkpoint, get_context, get_dataset_shard, get_preemption_info, report
-from drivetrain.trainer import DataParallelTrainer
+
+if TYPE_CHECKING:
+    from drivetrain._base.failure import Failure
+    from drivetrain._driver.handle import RunHandle
+    from drivetrain._driver.result import Result
+    from drivetrain._driver.trainer import DataParallelTrainer
+    from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
+    from drivetrain._hooks.callback import Callback, Report
+    from drivetrain._hooks.context import Run, TrainContext, WorkerInfo
+    from drivetrain._hooks.policy import FailurePolicy
+    from drivetrain._storage.checkpoint import Checkpoint
+    from drivetrain._storage.committed import CommittedCheckpoint
+    from drivetrain._wire.events import PreemptionInfo
+    from drivetrain._worker.session import get_checkpoint, get_context, get_dataset_shard, get_preemption_info, report
+    from drivetrain.config import (
+        CheckpointConfig,
+        CheckpointUploadMode,
+        FailureConfig,
+        RunConfig,
+        ScalingConfig,
+        SyncConfig,
+    )
+    from drivetrain.data import DataConfig, DatasetShard
+    from drivetrain.errors import (
+        CallbackError,
+        CheckpointError,
+        ConfigurationError,
+        DrivetrainError,
+        FailureKind,
+        PluginBrokenError,
+        PluginError,
+        PluginNotFoundError,
+        RemoteError,
+        ResourceError,
+        RunCancelledError,
+        RunExistsError,
+        RunInUseError,
+        SerializationError,
+        SessionError,
+        StorageError,
+        TrainingFailedError,
+        WaitTimeoutError,
+        WorkerDiedError,
+    )
+    from drivetrain.interactive.callbacks import TrainingCallback
+    from drivetrain.interactive.dicts import load_checkpoint, save_checkpoint
+    from drivetrain.interactive.iterator import TrainingIterator
+    from drivetrain.interactive.ranks import local_rank, world_rank, world_size
+    from drivetrain.interactive.trainer import CheckpointStrategy, Trainer
+else:
+    _SOURCES = {
+        "drivetrain._base.failure": "Failure",
+        "drivetrain._driver.handle": "RunHandle",
+        "drivetrain._driver.result": "Result",
+        "drivetrain._driver.trainer": "DataParallelTrainer",
+        "drivetrain._hooks.backend": "Backend BackendConfig WorkerGroup",
+        "drivetrain._hooks.callback": "Callback Report",
+        "drivetrain._hooks.context": "Run TrainContext WorkerInfo",
+        "drivetrain._hooks.policy": "FailurePolicy",
+        "drivetrain._storage.checkpoint": "Checkpoint",
+        "drivetrain._storage.committed": "CommittedCheckpoint",
+        "drivetrain._wire.events": "PreemptionInfo",
+        "drivetrain._worker.session": "get_checkpoint get_context get_dataset_shard get_preemption_info report",
+        "drivetrain.config": "CheckpointConfig CheckpointUploadMode FailureConfig RunConfig ScalingConfig SyncConfig",
+        "drivetrain.data": "DataConfig DatasetShard",
+        "drivetrain.errors": (
+            "CallbackError CheckpointError ConfigurationError DrivetrainError FailureKind "
+            "PluginBrokenError PluginError PluginNotFoundError RemoteError ResourceError "
+            "RunCancelledError RunExistsError RunInUseError SerializationError SessionError "
+            "StorageError TrainingFailedError WaitTimeoutError WorkerDiedError"
+        ),
+        "drivetrain.interactive.callbacks": "TrainingCallback",
+        "drivetrain.interactive.dicts": "load_checkpoint save_checkpoint",
+        "drivetrain.interactive.iterator": "TrainingIterator",
+        "drivetrain.interactive.ranks": "local_rank world_rank world_size",
+        "drivetrain.interactive.trainer": "CheckpointStrategy Trainer",
+    }
+    __getattr__, __dir__ = lazy_names(__name__, _SOURCES, "config errors interactive loggers plugin testing")
 
 __all__ = [
     "Backend",

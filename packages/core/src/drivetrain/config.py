@@ -8,15 +8,13 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from drivetrain._base.notebook import ShowsFields
 from drivetrain.errors import ConfigurationError
-from drivetrain.notebook import ShowsFields
 
 if TYPE_CHECKING:
-    from drivetrain.callback import Callback
-    from drivetrain.policy import FailurePolicy
-    from drivetrain.runtime.base import Runtime
+    from drivetrain._base.failure import Failure
 
 __all__ = ["CheckpointConfig", "CheckpointUploadMode", "FailureConfig", "RunConfig", "ScalingConfig", "SyncConfig"]
 
@@ -25,6 +23,32 @@ StopCondition = Mapping[str, float] | Callable[[str, Mapping[str, Any]], bool]
 _PLACEMENT = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _RUN_NAME = re.compile(r"[^/\\\x00-\x1f]+")
 _T = TypeVar("_T")
+
+
+class CallbackLike(Protocol):
+    """What a configuration requires of a callback: see :class:`drivetrain.Callback`."""
+
+    def on_report(self, run: Any, report: Any) -> None:
+        """A rank reported."""
+        ...
+
+
+class PolicyLike(Protocol):
+    """What a configuration requires of a policy: see :class:`drivetrain.FailurePolicy`."""
+
+    def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
+        """Whether to start another attempt."""
+        ...
+
+
+class RuntimeLike(Protocol):
+    """What a configuration requires of a runtime: see :class:`drivetrain.plugin.Runtime`."""
+
+    name: str
+
+    def launch(self, spec: Any) -> Any:
+        """Starts a worker group."""
+        ...
 
 
 def _check_int(owner: str, name: str, value: object, *, minimum: int) -> None:
@@ -80,7 +104,7 @@ class ScalingConfig(ShowsFields):
             ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``.
         accelerator_type: the GPU model that each worker must have, such as ``"A100"`` (Ray only).
         runtime: ``"inprocess"``, ``"local"``, ``"ray"``, the name of another installed runtime, or a
-            :class:`~drivetrain.runtime.base.Runtime`. None picks: ``inprocess`` for no workers, ``ray`` where a
+            :class:`~drivetrain.plugin.Runtime`. None picks: ``inprocess`` for no workers, ``ray`` where a
             Ray cluster is connected or ``RAY_ADDRESS`` is set, and ``local`` otherwise.
         elastic_resize_monitor_interval_s: seconds between two looks for room for more workers, while an elastic run
             has fewer than its maximum. It grows right after a commit; a train function that asks for preemptions
@@ -104,7 +128,7 @@ class ScalingConfig(ShowsFields):
     trainer_resources: Mapping[str, float] | None = None
     placement_strategy: str = "PACK"
     accelerator_type: str | None = None
-    runtime: str | Runtime | None = None
+    runtime: str | RuntimeLike | None = None
     elastic_resize_monitor_interval_s: float = 60.0
     spare_workers: int = 0
 
@@ -271,7 +295,7 @@ class FailureConfig(ShowsFields):
     max_node_failures: int | None = 3
     max_preemptions: int = -1
     preemption_grace_s: float = 30.0
-    policy: FailurePolicy | None = None
+    policy: PolicyLike | None = None
 
     def __post_init__(self) -> None:
         _check_int("FailureConfig", "max_failures", self.max_failures, minimum=-1)
@@ -363,7 +387,7 @@ class RunConfig(ShowsFields):
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     sync_config: SyncConfig = field(default_factory=SyncConfig)
-    callbacks: Sequence[Callback | str] = ()
+    callbacks: Sequence[CallbackLike | str] = ()
     stop: StopCondition | None = None
     verbose: int = 1
     log_to_file: bool = True

@@ -8,12 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStr
 
 from drivetrain_lightning._prepare import prepare_trainer
 from drivetrain_lightning._report import EpochEnd, ReportCallback
-from drivetrain_lightning._worker import (
-    WorkerDeepSpeedStrategy,
-    WorkerEnvironment,
-    WorkerFSDPStrategy,
-    WorkerStrategy,
-)
+from drivetrain_lightning._worker import WorkerDeepSpeedStrategy, WorkerEnvironment, WorkerFSDPStrategy, WorkerStrategy
 
 __all__ = [
     "RayDDPStrategy",

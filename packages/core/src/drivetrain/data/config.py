@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drivetrain._hooks.dataset import SplitRequest
+from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.providers import OpenedDataset, Providers
 from drivetrain.data.position import Position
-from drivetrain.data.sources import Source, is_ray_dataset, open_dataset
-from drivetrain.errors import ConfigurationError, ResourceError
+from drivetrain.data.sources import Source, open_dataset
+from drivetrain.errors import ConfigurationError
 
 __all__ = ["DataConfig"]
 
@@ -80,8 +82,7 @@ class DataConfig:
         states, taken = options.get("positions") or {}, options.get("resources") or {}
         for name, dataset in datasets.items():
             split = self.datasets_to_split == "all" or name in self.datasets_to_split
-            position = Position.from_dict(states[name]) if name in states else None
-            made = self._shards(name, dataset, world_size, worker_node_ids, split, position, taken)
+            made = self._shards(name, dataset, world_size, worker_node_ids, split, states.get(name), taken)
             for rank, shard in enumerate(made):
                 shards[rank][name] = shard
         return shards
@@ -99,42 +100,12 @@ class DataConfig:
         if type(self).configure is not DataConfig.configure and type(self).open is DataConfig.open:
             return datasets
         self._check_names(datasets)
-        return {
-            name: dataset if callable(dataset) or is_ray_dataset(dataset) else self._open(name, dataset)
-            for name, dataset in datasets.items()
-        }
+        return {name: dataset if callable(dataset) else self._open(name, dataset) for name, dataset in datasets.items()}
 
     @staticmethod
     def default_ingest_options() -> Any:
         """The ``ray.data.ExecutionOptions`` that are used where none are given."""
-        from ray.data import ExecutionOptions
-
-        return ExecutionOptions()
-
-    def _ingest_options(self, name: str, dataset: Any, taken: Mapping[str, float]) -> Any:
-        """How Ray Data reads a dataset, which does not count on what the workers have."""
-        import ray
-        from ray.data import ExecutionResources
-        from ray.data.dataset import MaterializedDataset
-
-        options = copy.deepcopy(self.execution_options or self.default_ingest_options())
-        excluded = getattr(options, "exclude_resources", None)  # which Ray is about to remove
-        if options.resource_limits.cpu not in (None, float("inf")) or (excluded is not None and excluded.cpu):
-            return options  # the user's own division of the cluster
-        cluster: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        there = cluster.get("CPU", 0.0)
-        if there - taken.get("CPU", 0.0) < 1 and not isinstance(dataset, MaterializedDataset):
-            raise ResourceError(
-                f"dataset {name!r} is read by Ray Data, which wants at least one CPU beside those of the run, found "
-                f"{there:g} CPUs in the cluster, of which the run takes {taken.get('CPU', 0.0):g}: use fewer workers, "
-                "or ScalingConfig(resources_per_worker={'CPU': ...}) with fewer CPUs each"
-            )
-        options.resource_limits = ExecutionResources(
-            cpu=there - taken.get("CPU", 0.0),
-            gpu=cluster.get("GPU", 0.0) - taken.get("GPU", 0.0),
-            object_store_memory=options.resource_limits.object_store_memory,
-        )
-        return options
+        return load_plugin("dataset", "ray")().default_options()
 
     def _check_names(self, datasets: Mapping[str, Any]) -> None:
         split = () if self.datasets_to_split == "all" else self.datasets_to_split
@@ -145,9 +116,12 @@ class DataConfig:
                     f"found {', '.join(map(repr, unknown))}"
                 )
 
-    def _open(self, name: str, dataset: Any) -> Source:
-        if isinstance(dataset, Source):
+    def _open(self, name: str, dataset: Any) -> Source | OpenedDataset:
+        if isinstance(dataset, (Source, OpenedDataset)):
             return dataset
+        providers = Providers()
+        if providers.accepting(dataset):
+            return providers.open(name, dataset, keep_together=self.keep_together.get(name))
         source = open_dataset(name, dataset)
         return source.keeping_together(self.keep_together[name]) if name in self.keep_together else source
 
@@ -158,21 +132,20 @@ class DataConfig:
         world_size: int,
         nodes: Sequence[str] | None,
         split: bool,
-        position: Position | None,
+        position: Mapping[str, Any] | None,
         taken: Mapping[str, float],
     ) -> Sequence[Any]:
-        if callable(dataset):
-            dataset = dataset()
-        if not is_ray_dataset(dataset):
-            return self._open(name, dataset).shards(world_size, split=split, position=position)
-        if name in self.keep_together:
-            raise ConfigurationError(
-                f"dataset {name!r} is Ray's, which cannot keep rows together by {self.keep_together[name]!r}: "
-                "use another kind of dataset"
-            )
-        dataset.context.execution_options = self._ingest_options(name, dataset, taken)
-        if not split:
-            return [dataset.iterator()] * world_size
-        hints = list(nodes) if nodes else None
-        shards: Sequence[Any] = dataset.streaming_split(world_size, equal=True, locality_hints=hints)
-        return shards
+        opened = self._open(name, dataset() if callable(dataset) else dataset)
+        if isinstance(opened, Source):
+            resumed = None if position is None else Position.from_dict(position)
+            return opened.shards(world_size, split=split, position=resumed)
+        request = SplitRequest(
+            name=name,
+            world_size=world_size,
+            whole=not split,
+            node_ids=tuple(nodes or ()),
+            position=position,
+            resources=taken,
+            options=self.execution_options,
+        )
+        return opened.split(request)

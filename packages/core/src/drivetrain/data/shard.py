@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from drivetrain._worker.session import get_context
 from drivetrain.data.batches import (
     Batches,
     Columns,
@@ -22,7 +23,6 @@ from drivetrain.data.batches import (
 )
 from drivetrain.data.position import Cut, Position, Progress
 from drivetrain.errors import ConfigurationError, SessionError
-from drivetrain.session import get_context
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from drivetrain._hooks.plugins import install_commands
 from drivetrain.data.batches import to_numpy, without
 from drivetrain.data.position import Interval, Position
 from drivetrain.data.position import split as cut_evenly
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-__all__ = ["Source", "is_ray_dataset", "open_dataset"]
+__all__ = ["Source", "open_dataset"]
 
 _METADATA_THREADS = 16
 _READ_BYTES, _READ_ROWS = 2**24, 131_072  # of a table that is read, at most
@@ -197,11 +198,6 @@ def _scan_options(fragment: Any) -> dict[str, Any]:
         if isinstance(fragment.filesystem, LocalFileSystem):
             options["fragment_scan_options"] = ds.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
     return options
-
-
-def is_ray_dataset(dataset: object) -> bool:
-    """Whether it is one of Ray Data's."""
-    return _is(dataset, "ray.data", "Dataset")
 
 
 class Source(ABC):
@@ -440,7 +436,9 @@ def _open_files(name: str, dataset: Any) -> Any:
 
     given = [dataset] if isinstance(dataset, (str, os.PathLike)) else dataset
     if not isinstance(given, (list, tuple)) or not given or not all(isinstance(p, (str, os.PathLike)) for p in given):
-        raise ConfigurationError(f"dataset {name!r} wants {_KINDS}; found {type(dataset).__name__}")
+        commands = install_commands(type(dataset).__module__.partition(".")[0])
+        hint = f". Run: {' or '.join(commands)}" if commands else ""
+        raise ConfigurationError(f"dataset {name!r} wants {_KINDS}; found {type(dataset).__name__}{hint}")
     paths = [os.fspath(path) for path in given]
     paths = [found for path in paths for found in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
     if not paths:

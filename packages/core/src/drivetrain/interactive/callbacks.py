@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.callback import Callback, Report
+from drivetrain._hooks.callback import Callback, Report
 
 if TYPE_CHECKING:
-    from drivetrain.context import Run, WorkerInfo
+    from drivetrain._hooks.context import Run, WorkerInfo
 
 __all__ = ["TrainingCallback"]
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import cloudpickle
 
-from drivetrain.checkpoint import Checkpoint
+from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._worker.metrics import plain_metrics
+from drivetrain._worker.session import active_session
+from drivetrain._worker.uploads import UploadRequest
 from drivetrain.errors import CheckpointError, SessionError
-from drivetrain.session import active_session, plain_metrics
-from drivetrain.uploads import UploadRequest
 
 __all__ = ["DICT_FILE", "dump", "load", "load_checkpoint", "save_checkpoint"]
 

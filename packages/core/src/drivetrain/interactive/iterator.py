@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from drivetrain._base.interrupts import Interrupts
+from drivetrain._driver.handle import RunHandle
+from drivetrain._driver.result import Result
 from drivetrain.errors import SessionError
-from drivetrain.handle import RunHandle
 from drivetrain.interactive.callbacks import TrainingCallback
-from drivetrain.interrupts import Interrupts
-from drivetrain.result import Result
 
 __all__ = ["Feed", "TrainingIterator"]
 

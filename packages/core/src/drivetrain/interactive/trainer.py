@@ -14,28 +14,29 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.backend import Backend, BackendConfig
-from drivetrain.callback import Callback
-from drivetrain.checkpoint import Checkpoint
-from drivetrain.checkpoints import MANIFEST, read_manifest
+from drivetrain._base.interrupts import Interrupts
+from drivetrain._base.notebook import as_table
+from drivetrain._driver.controller import group_spec
+from drivetrain._driver.launch import resolve_backend, resolve_runtime
+from drivetrain._driver.result import Result
+from drivetrain._driver.trainer import DataParallelTrainer, trainable_of
+from drivetrain._hooks.backend import Backend, BackendConfig
+from drivetrain._hooks.callback import Callback
+from drivetrain._hooks.policy import RetryBudget
+from drivetrain._hooks.providers import required_runtime
+from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.directory import Storage, runs_location
+from drivetrain._storage.manifest import delete_checkpoints
 from drivetrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from drivetrain.controller import group_spec
-from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import CheckpointError, ConfigurationError, FailureKind, SessionError
 from drivetrain.interactive import dicts
 from drivetrain.interactive.iterator import Feed, TrainingIterator
 from drivetrain.interactive.warm import WarmRuntime
-from drivetrain.interrupts import Interrupts
-from drivetrain.notebook import as_table
-from drivetrain.policy import RetryBudget
-from drivetrain.result import Result
-from drivetrain.storage import Storage, runs_location
-from drivetrain.trainer import DataParallelTrainer, resolve_backend, resolve_runtime, trainable_of
 
 if TYPE_CHECKING:
-    from drivetrain.context import Run
-    from drivetrain.failure import Failure
-    from drivetrain.runtime.base import Runtime
+    from drivetrain._base.failure import Failure
+    from drivetrain._hooks.context import Run
+    from drivetrain._runtimes.base import Runtime
 
 __all__ = ["CheckpointStrategy", "InteractiveRun", "Trainer"]
 
@@ -181,7 +182,7 @@ class Trainer:
         interrupts = Interrupts()
         try:
             with self._in_turn(), interrupts.from_signals():
-                scaling = self._ready(needs_ray=False)
+                scaling = self._ready({})
                 assert self._warm is not None
                 self._warm.validate(scaling)
                 if scaling.max_workers:
@@ -367,10 +368,10 @@ class Trainer:
         finally:
             self._turn.release()
 
-    def _ready(self, *, needs_ray: bool) -> ScalingConfig:
+    def _ready(self, datasets: Mapping[str, Any]) -> ScalingConfig:
         """The scaling of a run, on the runtime that keeps the workers."""
         if self._warm is None:
-            self._warm = WarmRuntime(resolve_runtime(self._scaling, needs_ray=needs_ray))
+            self._warm = WarmRuntime(resolve_runtime(self._scaling, required=required_runtime(datasets)))
             self._close = weakref.finalize(self, self._warm.close)
         return replace(self._scaling, runtime=self._warm)
 
@@ -408,7 +409,7 @@ class Trainer:
                 train_func,
                 train_loop_config=config,
                 backend_config=self._backend,
-                scaling_config=self._ready(needs_ray=any(map(is_ray_dataset, datasets.values()))),
+                scaling_config=self._ready(datasets),
                 run_config=replace(
                     self._config,
                     name=name,
@@ -429,10 +430,7 @@ class Trainer:
             return
         with contextlib.suppress(CheckpointError):  # it is no dict
             self._unstored = self.latest_checkpoint
-        entries = read_manifest(storage)
-        storage.delete(MANIFEST)
-        for entry in entries:
-            storage.delete(entry.name)
+        delete_checkpoints(storage)
 
 
 class InteractiveRun(DataParallelTrainer):

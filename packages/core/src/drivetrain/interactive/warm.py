@@ -6,18 +6,18 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from drivetrain.runtime.base import Group, GroupSpec, Runtime
+from drivetrain._runtimes.base import Group, GroupSpec, Runtime
 
 if TYPE_CHECKING:
+    from drivetrain._hooks.context import WorkerInfo
     from drivetrain.config import ScalingConfig
-    from drivetrain.context import WorkerInfo
 
 __all__ = ["WarmRuntime"]
 
 
-class WarmRuntime:
+class WarmRuntime(Runtime):
     """Lends one group to run after run.
 
     A group whose ranks have all returned rests until the next run wants one. Any other, of a run that failed or was
@@ -29,6 +29,7 @@ class WarmRuntime:
 
     def __init__(self, runtime: Runtime) -> None:
         self.name = runtime.name
+        self.in_driver = runtime.in_driver
         self._runtime = runtime
         self._resting: tuple[Group, contextlib.ExitStack] | None = None
         self._run_resources = contextlib.ExitStack()
@@ -42,12 +43,16 @@ class WarmRuntime:
     def __repr__(self) -> str:
         return repr(self.name)
 
+    def reduce(self, value: Any) -> Any:
+        """See :meth:`drivetrain.plugin.Runtime.reduce`."""
+        return self._runtime.reduce(value)
+
     def validate(self, scaling: ScalingConfig) -> None:
-        """See :meth:`drivetrain.runtime.base.Runtime.validate`."""
+        """See :meth:`drivetrain.plugin.Runtime.validate`."""
         self._runtime.validate(scaling)
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """See :meth:`drivetrain.runtime.base.Runtime.room`."""
+        """See :meth:`drivetrain.plugin.Runtime.room`."""
         return self._runtime.room(scaling, running, avoided)
 
     @contextlib.contextmanager

@@ -1,53 +1,21 @@
-"""Callbacks that write what is reported: to files, to trackers, and to the console."""
+"""Callbacks that write what is reported, to files and to the console, and the base class of trackers."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from drivetrain._base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from drivetrain.loggers.aim import AimLoggerCallback
-    from drivetrain.loggers.comet import CometLoggerCallback
     from drivetrain.loggers.csvfile import CSVLoggerCallback
     from drivetrain.loggers.jsonfile import JsonLoggerCallback
-    from drivetrain.loggers.mlflow import MLflowLoggerCallback
     from drivetrain.loggers.progress import ProgressCallback
-    from drivetrain.loggers.tensorboard import TBXLoggerCallback
     from drivetrain.loggers.tracker import Entry, TrackerCallback
-    from drivetrain.loggers.wandb import WandbLoggerCallback
+else:
+    _SOURCES = {
+        "drivetrain.loggers.csvfile": "CSVLoggerCallback",
+        "drivetrain.loggers.jsonfile": "JsonLoggerCallback",
+        "drivetrain.loggers.progress": "ProgressCallback",
+        "drivetrain.loggers.tracker": "Entry TrackerCallback",
+    }
+    __getattr__, __dir__ = lazy_names(__name__, _SOURCES)
 
-__all__ = [
-    "AimLoggerCallback",
-    "CSVLoggerCallback",
-    "CometLoggerCallback",
-    "Entry",
-    "JsonLoggerCallback",
-    "MLflowLoggerCallback",
-    "ProgressCallback",
-    "TBXLoggerCallback",
-    "TrackerCallback",
-    "WandbLoggerCallback",
-]
-
-_MODULES = {
-    "AimLoggerCallback": "aim",
-    "CSVLoggerCallback": "csvfile",
-    "CometLoggerCallback": "comet",
-    "Entry": "tracker",
-    "JsonLoggerCallback": "jsonfile",
-    "MLflowLoggerCallback": "mlflow",
-    "ProgressCallback": "progress",
-    "TBXLoggerCallback": "tensorboard",
-    "TrackerCallback": "tracker",
-    "WandbLoggerCallback": "wandb",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__ = ["CSVLoggerCallback", "Entry", "JsonLoggerCallback", "ProgressCallback", "TrackerCallback"]

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.callback import Callback, Report
+from drivetrain._hooks.callback import Callback, Report
+from drivetrain._storage.layout import PROGRESS_FILE
 
 if TYPE_CHECKING:
-    from drivetrain.context import Run
+    from drivetrain._hooks.context import Run
 
 __all__ = ["CSVLoggerCallback"]
 
-_NAME = "progress.csv"
 _ITERATION = "_training_iteration"
 
 
@@ -35,7 +35,7 @@ class CSVLoggerCallback(Callback):
         if report.rank != 0:
             return
         if self._file is None:
-            self._file = self._open(run.path / _NAME)
+            self._file = self._open(run.path / PROGRESS_FILE)
         metrics = report.metrics
         if not self._columns or not metrics.keys() <= set(self._columns):
             self._file = self._widen(self._file, metrics)
@@ -44,10 +44,10 @@ class CSVLoggerCallback(Callback):
     def on_resume(self, run: Run, iteration: int) -> None:
         """Drops the rows that will be written again."""
         self.on_run_end(run, None)
-        path = run.path / _NAME
+        path = run.path / PROGRESS_FILE
         if not path.exists():
             return
-        draft = path.with_name(f".{_NAME}.draft")
+        draft = path.with_name(f".{PROGRESS_FILE}.draft")
         with path.open(newline="", encoding="utf-8") as old, draft.open("wb") as new:
             rows = csv.DictReader(_without_part(old))
             new.write(_row(rows.fieldnames or ()))
@@ -73,7 +73,7 @@ class CSVLoggerCallback(Callback):
         file.close()
         path = Path(str(file.name))
         self._columns += [name for name in metrics if name not in self._columns]
-        draft = path.with_name(f".{_NAME}.draft")
+        draft = path.with_name(f".{PROGRESS_FILE}.draft")
         with path.open(newline="", encoding="utf-8") as old, draft.open("wb") as new:
             new.write(_row(self._columns))
             for row in csv.DictReader(old):

@@ -7,19 +7,15 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from drivetrain.callback import Callback, Report
+from drivetrain._hooks.callback import Callback, Report
+from drivetrain._storage.layout import result_file
 
 if TYPE_CHECKING:
-    from drivetrain.context import Run
+    from drivetrain._hooks.context import Run
 
-__all__ = ["JsonLoggerCallback", "result_file"]
+__all__ = ["JsonLoggerCallback"]
 
 _encode = json.JSONEncoder(separators=(", ", ": ")).encode
-
-
-def result_file(rank: int) -> str:
-    """The name of the file with a rank's reports."""
-    return "result.json" if rank == 0 else f"result_rank_{rank}.json"
 
 
 class JsonLoggerCallback(Callback):

@@ -9,15 +9,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from drivetrain.callback import Callback, Report
+from drivetrain._hooks.callback import Callback, Report
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers.standing import MAX_METRICS, Counter, Metric, Standing, short
 from drivetrain.loggers.tracker import flatten
 
 if TYPE_CHECKING:
-    from drivetrain.checkpoints import CommittedCheckpoint
-    from drivetrain.context import Run, WorkerInfo
-    from drivetrain.failure import Failure
+    from drivetrain._base.failure import Failure
+    from drivetrain._hooks.context import Run, WorkerInfo
+    from drivetrain._storage.committed import CommittedCheckpoint
 
 __all__ = ["ProgressCallback"]
 

@@ -20,21 +20,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from drivetrain._hooks.callback import Callback
+from drivetrain._storage.layout import TIMELINE_FILE
 from drivetrain._version import __version__
-from drivetrain.callback import Callback
 from drivetrain.errors import RunCancelledError
 from drivetrain.loggers.usage import UsageRecorder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from drivetrain.checkpoints import CommittedCheckpoint
-    from drivetrain.context import Run, WorkerInfo
-    from drivetrain.failure import Failure
+    from drivetrain._base.failure import Failure
+    from drivetrain._hooks.context import Run, WorkerInfo
+    from drivetrain._storage.committed import CommittedCheckpoint
 
-__all__ = ["FRAMEWORKS", "TIMELINE_FILE", "Timeline", "append_line", "installed_versions"]
+__all__ = ["FRAMEWORKS", "Timeline", "append_line", "installed_versions"]
 
-TIMELINE_FILE = "timeline.jsonl"
 FRAMEWORKS = (
     *(
         "torch",

@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from drivetrain.callback import Callback, Report
-from drivetrain.checkpoint import Checkpoint
+from drivetrain._hooks.callback import Callback, Report
+from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain.errors import CheckpointError, ConfigurationError, PluginNotFoundError
 
 if TYPE_CHECKING:
-    from drivetrain.checkpoints import CommittedCheckpoint
-    from drivetrain.context import Run, WorkerInfo
+    from drivetrain._hooks.context import Run, WorkerInfo
+    from drivetrain._storage.committed import CommittedCheckpoint
 
 __all__ = ["Entry", "Ranks", "TrackerCallback", "flatten", "numbers", "parameters"]
 

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain._storage.layout import USAGE_FILE
+
 if TYPE_CHECKING:
-    from drivetrain.context import WorkerInfo
+    from drivetrain._hooks.context import WorkerInfo
 
-__all__ = ["USAGE_FILE", "UsageRecorder"]
-
-USAGE_FILE = "usage.jsonl"
+__all__ = ["UsageRecorder"]
 
 _FIRST_PERIOD_S = 1.0
 _SHARE_OF_AGE = 0.005

@@ -30,14 +30,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from drivetrain.backend import Backend, BackendConfig, WorkerGroup
-from drivetrain.callback import Callback
+from drivetrain._driver.result import Result
+from drivetrain._driver.trainer import DataParallelTrainer
+from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
+from drivetrain._hooks.callback import Callback
+from drivetrain._hooks.context import Run, TrainContext, WorkerInfo
+from drivetrain._worker.session import get_context, report
 from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
-from drivetrain.context import Run, TrainContext, WorkerInfo
 from drivetrain.errors import FailureKind, TrainingFailedError
-from drivetrain.result import Result
-from drivetrain.session import get_context, report
-from drivetrain.trainer import DataParallelTrainer
 
 __all__ = ["BackendConformance"]
 

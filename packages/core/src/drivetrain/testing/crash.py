@@ -47,11 +47,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drivetrain.checkpoint import LISTING_FILE, METADATA_FILE, PIN_FILE, Checkpoint, parse_listing
-from drivetrain.checkpoints import PENDING, CommittedCheckpoint, read_manifest
-from drivetrain.crashpoints import ADDRESS, POINTS
+from drivetrain._base.crashpoints import ADDRESS, POINTS
+from drivetrain._storage.checkpoint import Checkpoint, parse_listing
+from drivetrain._storage.committed import CommittedCheckpoint
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import LISTING_FILE, METADATA_FILE, PENDING, PIN_FILE
+from drivetrain._storage.manifest import read_manifest
+from drivetrain._storage.remote import locate
 from drivetrain.errors import CheckpointError, ConfigurationError, StorageError
-from drivetrain.storage import Storage, locate
 
 __all__ = ["POINTS", "VICTIMS", "Crash", "CrashFound", "CrashHarness", "CrashReport", "main"]
 

@@ -1,0 +1,39 @@
+"""Facades that import a module when one of its names is first used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(
+    facade: str, sources: Mapping[str, str], submodules: str = ""
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The functions ``__getattr__`` and ``__dir__`` of a module that re-exports names of others.
+
+    Args:
+        facade: the module's name.
+        sources: the names to re-export, separated by spaces, by the module that defines them.
+        submodules: names of modules in the facade that are its attributes too, without an import of their own.
+    """
+    module_of = {name: module for module, names in sources.items() for name in names.split()}
+    inner = {name: f"{facade}.{name}" for name in submodules.split()}
+
+    def get(name: str) -> Any:
+        if name in module_of:
+            value = getattr(import_module(module_of[name]), name)
+        elif name in inner:
+            value = import_module(inner[name])
+        else:
+            raise AttributeError(f"module {facade!r} has no attribute {name!r}")
+        setattr(sys.modules[facade], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[facade]), *module_of, *inner})
+
+    return get, names

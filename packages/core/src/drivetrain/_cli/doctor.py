@@ -1,0 +1,370 @@
+"""``drivetrain doctor``: looks at what a run needs on this machine, and says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import resource
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from drivetrain._cli.output import BAD, OK, Commands, add_command, emit, find_storage
+from drivetrain._hooks.plugins import KINDS, list_plugins
+from drivetrain._storage.directory import Storage
+from drivetrain._version import __version__
+from drivetrain._views.terminal import bytes_text, wrapped
+from drivetrain.errors import DrivetrainError, PluginError
+from drivetrain.loggers.timeline import installed_versions
+
+__all__ = ["add_doctor"]
+
+_PYTHONS = ((3, 10), (3, 13))
+_LOCAL_PROBE_BYTES = 64 << 20
+_REMOTE_PROBE_BYTES = 8 << 20
+_LEAST_BYTES_PER_S = 20e6
+_LEAST_MEMORY = 2 << 30
+_LEAST_SHARED_MEMORY = 256 << 20
+_LEAST_FILES = 1024
+_ANSWER_S = 20.0
+_CONNECT_S = 5.0
+_RAY_QUESTION = """
+import json, sys, ray
+ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
+alive = [node for node in ray.nodes() if node["Alive"]]
+print("ANSWER", len(alive), json.dumps(ray.cluster_resources()), ray.__version__)
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one look has found.
+
+    Attributes:
+        name: what was looked at.
+        status: whether it is fine.
+        found: in words.
+        advice: what to do about it.
+    """
+
+    name: str
+    status: Literal["ok", "warning", "problem"]
+    found: str
+    advice: str = ""
+
+
+def add_doctor(commands: Commands) -> None:
+    """Adds ``doctor``."""
+    parser = add_command(
+        commands,
+        "doctor",
+        _doctor,
+        "look at what runs need here, say what is wrong and what to do; status 1 if something is",
+        "  drivetrain doctor\n  drivetrain doctor --storage-path s3://bucket/runs\n"
+        "  drivetrain doctor --ray-address ray-head:6379",
+    )
+    parser.add_argument("--storage-path", metavar="PATH", help="where runs are to be kept (DRIVETRAIN_STORAGE_PATH)")
+    parser.add_argument("--ray-address", metavar="ADDRESS", help="of the cluster to reach (RAY_ADDRESS)")
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    address = arguments.ray_address or os.environ.get("RAY_ADDRESS")
+    looks: list[Callable[[], Iterator[Finding]]] = [
+        _python,
+        _processors,
+        _memory,
+        _limits,
+        _gpus,
+        _frameworks,
+        _plugins,
+        partial(_storage, arguments.storage_path),
+        _network,
+        partial(_ray, address),
+    ]
+    findings = []
+    for look in looks:
+        try:
+            findings += list(look())
+        except Exception as error:  # one look that fails is a finding, and no reason not to take the others
+            name = getattr(look, "func", look).__name__.strip("_")
+            findings.append(Finding(name, "problem", f"cannot be looked at: {type(error).__name__}: {error}"))
+    problems = [finding for finding in findings if finding.status == "problem"]
+    data = {"ok": not problems, "findings": [asdict(finding) for finding in findings]}
+    emit(arguments, data, lambda: _text(findings))
+    return BAD if problems else OK
+
+
+def _text(findings: list[Finding]) -> str:
+    marks = {"ok": "ok", "warning": "look", "problem": "WRONG"}
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(wrapped(f"{marks[finding.status]:<5}  {finding.name:<{width}}  ", finding.found))
+        if finding.advice:
+            lines.append(wrapped(" " * (width + 9) + "-> ", finding.advice))
+    counts = [sum(finding.status == status for finding in findings) for status in ("problem", "warning")]
+    lines.append(f"{counts[0]} wrong, {counts[1]} to look at" if any(counts) else "everything is fine")
+    return "\n".join(lines)
+
+
+def _python() -> Iterator[Finding]:
+    found = f"Python {platform.python_version()} on {platform.system()} {platform.release()}, drivetrain {__version__}"
+    low, high = _PYTHONS
+    if sys.platform != "linux":
+        yield Finding("system", "problem", found, "drivetrain runs on Linux: use a Linux machine or container")
+    elif not low <= sys.version_info[:2] <= high:
+        wanted = f"3.{low[1]} to 3.{high[1]}"
+        yield Finding("system", "warning", found, f"drivetrain is tested on Python {wanted}: use one of these")
+    else:
+        yield Finding("system", "ok", found)
+
+
+def _processors() -> Iterator[Finding]:
+    usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    load = os.getloadavg()[0]
+    found = f"{usable} of {there} usable, load {load:.1f}"
+    quota = _cgroup_number("cpu.max")
+    if quota is not None and quota < usable:
+        advice = "a container's limit: workers get an even share of the CPUs that they see, so set resources CPU=..."
+        yield Finding("CPUs", "warning", f"{found}, limited to {quota:.1f} by the cgroup", advice)
+    elif load > 2 * usable:
+        yield Finding("CPUs", "warning", found, "other processes keep them busy: timings will be no good")
+    else:
+        yield Finding("CPUs", "ok", found)
+
+
+def _memory() -> Iterator[Finding]:
+    facts = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        facts[name] = int(value.split()[0]) << 10
+    total, free = facts["MemTotal"], facts["MemAvailable"]
+    limit = _cgroup_number("memory.max")
+    found = f"{bytes_text(free)} of {bytes_text(total)} available"
+    if limit is not None and limit < total:
+        free = min(free, int(limit) - int(_cgroup_number("memory.current") or 0))
+        found += f", limited to {bytes_text(limit)} by the cgroup"
+    low = free < _LEAST_MEMORY
+    yield Finding("memory", "warning" if low else "ok", found, "workers may be killed: free some" if low else "")
+    with contextlib.suppress(OSError):
+        size = shutil.disk_usage("/dev/shm").total
+        small = size < _LEAST_SHARED_MEMORY
+        advice = "data loaders with workers need more: start the container with --shm-size=8g" if small else ""
+        yield Finding("shared memory", "warning" if small else "ok", f"/dev/shm of {bytes_text(size)}", advice)
+
+
+def _limits() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = soft != resource.RLIM_INFINITY and soft < _LEAST_FILES
+    advice = f"many workers need more: ulimit -n {min(hard, 65536) if hard > 0 else 65536}" if low else ""
+    yield Finding("open files", "warning" if low else "ok", f"a process may have {soft} open", advice)
+
+
+def _gpus() -> Iterator[Finding]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        yield Finding("GPUs", "ok", "none of NVIDIA (there is no nvidia-smi)")
+        return
+    query = ["--query-gpu=index,name,memory.total,memory.used,driver_version", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run([program, *query], capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+    except subprocess.TimeoutExpired:
+        advice = "the driver hangs: look at dmesg, restart the machine"
+        yield Finding("GPUs", "problem", f"nvidia-smi gave no answer within {_ANSWER_S:g} s", advice)
+        return
+    if listed.returncode:
+        said = (listed.stderr or listed.stdout).strip().partition("\n")[0]
+        advice = "install or restart the NVIDIA driver; in a container, start it with --gpus all"
+        yield Finding("GPUs", "problem", f"nvidia-smi says: {said}", advice)
+        return
+    lines = listed.stdout.strip().splitlines()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = "; ".join(lines) + (f"; CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else "")
+    yield Finding("GPUs", "warning" if hidden == "" else "ok", found, "all of them are hidden" if hidden == "" else "")
+    if lines and "torch" in installed_versions():
+        yield _torch_sees_gpus()
+
+
+def _torch_sees_gpus() -> Finding:
+    question = "import torch; print(torch.cuda.is_available(), torch.version.cuda, torch.cuda.device_count())"
+    answer = _ask_python(question)
+    fine = answer.startswith("True")
+    advice = "install a PyTorch that was built for CUDA, and for a version that the driver has" if not fine else ""
+    return Finding("PyTorch on GPUs", "ok" if fine else "problem", f"is available, CUDA, devices: {answer}", advice)
+
+
+def _frameworks() -> Iterator[Finding]:
+    found = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
+    advice = 'pip install "drivetrain[torch]", or what you train with' if not found else ""
+    yield Finding("frameworks", "ok" if found else "warning", found or "none", advice)
+
+
+def _plugins() -> Iterator[Finding]:
+    names, broken = [], False
+    for plugin in [plugin for kind in KINDS for plugin in list_plugins(kind)]:
+        try:
+            plugin.load()
+            names.append(f"{plugin.kind} {plugin.name}")
+        except PluginError as error:
+            broken = True
+            advice = f"upgrade or uninstall {plugin.distribution}"
+            yield Finding(f"plugin {plugin.name}", "problem", str(error), advice)
+    if not broken:
+        yield Finding("plugins", "ok", ", ".join(names))
+
+
+def _storage(path: str | None) -> Iterator[Finding]:
+    runs = find_storage(path)
+    if runs.is_local and (finding := _local_place(runs.root)) is not None:
+        yield finding
+        return
+    size = _LOCAL_PROBE_BYTES if runs.is_local else _REMOTE_PROBE_BYTES
+    name = f".drivetrain-doctor-{secrets.token_hex(4)}"
+    probe = Storage(runs.filesystem, runs.path(name), runs.limits)
+    try:
+        with tempfile.TemporaryDirectory() as source, tempfile.TemporaryDirectory() as target:
+            Path(source, "probe").write_bytes(os.urandom(1 << 20) * (size >> 20))
+            began = time.perf_counter()
+            probe.put_directory(source, "data")
+            probe.flush_to_disk("data")
+            written = time.perf_counter()
+            probe.get_directory("data", target)
+            read = time.perf_counter()
+            if Path(target, "probe").stat().st_size != size:
+                raise DrivetrainError("what was read is not what was written")
+        probe.write_bytes("small", b"x")
+        small = time.perf_counter() - read
+    except (DrivetrainError, OSError) as error:
+        advice = "mend what it says, or choose another --storage-path"
+        yield Finding("storage", "problem", f"{runs.root} cannot be used: {error}", advice)
+        return
+    finally:
+        with contextlib.suppress(DrivetrainError, OSError):
+            probe.delete("")
+    where = " to the disk" if runs.is_local else ""
+    rates = size / (written - began), size / (read - written)
+    found = (
+        f"{runs.root}: writes {rates[0] / 1e6:.0f} MB/s{where}, reads {rates[1] / 1e6:.0f} MB/s, a small file "
+        f"takes {small * 1e3:.1f} ms"
+    )
+    slow = min(rates) < _LEAST_BYTES_PER_S
+    advice = "checkpoints will take long: use checkpoint_upload_mode='async', or another storage" if slow else ""
+    yield Finding("storage", "warning" if slow else "ok", found, advice)
+    if runs.is_local:
+        free = shutil.disk_usage(_existing(runs.root)).free
+        full = free < 10 << 30
+        advice = "free some: drivetrain runs gc --dry-run says what could go" if full else ""
+        yield Finding("free space", "warning" if full else "ok", f"{bytes_text(free)} for runs", advice)
+
+
+def _local_place(root: str) -> Finding | None:
+    """What is wrong with the place of a local storage; the directory itself may yet have to be made."""
+    place = _existing(root)
+    if os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK):
+        return None
+    wrong = "may not be written by you" if os.path.isdir(place) else "is a file"
+    advice = "choose another --storage-path, set DRIVETRAIN_STORAGE_PATH, or mend its permissions"
+    return Finding("storage", "problem", f"{root}: {place} {wrong}", advice)
+
+
+def _existing(path: str) -> str:
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _network() -> Iterator[Finding]:
+    host = socket.gethostname()
+    try:
+        addresses = sorted({str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)})
+    except OSError as error:
+        advice = f"put {host} into /etc/hosts; on several machines into DNS"
+        yield Finding("network", "warning", f"the name of this machine, {host}, leads nowhere ({error})", advice)
+        addresses = []
+    reached = [address for address in ["127.0.0.1", *addresses] if _can_connect(address)]
+    closed = [address for address in ["127.0.0.1", *addresses] if address not in reached]
+    if closed:
+        advice = "let processes of this machine connect to each other: look at the firewall, and at /etc/hosts"
+        yield Finding("network", "problem", f"a port on {', '.join(closed)} cannot be connected to", advice)
+    else:
+        yield Finding("network", "ok", f"ports can be opened and reached on {', '.join(dict.fromkeys(reached))}")
+    if only := [address for address in addresses if not address.startswith("127.")]:
+        yield Finding("address", "ok", f"{host} is {', '.join(only)}")
+
+
+def _can_connect(address: str) -> bool:
+    try:
+        with socket.create_server((address, 0)) as listener:
+            listener.settimeout(_CONNECT_S)
+            with socket.create_connection(listener.getsockname(), timeout=_CONNECT_S):
+                listener.accept()[0].close()
+            return True
+    except OSError:
+        return False
+
+
+def _ray(address: str | None) -> Iterator[Finding]:
+    version = installed_versions().get("ray")
+    if version is None:
+        problem = address is not None
+        advice = 'pip install "drivetrain[ray]"' if problem else ""
+        yield Finding("Ray", "problem" if problem else "ok", "is not installed", advice)
+        return
+    if address is None:
+        yield Finding("Ray", "ok", f"{version}; no cluster is asked for (RAY_ADDRESS, --ray-address)")
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():  # which takes Ray half a minute to find out
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+        except OSError as error:
+            advice = "start it (ray start --head), mend the address, or open the port"
+            yield Finding("Ray", "problem", f"nothing answers at {address} ({error})", advice)
+            return
+    answer = _ask_python(_RAY_QUESTION, address)
+    found = next((line for line in answer.splitlines() if line.startswith("ANSWER")), "")
+    if found:
+        _, nodes, resources = found.split(" ", 2)
+        yield Finding("Ray", "ok", f"{address}: {nodes} nodes, {resources}")
+    else:
+        advice = "start it (ray start --head), mend the address, or open its ports; its Ray and Python must be these"
+        yield Finding("Ray", "problem", f"{address} was not reached with Ray {version}: {answer[-300:]}", advice)
+
+
+def _ask_python(code: str, *arguments: str) -> str:
+    """What a fresh Python prints, or says went wrong: what it imports stays out of this process."""
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {_ANSWER_S:g} s"
+    return (asked.stdout if asked.returncode == 0 else asked.stdout + asked.stderr).strip() or "nothing"
+
+
+def _cgroup_number(name: str) -> float | None:
+    """A limit of the cgroup that this process is in; None without one."""
+    try:
+        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
+        words = Path(f"/sys/fs/cgroup{group}", name).read_text().split()
+        if words[0] == "max":
+            return None
+        return float(words[0]) / (float(words[1]) if len(words) > 1 else 1.0)
+    except (OSError, ValueError, IndexError):
+        return None

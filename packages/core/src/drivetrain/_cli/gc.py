@@ -1,0 +1,137 @@
+"""``drivetrain runs gc``: deletes what nobody needs, of runs that nobody works on."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from drivetrain._base.console import Console
+from drivetrain._cli.output import OK, Commands, MissingError, add_command, emit, find_storage
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.lock import RunLock, find_holder
+from drivetrain._storage.manifest import CheckpointManager
+from drivetrain._views.records import find_runs
+from drivetrain._views.terminal import bytes_text, table
+from drivetrain.config import CheckpointConfig
+from drivetrain.errors import ConfigurationError, RunInUseError, StorageError
+
+__all__ = ["add_gc"]
+
+
+@dataclass
+class _Finding:
+    """What of a run could be deleted, or why nothing may be."""
+
+    run: str
+    skipped: str = ""
+    deletions: list[dict[str, Any]] = field(default_factory=list)
+
+
+def add_gc(commands: Commands) -> None:
+    """Adds ``runs gc``."""
+    parser = add_command(
+        commands,
+        "gc",
+        _gc,
+        "delete what killed drivers have left, and old checkpoints if asked to; never of a run that is worked on",
+        "  drivetrain runs gc --dry-run\n  drivetrain runs gc /data/runs --yes\n"
+        "  drivetrain runs gc /data/runs --keep-last 2 --dry-run",
+    )
+    parser.add_argument("path", nargs="?", help="a directory of runs, or a run; default: DRIVETRAIN_STORAGE_PATH")
+    parser.add_argument(
+        "--keep-last",
+        type=int,
+        metavar="N",
+        help="also delete committed checkpoints but for the newest N of each run, and those that are pinned or in use",
+    )
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    choice.add_argument("--yes", action="store_true", help="delete it")
+
+
+def _gc(arguments: argparse.Namespace) -> int:
+    if arguments.keep_last is not None and arguments.keep_last < 1:
+        raise ConfigurationError(
+            f"runs gc --keep-last wants at least 1, as the last committed checkpoint stays, found {arguments.keep_last}"
+        )
+    storage = find_storage(arguments.path)
+    runs = list(find_runs(storage))
+    if not runs:
+        raise MissingError(f"runs gc wants a run, or a directory of runs, found none at {storage.root}")
+    findings = [_look(run, arguments.keep_last, delete=arguments.yes) for run in runs]
+    found = any(finding.deletions for finding in findings)
+    data = {
+        "deleted": bool(arguments.yes),
+        "bytes": sum(one["bytes"] for finding in findings for one in finding.deletions),
+        "runs": [vars(finding) for finding in findings],
+    }
+    emit(arguments, data, lambda: _text(findings, deleted=arguments.yes))
+    if found and not arguments.yes and not arguments.dry_run:
+        raise ConfigurationError("nothing was deleted: add --yes to delete this, or --dry-run to only look")
+    return OK
+
+
+def _look(storage: Storage, keep_last: int | None, *, delete: bool) -> _Finding:
+    """What can be deleted of a run; and deletes it, if it is told to."""
+    finding = _Finding(storage.root)
+    holder = find_holder(storage)
+    if holder is not None and holder.is_certain:
+        finding.skipped = f"being worked on by {holder.description}"
+        return finding
+    if holder is not None and not delete:
+        finding.skipped = f"locked by {holder.description}: --yes finds out whether that is still there"
+        return finding
+    try:
+        with contextlib.ExitStack() as stack:
+            if delete:  # what was seen before somebody else began is worth nothing
+                stack.enter_context(RunLock(storage, Console()).hold())
+            _tidy(storage, keep_last, finding, delete=delete)
+    except RunInUseError as error:
+        finding.skipped = str(error)
+    except StorageError as error:
+        finding.skipped = f"left as it is: {error}"
+    return finding
+
+
+def _tidy(storage: Storage, keep_last: int | None, finding: _Finding, *, delete: bool) -> None:
+    damage: list[str] = []
+    checkpoints = CheckpointManager(storage, warn=damage.append)
+    if damage:
+        raise StorageError(damage[0])
+    try:
+        old = []
+        if keep_last is not None:
+            usable = checkpoints.verify()  # a damaged one does not count as the last
+            rules = CheckpointConfig(num_to_keep=keep_last)
+            old = [entry for entry in checkpoints.droppable(rules) if entry != usable]
+        left = [_deletion(storage, name, "was never committed, or is dropped") for name in checkpoints.leftovers()]
+        dropped = [_deletion(storage, entry.name, f"not among the last {keep_last}") for entry in old]
+        if delete:
+            swept, _ = checkpoints.sweep()
+            left = [one for one in left if one["name"] in swept]  # without what somebody reads
+            checkpoints.drop(old)
+        finding.deletions = left + dropped
+    finally:
+        checkpoints.close()
+
+
+def _deletion(storage: Storage, name: str, why: str) -> dict[str, Any]:
+    return {"name": name, "bytes": sum(storage.walk(name).values()), "why": why}
+
+
+def _text(findings: list[_Finding], *, deleted: bool) -> str:
+    rows = [
+        [finding.run.rstrip("/").rpartition("/")[2], one["name"], bytes_text(one["bytes"]), one["why"]]
+        for finding in findings
+        for one in finding.deletions
+    ]
+    lines = [f"left alone: {finding.run}: {finding.skipped}" for finding in findings if finding.skipped]
+    if rows:
+        lines.append(table(["RUN", "DELETED" if deleted else "WOULD BE DELETED", "SIZE", "WHY"], rows))
+        total = bytes_text(sum(one["bytes"] for finding in findings for one in finding.deletions))
+        lines.append(f"{total} {'deleted' if deleted else 'could be deleted'}")
+    else:
+        lines.append("nothing to delete")
+    return "\n".join(lines)

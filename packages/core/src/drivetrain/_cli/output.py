@@ -1,0 +1,89 @@
+"""What the commands share: how results and errors are shown, and how a run is found."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from drivetrain._storage.directory import Storage, runs_location
+from drivetrain._storage.layout import RUN_FILE
+from drivetrain._storage.remote import locate
+from drivetrain._views.page import plain
+from drivetrain.errors import DrivetrainError
+
+__all__ = [
+    "BAD",
+    "MISSING",
+    "OK",
+    "USAGE",
+    "Commands",
+    "MissingError",
+    "add_command",
+    "add_json",
+    "emit",
+    "find_run",
+    "find_storage",
+]
+
+OK, BAD, USAGE, MISSING = 0, 1, 2, 3
+"""Exit statuses: done; done, and the answer is bad; asked for what cannot be; there is no such run or thing."""
+
+Commands = Any  # what argparse's add_subparsers() returns, whose class has no public name
+
+
+class MissingError(DrivetrainError):
+    """There is no such run, metric or checkpoint."""
+
+
+def add_command(
+    commands: Commands, name: str, handler: Callable[[argparse.Namespace], int], summary: str, example: str
+) -> argparse.ArgumentParser:
+    """Adds a command with its help, and the option ``--json``."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"examples:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(handler=handler)
+    add_json(parser)
+    return parser
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds the option ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def emit(arguments: argparse.Namespace, data: Any, text: Callable[[], str]) -> None:
+    """Prints a result: as JSON if that was asked for, and else as text."""
+    print(json.dumps(plain(data), default=str) if arguments.json else text(), flush=True)
+
+
+def find_storage(path: str | None) -> Storage:
+    """The directory of runs that was named, or the default one."""
+    return runs_location(path)
+
+
+def find_run(run: str) -> Storage:
+    """The directory of a run.
+
+    Args:
+        run: its directory or URI; or its name, in the default storage path or the working directory.
+
+    Raises:
+        MissingError: there is no run.
+    """
+    places = []
+    if "/" not in run:
+        runs = runs_location(None)
+        places.append(Storage(runs.filesystem, runs.path(run)))
+    places.append(Storage(*locate(run, what="the run")))
+    for storage in places:
+        if storage.exists(RUN_FILE):
+            return storage
+    looked = " and ".join(storage.root for storage in places)
+    raise MissingError(f"this wants the directory or the name of a run, found no {RUN_FILE} in {looked}")

@@ -1,0 +1,116 @@
+"""``drivetrain runs tail``: a run's reports, or its workers' output, as they come."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator
+
+from drivetrain._cli.output import BAD, OK, Commands, MissingError, add_command, find_run
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import result_file
+from drivetrain._storage.reports import tail_lines
+from drivetrain._views.records import read_run
+from drivetrain._views.terminal import amount
+from drivetrain._worker.output import log_name
+
+__all__ = ["add_tail"]
+
+_LOOK_S = 0.25
+_REMOTE_LOOK_S = 10.0
+
+
+def add_tail(commands: Commands) -> None:
+    """Adds ``runs tail``."""
+    parser = add_command(
+        commands,
+        "tail",
+        _tail,
+        "show a run's last reports, and those that come, until it ends",
+        "  drivetrain runs tail my_run\n  drivetrain runs tail my_run --logs --rank 1\n"
+        "  drivetrain runs tail my_run --no-follow -n 1 --json",
+    )
+    parser.add_argument("run", help="a run's directory, URI or name")
+    parser.add_argument(
+        "-n", "--lines", type=int, default=10, metavar="N", help="how many of the last to begin with (10)"
+    )
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="whose (0)")
+    parser.add_argument("--logs", action="store_true", help="what the rank prints instead of what it reports")
+    parser.add_argument("--no-follow", dest="follow", action="store_false", help="end with what is there now")
+
+
+def _tail(arguments: argparse.Namespace) -> int:
+    storage = find_run(arguments.run)
+    name = f"logs/{log_name(arguments.rank)}" if arguments.logs else result_file(arguments.rank)
+    if not storage.exists(name) and not (arguments.follow and read_run(storage).is_live):
+        what = "printed" if arguments.logs else "reported"
+        raise MissingError(f"runs tail wants a rank that has {what}, found no {name} in {storage.root}")
+    for line in _follow(storage, name, arguments.lines, arguments.follow):
+        text = line.decode(errors="replace")
+        if arguments.logs:
+            print(json.dumps({"rank": arguments.rank, "line": text}) if arguments.json else text, flush=True)
+        else:
+            print(text if arguments.json else _report_text(text), flush=True)
+    return BAD if arguments.follow and read_run(storage).status == "failed" else OK
+
+
+def _follow(storage: Storage, name: str, count: int, follow: bool) -> Iterator[bytes]:
+    """The last lines of a file, and those that are added while the run goes on."""
+    shown = tail_lines(storage, name, count) if count > 0 else []
+    position = _whole_bytes(storage, name)
+    yield from shown
+    while follow:
+        is_live = read_run(storage).is_live  # before the last look, so that it misses nothing
+        for line, end in _lines_from(storage, name, position):
+            position = end
+            yield line
+        if not is_live:
+            return
+        time.sleep(_LOOK_S if storage.is_local else _REMOTE_LOOK_S)
+
+
+def _whole_bytes(storage: Storage, name: str) -> int:
+    """How much of a file is whole lines."""
+    if not storage.is_local:
+        return (storage.read_bytes(name) or b"").rfind(b"\n") + 1
+    try:
+        with open(storage.path(name), "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            while end:
+                start = max(0, end - (1 << 16))
+                file.seek(start)
+                if (cut := file.read(end - start).rfind(b"\n")) >= 0:
+                    return start + cut + 1
+                end = start
+    except FileNotFoundError:
+        pass
+    return 0
+
+
+def _lines_from(storage: Storage, name: str, position: int) -> Iterator[tuple[bytes, int]]:
+    """Whole lines after a position, each with where it ends; a file that was cut is read from its new end on."""
+    if storage.is_local:
+        try:
+            with open(storage.path(name), "rb") as file:
+                position = min(position, file.seek(0, os.SEEK_END))
+                file.seek(position)
+                data = file.read()
+        except FileNotFoundError:
+            return
+    else:
+        data = (storage.read_bytes(name) or b"")[position:]
+    for line in data.split(b"\n")[:-1]:
+        position += len(line) + 1
+        yield line.rstrip(b"\r").rpartition(b"\r")[2], position  # of a progress bar what it showed last
+
+
+def _report_text(line: str) -> str:
+    try:
+        report = json.loads(line)
+    except ValueError:
+        return line
+    moment = time.strftime("%H:%M:%S", time.localtime(report.get("_timestamp", 0)))
+    shown = "  ".join(f"{name} {amount(value)}" for name, value in report.items() if not name.startswith("_"))
+    return f"{moment}  {report.get('_training_iteration', '?'):>6}  {shown}"

@@ -1,0 +1,1 @@
+"""What runs in the driver: from the trainer to the result."""

@@ -1,0 +1,123 @@
+"""What is resolved and checked before a run starts: backend, runtime, storage, and what is sent to the workers."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from drivetrain._base.pickling import dumps
+from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
+from drivetrain._hooks.plugins import installed_plugins, load_plugin
+from drivetrain._runtimes.base import Runtime
+from drivetrain._runtimes.inprocess import InProcessRuntime
+from drivetrain._runtimes.local import LocalRuntime
+from drivetrain.config import RunConfig, ScalingConfig
+from drivetrain.errors import ConfigurationError, PluginBrokenError, PluginNotFoundError, SerializationError
+
+__all__ = [
+    "pickle_function",
+    "require_shared",
+    "resolve_backend",
+    "resolve_runtime",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of what is sent to the workers, for naming the one that cannot be."""
+
+    name: str
+    value: Any
+
+
+def require_shared(config: RunConfig) -> None:
+    """Refuses a storage that other processes cannot see."""
+    path = config.storage_path if config.resume in ("never", "auto", "must") else config.resume
+    protocol = getattr(config.storage_filesystem, "protocol", None)
+    if str(path).startswith("memory://") or "memory" in (protocol if isinstance(protocol, tuple) else (protocol,)):
+        raise ConfigurationError(
+            f"storage_path wants a storage that the workers share, found {path}, which only this process can see: "
+            "use another storage, or ScalingConfig(num_workers=0)"
+        )
+
+
+def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
+    """The backend that was named, configured, or given."""
+    if isinstance(given, str):
+        given = load_plugin("backend", given)() if given != "none" else NoBackend()
+    backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None
+    if backend is None:
+        raise ConfigurationError(f"backend_config wants a BackendConfig, a Backend or the name of one, found {given!r}")
+    return backend
+
+
+def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> Runtime:
+    """The runtime that was asked for, or the one that fits the datasets and the environment.
+
+    Args:
+        scaling: names or is the runtime, or leaves it open.
+        required: the name of the runtime that a dataset requires.
+    """
+    if scaling.runtime is not None and not isinstance(scaling.runtime, str):
+        return cast("Runtime", scaling.runtime)
+    if scaling.runtime is None and scaling.max_workers == 0:
+        return InProcessRuntime()
+    name = scaling.runtime or required or _detect_runtime()
+    if name is None:
+        return LocalRuntime()
+    try:
+        runtime: Runtime = load_plugin("runtime", name)()
+    except PluginNotFoundError as error:
+        raise ConfigurationError(str(error)) from error
+    return runtime
+
+
+def _detect_runtime() -> str | None:
+    """The first runtime of a plugin that the environment selects."""
+    for plugin in installed_plugins("runtime"):
+        if plugin.distribution == "drivetrain":  # these are chosen by the number of workers
+            continue
+        try:
+            if plugin.load().detect():
+                return plugin.name
+        except PluginBrokenError as error:  # which is no reason not to use another
+            warnings.warn(str(error), stacklevel=2)
+    return None
+
+
+def pickle_function(
+    function: Callable[..., Any], config: Mapping[str, Any] | None, reduce: Callable[[Any], Any]
+) -> bytes:
+    """Pickles what the workers run; on failure names the object that cannot be pickled."""
+    try:
+        return dumps((function, config if config is not None else {}), reduce)
+    except Exception as error:  # whatever a user's object may raise
+        culprit = _find_unpicklable(function, config, reduce) or "the train function"
+        raise SerializationError(
+            f"workers want a train function and config that can be pickled; {culprit} cannot be "
+            f"({type(error).__name__}: {error}). Create it inside the train function instead"
+        ) from error
+
+
+def _find_unpicklable(
+    function: Callable[..., Any], config: Mapping[str, Any] | None, reduce: Callable[[Any], Any]
+) -> str | None:
+    parts = [_Part(f"train_loop_config[{key!r}]", value) for key, value in (config or {}).items()]
+    try:
+        captured = inspect.getclosurevars(function)
+    except TypeError:
+        captured = None
+    if captured is not None:
+        parts += [_Part(f"{name!r}, which the train function captures", v) for name, v in captured.nonlocals.items()]
+        parts += [
+            _Part(f"the global {name!r}, which the train function uses", v) for name, v in captured.globals.items()
+        ]
+    for part in parts:
+        try:
+            dumps(part.value, reduce)
+        except Exception:  # whatever a user's object may raise
+            return f"{part.name} (a {type(part.value).__name__})"
+    return None

@@ -1,0 +1,542 @@
+"""``DataParallelTrainer.fit()``: from a train function and configs to a result."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+from drivetrain._base.interrupts import Interrupts
+from drivetrain._base.notebook import as_table
+from drivetrain._base.pickling import dumps
+from drivetrain._base.redact import redact
+from drivetrain._driver.callbacks import make_callbacks
+from drivetrain._driver.control import listen
+from drivetrain._driver.controller import Controller, controller_failure
+from drivetrain._driver.handle import RunHandle
+from drivetrain._driver.launch import (
+    pickle_function,
+    require_shared,
+    resolve_backend,
+    resolve_runtime,
+)
+from drivetrain._driver.outcomes import RunFailed
+from drivetrain._driver.result import Result, last_metrics
+from drivetrain._hooks.backend import Backend, BackendConfig
+from drivetrain._hooks.callback import Callback, Callbacks
+from drivetrain._hooks.context import Run, Trial, WorkerInfo
+from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.policy import RetryBudget
+from drivetrain._hooks.providers import check_runtime, required_runtime
+from drivetrain._runtimes.base import Runtime
+from drivetrain._storage.checkpoint import Checkpoint, metadata_json
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import ERROR_FILE
+from drivetrain._storage.rundir import OpenRun, TrainerFile, open_run
+from drivetrain._worker.session import POSITIONS
+from drivetrain.config import RunConfig, ScalingConfig
+from drivetrain.data import DataConfig
+from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["DataParallelTrainer"]
+
+
+_ATTEMPTS_TOLD = 5
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def _recording(init: _Init) -> _Init:
+    """A constructor that also notes what it was called with: the outermost one of an object."""
+
+    @functools.wraps(init)
+    def recording_init(self: DataParallelTrainer, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(self, "_given"):
+            try:
+                self._given = inspect.signature(init).bind(None, *args, **kwargs)  # self would hold itself
+            except TypeError:  # as the call below does, with Python's own words
+                init(self, *args, **kwargs)
+                raise
+        init(self, *args, **kwargs)
+
+    return cast("_Init", recording_init)
+
+
+class DataParallelTrainer:
+    """Runs one function on every worker of a group.
+
+    Args:
+        train_loop_per_worker: the train function; it takes no argument, or the config.
+        train_loop_config: what to pass to it.
+        backend_config: what sets the framework up around it: a configuration, a backend, or the name of an
+            installed one such as ``"torch"``; None for nothing.
+        scaling_config: how many workers, with what.
+        run_config: where results are kept, how the run is watched, and when it ends.
+        datasets: by name, what each worker gets a part of with :func:`~drivetrain.get_dataset_shard`: a path to
+            Parquet, CSV, JSON or Arrow files (or a list of them), a pandas or polars data frame, a pyarrow table or
+            dataset, a Hugging Face or Ray dataset, a dict of arrays, or a function that returns one of these.
+        dataset_config: which of them are split, and how.
+        metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back; values
+            that JSON knows, or bytes.
+        resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run.
+
+    Raises:
+        ConfigurationError: an argument is of the wrong type, or the function cannot be called as described.
+        PluginError: the backend is not installed, or does not load.
+
+    Example:
+        >>> import drivetrain
+        >>> def train_func(config):
+        ...     for epoch in range(config["epochs"]):
+        ...         drivetrain.report({"epoch": epoch})
+        >>> trainer = DataParallelTrainer(
+        ...     train_func,
+        ...     train_loop_config={"epochs": 3},
+        ...     scaling_config=ScalingConfig(num_workers=2),
+        ...     run_config=RunConfig(verbose=0),
+        ... )
+        >>> trainer.fit().metrics["epoch"]
+        2
+    """
+
+    _default_backend: ClassVar[type[BackendConfig]] = BackendConfig
+    _backend_argument: ClassVar[str] = "backend_config"
+    _all_values: ClassVar[bool] = False  # Result.return_value is the list of all ranks' values
+    _given: inspect.BoundArguments
+    _trial: Trial | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            type.__setattr__(cls, "__init__", _recording(vars(cls)["__init__"]))
+
+    @_recording
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        backend_config: BackendConfig | Backend | str | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+    ) -> None:
+        _check_function(train_loop_per_worker)
+        _check_optional("train_loop_config", train_loop_config, Mapping)
+        _check_optional("scaling_config", scaling_config, ScalingConfig)
+        _check_optional("run_config", run_config, RunConfig)
+        _check_optional("datasets", datasets, Mapping)
+        _check_optional("dataset_config", dataset_config, DataConfig)
+        _check_optional("metadata", metadata, Mapping)
+        _check_optional("resume_from_checkpoint", resume_from_checkpoint, Checkpoint)
+        try:
+            metadata_json(dict(metadata or {}))
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"metadata wants values that JSON knows, or bytes: {error}") from error
+        self._function = train_loop_per_worker
+        self._config = None if train_loop_config is None else dict(train_loop_config)
+        self._given_backend = backend_config
+        self._backend = resolve_backend(self._default_backend() if backend_config is None else backend_config)
+        self._scaling = scaling_config or ScalingConfig()
+        self._run_config = run_config or RunConfig()
+        self._datasets = dict(datasets or {})
+        self._data_config = dataset_config or DataConfig()
+        self._metadata = dict(metadata or {})
+        self._resume_from = resume_from_checkpoint
+        frequency, at_end = (
+            self._run_config.checkpoint_config.checkpoint_frequency,
+            self._run_config.checkpoint_config.checkpoint_at_end,
+        )
+        if frequency or at_end:
+            raise ConfigurationError(
+                f"CheckpointConfig(checkpoint_frequency={frequency}, checkpoint_at_end={at_end}) is for trainers that "
+                "own the training loop, and here the train function does: call report(..., checkpoint=...) in it"
+            )
+
+    def _repr_html_(self) -> str:
+        facts = self._facts()
+        rows = {
+            "train function": facts["train_function"],
+            "config": facts["train_loop_config"],
+            "backend": type(self._backend).__name__,
+            "datasets": ", ".join(self._datasets) or "none",
+        }
+        configs = (self._scaling, self._run_config, self._run_config.failure_config, self._run_config.checkpoint_config)
+        return as_table(type(self).__name__, rows) + "".join(config._repr_html_() for config in configs)
+
+    def fit(self, *, raise_on_failure: bool = True) -> Result:
+        """Runs the train function to its end on every worker, and waits for it.
+
+        Args:
+            raise_on_failure: False has the :class:`~drivetrain.TrainingFailedError` of a training that failed be
+                the result's ``error`` instead; whatever keeps it from being started is raised all the same.
+
+        Returns:
+            The result; everything in it is on storage as well.
+
+        Raises:
+            TrainingFailedError: a worker or a callback failed and no retry was left; ``__cause__`` is the root cause.
+            ConfigurationError: the configs ask for what cannot be; nothing was started.
+            ResourceError: more is asked for than exists, or becomes free in time.
+            PluginError: the runtime or a callback is not installed, or does not load; nothing was started.
+            SerializationError: the train function or its config cannot be pickled; nothing was started.
+            RunExistsError: a run of that name exists, and resuming was not asked for; it was left as it is.
+            RunInUseError: another driver is working on the run.
+            StorageError: the run directory cannot be written.
+            CallbackError: a callback raised in ``on_run_end``, after a training that succeeded.
+            KeyboardInterrupt: Ctrl-C; every worker has ended. The first one lets a train function that asks
+                :func:`~drivetrain.get_preemption_info` save and return, the second does not.
+            SystemExit: SIGTERM, likewise.
+        """
+        interrupts = Interrupts()
+        try:
+            with interrupts.from_signals():
+                return self._run(interrupts, raise_on_failure)
+        finally:
+            interrupts.close()
+
+    def start(self, *, raise_on_failure: bool = True) -> RunHandle:
+        """Like :meth:`fit` in a thread of its own, so that this one can go on: to do something else, or to cancel it.
+
+        Args:
+            raise_on_failure: see :meth:`fit`.
+
+        Returns:
+            What the run can be waited for with, and cancelled.
+
+        Example:
+            >>> import drivetrain
+            >>> run = DataParallelTrainer(
+            ...     lambda: drivetrain.report({"step": 1}),
+            ...     scaling_config=ScalingConfig(num_workers=2),
+            ...     run_config=RunConfig(verbose=0),
+            ... ).start()
+            >>> run.result().metrics["step"]
+            1
+        """
+        return RunHandle(lambda interrupts: self._run(interrupts, raise_on_failure))
+
+    def as_trainable(self, *, autoscaling: bool = False) -> Callable[[dict[str, Any]], None]:
+        """What ``ray.tune.Tuner`` and ``ray.tune.run`` take to try this trainer with other arguments.
+
+        A trial's ``param_space`` has the names of this trainer's arguments, and is merged with what it was made with.
+        Each trial reserves the resources of its workers and of ``trainer_resources`` together, and its run has a
+        directory in the trial's. Needs ``pip install "drivetrain[ray-tune]"``; for a search without Ray see
+        :class:`drivetrain_tune.Tuner`.
+
+        Args:
+            autoscaling: the cluster gets nodes when they are wanted, so that a trial may want more than there is now.
+
+        Raises:
+            PluginNotFoundError: Ray Tune is not installed.
+            SerializationError: an argument of the trainer cannot be sent to a trial.
+
+        Example:
+            One of three learning rates::
+
+                from ray import tune
+
+                space = {"train_loop_config": {"lr": tune.grid_search([0.1, 0.01, 0.001])}}
+                tune.Tuner(trainer.as_trainable(), param_space=space).fit()
+        """
+        return trainable_of(self, autoscaling=autoscaling)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments that it was made with, by name."""
+        given: dict[str, Any] = {}
+        for name, value in list(self._given.arguments.items())[1:]:
+            kind = self._given.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                given.update(value)
+            elif kind is not inspect.Parameter.VAR_POSITIONAL:
+                given[name] = value
+        return given
+
+    @property
+    def known_arguments(self) -> frozenset[str] | None:
+        """The names of the arguments that it takes; None for any."""
+        parameters = list(self._given.signature.parameters.values())[1:]
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            return None
+        return frozenset(parameter.name for parameter in parameters)
+
+    def vary(self, changes: Mapping[str, Any], *, trial: Trial | None = None, **replaced: Any) -> Self:
+        """Another trainer, made as this one was but for some arguments.
+
+        Args:
+            changes: arguments by name. Mappings are merged with what this one was made with, also where that is a
+                configuration.
+            trial: the place of its run in a search for hyperparameters.
+            replaced: arguments that are not merged, but take the place of those of this one.
+
+        Raises:
+            ConfigurationError: an argument is unknown, or not as the trainer wants it.
+
+        Example:
+            >>> trainer = DataParallelTrainer(print, train_loop_config={"lr": 0.1, "epochs": 3})
+            >>> trainer.vary({"train_loop_config": {"lr": 0.2}}).given["train_loop_config"]
+            {'lr': 0.2, 'epochs': 3}
+        """
+        from drivetrain._driver.arguments import check_param_space, merge_arguments
+
+        check_param_space(changes, self.known_arguments)
+        positional = [
+            each
+            for name, value in self._given.arguments.items()
+            if self._given.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            for each in value
+        ]
+        varied = type(self)(*positional, **{**merge_arguments(self.given, changes), **replaced})
+        varied._trial = trial
+        return varied
+
+    def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
+        runtime = resolve_runtime(self._scaling, required=required_runtime(self._datasets))
+        function = pickle_function(self._function, self._config, runtime.reduce)
+        runtime.validate(self._scaling)
+        check_runtime(self._datasets, runtime.name)
+        datasets = self._data_config.open(self._datasets)
+        callbacks = make_callbacks(self._run_config)
+        if self._resume_from is not None and not self._resume_from.exists():
+            raise ConfigurationError(
+                f"resume_from_checkpoint wants a checkpoint that exists, found no directory at {self._resume_from.path}"
+            )
+        if not runtime.in_driver:
+            require_shared(self._run_config)
+        with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file()) as opened:
+            try:
+                return self._fit(opened, function, datasets, runtime, callbacks, interrupts)
+            except TrainingFailedError as error:
+                if raise_on_failure:
+                    raise
+                return Result(metrics=last_metrics(opened.storage), storage=opened.storage, error=error)
+
+    def _split(
+        self, datasets: Mapping[str, Any], workers: Sequence[WorkerInfo], checkpoint: Checkpoint | None
+    ) -> list[dict[str, Any]]:
+        positions = checkpoint.get_metadata().get(POSITIONS) if datasets and checkpoint is not None else None
+        options: dict[str, Any] = {"positions": positions} if positions else {}
+        if any(map(callable, datasets.values())) or required_runtime(datasets) is not None:
+            options["resources"] = replace(self._scaling, num_workers=len(workers)).total_resources
+        nodes = [worker.node_id for worker in workers]
+        return self._data_config.configure(datasets, len(workers), None, nodes, **options)
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any] | None = None,
+        *,
+        storage_filesystem: Any | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """A trainer that continues a run: what it was made with comes from the run's directory.
+
+        ``fit()`` goes on from the run's latest committed checkpoint, in its directory, with its metrics files.
+
+        Args:
+            path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
+            train_loop_per_worker: the train function, if it is not to be the stored one.
+            storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
+            arguments: the trainer's other arguments, each in place of the stored one. The name, the storage path and
+                the resume mode of a ``run_config`` are those of the run. ``datasets`` are not stored: give them again.
+
+        Raises:
+            StorageError: there is no run, or not what it was made with.
+            ConfigurationError: an argument is of the wrong type.
+            SerializationError: something stored cannot be loaded here; give it anew.
+        """
+        stored = TrainerFile.read(path, storage_filesystem)
+        if train_loop_per_worker is not None:
+            arguments["train_loop_per_worker"] = train_loop_per_worker
+        known = ("train_loop_config", "scaling_config", "run_config", "metadata", cls._backend_argument)
+        values = stored.load({"train_loop_per_worker", *known} - arguments.keys())
+        values.update(arguments)
+        where = os.fspath(path)
+        values["run_config"] = replace(
+            values.get("run_config") or RunConfig(),
+            name=None,
+            storage_path=None,
+            storage_filesystem=storage_filesystem,
+            resume=where
+            if storage_filesystem is not None or "://" in where
+            else os.path.abspath(os.path.expanduser(where)),
+        )
+        return cls(**values)
+
+    @classmethod
+    def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any | None = None) -> bool:
+        """Whether there is a run in that directory that :meth:`restore` can continue.
+
+        Args:
+            path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
+            storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
+
+        Raises:
+            ConfigurationError: the path is on a storage that cannot be used.
+            StorageError: the storage cannot be read.
+        """
+        return TrainerFile.exists(path, storage_filesystem)
+
+    def _fit(
+        self,
+        opened: OpenRun,
+        function: bytes,
+        datasets: Mapping[str, Any],
+        runtime: Runtime,
+        callbacks: list[Callback],
+        interrupts: Interrupts,
+    ) -> Result:
+        storage, checkpoints = opened.storage, opened.checkpoints
+        run = Run(
+            name=opened.name,
+            id=opened.id,
+            path=opened.directory,
+            location=storage.root,
+            storage=storage,
+            scaling_config=self._scaling,
+            run_config=self._run_config,
+            train_loop_config=self._config,
+            console=opened.console,
+            trial=self._trial,
+        )
+        dispatcher = Callbacks(callbacks, run)
+        controller = Controller(
+            run=run,
+            runtime=runtime,
+            backend=self._backend,
+            function=function,
+            storage=storage,
+            checkpoints=checkpoints,
+            resume_from=self._resume_from,
+            callbacks=dispatcher,
+            policy=self._run_config.failure_config.policy or RetryBudget(self._run_config.failure_config),
+            metadata=self._metadata,
+            interrupts=interrupts,
+            shards=lambda workers, checkpoint: self._split(datasets, workers, checkpoint),
+            start=opened.start,
+            last_index=opened.last_index,
+            all_values=self._all_values,
+        )
+        error: BaseException | None = None
+        try:
+            dispatcher.call("on_run_start")
+            with listen(run.id, lambda question: controller.describe()):
+                outcome = controller.run()
+        except RunFailed as failed:
+            error = self._explain(failed, run, storage)
+        except (CallbackError, StorageError) as raised:
+            error = self._explain(RunFailed(controller_failure(raised)), run, storage)
+        except BaseException as raised:
+            error = raised
+        finally:
+            checkpoints.close()
+        unheard = dispatcher.close("on_run_end", error)
+        if error is None and unheard is None:
+            opened.push()
+            metrics = outcome.metrics if outcome.metrics is not None else last_metrics(storage)
+            values = outcome.return_values
+            return Result(metrics=metrics, storage=storage, return_value=values if self._all_values else values[0])
+        if error is not None and unheard is not None:
+            run.console.print(f"{run.name}: {unheard}", error=True)
+        error = error or unheard
+        assert error is not None
+        if isinstance(error, TrainingFailedError) and self._run_config.failure_config.fail_fast == "raise":
+            error = error.__cause__ or error
+        raise error
+
+    def _facts(self) -> dict[str, Any]:
+        """What ``run.json`` says about the configuration."""
+        return {
+            "trainer": type(self).__name__,
+            "train_function": getattr(self._function, "__qualname__", type(self._function).__qualname__),
+            "scaling_config": repr(self._scaling),
+            "run_config": redact(repr(self._run_config)),
+            "train_loop_config": repr(self._config),
+        }
+
+    def _trainer_file(self) -> TrainerFile:
+        """What :meth:`restore` makes a trainer from; a filesystem object may hold credentials, and is left out."""
+        return TrainerFile.of(
+            pickled={"train_loop_per_worker": dumps(self._function), "train_loop_config": dumps(self._config)},
+            values={
+                "scaling_config": self._scaling,
+                "run_config": replace(self._run_config, storage_filesystem=None),
+                "metadata": self._metadata,
+                self._backend_argument: self._given_backend,
+            },
+        )
+
+    def _explain(self, failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedError:
+        """The error for the user, which is also written to the run directory."""
+        failure = failed.failure
+        lines = [f"{failure.summary} [{failure.kind.value}]", *failed.notes]
+        numbered = list(enumerate(failed.history, start=1))
+        lines += [f"attempt {number} had ended so: {before.summary}" for number, before in numbered[-_ATTEMPTS_TOLD:]]
+        lines.append(f"run directory: {storage.root}")
+        if failure.log_tail:
+            lines.append(f"the last lines of its log:\n{failure.log_tail}")
+        message = "\n  ".join(lines)
+        error = TrainingFailedError(message, kind=failure.kind, rank=failure.rank)
+        error.__cause__ = failure.exception
+        record = {
+            "message": message,
+            **failure.record(),
+            "others": failed.notes,
+            "earlier_attempts": [earlier.record() for earlier in failed.history],
+        }
+        try:
+            storage.write_bytes(ERROR_FILE, json.dumps(record, indent=2).encode())
+            storage.write_bytes("error.txt", "".join(traceback.format_exception(error)).encode())
+        except StorageError as unwritten:
+            run.console.print(f"{run.name}: {unwritten}", error=True)
+        return error
+
+
+def trainable_of(
+    trainer: DataParallelTrainer, *, argument: str | None = None, autoscaling: bool = False
+) -> Callable[[dict[str, Any]], None]:
+    """A trainer as a trainable of Ray Tune, which a plugin makes.
+
+    Args:
+        trainer: the trainer.
+        argument: the one of its arguments that a trial's config is; None where the config has arguments by name.
+        autoscaling: see :meth:`DataParallelTrainer.as_trainable`.
+    """
+    make = load_plugin("trainable", "ray-tune")
+    made: Callable[[dict[str, Any]], None] = make(trainer, argument=argument, autoscaling=autoscaling)
+    return made
+
+
+def _check_optional(name: str, value: object, kind: type[Any]) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigurationError(f"{name} wants a {kind.__name__}, found {value!r}")
+
+
+def _check_function(function: object) -> None:
+    if not callable(function):
+        raise ConfigurationError(f"train_loop_per_worker wants a function, found {function!r}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+    only_by_keyword = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if len(required) > 1 or only_by_keyword:
+        name = getattr(function, "__qualname__", repr(function))
+        raise ConfigurationError(
+            "train_loop_per_worker wants no argument, or the config as the only required one, found "
+            f"{name}{signature}: put the other values into train_loop_config"
+        )

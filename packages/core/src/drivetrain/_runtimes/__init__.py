@@ -1,0 +1,1 @@
+"""Where workers run: in this process, on this machine, or on a cluster."""

@@ -1,0 +1,146 @@
+"""No workers: the train function runs in this process, on this thread, so that ``breakpoint()`` works as usual."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from drivetrain._base.interrupts import Interrupts
+from drivetrain._hooks.context import WorkerInfo
+from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
+from drivetrain._runtimes.resources import partition_gpus, visible_gpus
+from drivetrain._wire.events import Event
+from drivetrain._wire.task import TrainTask
+from drivetrain._worker.execute import execute
+from drivetrain._worker.preemption import Preemption
+from drivetrain._worker.stacks import own_stacks
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.config import ScalingConfig
+
+__all__ = ["InProcessRuntime"]
+
+T = TypeVar("T")
+
+
+class _Unwind(BaseException):
+    """Leaves the train function after the controller has raised inside one of its reports."""
+
+
+class InProcessGroup:
+    """A group of this process alone."""
+
+    def __init__(self, gpus: tuple[str, ...], interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        self._preemption: Preemption | None = None
+        self.workers = (
+            WorkerInfo(
+                rank=0,
+                local_rank=0,
+                node_rank=0,
+                node_id="localhost",
+                hostname=socket.gethostname(),
+                ip="127.0.0.1",
+                pid=os.getpid(),
+                accelerator_ids=gpus,
+            ),
+        )
+        self._task: TrainTask | None = None
+
+    def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
+        """Calls the function."""
+        return [fn(*args)] if ranks is None or 0 in ranks else []
+
+    def train(self, tasks: Sequence[TrainTask]) -> None:
+        """Takes the task; :meth:`pump` runs it."""
+        self._task = tasks[0]
+
+    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+        """Runs the train function to its end, delivering events from inside it."""
+        assert self._task is not None
+        task, self._task = self._task, None
+        raised: list[BaseException] = []
+
+        def take_turn(event: Event | None = None) -> None:
+            if raised:  # the train function has caught what was to end it
+                raise _Unwind
+            try:
+                self._interrupts.act()
+                if event is not None:
+                    deliver(event)
+            except BaseException as error:
+                raised.append(error)
+                raise _Unwind from None
+
+        self._preemption = Preemption(0, take_turn, take_turn)
+        with contextlib.suppress(_Unwind):
+            execute(task, take_turn, self._preemption, in_driver=True)
+        if raised:
+            raise raised[0]
+
+    def _never(self, *arguments: Any, **named: Any) -> Any:
+        """This process is not lost while it drives the run."""
+        raise NotImplementedError
+
+    replace = renumber = woken_by = _never
+
+    def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
+        """See :meth:`drivetrain.plugin.Group.preempt`."""
+        if self._preemption is not None and 0 in ranks:
+            getattr(self._preemption, what)(*arguments)
+
+    def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
+        """Those of this process; somebody on another thread wants to know."""
+        return dict.fromkeys(ranks, own_stacks())
+
+    def rest(self) -> bool:
+        """There is nothing to keep: this process stays anyway."""
+        return False
+
+    def renew(self, spec: GroupSpec) -> bool:
+        """See :meth:`rest`."""
+        return False
+
+
+class InProcessRuntime(Runtime):
+    """Runs the train function in the calling process."""
+
+    name = "inprocess"
+    in_driver = True
+
+    def validate(self, scaling: ScalingConfig) -> None:
+        """Refuses more workers than this process can be, and more GPUs than this machine has."""
+        if scaling.max_workers > 1:
+            raise ConfigurationError(
+                f'the "inprocess" runtime wants num_workers 0 or 1, found {scaling.num_workers}: use runtime="local"'
+            )
+        _own_gpus(scaling)
+
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
+        """This process is one worker."""
+        return 1
+
+    @contextlib.contextmanager
+    def launch(self, spec: GroupSpec) -> Iterator[InProcessGroup]:
+        """Sets the rank variables for the time of the run, and puts back what was there."""
+        group = InProcessGroup(_own_gpus(spec.scaling), spec.interrupts)
+        variables = rank_environment(group.workers[0], world_size=1, local_world_size=1)
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield group
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def _own_gpus(scaling: ScalingConfig) -> tuple[str, ...]:
+    return partition_gpus(dataclasses.replace(scaling, num_workers=1), visible_gpus())[0]

@@ -1,0 +1,91 @@
+"""Copying files into a run directory on a local filesystem, to which several ranks may write at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from collections.abc import Sequence
+
+from drivetrain._storage.filesystem import copy_range
+from drivetrain.errors import StorageError
+
+__all__ = ["Claims", "copy_files", "copy_part", "duplicates_of", "same_content"]
+
+
+class Claims:
+    """The files that one copy creates in a directory, several ranks' copies going there.
+
+    Those of a copy that fails are withdrawn: the rank may try again, and would take them for another rank's.
+    """
+
+    def __init__(self, target: str, rank: int) -> None:
+        self.target = target
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._withdrawn = False
+        self._paths: list[str] = []
+
+    def claim(self, relative: str, mode: int) -> int:
+        """Creates and opens a file, or one under the rank's own directory if another rank was first."""
+        mode = stat.S_IMODE(mode) | stat.S_IWUSR
+        path = os.path.join(self.target, relative)
+        with self._lock:
+            if self._withdrawn:
+                raise StorageError("given up, as another piece failed")
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            except FileExistsError:
+                path = os.path.join(self.target, duplicates_of(self._rank), relative)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            self._paths.append(path)
+        return descriptor
+
+    def withdraw(self) -> None:
+        """Deletes what was created, and has nothing more be."""
+        with self._lock:
+            self._withdrawn = True
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def copy_files(batch: Sequence[tuple[str, str, int]], claims: Claims) -> None:
+    for origin, relative, mode in batch:
+        source = os.open(origin, os.O_RDONLY)
+        try:
+            copy = claims.claim(relative, mode)
+            try:
+                copy_range(source, copy, 0, os.fstat(source).st_size)
+            finally:
+                os.close(copy)
+        finally:
+            os.close(source)
+
+
+def copy_part(origin: str, destination: str, start: int, count: int) -> None:
+    source = os.open(origin, os.O_RDONLY)
+    try:
+        copy = os.open(destination, os.O_WRONLY)
+        try:
+            copy_range(source, copy, start, count)
+        finally:
+            os.close(copy)
+    finally:
+        os.close(source)
+
+
+def duplicates_of(rank: int) -> str:
+    return f".rank_{rank}"
+
+
+def same_content(one: str, other: str, block_bytes: int = 1 << 20) -> bool:
+    if os.path.getsize(one) != os.path.getsize(other):
+        return False
+    with open(one, "rb") as left, open(other, "rb") as right:
+        while block := left.read(block_bytes):
+            if block != right.read(block_bytes):
+                return False
+    return True

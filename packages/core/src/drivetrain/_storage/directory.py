@@ -1,0 +1,466 @@
+"""The run directory, wherever it is: put, get, list, delete and atomic write."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import os
+import posixpath
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from drivetrain._base.crashpoints import reach
+from drivetrain._storage.copying import Claims, copy_files, copy_part, duplicates_of, same_content
+from drivetrain._storage.filesystem import (
+    CHUNK_BYTES,
+    Filesystem,
+    StoredFile,
+    checksum,
+    data_ranges,
+    flush_to_disk,
+    walk_entries,
+    walk_local,
+)
+from drivetrain._storage.layout import RUN_FILE
+from drivetrain._storage.remote import locate
+from drivetrain._storage.transfer import Job, Limits, explain, run_jobs
+from drivetrain.errors import CheckpointError, StorageError
+
+__all__ = ["Storage", "open_storage", "quick", "runs_location"]
+
+_BATCH_FILES = 64
+_PROBE_S = 30.0
+
+
+class Storage:
+    """A directory tree on some filesystem; every name given to its methods is relative to ``root``.
+
+    Args:
+        filesystem: what it is on.
+        root: its path there.
+        limits: the bounds of its transfers.
+    """
+
+    def __init__(self, filesystem: Filesystem, root: str, limits: Limits | None = None) -> None:
+        self.filesystem = filesystem
+        self.root = root
+        self.limits = limits or Limits()
+
+    def __repr__(self) -> str:
+        return f"Storage({self.filesystem!r}, {self.root!r})"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine's filesystem, or mounted there."""
+        return self.filesystem.is_local
+
+    def path(self, *parts: str) -> str:
+        """The path of something in the storage, on its filesystem."""
+        return posixpath.join(self.root, *filter(None, parts))
+
+    def exists(self, name: str) -> bool:
+        """Whether a file or directory of that name is there."""
+        return bool(self.call(f"look for {name}", lambda: self.filesystem.exists(self.path(name))))
+
+    def read_bytes(self, name: str) -> bytes | None:
+        """The content of a file, or None where there is none."""
+
+        def read() -> bytes | None:
+            try:
+                return self.filesystem.read_bytes(self.path(name))
+            except FileNotFoundError:
+                return None
+
+        data: bytes | None = self.call(f"read {name}", read)
+        return data
+
+    def write_bytes(
+        self, name: str, data: bytes, *, durable: bool = True, midway: Callable[[], None] | None = None
+    ) -> None:
+        """Replaces a file atomically.
+
+        Args:
+            name: the file.
+            data: its new content.
+            durable: it is on the disk when this returns, and so survives a power failure.
+            midway: called when everything is written, and before anybody can see it.
+        """
+        self.call(
+            f"write {name}",
+            lambda: self.filesystem.write_bytes(self.path(name), data, durable=durable, midway=midway),
+        )
+
+    def flush_to_disk(self, name: str) -> None:
+        """Has a local directory survive a power failure, with all files in it."""
+        if not self.is_local:
+            return
+        with contextlib.suppress(OSError):  # another driver's business by now
+            directories = {self.path(name)}
+            for relative, _ in walk_local(self.path(name)):
+                flush_to_disk(self.path(name, relative))
+                directories.add(os.path.dirname(self.path(name, relative)))
+            for directory in [*directories, self.root]:
+                flush_to_disk(directory)
+
+    def list_names(self, name: str = "") -> tuple[list[str], list[str]]:
+        """The names of the directories and of the files directly in a directory, each sorted."""
+        found: tuple[list[str], list[str]] = self.call(
+            f"list {name or 'the run'}", lambda: self.filesystem.list_names(self.path(name))
+        )
+        return found
+
+    def walk(self, name: str) -> dict[str, int]:
+        """The size in bytes of each file under a directory, by relative path."""
+        found: dict[str, int] = self.call(f"list {name}", lambda: self.filesystem.walk(self.path(name)))
+        return found
+
+    def delete(self, name: str) -> None:
+        """Deletes a file or a directory tree; nothing happens where there is none."""
+        self.call(f"delete {name}", lambda: self.filesystem.delete(self.path(name)))
+
+    def require_run(self, run_id: str, start: int | None = None) -> None:
+        """Makes sure that this is the run's directory also as this process, maybe on another node, sees it.
+
+        Args:
+            run_id: the id that the driver has written into the directory.
+            start: how many drivers have worked on the run, the worker's own included; None for whatever it is.
+
+        Raises:
+            StorageError: it is not, or another driver has taken the run over.
+        """
+        facts = json.loads(self.read_bytes(RUN_FILE) or b"{}")
+        if facts.get("id") != run_id:
+            raise StorageError(
+                f"the run directory {self.root} is not the driver's on {socket.gethostname()}: a run on several nodes "
+                "wants a storage_path that all of them share, such as a network filesystem or a bucket"
+            )
+        if start is not None and facts.get("starts") != start:
+            raise StorageError(
+                f"the run directory {self.root} has been taken over by another driver: this worker's run is over"
+            )
+
+    def put_directory(
+        self, source: str, name: str, *, rank: int = 0, give_away: bool = False, checksums: bool = False,
+        polite: bool = False,
+    ) -> dict[str, StoredFile]:  # fmt: skip
+        """Stores the files of a local directory in the directory ``name``, where other ranks may put theirs too.
+
+        On a local filesystem, a file that another rank has put already is stored under ``.rank_<rank>/`` instead;
+        whoever commits the directory settles what that means (:func:`settle_duplicates`). Elsewhere the last one
+        stays, and the checksums, which are always taken there, tell.
+
+        Args:
+            source: the local directory.
+            name: the directory in the storage; it is made where it is missing.
+            rank: the rank on whose behalf the files are put.
+            give_away: the files may be moved instead of copied.
+            checksums: take checksums also of local copies.
+            polite: give way to the threads that train.
+
+        Returns:
+            What is known of each file, by its path relative to ``source`` with forward slashes.
+
+        Raises:
+            CheckpointError: ``source`` is no directory, or has no files.
+            StorageError: a file could not be stored.
+        """
+        if not os.path.isdir(source):
+            raise CheckpointError(
+                f"a checkpoint wants a directory that exists, found none at {source}: write the files before reporting"
+            )
+        found = dict(walk_local(source))
+        if not found:
+            raise CheckpointError(
+                f"a checkpoint wants a directory with at least one file, found {source} empty: "
+                "write the files before reporting"
+            )
+        limits = replace(self.limits, polite=polite)
+        reach("before upload")
+        try:
+            if not self.is_local:
+                stored = self._upload(source, name, found, limits)
+            elif give_away and self._take_over(source, name):
+                stored = _describe(self.path(name), found, checksums)
+            else:
+                stored = self._copy(source, name, found, rank, checksums, limits)
+        except OSError as error:
+            raise StorageError(
+                f"cannot store the checkpoint {source} in {self.path(name)}: {explain(error)}"
+            ) from error
+        reach("after upload")
+        return stored
+
+    def settle_duplicates(self, name: str, files: Mapping[int, Mapping[str, StoredFile]]) -> None:
+        """Drops the files that several ranks put with the same content.
+
+        Args:
+            name: the directory that the ranks put their files into.
+            files: what :meth:`put_directory` returned, by rank.
+
+        Raises:
+            CheckpointError: two ranks put different content under one path; the message names the path and ranks.
+        """
+        first: dict[str, StoredFile] = {}
+        for rank in sorted(files):
+            for relative, facts in files[rank].items():
+                other = first.setdefault(relative, facts)
+                if other.size != facts.size or (other.crc32 or facts.crc32) != (facts.crc32 or other.crc32):
+                    raise _collision(name, relative, files)
+        if not self.is_local:
+            return
+        for rank in sorted(files):
+            duplicates = self.path(name, duplicates_of(rank))
+            if not os.path.isdir(duplicates):
+                continue
+            for relative, _ in walk_local(duplicates):
+                own, first_one = os.path.join(duplicates, relative), self.path(name, relative)
+                if not os.path.lexists(first_one):  # of a rank that could not store it in the end
+                    os.makedirs(os.path.dirname(first_one), exist_ok=True)
+                    os.rename(own, first_one)
+                elif not same_content(own, first_one):
+                    raise _collision(name, relative, files)
+            self.filesystem.delete(duplicates)
+
+    def find_damage(self, name: str, files: Mapping[str, StoredFile], *, checksums: bool = False) -> str | None:
+        """What is wrong with a stored directory, in words; None where every file is there and as long as it was.
+
+        Args:
+            name: the directory.
+            files: what it should hold.
+            checksums: also read local files whose checksum is known.
+        """
+        sizes = self.walk(name)
+        for relative, facts in files.items():
+            if relative not in sizes:
+                return f"{self.path(name, relative)} is missing"
+            if sizes[relative] != facts.size:
+                return f"{self.path(name, relative)} has {sizes[relative]} bytes instead of {facts.size}"
+            known = facts.crc32 if checksums and self.is_local else None
+            if known is not None and checksum(self.path(name, relative)) != known:
+                return f"{self.path(name, relative)} has other content than was stored (CRC-32)"
+        return None
+
+    def get_directory(
+        self, name: str, target: str, *, files: Mapping[str, StoredFile] | None = None,
+        include: Sequence[str] | None = None, exclude: Sequence[str] | None = None,
+    ) -> list[str]:  # fmt: skip
+        """Copies the files of a directory, or some of them, into a local directory.
+
+        Args:
+            name: the directory in the storage.
+            target: the local directory; made where it is missing.
+            files: what is known of the files; their sizes, and checksums where there are, are checked.
+            include: patterns of the paths to copy; a pattern that a directory matches stands for all in it.
+            exclude: patterns of the paths to leave out.
+
+        Returns:
+            The relative paths that were copied.
+
+        Raises:
+            StorageError: a file could not be copied, or is not what it should be.
+        """
+
+        def is_wanted(relative: str) -> bool:
+            return (not include or _matches(relative, include)) and not (exclude and _matches(relative, exclude))
+
+        sizes = {relative: size for relative, size in self.walk(name).items() if is_wanted(relative)}
+        for relative in files or ():
+            if relative not in sizes and is_wanted(relative):
+                raise CheckpointError(f"{self.path(name, relative)} is missing: use another checkpoint")
+        jobs: list[Job] = []
+        os.makedirs(target, exist_ok=True)
+        made: set[str] = set()
+        for relative, size in sorted(sizes.items(), key=lambda item: -item[1]):
+            local = os.path.join(target, relative)
+            _make_parent(local, made)
+            with open(local, "wb") as file:
+                file.truncate(size)
+            for start, count in self._ranges(name, relative, size):
+                jobs.append(Job(relative, partial(self._get_range, relative, name, local, start, count)))
+        what = f"download of {self.path(name)}"
+        run_jobs(jobs, what=what, limits=self.limits, in_thread=not self.is_local or len(jobs) > 4)
+        for relative, facts in (files or {}).items():
+            if relative not in sizes:
+                continue
+            local = os.path.join(target, relative)
+            if sizes[relative] != facts.size or (facts.crc32 is not None and checksum(local) != facts.crc32):
+                raise CheckpointError(
+                    f"{self.path(name, relative)} wants {facts.size} bytes with the checksum that they were stored "
+                    f"with, found {sizes[relative]} bytes: the file is damaged, use another checkpoint"
+                )
+        return sorted(sizes)
+
+    def _ranges(self, name: str, relative: str, size: int) -> Sequence[tuple[int, int]]:
+        """The pieces of a file that are worth copying: a big local one may have holes."""
+        if self.is_local and size > CHUNK_BYTES:
+            with open(self.path(name, relative), "rb", buffering=0) as file:
+                return list(data_ranges(file.fileno(), size, os.fstat(file.fileno()).st_blocks * 512))
+        return [(start, min(CHUNK_BYTES, size - start)) for start in range(0, size, CHUNK_BYTES)]
+
+    def _get_range(self, relative: str, name: str, local: str, start: int, count: int) -> None:
+        descriptor = os.open(local, os.O_WRONLY)
+        try:
+            self.filesystem.get_range(self.path(name, relative), descriptor, start, count)
+        finally:
+            os.close(descriptor)
+
+    def _upload(
+        self, source: str, name: str, found: Mapping[str, os.stat_result], limits: Limits
+    ) -> dict[str, StoredFile]:
+        order = sorted(found, key=lambda relative: -found[relative].st_size)
+        jobs = [
+            Job(relative, partial(self.filesystem.put_file, os.path.join(source, relative), self.path(name, relative)))
+            for relative in order
+        ]
+        what = f"upload of {self.path(name)}"
+        stored = dict(zip(order, run_jobs(jobs, what=what, limits=limits), strict=True))
+        if (damage := self.find_damage(name, stored)) is not None:
+            raise StorageError(f"{what} is not complete: {damage}")
+        return stored
+
+    def _take_over(self, source: str, name: str) -> bool:
+        """Moves a directory as a whole, if that is possible and means the same as copying it."""
+        if has_links(source):
+            return False
+        target = self.path(name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        try:
+            os.rename(source, target)
+        except OSError:  # another filesystem, or another rank's files are there
+            return False
+        with contextlib.suppress(OSError):  # a temporary directory is its owner's alone
+            os.chmod(target, stat.S_IMODE(os.stat(self.root).st_mode))
+        return True
+
+    def _copy(
+        self, source: str, name: str, found: Mapping[str, os.stat_result], rank: int, checksums: bool, limits: Limits
+    ) -> dict[str, StoredFile]:
+        claims = Claims(self.path(name), rank)
+        try:
+            self._copy_claimed(source, found, claims, limits)
+        except BaseException:
+            claims.withdraw()
+            raise
+        return _describe(source, found, checksums)
+
+    def _copy_claimed(self, source: str, found: Mapping[str, os.stat_result], claims: Claims, limits: Limits) -> None:
+        target = claims.target
+        made: set[str] = set()
+        jobs: list[Job] = []
+        batch: list[tuple[str, str, int]] = []
+        for relative, status in found.items():
+            origin = os.path.join(source, relative)
+            _make_parent(os.path.join(target, relative), made)
+            if status.st_size <= CHUNK_BYTES:
+                batch.append((origin, relative, status.st_mode))
+                if len(batch) == _BATCH_FILES:
+                    jobs.append(Job(relative, partial(copy_files, batch, claims)))
+                    batch = []
+                continue
+            descriptor = claims.claim(relative, status.st_mode)
+            try:
+                os.truncate(descriptor, status.st_size)
+                destination = os.readlink(f"/proc/self/fd/{descriptor}")
+            finally:
+                os.close(descriptor)
+            with open(origin, "rb", buffering=0) as file:
+                for start, count in data_ranges(file.fileno(), status.st_size, status.st_blocks * 512):
+                    jobs.append(Job(relative, partial(copy_part, origin, destination, start, count)))
+        if batch:
+            jobs.append(Job(batch[0][1], partial(copy_files, batch, claims)))
+        limits = replace(limits, threads=min(limits.threads, os.cpu_count() or 1))
+        run_jobs(jobs, what=f"copy of {source} to {target}", limits=limits, in_thread=len(jobs) > 1)
+
+    def call(self, what: str, call: Callable[[], Any]) -> Any:
+        """A single operation, with a deadline where it crosses a network."""
+        (result,) = run_jobs(
+            [Job(self.root, call)], what=f"cannot {what}:", limits=self.limits, in_thread=not self.is_local
+        )
+        return result
+
+
+def quick(storage: Storage) -> Storage:
+    """The same storage for someone who wants to know soon whether it can be used."""
+    limits = replace(storage.limits, deadline_s=min(storage.limits.deadline_s, _PROBE_S), attempts=3)
+    return Storage(storage.filesystem, storage.root, limits)
+
+
+def open_storage(storage: Storage) -> None:
+    """Makes the directory where it is missing, and finds out whether it can be written.
+
+    On an object store, where there are no directories, the first file that is written will tell.
+
+    Raises:
+        StorageError: it is a file, or cannot be made or written.
+    """
+    if not storage.is_local:
+        storage.call("make the run directory", partial(storage.filesystem.make_directory, storage.root))
+        return
+    try:
+        os.makedirs(storage.root, exist_ok=True)
+        with tempfile.TemporaryFile(dir=storage.root):
+            pass
+    except FileExistsError:
+        raise StorageError(f"the run directory {storage.root} is a file: choose another path") from None
+    except NotADirectoryError:
+        raise StorageError(f"the run directory {storage.root} has a file above it: choose another path") from None
+    except OSError as error:
+        raise StorageError(
+            f"the run directory {storage.root} cannot be written ({explain(error)}): "
+            "choose another storage_path, or mend its permissions"
+        ) from error
+
+
+def runs_location(storage_path: str | os.PathLike[str] | None, filesystem: object | None = None) -> Storage:
+    """The directory that runs are kept in.
+
+    Args:
+        storage_path: as in :class:`~drivetrain.RunConfig`.
+        filesystem: as in :class:`~drivetrain.RunConfig`.
+
+    Raises:
+        ConfigurationError: the path is on a storage that cannot be used.
+    """
+    if storage_path is None:
+        storage_path = os.environ.get("DRIVETRAIN_STORAGE_PATH") or "~/drivetrain_results"
+    return Storage(*locate(storage_path, filesystem, what="storage_path"))
+
+
+def _describe(directory: str, found: Mapping[str, os.stat_result], checksums: bool) -> dict[str, StoredFile]:
+    return {
+        relative: StoredFile(status.st_size, checksum(os.path.join(directory, relative)) if checksums else None)
+        for relative, status in found.items()
+    }
+
+
+def _make_parent(path: str, made: set[str]) -> None:
+    parent = os.path.dirname(path)
+    if parent not in made:
+        os.makedirs(parent, exist_ok=True)
+        made.add(parent)
+
+
+def has_links(directory: str) -> bool:
+    """Whether moving a directory would move a link, and not what it stands for."""
+    return os.path.islink(directory) or any(entry.is_symlink() for _, entry in walk_entries(directory))
+
+
+def _matches(relative: str, patterns: Sequence[str]) -> bool:
+    names = [relative]
+    while parent := posixpath.dirname(names[-1]):
+        names.append(parent)
+    return any(fnmatch.fnmatchcase(name, pattern.rstrip("/")) for pattern in patterns for name in names)
+
+
+def _collision(name: str, relative: str, files: Mapping[int, Mapping[str, StoredFile]]) -> CheckpointError:
+    owners = [rank for rank in sorted(files) if relative in files[rank]]
+    return CheckpointError(
+        f"ranks {' and '.join(map(str, owners))} reported {relative!r} for {name} with "
+        "different content: report the file from one rank only, or put the rank into its name"
+    )

@@ -1,0 +1,245 @@
+"""One driver at a time works on a run: the lock of a run directory.
+
+On a local filesystem it is a lock of the operating system on ``.lock``, which ends with its process. Elsewhere it is an
+object that the holder writes anew every few seconds. A driver that finds one on which nobody of this machine works any
+more takes it over at once; if the holder is on another machine, it watches the object for two and a half of those
+periods, and takes it over if it does not change. No clock of two machines is compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from drivetrain._base.console import Console
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import LOCK_FILE
+from drivetrain._storage.node import is_file_at, try_lock
+from drivetrain.errors import RunInUseError, StorageError
+
+__all__ = ["Holder", "RunLock", "find_holder"]
+
+_BEAT_S = 5.0
+
+
+class RunLock:
+    """The right to work on a run.
+
+    Args:
+        storage: the run directory.
+        console: where a wait is announced.
+        beat_s: seconds between two signs of life in a storage that has no locks.
+    """
+
+    def __init__(self, storage: Storage, console: Console, *, beat_s: float = _BEAT_S) -> None:
+        self._storage = storage
+        self._console = console
+        self._beat_s = beat_s
+        self._token = secrets.token_hex(8)
+        self._lost = ""
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Holds the lock for the time of a ``with`` block.
+
+        Raises:
+            RunInUseError: another driver holds it; the message says who.
+        """
+        if self._storage.is_local:
+            try:
+                with self._hold_file():
+                    yield
+                return
+            except _NoLocks:
+                pass
+        with self._hold_object():
+            yield
+
+    def check(self) -> None:
+        """Makes sure that the lock is still held.
+
+        Raises:
+            RunInUseError: another driver has taken it.
+        """
+        if self._lost:
+            raise RunInUseError(f"the run directory {self._storage.root} has been taken over by {self._lost}")
+
+    @contextlib.contextmanager
+    def _hold_file(self) -> Iterator[None]:
+        path = self._storage.path(LOCK_FILE)
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                if not try_lock(descriptor, fcntl.LOCK_EX):
+                    raise self._in_use(os.pread(descriptor, 4096, 0))
+                if is_file_at(descriptor, path):
+                    break
+            except OSError as error:
+                os.close(descriptor)
+                raise _NoLocks from error
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+        _held.add(descriptor)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, self._facts(0), 0)
+            yield
+        finally:
+            if descriptor in _held:
+                _held.remove(descriptor)
+                with contextlib.suppress(OSError):  # the lock ends with the file's descriptor
+                    os.unlink(path)
+                os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _hold_object(self) -> Iterator[None]:
+        held = self._storage.read_bytes(LOCK_FILE)
+        if held:
+            self._wait_for_the_end_of(held)
+        self._storage.write_bytes(LOCK_FILE, self._facts(0))
+        self._require(self._storage.read_bytes(LOCK_FILE))
+        ended = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(ended,), daemon=True, name="drivetrain run lock")
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(self._beat_s)
+            if not self._lost:
+                with contextlib.suppress(StorageError):
+                    self._storage.delete(LOCK_FILE)
+
+    def _wait_for_the_end_of(self, held: bytes) -> None:
+        holder = _parse(held)
+        if holder.get("machine") == _machine():
+            if _is_running(holder):
+                raise self._in_use(held)
+            return
+        patience = 2.5 * self._beat_s
+        self._console.print(
+            f"the run is locked by {_describe(holder)}: waiting {patience:g} s for a sign of life", error=True
+        )
+        until = time.monotonic() + patience
+        while (remaining := until - time.monotonic()) > 0:
+            time.sleep(min(remaining, self._beat_s / 4))  # an object store pushes nothing
+            found = self._storage.read_bytes(LOCK_FILE)
+            if not found:
+                return
+            if found != held:
+                raise self._in_use(found)
+
+    def _beat(self, ended: threading.Event) -> None:
+        beat = 0
+        while not ended.wait(self._beat_s):
+            beat += 1
+            with contextlib.suppress(StorageError):  # the network may be away for a while
+                found = self._storage.read_bytes(LOCK_FILE)
+                if found and _parse(found).get("token") != self._token:
+                    self._lost = _describe(_parse(found))
+                    return
+                self._storage.write_bytes(LOCK_FILE, self._facts(beat))
+
+    def _require(self, found: bytes | None) -> None:
+        if found and _parse(found).get("token") != self._token:
+            raise self._in_use(found)
+
+    def _in_use(self, held: bytes) -> RunInUseError:
+        return RunInUseError(
+            f"the run in {self._storage.root} is being worked on by {_describe(_parse(held))}: wait for it, end it, or "
+            "choose another name"
+        )
+
+    def _facts(self, beat: int) -> bytes:
+        facts = {
+            "token": self._token,
+            "host": socket.gethostname(),
+            "machine": _machine(),
+            "pid": os.getpid(),
+            "started": _started(os.getpid()),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "beat": beat,
+        }
+        return json.dumps(facts).encode()
+
+
+_held: set[int] = set()
+"""Open files with a lock of this process. A child that outlives it must not keep the run locked."""
+
+
+def _let_go() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+class Holder(NamedTuple):
+    """The driver whose lock is on a run.
+
+    Attributes:
+        description: its process, in words.
+        is_certain: whether it is known to work on the run; one on another machine may have died there.
+    """
+
+    description: str
+    is_certain: bool
+
+
+def find_holder(storage: Storage) -> Holder | None:
+    """Who works on a run, without a lock being taken; None where it is nobody."""
+    held = storage.read_bytes(LOCK_FILE)
+    if not held or "pid" not in (facts := _parse(held)):
+        return None
+    if facts.get("machine") != _machine():
+        return Holder(_describe(facts), is_certain=False)
+    return Holder(_describe(facts), is_certain=True) if _is_running(facts) else None
+
+
+class _NoLocks(Exception):
+    """A filesystem that has no locks."""
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        facts = json.loads(data)
+        return facts if isinstance(facts, dict) else {}
+    except ValueError:
+        return {}
+
+
+def _describe(holder: dict[str, Any]) -> str:
+    if "pid" not in holder:
+        return "another process"
+    return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
+
+
+def _machine() -> str:
+    """What tells this machine, since its last start, and its process ids from others."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def _started(pid: int) -> str | None:
+    """When a process was started, in the kernel's ticks; None where it is not running."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _is_running(holder: dict[str, Any]) -> bool:
+    return _started(int(holder["pid"])) == holder.get("started")

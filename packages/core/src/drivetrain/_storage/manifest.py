@@ -1,0 +1,299 @@
+"""Commit and retention.
+
+**How a checkpoint is committed.** The ranks have uploaded their files to ``checkpoint_<index>/``. The controller
+checks that no two ranks disagree about a file, writes the list of files into the directory, and then replaces
+``manifest.json`` atomically. That replacement is the commit: what the manifest does not list does not exist, and is
+swept before the next attempt. Checkpoints that retention drops leave the manifest in the same replacement, and are
+deleted after it, by a thread that first has the new one flushed to the disk.
+
+Each directory's own list says everything that the manifest says about it, so a manifest that is lost is made again from
+the directories whose files verify.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import unquote
+
+from drivetrain._base.crashpoints import reach
+from drivetrain._storage.checkpoint import VERSION, Checkpoint, own_files, parse_listing
+from drivetrain._storage.committed import CommittedCheckpoint
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.filesystem import StoredFile
+from drivetrain._storage.layout import CHECKPOINT_NAME, LISTING_FILE, MANIFEST, PENDING, announcement, checkpoint_name
+from drivetrain._storage.retention import Janitor, retained
+from drivetrain.config import CheckpointConfig
+from drivetrain.errors import CheckpointError, StorageError
+
+__all__ = ["CheckpointManager", "delete_checkpoints", "read_manifest"]
+
+
+class CheckpointManager:
+    """The committed checkpoints of a run.
+
+    Args:
+        storage: the run directory.
+        config: which checkpoints are kept.
+        metadata: the trainer's metadata, which every checkpoint carries.
+        warn: told in a line about damage that was found, and what could not be deleted.
+        before_commit: called before each; what it raises prevents it.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        config: CheckpointConfig | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        warn: Callable[[str], None] = lambda line: None,
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._before_commit = before_commit
+        self._storage = storage
+        self._config = config or CheckpointConfig()
+        self._metadata = dict(metadata or {})
+        self._warn = warn
+        self.committed: list[CommittedCheckpoint] = read_manifest(storage, warn)
+        self._encoded: dict[str, str] = {}
+        self._damaged: set[str] = set()
+        self._janitor = Janitor(storage, warn)
+
+    @property
+    def latest(self) -> CommittedCheckpoint | None:
+        """The newest checkpoint, as far as none was found to be damaged."""
+        return next((entry for entry in reversed(self.committed) if entry.name not in self._damaged), None)
+
+    @property
+    def last_index(self) -> int:
+        """The highest report index that a committed checkpoint has; 0 without any."""
+        return self.committed[-1].index if self.committed else 0
+
+    def checkpoint(self, entry: CommittedCheckpoint) -> Checkpoint:
+        """The files of a committed checkpoint."""
+        return Checkpoint.in_storage(self._storage, entry.name)
+
+    def verify(self) -> CommittedCheckpoint | None:
+        """Finds the newest checkpoint whose files are all there and complete, and says which were not."""
+        while (entry := self.latest) is not None:
+            try:
+                self.checkpoint(entry).verify()
+                return entry
+            except CheckpointError as error:
+                damage = str(error)
+            except StorageError as error:
+                if error.__cause__ is not None and not isinstance(error.__cause__, (ValueError, KeyError, TypeError)):
+                    raise  # the storage cannot be read at all
+                damage = str(error)
+            self._damaged.add(entry.name)
+            self._warn(f"{damage}; it is left as it is, and the one before it is used")
+        return None
+
+    def commit(
+        self,
+        *,
+        index: int,
+        iteration: int,
+        files: Mapping[int, Mapping[str, StoredFile]],
+        metrics: Mapping[str, Any],
+        name: str | None = None,
+    ) -> CommittedCheckpoint:
+        """Commits what the ranks uploaded for a report, and applies retention.
+
+        A rank that was not waited for may add its files to a checkpoint that is committed already.
+
+        Args:
+            index: the report's index in the run.
+            iteration: the report's iteration.
+            files: the files of each rank, by relative path.
+            metrics: the report's metrics.
+            name: the directory; None for the one that the index gives.
+
+        Raises:
+            CheckpointError: two ranks uploaded different content under one path.
+            StorageError: the manifest could not be written; nothing is committed then.
+        """
+        name = name or checkpoint_name(index)
+        self._storage.settle_duplicates(name, files)
+        known = next((entry for entry in self.committed if entry.name == name), None)
+        if known and known.index != index:
+            raise CheckpointError(
+                f"a checkpoint wants a directory that is new in the run, found {name!r}, which is committed already"
+            )
+        merged = self._listed(name) if known else {}
+        merged |= {path: facts for rank in sorted(files) for path, facts in files[rank].items()}
+        if not all(files.values()):  # a rank uploaded nothing, as it was in place
+            merged = {path: StoredFile(size) for path, size in self._storage.walk(name).items()} | merged
+        if self._metadata:
+            checkpoint = Checkpoint.in_storage(self._storage, name)
+            checkpoint.set_metadata({**self._metadata, **checkpoint.get_metadata()})
+        entry = known or CommittedCheckpoint(
+            name=name,
+            index=index,
+            iteration=iteration,
+            metrics=dict(metrics),
+            time=time.time(),
+            ordinal=max((entry.ordinal for entry in self.committed), default=0) + 1,
+        )
+        self._before_commit()  # as a list without a manifest counts too
+        listing = {"version": VERSION, "entry": asdict(entry), "files": dict(sorted(own_files(merged).items()))}
+        self._storage.write_bytes(f"{name}/{LISTING_FILE}", json.dumps(listing).encode(), durable=False)
+        if known:
+            return known
+        entries = sorted([*self.committed, entry], key=lambda entry: entry.index)
+        kept = retained(entries, self._config, self._is_protected)
+        names = {old.name for old in kept}
+        dropped = [old for old in entries if old.name not in names]
+        self._replace(kept, dropped)
+        if name != checkpoint_name(index) and entry in kept:
+            self._storage.delete(announcement(name))
+        return entry
+
+    def _replace(self, kept: list[CommittedCheckpoint], dropped: Sequence[CommittedCheckpoint]) -> None:
+        """Commits a manifest, and has the directories of what is no longer in it deleted."""
+        for old in dropped:
+            if not CHECKPOINT_NAME.fullmatch(old.name):
+                self._storage.write_bytes(announcement(old.name), b"", durable=False)
+        self._before_commit()
+        reach("before manifest write")
+        self._write_manifest(kept)
+        reach("after manifest write")
+        self.committed = kept
+        if dropped:
+            for old in dropped:
+                self._encoded.pop(old.name, None)
+            self._janitor.submit(self.last_name, [old.name for old in dropped])
+
+    def _leftovers(self) -> tuple[list[str], list[str]]:
+        """The directories that are to be deleted, and the names of all that were announced."""
+        names = {entry.name for entry in self.committed}
+        directories, _ = self._storage.list_names()
+        orphans = [name for name in directories if CHECKPOINT_NAME.fullmatch(name) and name not in names]
+        announced = [unquote(file) for file in self._storage.list_names(PENDING)[1]] if PENDING in directories else []
+        orphans += [name for name in announced if name.partition("/")[0] in directories and name not in names]
+        return orphans, announced
+
+    @property
+    def last_name(self) -> str:
+        """The directory of the checkpoint with the highest index; empty without any."""
+        return self.committed[-1].name if self.committed else ""
+
+    def sweep(self) -> tuple[list[str], int]:
+        """Deletes checkpoint directories that were never committed, or that retention has dropped.
+
+        Returns:
+            Their names, and the highest report index among them, which must not be used again: a worker of a node
+            that is lost may still be writing there.
+        """
+        self._janitor.wait()
+        orphans, announced = self._leftovers()
+        deleted = []
+        for name in orphans:
+            reach("during sweep")
+            if Checkpoint.in_storage(self._storage, name).delete_unless_held():
+                deleted.append(name)
+        for name in announced:
+            if name in deleted or name not in orphans:
+                self._storage.delete(announcement(name))
+        numbers = [int(match[1]) for name in orphans if (match := CHECKPOINT_NAME.fullmatch(name))]
+        return deleted, max(numbers, default=0)
+
+    def leftovers(self) -> list[str]:
+        """The directories that :meth:`sweep` would delete."""
+        return self._leftovers()[0]
+
+    def droppable(self, config: CheckpointConfig) -> list[CommittedCheckpoint]:
+        """The committed checkpoints that other rules than the run's own would drop, oldest first."""
+        names = {entry.name for entry in retained(self.committed, config, self._is_protected)}
+        return [entry for entry in self.committed if entry.name not in names]
+
+    def drop(self, entries: Sequence[CommittedCheckpoint]) -> None:
+        """Takes checkpoints out of the manifest, and has them deleted.
+
+        Raises:
+            StorageError: the manifest could not be written; nothing is dropped then.
+        """
+        if entries:
+            names = {entry.name for entry in entries}
+            self._replace([entry for entry in self.committed if entry.name not in names], entries)
+
+    def close(self) -> None:
+        """Waits until what retention has dropped is deleted."""
+        self._janitor.close()
+
+    def _is_protected(self, entry: CommittedCheckpoint) -> bool:
+        checkpoint = self.checkpoint(entry)
+        return checkpoint.is_held() or checkpoint.is_pinned()
+
+    def _listed(self, name: str) -> dict[str, StoredFile]:
+        data = self._storage.read_bytes(f"{name}/{LISTING_FILE}")
+        where = self._storage.path(name, LISTING_FILE)
+        if data is None:
+            raise StorageError(f"{where} wants the list of a checkpoint's files, found none")
+        return parse_listing(data, where)[0]
+
+    def _write_manifest(self, entries: Sequence[CommittedCheckpoint]) -> None:
+        for entry in entries:
+            if entry.name not in self._encoded:
+                self._encoded[entry.name] = json.dumps(asdict(entry))
+        body = ",\n".join(self._encoded[entry.name] for entry in entries)
+        manifest = f'{{"version": {VERSION}, "checkpoints": [\n{body}\n]}}\n'
+        self._storage.write_bytes(MANIFEST, manifest.encode(), midway=lambda: reach("during manifest write"))
+
+
+def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: None) -> list[CommittedCheckpoint]:
+    """The committed checkpoints of a run, oldest first; none where there are none.
+
+    Where the manifest is damaged or missing, they are found by the lists in their directories.
+
+    Args:
+        storage: the run directory.
+        warn: told in a line if that was necessary.
+
+    Raises:
+        StorageError: the manifest is of a newer drivetrain.
+    """
+    data = storage.read_bytes(MANIFEST)
+    where = storage.path(MANIFEST)
+    damage = "is missing"
+    if data is not None:
+        try:
+            manifest = json.loads(data)
+            if manifest["version"] > VERSION:
+                raise StorageError(
+                    f"{where} was written by a newer drivetrain (manifest version {manifest['version']}, this one "
+                    f"reads up to {VERSION}): upgrade drivetrain"
+                )
+            return [CommittedCheckpoint(**entry) for entry in manifest["checkpoints"]]
+        except (ValueError, KeyError, TypeError) as error:
+            damage = f"is damaged ({error!r})"
+    found = _find_complete(storage)
+    if found or data is not None:
+        names = ", ".join(entry.name for entry in found[-3:]) or "none"
+        warn(f"{where} {damage}: {len(found)} checkpoints were found by their own lists, the newest being {names}")
+    return found
+
+
+def delete_checkpoints(storage: Storage) -> None:
+    """Deletes the manifest of a run that nobody works on, and its committed checkpoints."""
+    entries = read_manifest(storage)
+    storage.delete(MANIFEST)
+    for entry in entries:
+        storage.delete(entry.name)
+
+
+def _find_complete(storage: Storage) -> list[CommittedCheckpoint]:
+    found = []
+    for name in storage.list_names()[0]:
+        data = storage.read_bytes(f"{name}/{LISTING_FILE}")
+        if data is None:
+            continue
+        try:
+            files, entry = parse_listing(data, storage.path(name, LISTING_FILE))
+            if storage.find_damage(name, files) is None:
+                found.append(CommittedCheckpoint(**entry))
+        except (StorageError, TypeError):
+            continue
+    return sorted(found, key=lambda entry: entry.index)

@@ -1,0 +1,358 @@
+"""Storages off this machine, through pyarrow or fsspec, and how a path or URI is taken for one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import secrets
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from drivetrain._base.crashpoints import is_armed, reach
+from drivetrain._base.redact import redact
+from drivetrain._storage.filesystem import Filesystem, LocalFilesystem, StoredFile
+from drivetrain.errors import ConfigurationError
+
+__all__ = ["locate"]
+
+_PART_BYTES = 8 << 20
+_PARTS_IN_FLIGHT = 4
+_PYARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
+_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "memory"}
+"""Where a file appears when its put is complete; elsewhere it is written under another name, and renamed."""
+
+
+def locate(path: str | os.PathLike[str], filesystem: Any | None = None, *, what: str) -> tuple[Filesystem, str]:
+    """The filesystem that a path or URI is on, and the path on it.
+
+    Args:
+        path: a local path, a URI, or a path on ``filesystem``.
+        filesystem: a filesystem of pyarrow or fsspec; None for the one that the path names.
+        what: what the path is for, for messages.
+
+    Raises:
+        ConfigurationError: the URI is none, or its package is not installed.
+    """
+    text = os.fspath(path)
+    if filesystem is not None:
+        adapter = _adapt(filesystem)
+        if "://" in text:
+            raise ConfigurationError(
+                f"{what} wants a path without its protocol where storage_filesystem is given, found {redact(text)!r}"
+            )
+        return adapter, os.path.abspath(text) if adapter.is_local else text.rstrip("/")
+    if "://" not in text:
+        return LocalFilesystem(), str(Path(text).expanduser().absolute())
+    scheme = text.partition("://")[0].lower()
+    if scheme in ("file", "local"):
+        return LocalFilesystem(), os.path.abspath(unquote(text.partition("://")[2]))
+    try:
+        adapter, inner = _open_uri(scheme, text)
+    except ImportError as error:
+        package = "pyarrow" if scheme in _PYARROW_SCHEMES else f"the fsspec package for {scheme}://"
+        raise ConfigurationError(
+            f"{what}={redact(text)!r} wants {package}, which is not installed ({error}): pip install it"
+            + (" (pip install pyarrow)" if package == "pyarrow" else "")
+        ) from error
+    except (ValueError, OSError, TypeError) as error:
+        raise ConfigurationError(f"{what} wants the URI of a storage, found {redact(text)!r}: {error}") from error
+    if not inner.strip("/"):
+        raise ConfigurationError(f"{what} wants a bucket or directory after {scheme}://, found {redact(text)!r}")
+    return adapter, inner.rstrip("/")
+
+
+def _open_uri(scheme: str, uri: str) -> tuple[Filesystem, str]:
+    if scheme in _PYARROW_SCHEMES:
+        try:
+            from pyarrow import fs
+
+            filesystem, path = fs.FileSystem.from_uri(_with_small_puts(scheme, uri))
+            return ArrowFilesystem(filesystem), path
+        except ImportError:
+            with contextlib.suppress(ImportError):
+                return _open_with_fsspec(uri)
+            raise
+    return _open_with_fsspec(uri)
+
+
+def _with_small_puts(scheme: str, uri: str) -> str:
+    """Has pyarrow store a small object by one request to S3; it takes three by default."""
+    if scheme != "s3" or "allow_delayed_open" in uri:
+        return uri
+    return f"{uri}{'&' if '?' in uri else '?'}allow_delayed_open=true"
+
+
+def _open_with_fsspec(uri: str) -> tuple[Filesystem, str]:
+    from fsspec.core import url_to_fs
+
+    bare, _, query = uri.partition("?")
+    options: dict[str, Any] = dict(parse_qsl(query))
+    if bare.startswith("s3://") and (endpoint := options.pop("endpoint_override", None)) is not None:
+        secure = options.pop("scheme", "https")
+        options["endpoint_url"] = endpoint if "://" in endpoint else f"{secure}://{endpoint}"
+    filesystem, path = url_to_fs(bare, **options)
+    return FsspecFilesystem(filesystem), path
+
+
+def _adapt(filesystem: Any) -> Filesystem:
+    spec = sys.modules.get("fsspec")
+    if spec is not None and isinstance(filesystem, spec.AbstractFileSystem):
+        protocol = filesystem.protocol
+        if "file" in (protocol if isinstance(protocol, (list, tuple)) else [protocol]):
+            return LocalFilesystem()
+        return FsspecFilesystem(filesystem)
+    if "pyarrow" in sys.modules:  # not pyarrow.fs, which a filesystem that was unpickled does without
+        from pyarrow import fs
+
+        if isinstance(filesystem, fs.LocalFileSystem):
+            return LocalFilesystem()
+        if isinstance(filesystem, fs.PyFileSystem) and isinstance(filesystem.handler, fs.FSSpecHandler):
+            return _adapt(filesystem.handler.fs)
+        if isinstance(filesystem, fs.FileSystem):
+            return ArrowFilesystem(filesystem)
+    raise ConfigurationError(
+        f"storage_filesystem wants a pyarrow.fs.FileSystem or an fsspec filesystem, found {filesystem!r}"
+    )
+
+
+class _Remote:
+    """What both adapters share."""
+
+    is_local = False
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    @property
+    def handle(self) -> Any:
+        """What users know it as."""
+        return self._handle
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.handle!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and bool(self.handle == other.handle)
+
+    def __hash__(self) -> int:
+        return hash(type(self.handle))
+
+
+def _parts(source: str) -> Iterator[tuple[bytes, int]]:
+    """The content of a local file in parts, each with the CRC-32 up to its end."""
+    value = 0
+    part_bytes = max(1, os.path.getsize(source) // 2) if is_armed() else _PART_BYTES
+    with open(source, "rb", buffering=0) as file:
+        while data := file.read(min(part_bytes, _PART_BYTES)):
+            value = zlib.crc32(data, value)
+            yield data, value
+            if is_armed():
+                reach("mid-file")
+
+
+def _draft_of(path: str) -> str:
+    parent, name = posixpath.split(path)
+    return posixpath.join(parent, f".{name}.{secrets.token_hex(4)}")
+
+
+class ArrowFilesystem(_Remote):
+    """A filesystem of ``pyarrow.fs``."""
+
+    def __init__(self, handle: Any) -> None:
+        super().__init__(handle)
+        self._is_object_store = handle.type_name in ("s3", "gcs", "abfs")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArrowFilesystem, (self.handle,)
+
+    def read_bytes(self, path: str) -> bytes:
+        """The content of a file."""
+        with self.handle.open_input_stream(path) as stream:
+            data: bytes = stream.read()
+            return data
+
+    def write_bytes(
+        self, path: str, data: bytes, *, durable: bool = True, midway: Callable[[], None] | None = None
+    ) -> None:
+        """Puts an object, or writes a draft and moves it into place."""
+        target = path if self._is_object_store else _draft_of(path)
+        if not self._is_object_store:
+            self.handle.create_dir(posixpath.dirname(path), recursive=True)
+        with self.handle.open_output_stream(target) as stream:
+            stream.write(data)
+            if midway is not None:
+                midway()
+        if target != path:
+            self.handle.move(target, path)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a directory."""
+        return bool(self._type(path))
+
+    def list_names(self, path: str) -> tuple[list[str], list[str]]:
+        """The names of the directories and files in a directory."""
+        directories: list[str] = []
+        files: list[str] = []
+        for info in self._select(path, recursive=False):
+            (files if info.is_file else directories).append(info.base_name)
+        return sorted(directories), sorted(files)
+
+    def walk(self, path: str) -> dict[str, int]:
+        """The size of each file at any depth."""
+        start = len(path.rstrip("/")) + 1
+        return {info.path[start:]: info.size for info in self._select(path, recursive=True) if info.is_file}
+
+    def delete(self, path: str) -> None:
+        """Deletes a file or a tree."""
+        kind = self._type(path)
+        try:
+            if kind == "Directory":
+                self.handle.delete_dir(path)
+            elif kind:
+                self.handle.delete_file(path)
+        except FileNotFoundError:
+            return
+        except OSError:
+            # pyarrow then marks the directory above as one that may be empty, which not every S3 server takes.
+            if self._type(path):
+                raise
+
+    def make_directory(self, path: str) -> None:
+        """Makes a directory, except on an object store, which has none."""
+        if not self._is_object_store:
+            self.handle.create_dir(path, recursive=True)
+
+    def put_file(self, source: str, path: str) -> StoredFile:
+        """Uploads a file, with a bounded number of its parts in memory."""
+        if not self._is_object_store:
+            self.handle.create_dir(posixpath.dirname(path), recursive=True)
+        size = value = 0
+        with self.handle.open_output_stream(path) as stream:
+            for number, (data, value) in enumerate(_parts(source), start=1):  # noqa: B007 - wanted after the loop
+                stream.write(data)
+                size += len(data)
+                if number % _PARTS_IN_FLIGHT == 0:
+                    stream.flush()  # pyarrow queues parts without bound otherwise
+        return StoredFile(size, value)
+
+    def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
+        """Downloads a range of bytes."""
+        with self.handle.open_input_file(path) as file:
+            while count > 0:
+                data = file.read_at(min(count, _PART_BYTES), start)
+                _pwrite(descriptor, data, start, path)
+                start, count = start + len(data), count - len(data)
+
+    def _type(self, path: str) -> str:
+        kind: str = self.handle.get_file_info(path).type.name
+        return "" if kind == "NotFound" else kind
+
+    def _select(self, path: str, *, recursive: bool) -> Iterator[Any]:
+        from pyarrow.fs import FileSelector
+
+        for info in self.handle.get_file_info(FileSelector(path, recursive=recursive, allow_not_found=True)):
+            if info.base_name and info.path.rstrip("/") != path.rstrip("/"):
+                yield info
+
+
+class FsspecFilesystem(_Remote):
+    """A filesystem of fsspec."""
+
+    def __init__(self, handle: Any) -> None:
+        super().__init__(handle)
+        protocol = handle.protocol
+        self._is_object_store = bool(_OBJECT_STORES & {*([protocol] if isinstance(protocol, str) else protocol)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FsspecFilesystem, (self.handle,)
+
+    def read_bytes(self, path: str) -> bytes:
+        """The content of a file."""
+        data: bytes = self.handle.cat_file(path)
+        return data
+
+    def write_bytes(
+        self, path: str, data: bytes, *, durable: bool = True, midway: Callable[[], None] | None = None
+    ) -> None:
+        """Puts an object, or writes a draft and moves it into place."""
+        target = path if self._is_object_store else _draft_of(path)
+        self.make_directory(posixpath.dirname(path))
+        if midway is not None:
+            midway()
+        self.handle.pipe_file(target, data)
+        if target != path:
+            self.handle.mv(target, path)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a directory."""
+        self.handle.invalidate_cache()
+        return bool(self.handle.exists(path))
+
+    def list_names(self, path: str) -> tuple[list[str], list[str]]:
+        """The names of the directories and files in a directory."""
+        self.handle.invalidate_cache()
+        directories: list[str] = []
+        files: list[str] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for entry in self.handle.ls(path, detail=True):
+                name = posixpath.basename(entry["name"].rstrip("/"))
+                if entry["name"].strip("/") != path.strip("/"):
+                    (directories if entry["type"] == "directory" else files).append(name)
+        return sorted(directories), sorted(files)
+
+    def walk(self, path: str) -> dict[str, int]:
+        """The size of each file at any depth."""
+        self.handle.invalidate_cache()
+        try:
+            found = self.handle.find(path, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        start = len(path.strip("/")) + 1
+        return {
+            name.lstrip("/")[start:]: entry["size"]
+            for name, entry in found.items()
+            if name.strip("/") != path.strip("/") and not name.endswith("/")
+        }
+
+    def delete(self, path: str) -> None:
+        """Deletes a file or a tree."""
+        self.handle.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            if self.handle.exists(path):
+                self.handle.rm(path, recursive=True)
+
+    def make_directory(self, path: str) -> None:
+        """Makes a directory, except on an object store, where it would be a bucket."""
+        if not self._is_object_store or "memory" in self.handle.protocol:
+            self.handle.makedirs(path, exist_ok=True)
+
+    def put_file(self, source: str, path: str) -> StoredFile:
+        """Uploads a file, a part at a time."""
+        self.make_directory(posixpath.dirname(path))
+        size = value = 0
+        with self.handle.open(path, "wb", block_size=_PART_BYTES) as stream:
+            for data, value in _parts(source):  # noqa: B007 - wanted after the loop
+                stream.write(data)
+                size += len(data)
+        return StoredFile(size, value)
+
+    def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
+        """Downloads a range of bytes."""
+        while count > 0:
+            data = self.handle.cat_file(path, start=start, end=start + min(count, _PART_BYTES))
+            _pwrite(descriptor, data, start, path)
+            start, count = start + len(data), count - len(data)
+
+
+def _pwrite(descriptor: int, data: bytes, start: int, path: str) -> None:
+    if not data:
+        raise EOFError(f"{path} is shorter than it was")
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(descriptor, view, start)
+        view, start = view[done:], start + done

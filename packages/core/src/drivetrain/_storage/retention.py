@@ -1,0 +1,130 @@
+"""Which checkpoints are kept, and the deletion of those that are dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from drivetrain._base.crashpoints import reach
+from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.committed import CommittedCheckpoint
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import CHECKPOINT_NAME, announcement
+from drivetrain.config import CheckpointConfig
+from drivetrain.errors import StorageError
+
+__all__ = ["Janitor", "rank_checkpoints", "retained"]
+
+_END_WAIT_S = 1.0
+_DELETIONS_AHEAD = 4
+
+
+class Janitor:
+    """Deletes dropped checkpoints on a thread of its own, after what replaces them is on the disk."""
+
+    def __init__(self, storage: Storage, warn: Callable[[str], None]) -> None:
+        self._storage = storage
+        self._warn = warn
+        self._work: queue.Queue[tuple[str, list[str]] | None] = queue.Queue(_DELETIONS_AHEAD)
+        self._thread: threading.Thread | None = None
+        self._error: str | None = None
+
+    def submit(self, newest: str, dropped: list[str]) -> None:
+        """Has checkpoints deleted; waits while too many are left to delete already."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True, name="drivetrain retention")
+            self._thread.start()
+        try:
+            self._work.put((newest, dropped), timeout=self._storage.limits.deadline_s)
+        except queue.Full:
+            raise StorageError(
+                f"waited {self._storage.limits.deadline_s:g} s (SyncConfig.sync_timeout) for checkpoints in "
+                f"{self._storage.root} to be deleted"
+            ) from None
+
+    def wait(self) -> None:
+        """Waits until everything that was submitted is done, and says what could not be deleted."""
+        if self._thread is None:
+            return
+        deadline = time.monotonic() + self._storage.limits.deadline_s
+        with self._work.all_tasks_done:
+            while self._work.unfinished_tasks and (remaining := deadline - time.monotonic()) > 0:
+                self._work.all_tasks_done.wait(remaining)
+        if self._error is not None:
+            self._warn(self._error)
+            self._error = None
+
+    def close(self) -> None:
+        """Waits as well, and ends the thread; one that takes longer than that ends after what it is at."""
+        self.wait()
+        if self._thread is None:
+            return
+        with contextlib.suppress(queue.Full):
+            self._work.put_nowait(None)
+            self._thread.join(_END_WAIT_S)
+        self._thread = None
+
+    def _run(self) -> None:
+        held: list[str] = []
+        while (work := self._work.get()) is not None:
+            newest, dropped = work
+            try:
+                self._storage.flush_to_disk(newest)
+                reach("during retention")
+                held = [name for name in [*held, *dropped] if not self._delete(name)]
+            except Exception as error:  # deleting is no reason to lose the run
+                self._error = f"a dropped checkpoint could not be deleted, the next start of the run will: {error}"
+            finally:
+                self._work.task_done()
+        self._work.task_done()
+
+    def _delete(self, name: str) -> bool:
+        if not Checkpoint.in_storage(self._storage, name).delete_unless_held():
+            return False
+        if not CHECKPOINT_NAME.fullmatch(name):
+            self._storage.delete(announcement(name))
+        return True
+
+
+def retained(
+    entries: Sequence[CommittedCheckpoint],
+    config: CheckpointConfig,
+    is_protected: Callable[[CommittedCheckpoint], bool] = lambda entry: False,
+) -> list[CommittedCheckpoint]:
+    """The checkpoints that are kept.
+
+    Args:
+        entries: all of them, oldest first.
+        config: the rules.
+        is_protected: whether one that the rules would drop is to be kept all the same.
+    """
+    if config.num_to_keep is None:
+        return list(entries)
+    attribute, order = config.checkpoint_score_attribute, config.checkpoint_score_order
+    best = rank_checkpoints(entries, attribute, order) if attribute else list(reversed(entries))
+    keep = {entry.name for entry in [*best[: config.num_to_keep], *entries[-config.keep_last :]]}
+    if config.keep_every is not None:
+        keep |= {entry.name for entry in entries if entry.ordinal % config.keep_every == 0}
+    return [entry for entry in entries if entry.name in keep or is_protected(entry)]
+
+
+def rank_checkpoints(entries: Sequence[CommittedCheckpoint], metric: str, mode: str) -> list[CommittedCheckpoint]:
+    """Sorts checkpoints by a metric, best first; those without it, or with NaN, come last; later ones win ties.
+
+    Args:
+        entries: the checkpoints, oldest first.
+        metric: the metric's name.
+        mode: ``"max"`` or ``"min"``: which end of the metric is better.
+    """
+
+    def score(entry: CommittedCheckpoint) -> tuple[bool, float, int]:
+        value = entry.metrics.get(metric)
+        if not isinstance(value, (int, float)) or math.isnan(value):
+            return (False, 0.0, entry.index)
+        return (True, value if mode == "max" else -value, entry.index)
+
+    return sorted(entries, key=score, reverse=True)

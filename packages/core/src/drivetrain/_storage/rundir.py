@@ -1,0 +1,316 @@
+"""Opening a run's directory, new or to be resumed, for the time that a driver works on it."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import os
+import pickle
+import platform
+import posixpath
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from drivetrain._base.console import Console
+from drivetrain._base.pickling import dumps
+from drivetrain._base.redact import redact
+from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
+from drivetrain._storage.layout import (
+    ARTIFACTS,
+    ERROR_FILES,
+    LISTING_FILE,
+    LOCK_FILE,
+    MANIFEST,
+    RUN_FILE,
+    STAGED_RUNS,
+    TIMELINE_FILE,
+    TRAINER_FILE,
+    USAGE_FILE,
+    staging_key,
+)
+from drivetrain._storage.lock import RunLock
+from drivetrain._storage.manifest import CheckpointManager
+from drivetrain._storage.mirror import Mirror
+from drivetrain._storage.node import share_directory, sweep
+from drivetrain._storage.remote import locate
+from drivetrain._storage.transfer import Limits
+from drivetrain._version import __version__
+from drivetrain.config import RunConfig
+from drivetrain.errors import RunExistsError, SerializationError, StorageError
+
+__all__ = ["OpenRun", "TrainerFile", "open_run"]
+
+VERSION = 1
+_GROWING = ("result*.json", "progress.csv", TIMELINE_FILE, USAGE_FILE)
+_DRAFTS = tuple(f".{name}.????????" for name in (MANIFEST, RUN_FILE, TRAINER_FILE, *ERROR_FILES))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenRun:
+    """A run that this driver works on.
+
+    Attributes:
+        name: its name.
+        id: its id.
+        start: how many drivers have worked on it, this one included.
+        last_index: the highest report index that it has used.
+        storage: the run directory.
+        directory: where callbacks write files: the run directory, or what is copied to it.
+        checkpoints: its committed checkpoints.
+        console: where lines are printed.
+        push: copies what is in ``directory`` to the storage.
+    """
+
+    name: str
+    id: str
+    start: int
+    last_index: int
+    storage: Storage
+    directory: Path
+    checkpoints: CheckpointManager
+    console: Console
+    push: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerFile:
+    """What a trainer was made with, each argument pickled on its own."""
+
+    parts: Mapping[str, bytes]
+
+    @classmethod
+    def of(cls, *, pickled: Mapping[str, bytes], values: Mapping[str, Any]) -> TrainerFile:
+        """The file of a trainer; what cannot be pickled is left out, and has to be given anew.
+
+        Args:
+            pickled: arguments that are known to be possible to pickle, each on its own, so that one that can no
+                longer be loaded is no hindrance where it is given anew.
+            values: the other arguments.
+        """
+        parts = dict(pickled)
+        for name, value in values.items():
+            with contextlib.suppress(Exception):  # whatever a user's object may raise
+                parts[name] = dumps(value)
+        return cls(parts)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], filesystem: Any | None) -> TrainerFile:
+        """Reads it from a run directory.
+
+        Raises:
+            StorageError: there is none.
+        """
+        storage = Storage(*locate(path, filesystem, what="restore(path)"))
+        data = storage.read_bytes(TRAINER_FILE)
+        if data is None or not storage.exists(RUN_FILE):
+            raise StorageError(
+                f"restore wants a run directory with {RUN_FILE} and {TRAINER_FILE}, found none in "
+                f"{redact(os.fspath(path))}: can_restore(path) tells"
+            )
+        try:
+            stored = pickle.loads(data)
+            if stored["version"] > VERSION:
+                raise StorageError(
+                    f"{storage.path(TRAINER_FILE)} was written by a newer drivetrain: upgrade drivetrain"
+                )
+            return cls(stored["parts"])
+        except StorageError:
+            raise
+        except Exception as error:  # whatever damaged pickles raise
+            raise StorageError(
+                f"{storage.path(TRAINER_FILE)} cannot be read ({error!r}): make a trainer with its arguments and "
+                "RunConfig(resume=<path>) instead"
+            ) from error
+
+    @staticmethod
+    def exists(path: str | os.PathLike[str], filesystem: Any | None) -> bool:
+        """Whether :meth:`read` finds one."""
+        storage = Storage(*locate(path, filesystem, what="can_restore(path)"))
+        return storage.exists(RUN_FILE) and storage.exists(TRAINER_FILE)
+
+    def write(self, storage: Storage) -> None:
+        """Puts it into a run directory."""
+        storage.write_bytes(TRAINER_FILE, pickle.dumps({"version": VERSION, "parts": dict(self.parts)}))
+
+    def load(self, names: set[str]) -> dict[str, Any]:
+        """The arguments of those names.
+
+        Raises:
+            SerializationError: one cannot be loaded here.
+        """
+        values: dict[str, Any] = {}
+        for name in sorted(names & self.parts.keys()):
+            try:
+                values[name] = pickle.loads(self.parts[name])
+            except Exception as error:  # whatever a user's object may raise
+                raise SerializationError(
+                    f"restore cannot load the stored {name} here ({type(error).__name__}: {error}): give it anew"
+                ) from error
+        return values
+
+
+@contextlib.contextmanager
+def open_run(
+    config: RunConfig, facts: Mapping[str, Any], metadata: Mapping[str, Any], trainer: TrainerFile
+) -> Iterator[OpenRun]:
+    """Opens the run directory for the time of a ``with`` block, and says what was found.
+
+    Args:
+        config: which run, and whether it is to be resumed.
+        facts: what to write to ``run.json``.
+        metadata: what every checkpoint carries.
+        trainer: what to continue the run with later.
+
+    Raises:
+        RunExistsError: the run exists, and resuming was not asked for; or there is something else.
+        RunInUseError: another driver works on it.
+        StorageError: there is no run to resume, or the directory cannot be written.
+    """
+    console = Console()
+    storage, mode = _find(config, str(facts["trainer"]))
+    name = posixpath.basename(storage.root)
+    _look(quick(storage), name, mode)
+    open_storage(quick(storage))
+    with contextlib.ExitStack() as stack:
+        lock = RunLock(quick(storage), console)
+        stack.enter_context(lock.hold())
+        _sweep_drafts(storage)
+        exists = _look(storage, name, mode)
+        record = json.loads(storage.read_bytes(RUN_FILE) or b"{}")
+        record.setdefault("id", secrets.token_hex(4))
+        record.setdefault("created", time.time())
+        record.update(facts)
+        record.update(
+            version=VERSION,
+            name=name,
+            starts=record.get("starts", 0) + 1,
+            drivetrain=__version__,
+            python=platform.python_version(),
+        )
+        directory, push, pull = _stage(stack, storage, record, config, console)
+
+        def before_commit() -> None:
+            lock.check()
+            push()
+
+        def warn(line: str) -> None:
+            console.print(f"{name}: {line}", error=True)
+
+        checkpoints = CheckpointManager(storage, config.checkpoint_config, metadata, warn, before_commit)
+        last_index = 0
+        if exists:
+            pull()
+            last_index = _take_stock(config, storage, name, checkpoints, console)
+        storage.write_bytes(RUN_FILE, json.dumps(record, indent=2).encode())
+        trainer.write(storage)
+        for stale in ERROR_FILES:
+            storage.delete(stale)
+        yield OpenRun(
+            name=name,
+            id=record["id"],
+            start=record["starts"],
+            last_index=last_index,
+            storage=storage,
+            directory=directory,
+            checkpoints=checkpoints,
+            console=console,
+            push=push,
+        )
+
+
+def _find(config: RunConfig, trainer: str) -> tuple[Storage, str]:
+    """The run directory, which may not exist, and whether it may."""
+    limits = Limits(threads=config.sync_config.transfer_threads, deadline_s=config.sync_config.sync_timeout)
+    if config.resume not in ("never", "auto", "must"):
+        filesystem, root = locate(config.resume, config.storage_filesystem, what="RunConfig(resume=...)")
+        storage = Storage(filesystem, root, limits)
+        if not quick(storage).exists(RUN_FILE):
+            if storage.exists(LISTING_FILE):
+                raise StorageError(
+                    f"RunConfig(resume=...) wants a run directory, found the checkpoint {root}: name the directory "
+                    "above it, or start a new run from it with resume_from_checkpoint=Checkpoint(path)"
+                )
+            raise StorageError(f"RunConfig(resume=...) wants a run directory with a {RUN_FILE}, found none in {root}")
+        return storage, "must"
+    runs = runs_location(config.storage_path, config.storage_filesystem)
+    name = config.name or f"{trainer}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
+    return Storage(runs.filesystem, runs.path(name), limits), str(config.resume)
+
+
+def _look(storage: Storage, name: str, mode: str) -> bool:
+    """Whether the run exists; refuses what may not be."""
+    parent = posixpath.dirname(storage.root)
+    exists = storage.exists(RUN_FILE)
+    if mode == "must" and not exists:
+        raise StorageError(f'RunConfig(resume="must") wants a run {name!r} in {parent}, found none')
+    if exists and mode == "never":
+        raise RunExistsError(
+            f"a run {name!r} exists in {parent} and was left as it is: choose another name, delete it, or "
+            'continue it with RunConfig(resume="auto")'
+        )
+    if not exists and mode == "never":
+        directories, files = storage.list_names()
+        if directories or any(file != LOCK_FILE for file in files):
+            raise RunExistsError(
+                f"the run directory {storage.root} wants to be new or empty, found files of something else in it: "
+                "choose another name"
+            )
+    return exists
+
+
+def _sweep_drafts(storage: Storage) -> None:
+    """Deletes what drivers have left that were killed while they replaced a file."""
+    for name in storage.list_names()[1]:
+        if any(fnmatch.fnmatchcase(name, draft) for draft in _DRAFTS):
+            storage.delete(name)
+
+
+def _stage(
+    stack: contextlib.ExitStack, storage: Storage, record: Mapping[str, Any], config: RunConfig, console: Console
+) -> tuple[Path, Callable[[], None], Callable[[], None]]:
+    """Where callbacks write files, how they get to the storage, and how those of earlier drivers get here."""
+    _sweep_uploads()
+    stack.callback(_sweep_uploads)
+    if storage.is_local:
+        directory = Path(storage.root)
+        directory.joinpath(ARTIFACTS).mkdir(exist_ok=True)
+        return directory, lambda: None, lambda: None
+    staged = stack.enter_context(share_directory(STAGED_RUNS, staging_key(record["id"], record["starts"])))
+    directory = Path(staged, "driver")
+    directory.mkdir(exist_ok=True)
+    mirror = Mirror(
+        str(directory),
+        storage,
+        "",
+        period_s=config.sync_config.sync_period,
+        warn=lambda line: console.print(f"{record['name']}: {line}", error=True),
+    )
+    stack.enter_context(mirror.running())
+    return directory, mirror.try_push, lambda: mirror.pull(_GROWING)
+
+
+def _sweep_uploads() -> None:
+    """Deletes what workers of this node have left that were killed during an upload."""
+    with contextlib.suppress(StorageError):  # who wants such a directory will say what is wrong with it
+        sweep("uploads")
+
+
+def _take_stock(
+    config: RunConfig, storage: Storage, name: str, checkpoints: CheckpointManager, console: Console
+) -> int:
+    """Deletes what was not committed, finds the checkpoint to continue from, and says so in one line."""
+    swept, last_index = checkpoints.sweep()
+    latest = checkpoints.verify()
+    found = f"continues from {latest.name}" if latest else "starts from the beginning, as no checkpoint was committed"
+    leftovers = f" ({len(swept)} uncommitted checkpoints deleted)" if swept else ""
+    if config.verbose:
+        console.print(
+            f"{name}: resume={redact(os.fspath(config.resume))!r}, found {storage.root}, {found}{leftovers}", error=True
+        )
+    return max(last_index, checkpoints.last_index)

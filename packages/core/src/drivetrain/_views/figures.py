@@ -1,0 +1,66 @@
+"""Curves as a figure of matplotlib, for notebooks, PNG and SVG."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from drivetrain._views.curves import Curve
+
+__all__ = ["draw_figure"]
+
+_WIDTH_IN, _HEIGHT_IN = 7.0, 2.8
+
+
+def draw_figure(panels: Mapping[str, Mapping[str, Curve]], *, log: bool = False) -> Figure:
+    """Draws curves, a panel for each metric.
+
+    Args:
+        panels: by metric, and then by what to call it, the curves.
+        log: a logarithmic axis of values.
+
+    Returns:
+        A figure that pyplot does not know, so nothing has to be closed; notebooks show it.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            'a figure wants matplotlib, which is not installed: run pip install "drivetrain[plot]"', name=error.name
+        ) from error
+
+    class ShownFigure(Figure):
+        """A figure that notebooks show also where no backend of pyplot is active."""
+
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png")
+            return picture.getvalue()
+
+    figure = ShownFigure(figsize=(_WIDTH_IN, _HEIGHT_IN * max(1, len(panels))), layout="constrained", dpi=120)
+    axes: list[Any] = list(figure.subplots(max(1, len(panels)), 1, squeeze=False)[:, 0])
+    for axis, (metric, curves) in zip(axes, panels.items(), strict=False):
+        for name, curve in curves.items():
+            points = [point for point in curve.points() if not log or point[2] > 0]
+            if not points:
+                continue
+            x, low, mean, high = zip(*points, strict=True)
+            (line,) = axis.plot(x, mean, label=name, linewidth=1.3, marker="." if len(points) < 3 else None)
+            if curve.width > 1:
+                axis.fill_between(x, low, high, color=line.get_color(), alpha=0.25, linewidth=0)
+        if log:
+            axis.set_yscale("log")
+        axis.set_ylabel(metric)
+        axis.grid(alpha=0.3)
+        if len(curves) > 1:
+            axis.legend(fontsize="small", ncols=math.ceil(len(curves) / 8))
+    axes[-1].set_xlabel("report")
+    return figure

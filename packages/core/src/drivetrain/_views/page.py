@@ -1,0 +1,153 @@
+"""One run, or a list of them, as one HTML file that needs nothing else: no network, no server, no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from drivetrain._storage.directory import Storage
+from drivetrain._version import __version__
+from drivetrain._views.curves import CurveReader
+from drivetrain._views.records import checkpoint_sizes, read_run, read_usage
+
+__all__ = ["describe_run", "describe_runs", "encode", "plain", "render", "write_report"]
+
+_ASSETS = Path(__file__).with_name("assets")
+
+
+def write_report(storage: Storage, path: Path) -> None:
+    """Writes the page of a run.
+
+    Args:
+        storage: the run directory.
+        path: the file to write.
+
+    Raises:
+        StorageError: there is no run.
+        OSError: the file cannot be written.
+    """
+    document = describe_run(storage)
+    text = render(encode(document), document["name"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def describe_run(
+    storage: Storage,
+    reader: CurveReader | None = None,
+    sizes: dict[str, tuple[int, int] | None] | None = None,
+    limit_s: float = math.inf,
+) -> dict[str, Any]:
+    """What the page of a run shows.
+
+    Args:
+        storage: the run directory.
+        reader: its curves so far, which are brought up to date; None reads all of them.
+        sizes: of checkpoints that are known already; added to.
+        limit_s: seconds to read reports for; ``read`` says which part of them that was.
+    """
+    reader = reader or CurveReader(storage)
+    read = reader.update(limit_s)
+    sizes = {} if sizes is None else sizes
+    details = read_run(storage).details()
+    for checkpoint in details["checkpoints"]:
+        name = checkpoint["name"]
+        if name not in sizes:
+            sizes[name] = checkpoint_sizes(storage, name)
+        checkpoint["bytes"], checkpoint["files"] = sizes[name] or (None, None)
+    return {
+        "kind": "run",
+        "generated": time.time(),
+        "version": __version__,
+        **details,
+        "reports": {str(rank): count for rank, count in sorted(reader.reports.items())},
+        "curves": [
+            {"rank": rank, "metric": metric, **curve.export()} for (rank, metric), curve in reader.curves().items()
+        ],
+        "usage": read_usage(storage),
+        "read": read,
+    }
+
+
+def describe_runs(
+    location: str, summaries: Iterable[Mapping[str, Any]], link: Callable[[str], str | None] = lambda name: None
+) -> dict[str, Any]:
+    """What the page of a directory of runs shows."""
+    return {
+        "kind": "runs",
+        "generated": time.time(),
+        "version": __version__,
+        "location": location,
+        "runs": [{**summary, "link": link(summary["name"])} for summary in summaries],
+    }
+
+
+def render(document: str, title: str) -> str:
+    """The page that shows a document of :func:`describe_run` or :func:`describe_runs`, encoded."""
+    style, script = _asset("page.css"), _asset("page.js")
+    # Nothing in a run's data can close the block, or be taken for HTML.
+    data = document.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<link rel="icon" href="data:,">
+<title>{html.escape(title)}</title>
+<style>{style}</style>
+</head>
+<body>
+<main><noscript>This page draws the run with JavaScript, which is off here.</noscript></main>
+<script type="application/json" id="data">{data}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def encode(document: Mapping[str, Any]) -> str:
+    """A document as JSON that browsers read: numbers that are not finite become words."""
+    encoder = json.JSONEncoder(separators=(",", ":"), default=str, allow_nan=False)
+    try:
+        return encoder.encode(document)
+    except ValueError:
+        return encoder.encode(plain(document, str))
+
+
+def plain(value: Any, of_broken: Callable[[float], Any] = lambda value: None) -> Any:
+    """A value as standard JSON knows it.
+
+    Args:
+        value: of dicts, lists and scalars.
+        of_broken: what stands for a number that is not finite.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else of_broken(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner, of_broken) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner, of_broken) for inner in value]
+    return value
+
+
+@cache
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,322 @@
+"""Shows the runs of a directory in a browser, and their pages as they change: pushed as server-sent events.
+
+The server looks at a run's files while somebody looks at its page, and sends the page's document when they have
+changed. It reads, and never writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import hmac
+import http
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import LOCK_FILE, MANIFEST, RUN_FILE, TIMELINE_FILE, USAGE_FILE
+from drivetrain._storage.reports import rank_files
+from drivetrain._views.curves import CurveReader
+from drivetrain._views.page import describe_run, describe_runs, encode, render
+from drivetrain._views.records import find_runs, read_run
+from drivetrain.errors import ConfigurationError, StorageError
+
+__all__ = ["RunsServer"]
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_COOKIE = "drivetrain_token"
+_LOOK_S = 1.0
+_REMOTE_LOOK_S = 20.0
+_ALIVE_S = 15.0
+_READ_S = 0.5
+"""Seconds to read reports for before a page is shown: what there is in millions of them follows."""
+_LIVE = ("running", "locked")
+
+
+class RunsServer:
+    """Serves the pages of a directory of runs, or of a single run, from threads of its own.
+
+    On a loopback address everybody on this machine may look. Any other address wants a token, which is in
+    :attr:`url`.
+
+    Args:
+        storage: the directory of runs, or a run directory.
+        host: the address to listen on.
+        port: the port; 0 for a free one.
+        token: the token; None makes one up where the address is not a loopback one.
+
+    Attributes:
+        url: what to open in a browser.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on.
+    """
+
+    def __init__(self, storage: Storage, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
+        self.is_loopback = host in _LOOPBACK
+        self.token = token if token or self.is_loopback else secrets.token_urlsafe(24)
+        self.pages = _Pages(storage)
+        self.ended = threading.Event()
+        server = self
+
+        class Handler(_Handler):
+            runs = server
+
+        try:
+            self._server = _server_class(host)((host, port), Handler)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the server wants an address and port of this machine that are free, found {host}:{port} "
+                f"({error.strerror or error}): choose others, or port 0 for any that is free"
+            ) from error
+        shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._server.server_address[1]}/"
+        if self.token:
+            self.url += f"?token={quote(self.token)}"
+
+    def serve(self) -> None:
+        """Answers until :meth:`close` is called, from another thread."""
+        self._server.serve_forever(poll_interval=0.2)
+
+    def close(self) -> None:
+        """Ends :meth:`serve`, and everybody's stream of events."""
+        self.ended.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _server_class(host: str) -> type[ThreadingHTTPServer]:
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        daemon_threads = True
+        block_on_close = False  # a stream of events ends within a look
+
+    return Server
+
+
+class _Pages:
+    """The documents of all runs, each made once for all who look at it."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.look_s = _LOOK_S if storage.is_local else _REMOTE_LOOK_S
+        self._lock = threading.Lock()
+        self._views: dict[str, _RunView] = {}
+        self._summaries: dict[str, tuple[Any, dict[str, Any]]] = {}
+
+    def names(self) -> dict[str, Storage]:
+        return {run.root.rstrip("/").rpartition("/")[2]: run for run in find_runs(self.storage)}
+
+    def run(self, name: str) -> _RunView | None:
+        with self._lock:
+            if name not in self._views:
+                found = self.names().get(name)  # which nothing but a listed name leads to
+                if found is None:
+                    return None
+                self._views[name] = _RunView(found)
+            return self._views[name]
+
+    def index(self) -> tuple[str, str]:
+        """What tells this state of the list from another, and its document."""
+        with self._lock:
+            states = {}
+            for name, storage in self.names().items():
+                state = _state(storage)
+                known = self._summaries.get(name)
+                # One that goes on may have ended by a kill, which no file tells.
+                if known is None or known[0] != state or known[1]["status"] in _LIVE:
+                    try:
+                        self._summaries[name] = (state, read_run(storage).summary())
+                    except (StorageError, KeyError, TypeError, ValueError):  # it was deleted, or damaged
+                        continue
+                states[name] = (state, self._summaries[name][1]["status"])
+            summaries = [self._summaries[name][1] for name in states]
+            summaries.sort(key=lambda summary: -summary["began"])
+            document = describe_runs(self.storage.root, summaries, lambda name: f"/run/{quote(name, safe='')}")
+            stamp = _stamp(states)
+            return stamp, encode({**document, "events": f"/events?seen={stamp}"})
+
+
+class _RunView:
+    """One run, as it is looked at."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self._lock = threading.Lock()
+        self._reader = CurveReader(storage)
+        self._sizes: dict[str, tuple[int, int] | None] = {}
+        self._made: tuple[str, str] | None = None
+        self._state: Any = None
+        self._is_live = True
+        self.is_behind = False
+        self._checked = 0.0
+
+    def document(self, name: str, look_s: float) -> tuple[str, str]:
+        """What tells this state of the run from another, and its document."""
+        with self._lock:
+            is_fresh = time.monotonic() - self._checked < look_s / 2 and not self.is_behind
+            if self._made is not None and is_fresh:
+                return self._made
+            self._checked = time.monotonic()
+            state = _state(self.storage)
+            if self._made is None or self._is_live or self.is_behind or state != self._state:
+                record = describe_run(self.storage, self._reader, self._sizes, _READ_S)
+                self._state, self._is_live = state, record["status"] in _LIVE
+                self.is_behind = record["read"] < 1
+                stamp = _stamp((state, record["status"], record["read"]))
+                if self._made is None or self._made[0] != stamp:
+                    path = f"/run/{quote(name, safe='')}"
+                    self._made = stamp, encode({**record, "events": f"{path}/events?seen={stamp}", "home": "/"})
+            return self._made
+
+
+def _stamp(state: Any) -> str:
+    return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
+
+
+def _state(storage: Storage) -> Any:
+    """What differs where a run has changed: the files that everything shown comes from."""
+    names = [RUN_FILE, MANIFEST, TIMELINE_FILE, USAGE_FILE, "error.json", LOCK_FILE]
+    if not storage.is_local:
+        return time.time() // _REMOTE_LOOK_S  # nothing tells for less than reading it
+    state = []
+    for name in [*names, *rank_files(storage).values()]:
+        with contextlib.suppress(OSError):
+            status = os.stat(storage.path(name))
+            state.append((name, status.st_size, status.st_mtime_ns))
+    return tuple(state)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    runs: RunsServer
+    protocol_version = "HTTP/1.1"
+    server_version = "drivetrain"
+    sys_version = ""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing: the terminal is its user's."""
+
+    def do_GET(self) -> None:
+        """Answers a request."""
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            self._answer()
+
+    def _answer(self) -> None:
+        url = urlsplit(self.path)
+        query = parse_qs(url.query)
+        if not self._is_allowed(query):
+            return
+        make: Callable[[], tuple[str, str]]
+        is_behind: Callable[[], bool]
+        parts = [unquote(part) for part in url.path.split("/") if part]
+        try:
+            if parts[:1] == ["run"] and len(parts) > 1:
+                title, form = parts[1], parts[2:]
+                view = self.runs.pages.run(title)
+                if view is None:
+                    self._refuse(http.HTTPStatus.NOT_FOUND, f"there is no run {title!r} here")
+                    return
+                make = functools.partial(view.document, title, self.runs.pages.look_s)
+                is_behind = functools.partial(getattr, view, "is_behind")
+            else:
+                title, form, make = "runs", parts, functools.partial(self.runs.pages.index)
+                is_behind = bool
+            if form == ["events"]:
+                self._stream(make, is_behind, self.headers.get("Last-Event-ID") or query.get("seen", [""])[0])
+            elif form == ["data"]:
+                self._send(make()[1], "application/json")
+            elif not form:
+                self._send(render(make()[1], title), "text/html; charset=utf-8")
+            else:
+                self._refuse(http.HTTPStatus.NOT_FOUND, "there is no such page")
+        except StorageError as error:
+            self._refuse(http.HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+
+    def _is_allowed(self, query: Mapping[str, list[str]]) -> bool:
+        """Refuses those without the token, and pages of others that reach this machine by a name of their own."""
+        runs = self.runs
+        if runs.token:
+            given = query.get("token", [""])[0]
+            if given and hmac.compare_digest(given.encode(), runs.token.encode()):
+                self._cookie = f"{self._cookie_name}={quote(runs.token)}; HttpOnly; SameSite=Strict; Path=/"
+                return True
+            if hmac.compare_digest(self._token_in_cookie().encode(), runs.token.encode()):
+                return True
+            self._refuse(http.HTTPStatus.FORBIDDEN, "this wants the token: open the whole address that was printed")
+            return False
+        host = (self.headers.get("Host") or "").rpartition(":")[0].strip("[]") or self.headers.get("Host", "")
+        if runs.is_loopback and host not in _LOOPBACK:
+            self._refuse(http.HTTPStatus.FORBIDDEN, "this is for browsers on this machine")
+            return False
+        return True
+
+    _cookie = ""
+
+    def _token_in_cookie(self) -> str:
+        try:
+            cookies = SimpleCookie(self.headers.get("Cookie", ""))
+        except CookieError:
+            return ""
+        return unquote(cookies[self._cookie_name].value) if self._cookie_name in cookies else ""
+
+    @property
+    def _cookie_name(self) -> str:
+        """With the port, as browsers send a host's cookies to all of its ports."""
+        return f"{_COOKIE}_{self.connection.getsockname()[1]}"
+
+    def _stream(self, make: Callable[[], tuple[str, str]], is_behind: Callable[[], bool], seen: str) -> None:
+        """Sends each state that differs from the one that the browser has, until it goes away."""
+        self.send_response(http.HTTPStatus.OK)
+        self._send_headers("text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        sent = float("-inf")
+        while not self.runs.ended.is_set():
+            chunk, readable = b"", False
+            with contextlib.suppress(StorageError):  # it may pass
+                stamp, document = make()
+                readable = True
+                if stamp != seen:
+                    seen, chunk = stamp, f"id: {stamp}\ndata: {document}\n\n".encode()
+            if not chunk and time.monotonic() - sent > _ALIVE_S:
+                chunk = b": nothing new\n\n"  # finds out whether anybody still listens
+            if chunk:
+                self.wfile.write(chunk)
+                self.wfile.flush()
+                sent = time.monotonic()
+            if not readable or not is_behind():
+                self.runs.ended.wait(self.runs.pages.look_s)
+
+    def _send(self, text: str, kind: str) -> None:
+        data = text.encode()
+        self.send_response(http.HTTPStatus.OK)
+        self._send_headers(kind)
+        if self._cookie:
+            self.send_header("Set-Cookie", self._cookie)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _refuse(self, status: http.HTTPStatus, message: str) -> None:
+        data = f"{message}\n".encode()
+        self.send_response(status)
+        self._send_headers("text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _send_headers(self, kind: str) -> None:
+        self.send_header("Content-Type", kind)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")

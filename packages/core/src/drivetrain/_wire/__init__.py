@@ -1,0 +1,1 @@
+"""The protocol between the driver and its workers."""

@@ -1,0 +1,71 @@
+"""Turns reported metrics into plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from drivetrain.errors import SessionError
+
+__all__ = ["REDUCTIONS", "check_reductions", "plain_metrics"]
+
+REDUCTIONS = ("mean", "sum", "min", "max")
+_PLAIN_TYPES = frozenset((bool, int, float, str, type(None)))
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the metrics in plain Python values.
+
+    Raises:
+        SessionError: a key is no string, or a value is not plain; the message names the key.
+    """
+    if not isinstance(metrics, Mapping):
+        raise SessionError(f"report() wants a mapping from metric to value, found {_brief(metrics)}")
+    values: dict[str, Any] = {}
+    for key, value in metrics.items():
+        if type(key) is not str:
+            raise SessionError(f"report() wants strings as names of metrics, found {key!r}")
+        values[key] = value if type(value) in _PLAIN_TYPES else _plain_value(key, value)
+    return values
+
+
+def _plain_value(key: str, value: Any) -> Any:
+    if type(value) in _PLAIN_TYPES:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(f"{key}[{place}]", item) for place, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        if bad := [name for name in value if not isinstance(name, str)]:
+            raise SessionError(f"report() wants strings as names in metric {key!r}, found {bad[0]!r}")
+        return {str(name): _plain_value(f"{key}.{name}", item) for name, item in value.items()}
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        if math.prod(shape) != 1:
+            raise SessionError(
+                f"report() wants plain values, found {_brief(value)} of shape {tuple(shape)} as metric {key!r}: "
+                "report a number made of it (such as its mean), or save it in a checkpoint"
+            )
+        array = value if hasattr(value, "item") else value.numpy()  # TensorFlow's tensors have no item()
+        return _plain_value(key, array.item())
+    for kind in (bool, int, float, str):  # subclasses, such as numpy.float64 or an IntEnum
+        if isinstance(value, kind):
+            return kind(value)
+    raise SessionError(
+        f"report() wants plain values (numbers, strings, None, and lists and mappings of them), "
+        f"found {_brief(value)} as metric {key!r}"
+    )
+
+
+def check_reductions(reduce: Mapping[str, str], values: Mapping[str, Any]) -> None:
+    for key, how in reduce.items():
+        if how not in REDUCTIONS:
+            raise SessionError(f"report(reduce=...) wants one of {', '.join(REDUCTIONS)} for {key!r}, found {how!r}")
+        if isinstance(values.get(key), bool) or not isinstance(values.get(key), (int, float)):
+            raise SessionError(
+                f"report(reduce=...) wants a number reported as {key!r}, found {values.get(key, 'no such metric')!r}"
+            )
+
+
+def _brief(value: object) -> str:
+    return f"a {type(value).__module__}.{type(value).__qualname__}".replace("a builtins.", "a ")

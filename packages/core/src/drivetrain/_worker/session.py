@@ -1,0 +1,368 @@
+"""The worker's side: what a train function calls while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from drivetrain._hooks.context import TrainContext
+from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.filesystem import StoredFile
+from drivetrain._wire.events import Event, PreemptionInfo, Reported, Uploaded
+from drivetrain._wire.task import SessionOptions
+from drivetrain._worker.metrics import check_reductions, plain_metrics
+from drivetrain._worker.preemption import Preemption
+from drivetrain._worker.uploads import RESERVED_NAMES, UploadRequest, Uploads
+from drivetrain.config import CheckpointUploadMode
+from drivetrain.errors import SessionError, StorageError
+
+__all__ = [
+    "Session",
+    "activate",
+    "active_session",
+    "get_checkpoint",
+    "get_context",
+    "get_dataset_shard",
+    "get_preemption_info",
+    "report",
+]
+
+_DIRECTORY_NAME = re.compile(r"(?!checkpoint_\d+$|result.*\.json$)[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
+
+
+class Session:
+    """One rank's line to the controller for the time of one attempt.
+
+    Args:
+        context: the facts that :func:`get_context` hands out.
+        checkpoint: what to resume from.
+        first_index: index in the run that the report before the first one of this attempt has.
+        first_number: number in the attempt of the report before this session's first.
+        first_quiet: how many of the reports up to that one are no iterations.
+        emit: delivers an event to the controller; blocks while the controller is too far behind.
+        preemption: what the function is told of.
+        options: see there.
+        on_checkpoint: called when a report had a checkpoint.
+        emit_from_threads: ``emit`` may be called from any thread; otherwise what happens in the background is told with
+            the next report.
+        datasets: this rank's shards, by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: TrainContext,
+        checkpoint: Checkpoint | None,
+        first_index: int,
+        first_number: int = 0,
+        first_quiet: int = 0,
+        emit: Callable[[Event], None],
+        preemption: Preemption,
+        options: SessionOptions | None = None,
+        on_checkpoint: Callable[[], None] = lambda: None,
+        emit_from_threads: bool = True,
+        datasets: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.context = context
+        self.checkpoint = checkpoint
+        self.preemption = preemption
+        preemption.renumber = self._renumber
+        self._datasets = datasets or {}
+        self._options = options or SessionOptions()
+        self._on_checkpoint = on_checkpoint
+        self._emit_from_threads = emit_from_threads
+        self._finished: deque[Uploaded] = deque()
+        self._storage = context.storage
+        self._first_index = first_index
+        self._emit = emit
+        self._rank = context.get_world_rank()
+        self._count = first_number
+        self._quiet = first_quiet
+        self._stored_number = 0
+        self._uploads = Uploads(context.storage, self._rank, self._options.checkpoints)
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+
+    def dataset_shard(self, name: str | None) -> Any:
+        """One of this rank's shards; without a name the only one."""
+        if name is None and len(self._datasets) == 1:
+            return next(iter(self._datasets.values()))
+        if name is None or name not in self._datasets:
+            known = ", ".join(map(repr, self._datasets)) or "no datasets: pass datasets={...} to the trainer"
+            raise SessionError(f"get_dataset_shard() wants the name of a dataset, found {name!r}; the run has {known}")
+        return self._datasets[name]
+
+    def report(
+        self,
+        metrics: Mapping[str, Any],
+        upload: UploadRequest | None = None,
+        reduce: Mapping[str, str] | None = None,
+        *,
+        quiet: bool = False,
+    ) -> None:
+        """Uploads the checkpoint, or begins to, then hands everything to the controller.
+
+        Args:
+            metrics: plain values.
+            upload: the checkpoint.
+            reduce: the combinations asked for.
+            quiet: the checkpoint is all that there is to report: its metrics only rank it among others.
+        """
+        if os.getpid() != self._process:
+            raise SessionError(
+                "report() wants to be called in the worker's own process, found a child process of it "
+                "(a data loader's worker?): report from the train function"
+            )
+        values = plain_metrics(metrics)
+        if reduce is not None:
+            check_reductions(reduce, values)
+        with self._lock:
+            self._uploads.raise_failure()
+            self._tell_finished()
+            quiet_so_far = self._quiet + quiet
+            if upload is None:
+                self._count, self._quiet = self._count + 1, quiet_so_far
+                self._emit(
+                    Reported(self._rank, self._count, time.time(), values, None, reduce, None, quiet, quiet_so_far)
+                )
+                return
+            self._storage.require_run(self.context.run_id, self._options.start)
+            self._add_positions(upload.checkpoint)
+            number = self._count + 1
+            prepared = self._uploads.prepare(upload, self._first_index + number)
+            stored = Checkpoint.in_storage(self._storage, prepared.directory)
+            self._count, self._quiet = number, quiet_so_far
+            told = prepared.files, reduce, prepared.directory, quiet, quiet_so_far
+            self._emit(Reported(self._rank, number, time.time(), values, *told))
+            if prepared.finish is None:
+                self._note_stored(number, stored)
+            else:
+                self._uploads.begin(prepared, lambda files: self._on_uploaded(number, stored, files))
+            self._on_checkpoint()
+
+    def _add_positions(self, checkpoint: Checkpoint) -> None:
+        """Has the controller know where datasets stand, whose shards were asked for it."""
+        states = {name: getattr(shard, "take_state", lambda: None)() for name, shard in self._datasets.items()}
+        known = {name: state for name, state in states.items() if state is not None}
+        if known and self._rank == 0:
+            checkpoint.update_metadata({POSITIONS: known})
+
+    def finish(self) -> None:
+        """Waits for the uploads in the background.
+
+        Raises:
+            StorageError: one of them failed.
+        """
+        self._uploads.drain()
+        self._tell_finished()
+
+    def wait_for_uploads(self) -> None:
+        """Waits for the uploads in the background, and tells of those that end well."""
+        with contextlib.suppress(StorageError):
+            self._uploads.drain()
+        self._tell_finished()
+
+    def _renumber(self, number: int, quiet: int) -> None:
+        with self._lock:
+            self._count, self._quiet = number, quiet
+
+    def _note_stored(self, number: int, stored: Checkpoint) -> None:
+        if number > self._stored_number:  # an earlier upload may take longer than a later one
+            self._stored_number = number
+            self.checkpoint = stored
+
+    def _on_uploaded(self, number: int, stored: Checkpoint, files: dict[str, StoredFile]) -> None:
+        self._note_stored(number, stored)
+        event = Uploaded(self._rank, number, files)
+        if self._emit_from_threads:
+            self._emit(event)
+        else:
+            self._finished.append(event)
+
+    def _tell_finished(self) -> None:
+        while self._finished:
+            self._emit(self._finished.popleft())
+
+
+POSITIONS = "dataset_positions"
+"""The key in a checkpoint's metadata of where datasets stood when it was reported."""
+
+_active: Session | None = None
+
+
+@contextlib.contextmanager
+def activate(session: Session) -> Iterator[None]:
+    """Makes a session the one that this process's train function talks to, for the time of a ``with`` block."""
+    global _active
+    if _active is not None:
+        raise SessionError(
+            "a train function is running in this process already: fit() cannot be called inside one here"
+        )
+    _active = session
+    try:
+        yield
+    finally:
+        _active = None
+
+
+def report(
+    metrics: Mapping[str, Any] | None = None,
+    checkpoint: Checkpoint | None = None,
+    *,
+    reduce: Mapping[str, str] | None = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode | str = CheckpointUploadMode.SYNC,
+    checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+    delete_local_checkpoint_after_upload: bool = False,
+    **metrics_by_name: Any,
+) -> None:
+    """Reports metrics, and a checkpoint if there is one, from inside a train function.
+
+    Every rank may report, as often as it likes; the call is not a barrier. Metrics are handed over at once, so
+    what was reported is kept even if the process dies in the next instant. A checkpoint's files are copied to the
+    run directory; it is committed once they are there and every rank that still runs has made as many reports.
+
+    Args:
+        metrics: plain values (numbers, strings, None, and lists and mappings of them) by name. A tensor or
+            array of one element counts as its number.
+        checkpoint: a directory of files to keep. Ranks may report different files under one report; they are
+            merged into one checkpoint.
+        reduce: for metrics to combine over all ranks, the way: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"``. The
+            run's metrics then hold the combined value.
+        checkpoint_dir_name: the checkpoint's directory in the run directory, the same on all ranks and new in the run;
+            None for ``checkpoint_<number of the report>``.
+        checkpoint_upload_mode: a :class:`~drivetrain.CheckpointUploadMode` or its value. ``"sync"`` stores the files
+            before the call returns; ``"async"`` in the background, whatever happens to the directory meanwhile, and
+            an error is raised by the next report or at the end of the function; ``"none"`` takes a checkpoint
+            that is in the run directory already.
+        checkpoint_upload_fn: stores the checkpoint instead: takes it and the directory's name, and returns it as it
+            is in the run directory. Called in the background if the mode is ``"async"``, so the local directory has to
+            stay until then.
+        delete_local_checkpoint_after_upload: give the local directory away. On the storage's own filesystem it is moved
+            instead of copied.
+        **metrics_by_name: the metrics, instead of a mapping: ``report(loss=0.1)``.
+
+    Raises:
+        SessionError: called outside a train function, or with a value that is not plain; the message names the key.
+        CheckpointError: the checkpoint's directory does not exist or holds no files, or its name is taken.
+        StorageError: the checkpoint, or one before it in the background, could not be stored.
+
+    Example:
+        A report of rank 0's accuracy, and of the mean loss over all ranks::
+
+            drivetrain.report({"loss": loss, "accuracy": accuracy}, reduce={"loss": "mean"})
+    """
+    session = active_session("report")
+    if metrics is None:
+        metrics = metrics_by_name
+    elif metrics_by_name:
+        raise SessionError(
+            "report() wants metrics as one mapping or as keywords, found a mapping and the keywords "
+            f"{', '.join(metrics_by_name)}: put them into the mapping, if they are metrics"
+        )
+    if checkpoint is None:
+        session.report(metrics, None, reduce)
+        return
+    if not isinstance(checkpoint, Checkpoint):
+        raise SessionError(
+            f"report(checkpoint=...) wants a Checkpoint, found {checkpoint!r}: use Checkpoint.from_directory(path)"
+        )
+    try:
+        mode = CheckpointUploadMode(checkpoint_upload_mode)
+    except ValueError:
+        raise SessionError(
+            f"report(checkpoint_upload_mode=...) wants 'sync', 'async' or 'none', found {checkpoint_upload_mode!r}"
+        ) from None
+    name = checkpoint_dir_name
+    if name is not None and (str(name) != name or name in RESERVED_NAMES or not _DIRECTORY_NAME.fullmatch(name)):
+        raise SessionError(
+            "report(checkpoint_dir_name=...) wants a plain directory name that is not one of drivetrain's own, "
+            f"found {name!r}"
+        )
+    request = UploadRequest(
+        checkpoint=checkpoint,
+        directory=name,
+        mode=mode,
+        function=checkpoint_upload_fn,
+        delete_local=delete_local_checkpoint_after_upload,
+    )
+    session.report(metrics, request, reduce)
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """The checkpoint to continue from: the one this attempt resumes from, or the last one this rank reported.
+
+    Returns:
+        None at the start of a run that resumes from nothing.
+
+    Raises:
+        SessionError: called outside a train function.
+    """
+    return active_session("get_checkpoint").checkpoint
+
+
+def get_context() -> TrainContext:
+    """What the train function can know about where it runs: ranks, sizes, names and directories.
+
+    Raises:
+        SessionError: called outside a train function.
+    """
+    return active_session("get_context").context
+
+
+def get_dataset_shard(dataset_name: str | None = None) -> Any:
+    """This worker's part of a dataset that the trainer was given: ``datasets={"train": ...}``.
+
+    Args:
+        dataset_name: the key in ``datasets``; None where there is only one.
+
+    Returns:
+        A :class:`~drivetrain.DatasetShard`; of a Ray dataset, a ``ray.data.DataIterator``. Both have ``iter_batches``
+        and ``iter_torch_batches``.
+
+    Raises:
+        SessionError: called outside a train function; or there is no dataset of that name.
+    """
+    return active_session("get_dataset_shard").dataset_shard(dataset_name)
+
+
+def get_preemption_info() -> PreemptionInfo | None:
+    """Whether the train function is to save its state and return, because its processes are about to be ended.
+
+    Ask once per step, on all ranks that take part in collectives. All of them are told at the same step. Without a
+    reason to end, asking costs less than a microsecond. Who has never asked is ended without notice.
+
+    Returns:
+        None as long as there is no reason.
+
+    Raises:
+        SessionError: called outside a train function.
+
+    Example:
+        In the loop of a train function::
+
+            if (info := drivetrain.get_preemption_info()) is not None:
+                save_and_report()
+                return
+    """
+    return active_session("get_preemption_info").preemption.poll()
+
+
+def active_session(function: str) -> Session:
+    """The session that this process's train function is in.
+
+    Args:
+        function: what was called, for the error of a call outside one.
+    """
+    if _active is None:
+        raise SessionError(
+            f"{function}() wants to be called inside a train function, found no training in this process: "
+            "pass the function to a trainer and call trainer.fit()"
+        )
+    return _active

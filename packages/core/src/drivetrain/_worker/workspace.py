@@ -1,0 +1,77 @@
+"""Where a worker's train function leaves files beside its checkpoints, and how they reach the storage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from drivetrain._hooks.context import TrainContext
+from drivetrain._storage.filesystem import walk_local
+from drivetrain._storage.layout import ARTIFACTS, STAGED_RUNS, staging_key
+from drivetrain._storage.mirror import Mirror
+from drivetrain._storage.node import share_directory
+from drivetrain._wire.task import SessionOptions
+
+__all__ = ["open_workspace"]
+
+
+@contextlib.contextmanager
+def open_workspace(context: TrainContext, options: SessionOptions) -> Iterator[tuple[TrainContext, Callable[[], None]]]:
+    """Makes the directory for artifacts on this node, and uploads from it if that is asked for.
+
+    Args:
+        context: the worker's facts.
+        options: see there.
+
+    Yields:
+        The facts with the directory in them, and what to call when a checkpoint was reported.
+    """
+    with contextlib.ExitStack() as stack:
+        if context.storage.is_local:
+            directory = context.storage.path(ARTIFACTS)
+            on_checkpoint: Callable[[], None] = lambda: None  # noqa: E731 - the same name as below
+        else:
+            staged, on_checkpoint = stack.enter_context(_staged(context, options))
+            directory = os.path.join(staged, ARTIFACTS)
+        os.makedirs(directory, exist_ok=True)
+        if options.chdir:
+            stack.callback(os.chdir, os.getcwd())
+            os.chdir(directory)
+        yield replace(context, trial_dir=directory), on_checkpoint
+
+
+@contextlib.contextmanager
+def _staged(context: TrainContext, options: SessionOptions) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A directory that the node's ranks share, one of which uploads from it; the last to leave uploads the rest."""
+    sync = options.sync
+
+    def mirror(staged: str) -> Mirror:
+        return Mirror(
+            os.path.join(staged, ARTIFACTS),
+            context.storage,
+            ARTIFACTS,
+            period_s=sync.sync_period,
+            warn=_warn,
+            state=os.path.join(staged, "uploaded.json"),
+        )
+
+    def finish(staged: str) -> None:
+        if sync.sync_artifacts:
+            mirror(staged).try_push()
+        elif left := sum(1 for _ in walk_local(os.path.join(staged, ARTIFACTS))):
+            _warn(f"{left} files in get_trial_dir() are not kept: SyncConfig(sync_artifacts=True) uploads them")
+
+    key = f"{staging_key(context.run_id, options.start)}-{context.attempt}"
+    with share_directory(STAGED_RUNS, key, before_deletion=finish) as staged:
+        if not sync.sync_artifacts or context.get_local_rank() != 0:
+            yield staged, lambda: None
+            return
+        with mirror(staged).running() as running:
+            yield staged, running.wake if sync.sync_artifacts_on_checkpoint else lambda: None
+
+
+def _warn(line: str) -> None:
+    print(f"drivetrain: {line}", file=sys.stderr)

@@ -1,0 +1,127 @@
+"""What authors of plugins need in addition to ``drivetrain``.
+
+A plugin is an entry point in one of these groups:
+
+========================= ====================================================================
+group                     the plugin provides
+========================= ====================================================================
+``drivetrain.backends``   a :class:`drivetrain.BackendConfig` class: it sets up a framework
+``drivetrain.callbacks``  a :class:`drivetrain.Callback` class: it watches a run
+``drivetrain.datasets``   a :class:`DatasetProvider` class: it reads a kind of dataset
+``drivetrain.runtimes``   a :class:`Runtime` class: it starts worker groups
+``drivetrain.trainables`` a function that turns a trainer into something another system can run
+========================= ====================================================================
+
+An installed plugin runs no code until it is selected by its name, with two exceptions: dataset providers are asked
+whether they accept a dataset, and runtimes whether the environment selects them. A plugin imports ``drivetrain``, this
+module and, in its tests, ``drivetrain.testing``; everything else in the package is internal. The classes of runtimes
+are provisional: they may change until a second cluster runtime uses them.
+"""
+
+from typing import TYPE_CHECKING
+
+from drivetrain._base.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from drivetrain._base.console import Console
+    from drivetrain._base.pickling import dumps
+    from drivetrain._base.redact import redact
+    from drivetrain._driver.arguments import check_param_space, merge_arguments
+    from drivetrain._hooks.context import Trial
+    from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest, is_instance_of
+    from drivetrain._hooks.plugins import API_VERSION
+    from drivetrain._hooks.providers import OpenedDataset, required_runtime
+    from drivetrain._runtimes.base import Group, GroupSpec, Runtime, rank_environment
+    from drivetrain._runtimes.local import ForkServers, LocalRuntime
+    from drivetrain._runtimes.remote import RemoteGroup
+    from drivetrain._runtimes.resources import order_gpus, order_nodes, visible_gpus
+    from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
+    from drivetrain._storage.lock import RunLock
+    from drivetrain._storage.manifest import delete_checkpoints
+    from drivetrain._storage.remote import locate
+    from drivetrain._wire.frames import Channel, frame, receive, receive_bytes
+    from drivetrain._wire.task import TrainTask
+    from drivetrain._worker.execute import flush_output, redirect_output
+    from drivetrain._worker.main import serve, settle_in
+    from drivetrain._worker.output import LogFollower, log_name, open_log
+    from drivetrain._worker.stacks import answer_to_signal, collect_stacks
+    from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
+else:
+    _SOURCES = {
+        "drivetrain._worker.main": "serve settle_in",
+        "drivetrain._worker.execute": "flush_output redirect_output",
+        "drivetrain._base.pickling": "dumps",
+        "drivetrain._storage.manifest": "delete_checkpoints",
+        "drivetrain._worker.stacks": "answer_to_signal collect_stacks",
+        "drivetrain._worker.output": "log_name LogFollower open_log",
+        "drivetrain._hooks.dataset": "DatasetProvider Shard SplitRequest is_instance_of",
+        "drivetrain._hooks.providers": "OpenedDataset required_runtime",
+        "drivetrain._wire.frames": "Channel frame receive receive_bytes",
+        "drivetrain._storage.remote": "locate",
+        "drivetrain._storage.lock": "RunLock",
+        "drivetrain._storage.directory": "Storage open_storage quick runs_location",
+        "drivetrain._runtimes.resources": "order_gpus order_nodes visible_gpus",
+        "drivetrain._runtimes.local": "ForkServers LocalRuntime",
+        "drivetrain._hooks.context": "Trial",
+        "drivetrain._driver.arguments": "check_param_space merge_arguments",
+        "drivetrain._base.console": "Console",
+        "drivetrain._base.redact": "redact",
+        "drivetrain._hooks.plugins": "API_VERSION",
+        "drivetrain._runtimes.base": "Group GroupSpec Runtime rank_environment",
+        "drivetrain._runtimes.remote": "RemoteGroup",
+        "drivetrain._wire.task": "TrainTask",
+        "drivetrain.loggers.tracker": "Entry Ranks TrackerCallback numbers parameters",
+    }
+    __getattr__, __dir__ = lazy_names(__name__, _SOURCES)
+
+__all__ = [
+    "API_VERSION",
+    "Channel",
+    "Console",
+    "DatasetProvider",
+    "Entry",
+    "ForkServers",
+    "Group",
+    "GroupSpec",
+    "LocalRuntime",
+    "LogFollower",
+    "OpenedDataset",
+    "Ranks",
+    "RemoteGroup",
+    "RunLock",
+    "Runtime",
+    "Shard",
+    "SplitRequest",
+    "Storage",
+    "TrackerCallback",
+    "TrainTask",
+    "Trial",
+    "answer_to_signal",
+    "check_param_space",
+    "collect_stacks",
+    "delete_checkpoints",
+    "dumps",
+    "flush_output",
+    "frame",
+    "is_instance_of",
+    "locate",
+    "log_name",
+    "merge_arguments",
+    "numbers",
+    "open_log",
+    "open_storage",
+    "order_gpus",
+    "order_nodes",
+    "parameters",
+    "quick",
+    "rank_environment",
+    "receive",
+    "receive_bytes",
+    "redact",
+    "redirect_output",
+    "required_runtime",
+    "runs_location",
+    "serve",
+    "settle_in",
+    "visible_gpus",
+]

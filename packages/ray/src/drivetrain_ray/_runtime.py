@@ -1,0 +1,97 @@
+"""The ``ray`` runtime; what it needs of Ray is imported when a group is launched."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from drivetrain import PluginNotFoundError
+from drivetrain.plugin import Runtime
+from drivetrain_ray._references import reduce_reference
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
+    from drivetrain import ScalingConfig, WorkerInfo
+    from drivetrain.plugin import GroupSpec
+    from drivetrain_ray._actors import Actors
+    from drivetrain_ray._cluster import Reservation
+    from drivetrain_ray._group import RayGroup
+
+__all__ = ["RayRuntime"]
+
+
+class RayRuntime(Runtime):
+    """Starts workers on a Ray cluster.
+
+    Args:
+        placement_group: where, if somebody else has reserved the resources; None reserves them for each run.
+        first_bundle: which of its bundles is the first worker's.
+    """
+
+    name = "ray"
+
+    def __init__(self, placement_group: PlacementGroup | None = None, first_bundle: int = 0) -> None:
+        self._actors: WeakKeyDictionary[contextlib.ExitStack, Actors] = WeakKeyDictionary()
+        self._given: Reservation | None = None
+        if placement_group is not None:
+            from drivetrain_ray._cluster import Reservation
+
+            self._given = Reservation(placement_group, None, first=first_bundle, borrowed=True)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """What it was given is of use to the driver only that has reserved it."""
+        return type(self), ()
+
+    @classmethod
+    def detect(cls) -> bool:
+        """Whether a cluster is connected, or configured with ``RAY_ADDRESS``."""
+        if os.environ.get("RAY_ADDRESS"):
+            return True
+        ray = sys.modules.get("ray")
+        return bool(ray is not None and ray.is_initialized())
+
+    def reduce(self, value: Any) -> Any:
+        """Pickles references to objects along with their owner, as only Ray does: a worker would wait for ever."""
+        return reduce_reference(value)
+
+    def validate(self, scaling: ScalingConfig) -> None:
+        """Refuses to go on without Ray."""
+        try:
+            importlib.import_module("ray")
+        except ModuleNotFoundError:
+            raise PluginNotFoundError(
+                'the "ray" runtime wants Ray, which is not installed. Run: pip install "drivetrain[ray]"'
+            ) from None
+        if self._given is not None:
+            self._given.require(scaling.max_workers, scaling)
+
+    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
+        """The greatest number that Ray could place now, beside those that run."""
+        from drivetrain_ray._cluster import connect, find_room
+
+        connect(scaling)
+        return find_room(scaling, [worker.node_id for worker in running], avoided)
+
+    @contextlib.contextmanager
+    def launch(self, spec: GroupSpec) -> Iterator[RayGroup]:
+        """Reserves resources and starts the actors; on leaving, those are ended."""
+        from drivetrain_ray._actors import Actors
+        from drivetrain_ray._cluster import connect
+        from drivetrain_ray._group import RayGroup
+
+        connect(spec.scaling)
+        spec.interrupts.replace_handlers_of("ray")
+        actors = self._actors.get(spec.run_resources)
+        if actors is None:
+            import ray
+
+            actors = self._actors[spec.run_resources] = Actors(ray.util.get_node_ip_address())
+            spec.run_resources.callback(actors.close)
+        with contextlib.ExitStack() as resources:
+            yield RayGroup(spec, actors, resources, self._given)

@@ -1,0 +1,81 @@
+"""What is reported as a run of Aim."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
+
+if TYPE_CHECKING:
+    from drivetrain import Run
+
+__all__ = ["AimLoggerCallback"]
+
+
+class AimLoggerCallback(TrackerCallback):
+    """Logs a run to an Aim repository.
+
+    All attempts and resumes of a run are one run of Aim, whose name ends with the run's id.
+
+    Args:
+        repo: the repository: a directory, or the address of a server; None for Aim's own default.
+        experiment_name: the experiment; None for the name of the run.
+        system_tracking_interval: seconds between two measurements of the driver's machine; None for none.
+        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
+        drain_timeout_s: see there.
+
+    Raises:
+        PluginNotFoundError: ``aim`` is not installed.
+        ConfigurationError: an argument is not one that it takes.
+    """
+
+    title: ClassVar[str] = "aim"
+    package: ClassVar[str] = "aim"
+    extra: ClassVar[str] = "aim"
+
+    def __init__(
+        self,
+        repo: str | os.PathLike[str] | None = None,
+        experiment_name: str | None = None,
+        *,
+        system_tracking_interval: float | None = None,
+        ranks: Ranks = "rank0",
+        drain_timeout_s: float = 60.0,
+    ) -> None:
+        super().__init__(ranks=ranks, drain_timeout_s=drain_timeout_s)
+        self.repo = None if repo is None else os.fspath(repo)
+        self.experiment_name = experiment_name
+        self.system_tracking_interval = system_tracking_interval
+
+    def open(self, run: Run) -> int | None:
+        """Finds the run of Aim, or makes it."""
+        import aim
+
+        repo = aim.Repo.from_path(self.repo, init=True) if self.repo else aim.Repo.default_repo(init=True)
+        name = f"{run.name} {run.id}"
+        # By name, which is in Aim's database at once; other parameters are found once Aim has indexed the run.
+        found = [earlier.run.hash for earlier in repo.query_runs(f"run.name == {name!r}", report_mode=0).iter_runs()]
+        self._session: Any = aim.Run(
+            found[0] if found else None,
+            repo=repo,
+            experiment=self.experiment_name or run.name,
+            system_tracking_interval=self.system_tracking_interval,
+            capture_terminal_logs=False,
+        )
+        if not found:
+            self._session.name = name
+            self._session["hparams"] = parameters(run)
+        return int(self._session.get("training_iteration", 0))
+
+    def log(self, entries: Sequence[Entry]) -> None:
+        """Tracks numbers; the step is the report's iteration."""
+        for entry in entries:
+            for name, value in numbers(entry.metrics).items():
+                self._session.track(value, name=name, step=entry.iteration)
+        self._session["training_iteration"] = entries[-1].iteration
+
+    def close(self, error: BaseException | None) -> None:
+        """Closes the run of Aim."""
+        self._session.close()

@@ -1,0 +1,112 @@
+"""What is reported as an experiment of Comet."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
+
+if TYPE_CHECKING:
+    from drivetrain import CommittedCheckpoint, Run
+
+__all__ = ["CometLoggerCallback"]
+
+_DIRECTORY = "comet"
+_QUIET: dict[str, Any] = {
+    # What Comet would find by itself is about the driver, which does not train.
+    "auto_metric_logging": False,
+    "auto_param_logging": False,
+    "auto_output_logging": False,
+    "parse_args": False,
+    "log_graph": False,
+    "log_code": False,
+    "display_summary_level": 0,
+}
+
+
+class CometLoggerCallback(TrackerCallback):
+    """Logs a run to Comet, or to an archive in the run directory that ``comet upload`` takes.
+
+    All attempts and resumes of a run are one experiment: its key is made of the run's name and id. The API key is read
+    by ``comet_ml`` from ``COMET_API_KEY`` or its configuration file.
+
+    Args:
+        online: False writes an archive to ``comet/`` in the run directory, one for each start of the run.
+        tags: tags of the experiment.
+        save_checkpoints: store every committed checkpoint as a model, under its name.
+        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
+        drain_timeout_s: see there.
+        experiment: other arguments of ``comet_ml.start``'s ``ExperimentConfig``, and ``workspace`` and
+            ``project_name``.
+
+    Raises:
+        PluginNotFoundError: ``comet_ml`` is not installed.
+        ConfigurationError: an argument is not one that it takes.
+    """
+
+    title: ClassVar[str] = "comet"
+    package: ClassVar[str] = "comet_ml"
+    extra: ClassVar[str] = "comet"
+
+    def __init__(
+        self,
+        online: bool = True,
+        tags: Sequence[str] = (),
+        *,
+        save_checkpoints: bool = False,
+        ranks: Ranks = "rank0",
+        drain_timeout_s: float = 60.0,
+        **experiment: Any,
+    ) -> None:
+        super().__init__(ranks=ranks, drain_timeout_s=drain_timeout_s)
+        if isinstance(tags, str):
+            raise ConfigurationError(f"CometLoggerCallback(tags=...) wants a list of tags, found {tags!r}")
+        if "api_key" in experiment:
+            raise ConfigurationError(
+                "CometLoggerCallback wants the API key in the environment, found api_key=...: set COMET_API_KEY"
+            )
+        self.online = online
+        self.tags = tuple(tags)
+        self.save_checkpoints = save_checkpoints
+        self.experiment = experiment
+
+    @property
+    def wants_checkpoints(self) -> bool:
+        """Whether checkpoints become models."""
+        return self.save_checkpoints
+
+    def open(self, run: Run) -> None:
+        """Starts the experiment, or continues it."""
+        import comet_ml
+
+        where = {name: self.experiment.get(name) for name in ("workspace", "project_name")}
+        options = {name: value for name, value in self.experiment.items() if name not in where}
+        directory = run.path / _DIRECTORY / time.strftime("%Y-%m-%d_%H-%M-%S")  # archives are named by the key
+        directory.mkdir(parents=True, exist_ok=True)
+        self._session = comet_ml.start(
+            **where,
+            experiment_key=hashlib.md5(f"{run.name} {run.id}".encode(), usedforsecurity=False).hexdigest(),
+            online=self.online,
+            mode="get_or_create",
+            experiment_config=comet_ml.ExperimentConfig(
+                **{"name": run.name, **_QUIET, **options}, tags=list(self.tags), offline_directory=str(directory)
+            ),
+        )
+        self._session.log_parameters(parameters(run))
+
+    def log(self, entries: Sequence[Entry]) -> None:
+        """Logs numbers; the step is the report's iteration."""
+        for entry in entries:
+            self._session.log_metrics(numbers(entry.metrics), step=entry.iteration)
+
+    def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
+        """Stores a checkpoint as a model."""
+        self._session.log_model(checkpoint.name, directory)
+
+    def close(self, error: BaseException | None) -> None:
+        """Waits until everything is sent, or archived."""
+        self._session.end()

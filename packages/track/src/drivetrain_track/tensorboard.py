@@ -1,0 +1,254 @@
+"""What is reported as TensorBoard's event files, in the run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
+
+if TYPE_CHECKING:
+    from drivetrain import Run
+
+__all__ = ["TBXLoggerCallback"]
+
+_FILES = "events.out.tfevents"
+_IMAGES = (".png", ".jpg", ".jpeg")
+_ARRAYS = (".npy", ".npz")
+_STEP = re.compile(r"(?P<tag>.*?)[-_.=]?(?P<step>\d+)")
+_SCAN_S = 5.0
+_BUCKETS = 30
+_number = itertools.count()
+
+
+class TBXLoggerCallback(TrackerCallback):
+    """Writes TensorBoard event files to the run directory.
+
+    Numbers become scalars, lists of numbers histograms, and the train function's config and the first report's metrics
+    the hyperparameters and metrics of the HParams tab. Files that the train function writes to
+    ``get_context().get_trial_dir()`` are read as well, where that is on a disk that the driver sees: ``.png`` and
+    ``.jpg`` as images, ``.npy`` and ``.npz`` as histograms. The name of the file is the tag, and digits at its end are
+    the step: ``samples_000200.png`` is the image ``samples`` at step 200. Without digits the step is that of the last
+    report.
+
+    Args:
+        artifacts: whether to read images and arrays.
+        options: see :class:`~drivetrain.plugin.TrackerCallback`.
+
+    Raises:
+        PluginNotFoundError: ``tensorboard`` is not installed.
+        ConfigurationError: an argument is not one that it takes.
+    """
+
+    title: ClassVar[str] = "tensorboard"
+    package: ClassVar[str] = "tensorboard"
+    extra: ClassVar[str] = "tensorboard"
+    can_rewind: ClassVar[bool] = True
+
+    def __init__(self, *, artifacts: bool = True, ranks: Ranks = "rank0", drain_timeout_s: float = 60.0) -> None:
+        super().__init__(ranks=ranks, drain_timeout_s=drain_timeout_s)
+        if not isinstance(artifacts, bool):
+            raise ConfigurationError(f"TBXLoggerCallback(artifacts=...) wants True or False, found {artifacts!r}")
+        self.artifacts = artifacts
+
+    def open(self, run: Run) -> None:
+        """Opens an event file; those of earlier drivers stay."""
+        earlier = [path.stat().st_mtime for path in run.path.glob(f"{_FILES}.*")]
+        self._run = run
+        self._iteration = 0
+        self._introduced = bool(earlier)
+        self._artifacts = _Artifacts(run.artifacts, max(earlier, default=0.0))
+        self._scanned_at = 0.0
+        self._file = _EventFile(run.path)
+
+    def rewind(self, iteration: int) -> None:
+        """Begins a file that has TensorBoard hide what earlier ones say of later iterations."""
+        self._file.close()
+        self._file = _EventFile(self._run.path)
+        self._file.begin(iteration + 1)
+        self._iteration = iteration
+
+    def log(self, entries: Sequence[Entry]) -> None:
+        """Writes one event for every report."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for entry in entries:
+            scalars = numbers(entry.metrics)
+            if not self._introduced:
+                for summary in _introduction(parameters(self._run), list(scalars)):
+                    self._file.write(summary, 0, entry.time)
+                self._introduced = True
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+            for name, value in entry.metrics.items():
+                if isinstance(value, list) and value and all(isinstance(item, (int, float)) for item in value):
+                    values.append(_histogram(name, value))
+            self._file.write(Summary(value=values), entry.iteration, entry.time)
+            self._iteration = max(self._iteration, entry.iteration)
+        if self.artifacts and time.monotonic() - self._scanned_at > _SCAN_S:
+            self._read_artifacts()
+        self._file.flush()
+
+    def close(self, error: BaseException | None) -> None:
+        """Reads what artifacts there are yet, and closes the file."""
+        if self.artifacts:
+            self._read_artifacts()
+        self._file.write(_conclusion(error), 0, time.time())
+        self._file.close()
+
+    def _read_artifacts(self) -> None:
+        for step, moment, summary in self._artifacts.read():
+            self._file.write(summary, self._iteration if step is None else step, moment)
+        self._scanned_at = time.monotonic()
+
+
+class _EventFile:
+    """An event file of its own; TensorBoard reads all that are in a directory as one, in the order of their names."""
+
+    def __init__(self, directory: Path) -> None:
+        # Written where it is called; TensorBoard's EventFileWriter has a thread for that, which the tracker is already.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        name = f"{_FILES}.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{next(_number):04}"
+        self._records = RecordWriter((directory / name).open("ab"))
+        self._event = Event
+        self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+
+    def begin(self, step: int) -> None:
+        """Has TensorBoard forget what earlier files say of that step and later ones."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        start = SessionLog(status=SessionLog.START)
+        self._records.write(self._event(wall_time=time.time(), step=step, session_log=start).SerializeToString())
+
+    def write(self, summary: Any, step: int, moment: float) -> None:
+        """Adds a summary at a step, of a Unix time in seconds."""
+        self._records.write(self._event(wall_time=moment, step=step, summary=summary).SerializeToString())
+
+    def flush(self) -> None:
+        """Hands everything to the operating system."""
+        self._records.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._records.close()
+
+
+def _introduction(parameters: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[Any]:
+    """The summaries from which the HParams tab knows what there is to compare, and what this run has of it."""
+    from tensorboard.plugins.hparams.api_pb2 import DataType, Experiment, HParamInfo, MetricInfo, MetricName
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+    experiment = Experiment(metric_infos=[MetricInfo(name=MetricName(tag=name)) for name in metrics])
+    start = SessionStartInfo(start_time_secs=time.time())
+    for name, value in parameters.items():
+        if isinstance(value, bool):
+            kind, start.hparams[name].bool_value = DataType.DATA_TYPE_BOOL, value
+        elif isinstance(value, (int, float)):
+            kind, start.hparams[name].number_value = DataType.DATA_TYPE_FLOAT64, value
+        else:
+            kind, start.hparams[name].string_value = DataType.DATA_TYPE_STRING, value
+        experiment.hparam_infos.append(HParamInfo(name=name, type=kind))
+    yield _hparams_summary("experiment", HParamsPluginData(experiment=experiment))
+    yield _hparams_summary("session_start_info", HParamsPluginData(session_start_info=start))
+
+
+def _conclusion(error: BaseException | None) -> Any:
+    """The summary from which the HParams tab knows how the run ended."""
+    from tensorboard.plugins.hparams.api_pb2 import Status
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+
+    status = Status.STATUS_SUCCESS if error is None else Status.STATUS_FAILURE
+    end = SessionEndInfo(status=status, end_time_secs=time.time())
+    return _hparams_summary("session_end_info", HParamsPluginData(session_end_info=end))
+
+
+def _hparams_summary(name: str, content: Any) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+
+    plugin = SummaryMetadata.PluginData(plugin_name="hparams", content=content.SerializeToString())
+    metadata = SummaryMetadata(plugin_data=plugin)
+    return Summary(value=[Summary.Value(tag=f"_hparams_/{name}", metadata=metadata)])
+
+
+def _histogram(tag: str, values: Any) -> Any:
+    """The distribution of numbers; those that are not finite are left out."""
+    import numpy as np
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+
+    array = np.asarray(values, dtype=np.float64).ravel()
+    array = array[np.isfinite(array)]
+    if not array.size:
+        return Summary.Value(tag=tag, histo=HistogramProto())
+    counts, limits = np.histogram(array, bins=_BUCKETS)
+    histogram = HistogramProto(
+        min=array.min(),
+        max=array.max(),
+        num=array.size,
+        sum=array.sum(),
+        sum_squares=array.dot(array),
+        bucket_limit=limits[1:].tolist(),
+        bucket=counts.tolist(),
+    )
+    return Summary.Value(tag=tag, histo=histogram)
+
+
+class _Artifacts:
+    """The images and arrays that a train function writes; each file is read when it is new or has changed."""
+
+    def __init__(self, directory: Path, known_until: float) -> None:
+        self._directory = directory
+        self._read: dict[str, float] = {}
+        self._known_until = known_until
+
+    def read(self) -> Iterator[tuple[int | None, float, Any]]:
+        """The step in the file's name, the time of its writing, and the summary."""
+        for path in _files_in(self._directory):
+            relative = path.relative_to(self._directory).as_posix()
+            stem = os.path.splitext(relative)[0]
+            try:
+                changed = path.stat().st_mtime
+            except FileNotFoundError:
+                continue
+            if changed <= self._read.get(relative, self._known_until):
+                continue
+            found = _STEP.fullmatch(stem)
+            tag, step = (found["tag"] or "artifact", int(found["step"])) if found else (stem, None)
+            # A file that is still being written, or is not what its name says, is looked at again later.
+            with contextlib.suppress(OSError, ValueError, EOFError):
+                yield step, changed, _read_summary(path, tag)
+                self._read[relative] = changed
+
+
+def _files_in(directory: Path) -> list[Path]:
+    """The images and arrays under a directory, in a stable order; links to directories are not followed."""
+    paths = [Path(folder, name) for folder, _, names in os.walk(directory) for name in names]
+    return sorted(path for path in paths if path.suffix.lower() in (*_IMAGES, *_ARRAYS) and path.is_file())
+
+
+def _read_summary(path: Path, tag: str) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    if path.suffix.lower() in _IMAGES:
+        from PIL import Image
+
+        with Image.open(path) as image:
+            image.verify()
+            width, height = image.size
+            channels = len(image.getbands())
+        encoded = path.read_bytes()
+        shown = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=encoded)
+        return Summary(value=[Summary.Value(tag=tag, image=shown)])
+    import numpy as np
+
+    loaded = np.load(path, allow_pickle=False)
+    arrays = {tag: loaded} if isinstance(loaded, np.ndarray) else {f"{tag}/{name}": loaded[name] for name in loaded}
+    return Summary(value=[_histogram(name, array) for name, array in arrays.items()])

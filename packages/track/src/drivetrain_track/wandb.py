@@ -1,0 +1,160 @@
+"""What is reported as a run of Weights & Biases."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Entry, Ranks, TrackerCallback, parameters
+
+if TYPE_CHECKING:
+    import os
+
+    from drivetrain import CommittedCheckpoint, Run
+
+__all__ = ["WandbLoggerCallback"]
+
+
+class WandbLoggerCallback(TrackerCallback):
+    """Logs a run to Weights & Biases, online or to a directory in the run directory (``WANDB_MODE=offline``).
+
+    The run of Weights & Biases has the run's id, which stays the same over attempts and resumes. Its history can only
+    grow: what a resumed run reports again keeps the values of the first time. The driver's terminal is not recorded.
+    The API key is read by ``wandb`` from ``WANDB_API_KEY`` or the place where ``wandb login`` has put it; one that is
+    given here is kept in memory only.
+
+    Args:
+        project: the project; None for ``WANDB_PROJECT`` or the service's default.
+        group: the group of runs; None for ``WANDB_RUN_GROUP``.
+        api_key: the API key; not kept with the run, so ``restore`` wants it in the environment.
+        api_key_file: a file that holds it.
+        excludes: metrics that are not logged.
+        log_config: log the train function's config.
+        upload_checkpoints: store every committed checkpoint as a version of the artifact ``checkpoint_<run id>``.
+        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
+        drain_timeout_s: see there.
+        init: other arguments of ``wandb.init``, such as ``entity`` or ``tags``.
+
+    Raises:
+        PluginNotFoundError: ``wandb`` is not installed.
+        ConfigurationError: an argument is not one that it takes.
+    """
+
+    title: ClassVar[str] = "wandb"
+    package: ClassVar[str] = "wandb"
+    extra: ClassVar[str] = "wandb"
+
+    def __init__(
+        self,
+        project: str | None = None,
+        group: str | None = None,
+        *,
+        api_key: str | None = None,
+        api_key_file: str | os.PathLike[str] | None = None,
+        excludes: Sequence[str] = (),
+        log_config: bool = True,
+        upload_checkpoints: bool = False,
+        ranks: Ranks = "rank0",
+        drain_timeout_s: float = 60.0,
+        **init: Any,
+    ) -> None:
+        super().__init__(ranks=ranks, drain_timeout_s=drain_timeout_s)
+        if api_key is not None and api_key_file is not None:
+            raise ConfigurationError("WandbLoggerCallback wants api_key or api_key_file, found both: set one of them")
+        if api_key_file is not None and not Path(api_key_file).expanduser().is_file():
+            raise ConfigurationError(
+                f"WandbLoggerCallback(api_key_file=...) wants a file with the API key, found none at {api_key_file}"
+            )
+        if isinstance(excludes, str):
+            raise ConfigurationError(f"WandbLoggerCallback(excludes=...) wants a list of names, found {excludes!r}")
+        if taken := init.keys() & {"id", "resume", "dir", "config", "reinit"}:
+            raise ConfigurationError(
+                f"WandbLoggerCallback sets {', '.join(sorted(taken))} of wandb.init itself: leave them out"
+            )
+        self.project = project
+        self.group = group
+        self.api_key_file = api_key_file
+        self.excludes = frozenset(excludes)
+        self.log_config = log_config
+        self.upload_checkpoints = upload_checkpoints
+        self.init = init
+        self._api_key = api_key
+
+    @property
+    def wants_checkpoints(self) -> bool:
+        """Whether checkpoints become artifacts."""
+        return self.upload_checkpoints
+
+    def open(self, run: Run) -> int | None:
+        """Starts the run of Weights & Biases, or continues it."""
+        import wandb
+
+        init = dict(self.init)
+        given: Mapping[str, Any] | wandb.Settings = init.pop("settings", None) or {}
+        settings = copy.copy(given) if isinstance(given, wandb.Settings) else wandb.Settings(**given)
+        # The driver's terminal is not the workers', whose output is in logs/, and wandb would replace its streams.
+        settings.console = "off"
+        settings.silent = True
+        if (key := self._find_key()) is not None:
+            settings.api_key = key
+        self._run_id = run.id
+        self._session = wandb.init(
+            project=self.project,
+            group=self.group,
+            id=run.id,
+            dir=run.path,
+            config=parameters(run) if self.log_config else None,
+            reinit="create_new",  # whatever run the user's own code has open stays as it is
+            settings=settings,
+            **{"name": run.name, **init, **({} if _is_offline(settings, init) else {"resume": "allow"})},
+        )
+        if self.ranks == "all":
+            self._session.define_metric("*", step_metric="training_iteration")
+        summary: Any = self._session.summary
+        return int(summary.get("training_iteration", 0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without a key in the settings."""
+        state = super().__getstate__()
+        settings = self.init.get("settings")
+        if isinstance(settings, Mapping):
+            settings = {name: value for name, value in settings.items() if name != "api_key"}
+        elif settings is not None:
+            settings = copy.copy(settings)
+            settings.api_key = None
+        state["init"] = {**self.init, "settings": settings}
+        return state
+
+    def log(self, entries: Sequence[Entry]) -> None:
+        """Logs all values; the step is the report's iteration, or of several ranks' reports a metric beside them."""
+        for entry in entries:
+            values = {name: value for name, value in entry.metrics.items() if name not in self.excludes}
+            if self.ranks == "all":  # one rank's step may be behind another's, and wandb's only grows
+                self._session.log({**values, "training_iteration": entry.iteration})
+            else:
+                self._session.log(values, step=entry.iteration)
+
+    def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
+        """Stores a checkpoint as a version of the run's artifact."""
+        import wandb
+
+        artifact = wandb.Artifact(f"checkpoint_{self._run_id}", "model", metadata=dict(checkpoint.metrics))
+        artifact.add_dir(directory)
+        self._session.log_artifact(artifact, aliases=["latest", checkpoint.name])
+
+    def close(self, error: BaseException | None) -> None:
+        """Waits until everything is sent."""
+        self._session.finish(exit_code=0 if error is None else 1)
+
+    def _find_key(self) -> str | None:
+        if self.api_key_file is not None:
+            return Path(self.api_key_file).expanduser().read_text(encoding="utf-8").strip()
+        return self._api_key
+
+
+def _is_offline(settings: Any, init: Mapping[str, Any]) -> bool:
+    """Whether wandb is to write to a directory only, where it cannot know what it has of the run already."""
+    return (init.get("mode") or settings.mode) in ("offline", "dryrun", "disabled")

@@ -1,0 +1,46 @@
+"""Searches for hyperparameters, with Optuna on this machine.
+
+The names are those of Ray Tune, so that a script is moved by an import; with Ray Tune itself a trainer works through
+:meth:`~drivetrain.DataParallelTrainer.as_trainable`. Importing this imports neither Optuna nor Ray.
+"""
+
+from drivetrain_tune.results import ResultGrid, TrialResult
+from drivetrain_tune.search import TuneConfig
+from drivetrain_tune.space import (
+    Domain,
+    choice,
+    grid_search,
+    lograndint,
+    loguniform,
+    qlograndint,
+    qloguniform,
+    qrandint,
+    qrandn,
+    quniform,
+    randint,
+    randn,
+    sample_from,
+    uniform,
+)
+from drivetrain_tune.tuner import Tuner
+
+__all__ = [
+    "Domain",
+    "ResultGrid",
+    "TrialResult",
+    "TuneConfig",
+    "Tuner",
+    "choice",
+    "grid_search",
+    "lograndint",
+    "loguniform",
+    "qlograndint",
+    "qloguniform",
+    "qrandint",
+    "qrandn",
+    "quniform",
+    "randint",
+    "randn",
+    "sample_from",
+    "uniform",
+]

@@ -1,0 +1,292 @@
+"""Runs the trials of a search on this machine, as many at a time as its CPUs and GPUs allow."""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from drivetrain import (
+    CallbackError,
+    ConfigurationError,
+    DataParallelTrainer,
+    Result,
+    RunCancelledError,
+    RunHandle,
+    ScalingConfig,
+)
+from drivetrain.plugin import Console, ForkServers, LocalRuntime, merge_arguments, required_runtime, visible_gpus
+from drivetrain_tune.results import value_of
+from drivetrain_tune.search import ActiveTrial, Search, TuneConfig
+
+__all__ = ["Runner"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What a trial has of the machine."""
+
+    cpus: float
+    gpus: tuple[str, ...]
+
+
+class _Machine:
+    """The CPUs and GPUs that no trial has."""
+
+    def __init__(self) -> None:
+        self.all_cpus = float(len(os.sched_getaffinity(0)))
+        self._cpus = self.all_cpus
+        self._gpus = visible_gpus()
+        self._all_gpus = len(self._gpus)
+
+    def fits(self, scaling: ScalingConfig) -> bool:
+        """Whether there is as much left as the workers want."""
+        cpus, gpus = self._wanted(scaling)
+        return cpus <= self._cpus and gpus <= len(self._gpus)
+
+    def take(self, scaling: ScalingConfig) -> _Share:
+        """Takes it; one that wants more than there is gets everything, and is refused by its runtime if need be."""
+        cpus, gpus = self._wanted(scaling)
+        taken, self._gpus = self._gpus[:gpus], self._gpus[gpus:]
+        self._cpus -= cpus
+        return _Share(cpus, tuple(taken))
+
+    def give_back(self, share: _Share) -> None:
+        self._cpus += share.cpus
+        self._gpus += share.gpus
+
+    def _wanted(self, scaling: ScalingConfig) -> tuple[float, int]:
+        workers, each = max(1, scaling.max_workers), scaling.num_gpus_per_worker
+        gpus = math.ceil(workers / math.floor(1 / each + 1e-9)) if 0 < each < 1 else math.ceil(each * workers)
+        cpus = (scaling.num_cpus_per_worker or 1.0) * workers
+        return min(cpus, self.all_cpus), min(gpus, self._all_gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    trial: ActiveTrial
+    handle: RunHandle
+    share: _Share
+
+
+class Runner:
+    """Runs a search to its end.
+
+    Args:
+        search: says which trials there are.
+        config: how many at a time, for how long.
+        make: makes the trainer of a trial, with some arguments replaced.
+        given: the arguments that all trials' trainers are made with.
+        changes: what a trial's config changes in them.
+        servers: where the processes are kept that workers are forked from.
+        progress: told of every change.
+
+    Attributes:
+        results: by the number of the trial, those of the runs that are over.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        config: TuneConfig,
+        *,
+        make: Callable[..., DataParallelTrainer],
+        given: Mapping[str, Any],
+        changes: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        servers: ForkServers,
+        progress: Progress,
+    ) -> None:
+        self._search = search
+        self._config = config
+        self._make = make
+        self._given = given
+        self._changes = changes
+        self._servers = servers
+        self._progress = progress
+        self._machine = _Machine()
+        self._running: dict[int, _Running] = {}
+        self._upcoming: ActiveTrial | None = None
+        self._finished: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._time_is_over = False
+        self.results: dict[int, Result] = {}
+
+    def run(self) -> None:
+        """Starts trials while there are any, and waits for all of them; if it is interrupted, ends them first."""
+        budget = self._config.time_budget_s
+        end_by = None if budget is None else time.monotonic() + budget
+        try:
+            while True:
+                self._start_what_fits()
+                self._progress.show(self._search, len(self._running))
+                if not self._running:
+                    return
+                remaining = None if end_by is None or self._time_is_over else max(0.0, end_by - time.monotonic())
+                try:
+                    self._settle(self._finished.get(timeout=remaining))
+                except queue.Empty:
+                    self._time_is_over = True
+                    self._cancel()
+        except BaseException:
+            self._end_all()
+            raise
+        finally:
+            if self._upcoming is not None:
+                self._search.postpone(self._upcoming)
+
+    def _start_what_fits(self) -> None:
+        while not self._time_is_over:
+            if self._upcoming is None:
+                # What is drawn now should know of the trials that are over by then.
+                known = None if self._search.changes("scaling_config") else self._scaling({})
+                if not self._search.has_next or (known is not None and not self._has_room(known)):
+                    return
+                self._upcoming = self._search.next()
+            scaling = self._scaling(self._changes(self._upcoming.config))
+            if not self._has_room(scaling):
+                return
+            trial, self._upcoming = self._upcoming, None
+            self._start(trial, scaling)
+
+    def _start(self, trial: ActiveTrial, scaling: ScalingConfig) -> None:
+        share = self._machine.take(scaling)
+        try:
+            replaced: dict[str, Any] = {}
+            if self._is_local(scaling):
+                if self._limit(scaling) > 1 and share.cpus < self._machine.all_cpus:  # it is not alone on the machine
+                    scaling = replace(
+                        scaling, resources_per_worker={"CPU": 1.0, **(scaling.resources_per_worker or {})}
+                    )
+                runtime = LocalRuntime(gpus=share.gpus, servers=self._servers)
+                replaced["scaling_config"] = replace(scaling, runtime=runtime)
+            handle = self._make(trial, **replaced).start(raise_on_failure=False)
+        except BaseException:
+            self._machine.give_back(share)
+            raise
+        number = trial.record.number
+        self._running[number] = _Running(trial, handle, share)
+        handle.when_done(partial(self._finished.put, number))
+
+    def _settle(self, number: int) -> None:
+        """Takes note of the end of a trial; what kept it from being started ends the search."""
+        running = self._running.pop(number)
+        self._machine.give_back(running.share)
+        record, state, error = running.trial.record, "completed", ""
+        try:
+            result = self.results[number] = running.handle.result()
+            if result.error is not None:
+                state, error = "failed", str(result.error)
+            elif record.state == "pruned":
+                state = "pruned"
+            elif not record.reports and (value := value_of(result.metrics, self._config.metric)) is not None:
+                # It had finished before the search was interrupted, and had nothing left to report.
+                record.reports[int((result.metrics or {}).get("_training_iteration", 1))] = value
+            elif not record.reports:
+                missing = _missing_metric(self._config.metric, result)
+                self.results[number] = replace(result, error=missing)
+                state, error = "failed", str(missing)
+        except RunCancelledError:
+            state = "stopped"
+        except CallbackError as raised:
+            state, error = "failed", str(raised)
+        self._search.finish(running.trial, state, error)
+        self._progress.tell(self._search, record)
+
+    def _has_room(self, scaling: ScalingConfig) -> bool:
+        """Whether a trial can start now; when no other runs, it can."""
+        return not self._running or (len(self._running) < self._limit(scaling) and self._machine.fits(scaling))
+
+    def _limit(self, scaling: ScalingConfig) -> float:
+        """How many trials may run at a time, whatever they want of the machine."""
+        given = self._config.max_concurrent_trials
+        if scaling.max_workers == 0:  # in this process, which has room for one train function
+            return 1
+        if self._is_local(scaling):
+            return given or math.inf
+        return given or 1
+
+    def _scaling(self, changes: Mapping[str, Any]) -> ScalingConfig:
+        chosen = {name: value for name, value in changes.items() if name == "scaling_config"}
+        scaling: ScalingConfig | None = merge_arguments(self._given, chosen).get("scaling_config")
+        return scaling or ScalingConfig()
+
+    def _is_local(self, scaling: ScalingConfig) -> bool:
+        if scaling.max_workers == 0 or scaling.runtime not in (None, "local"):
+            return False
+        return required_runtime(self._given.get("datasets") or {}) in (None, "local")
+
+    def _cancel(self) -> None:
+        for running in self._running.values():
+            running.handle.cancel()
+
+    def _end_all(self) -> None:
+        """Ends the trials as Ctrl-C ends a run: the first time in order, where the train function asks for that."""
+        self._cancel()
+        waiting = [running.handle for running in self._running.values()]
+        while waiting:
+            try:
+                waiting[-1].result()
+            except KeyboardInterrupt:
+                self._cancel()
+            except BaseException:  # the search is to raise what ended it
+                pass
+            if waiting[-1].done():
+                waiting.pop()
+
+
+class Progress:
+    """Says how far a search is.
+
+    Args:
+        name: that of the search.
+        config: its.
+        console: where.
+        verbose: see :class:`~drivetrain.RunConfig`.
+    """
+
+    def __init__(self, name: str, config: TuneConfig, console: Console, verbose: int) -> None:
+        self._name = name
+        self._config = config
+        self._console = console
+        self._verbose = verbose
+
+    def show(self, search: Search, running: int) -> None:
+        """Draws the status line."""
+        if self._verbose:
+            self._console.status(f"{self._text(search)}, {running} running")
+
+    def tell(self, search: Search, record: Any) -> None:
+        """Prints a line about a trial that is over."""
+        if self._verbose > 1:
+            last = f", {self._config.metric}={record.reports[max(record.reports)]:.5g}" if record.reports else ""
+            self._console.print(
+                f"{self._name}: {record.name} {record.state} after {len(record.reports)} reports{last}", error=True
+            )
+
+    def end(self, search: Search) -> None:
+        """Leaves the last state as a line."""
+        if self._verbose:
+            self._console.status("")
+            self._console.print(self._text(search), error=True)
+
+    def _text(self, search: Search) -> str:
+        over = [record for record in search.records if record.state != "running"]
+        counts = Counter(record.state for record in over if record.state != "completed")
+        parts = [f"{len(over)} of {search.total} trials", *(f"{count} {state}" for state, count in counts.items())]
+        values = [(record.reports[max(record.reports)], record) for record in over if record.reports]
+        if values:
+            best, record = (max if self._config.mode == "max" else min)(values, key=lambda pair: pair[0])
+            parts.append(f"best {self._config.metric}={best:.5g} of {record.name}")
+        return f"{self._name}: {', '.join(parts)}"
+
+
+def _missing_metric(metric: str, result: Result) -> ConfigurationError:
+    found = ", ".join(name for name in (result.metrics or {}) if not name.startswith("_")) or "no metrics"
+    return ConfigurationError(
+        f"TuneConfig(metric={metric!r}) wants a number that rank 0 reports under that name, found {found}"
+    )

@@ -1,0 +1,333 @@
+"""Search spaces: what a trial's values are drawn from. The functions are named as Ray Tune's are.
+
+A space is a mapping, nested as deep as one likes, with a domain wherever a value is to be drawn. Domains of
+``ray.tune`` do as well as these.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+from drivetrain import ConfigurationError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+__all__ = [
+    "Domain",
+    "Space",
+    "choice",
+    "grid_search",
+    "lograndint",
+    "loguniform",
+    "qlograndint",
+    "qloguniform",
+    "qrandint",
+    "qrandn",
+    "quniform",
+    "randint",
+    "randn",
+    "sample_from",
+    "uniform",
+]
+
+_GRID = "grid_search"
+_PLAIN = (bool, int, float, str, type(None))  # what Optuna knows as categories
+
+
+class Domain(ABC):
+    """What a value is drawn from."""
+
+    @abstractmethod
+    def distribution(self) -> BaseDistribution:
+        """What Optuna draws for it."""
+
+    def decode(self, drawn: Any) -> Any:
+        """The value that stands behind what was drawn."""
+        return drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range(Domain):
+    """Numbers from ``low`` to ``high``, both included.
+
+    Attributes:
+        low: the least.
+        high: the greatest.
+        log: drawn evenly by their logarithms.
+        step: multiples of that only.
+        integer: whole numbers.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+    integer: bool = False
+
+    def __post_init__(self) -> None:
+        numbers = (self.low, self.high, 1 if self.step is None else self.step)
+        if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
+            raise ConfigurationError(f"a range wants numbers, found {numbers[0]!r} to {numbers[1]!r}")
+        if not -math.inf < self.low <= self.high < math.inf:
+            raise ConfigurationError(f"a range wants its lower bound first, found {self.low} to {self.high}")
+        if self.log and self.low <= 0:
+            raise ConfigurationError(f"a logarithmic range wants a lower bound above 0, found {self.low}")
+        if self.step is not None:
+            if self.step <= 0:
+                raise ConfigurationError(f"a range wants steps above 0, found {self.step}")
+            for bound in (self.low, self.high):
+                if abs(bound / self.step - round(bound / self.step)) > 1e-6:
+                    raise ConfigurationError(
+                        f"a range wants bounds that are multiples of its step {self.step}, found {bound}"
+                    )
+
+    def distribution(self) -> BaseDistribution:
+        """See :class:`Domain`; with a step and a logarithm, what is drawn is rounded later."""
+        from optuna.distributions import FloatDistribution, IntDistribution
+
+        if self.integer and not (self.log and self.step):
+            return IntDistribution(int(self.low), int(self.high), log=self.log, step=int(self.step or 1))
+        return FloatDistribution(self.low, self.high, log=self.log, step=None if self.log else self.step)
+
+    def decode(self, drawn: Any) -> Any:
+        """See :class:`Domain`."""
+        if self.log and self.step:
+            drawn = min(max(round(drawn / self.step) * self.step, self.low), self.high)
+        return int(drawn) if self.integer else float(drawn)
+
+
+@dataclass(frozen=True)
+class Normal(Domain):
+    """Numbers of a normal distribution; what is drawn is their quantile."""
+
+    mean: float = 0.0
+    sd: float = 1.0
+    step: float | None = None
+
+    def distribution(self) -> BaseDistribution:
+        """See :class:`Domain`."""
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(1e-9, 1 - 1e-9)
+
+    def decode(self, drawn: Any) -> Any:
+        """See :class:`Domain`."""
+        value = NormalDist(self.mean, self.sd).inv_cdf(drawn)
+        return round(value / self.step) * self.step if self.step else value
+
+
+@dataclass(frozen=True)
+class Choice(Domain):
+    """One of several values of any kind."""
+
+    options: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.options, (str, Mapping)) or not hasattr(self.options, "__len__") or not len(self.options):
+            raise ConfigurationError(f"a choice wants a list of at least one value, found {self.options!r}")
+
+    @property
+    def _is_plain(self) -> bool:
+        plain = all(type(option) in _PLAIN for option in self.options)
+        return plain and len(set(self.options)) == len(self.options)
+
+    def distribution(self) -> BaseDistribution:
+        """See :class:`Domain`; of values that Optuna does not know, their places are drawn."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(list(self.options) if self._is_plain else list(range(len(self.options))))
+
+    def encode(self, place: int) -> Any:
+        """What is drawn where the option at that place is meant."""
+        return self.options[place] if self._is_plain else place
+
+    def decode(self, drawn: Any) -> Any:
+        """See :class:`Domain`."""
+        return drawn if self._is_plain else self.options[drawn]
+
+
+@dataclass(frozen=True)
+class Grid(Choice):
+    """Each of several values in turn."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a function makes of the values that were drawn."""
+
+    function: Callable[[Any], Any]
+
+
+def choice(categories: Sequence[Any]) -> Domain:
+    """One of several values, such as ``choice([16, 32, 64])``; they may be of any kind, datasets too."""
+    return Choice(categories)
+
+
+def grid_search(values: Sequence[Any]) -> dict[str, list[Any]]:
+    """Each of several values: there is a trial for each combination of grids, ``num_samples`` times."""
+    return {_GRID: list(values)}
+
+
+def uniform(lower: float, upper: float) -> Domain:
+    """A number between two bounds."""
+    return Range(low=lower, high=upper)
+
+
+def quniform(lower: float, upper: float, q: float) -> Domain:
+    """A multiple of ``q`` between two bounds, which are such multiples."""
+    return Range(low=lower, high=upper, step=q)
+
+
+def loguniform(lower: float, upper: float) -> Domain:
+    """A number between two bounds above 0, as often between 0.01 and 0.1 as between 0.1 and 1."""
+    return Range(low=lower, high=upper, log=True)
+
+
+def qloguniform(lower: float, upper: float, q: float) -> Domain:
+    """As :func:`loguniform`, rounded to a multiple of ``q``."""
+    return Range(low=lower, high=upper, log=True, step=q)
+
+
+def randn(mean: float = 0.0, sd: float = 1.0) -> Domain:
+    """A number of a normal distribution."""
+    return Normal(mean, sd)
+
+
+def qrandn(mean: float, sd: float, q: float) -> Domain:
+    """As :func:`randn`, rounded to a multiple of ``q``."""
+    return Normal(mean, sd, q)
+
+
+def randint(lower: int, upper: int) -> Domain:
+    """A whole number of at least ``lower`` and below ``upper``."""
+    return Range(low=lower, high=upper - 1, integer=True)
+
+
+def qrandint(lower: int, upper: int, q: int = 1) -> Domain:
+    """A whole multiple of ``q`` between two bounds, both included."""
+    return Range(low=lower, high=upper, step=q, integer=True)
+
+
+def lograndint(lower: int, upper: int) -> Domain:
+    """As :func:`randint`, drawn evenly by the logarithm."""
+    return Range(low=lower, high=upper - 1, log=True, integer=True)
+
+
+def qlograndint(lower: int, upper: int, q: int) -> Domain:
+    """As :func:`qrandint`, drawn evenly by the logarithm."""
+    return Range(low=lower, high=upper, log=True, step=q, integer=True)
+
+
+def sample_from(function: Callable[[dict[str, Any]], Any]) -> Computed:
+    """What a function makes of the trial's config, in which everything that is drawn has its value already."""
+    return Computed(function)
+
+
+class Space:
+    """A search space.
+
+    Args:
+        tree: nested mappings and lists with domains.
+
+    Attributes:
+        tree: the same.
+        domains: by the path that leads to each, such as ``"train_loop_config/lr"``.
+
+    Raises:
+        ConfigurationError: a domain is none that can be drawn from.
+    """
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self.tree = tree
+        self.domains: dict[str, Domain] = {}
+        for path, value in _leaves(tree):
+            if isinstance(value, Domain):
+                self.domains[path] = value
+        self._grids = {path: domain for path, domain in self.domains.items() if isinstance(domain, Grid)}
+
+    @property
+    def grid(self) -> list[dict[str, Any]]:
+        """What is drawn for the grids in each of their combinations; one empty one without grids."""
+        places = itertools.product(*(range(len(domain.options)) for domain in self._grids.values()))
+        return [
+            {path: domain.encode(at) for (path, domain), at in zip(self._grids.items(), combination, strict=True)}
+            for combination in places
+        ]
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """What Optuna draws."""
+        return {path: domain.distribution() for path, domain in self.domains.items()}
+
+    def config(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
+        """The tree with values in the place of domains.
+
+        Args:
+            drawn: what Optuna has drawn, by path.
+        """
+
+        def fill(path: str, value: Any) -> Any:
+            return value.decode(drawn[path]) if isinstance(value, Domain) else value
+
+        config: dict[str, Any] = _map(self.tree, fill)
+
+        def compute(path: str, value: Any) -> Any:
+            return value.function(config) if isinstance(value, Computed) else value
+
+        computed: dict[str, Any] = _map(config, compute)
+        return computed
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    _map(tree, lambda path, value: found.append((path, value)), path)
+    yield from found
+
+
+def _map(tree: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """A copy of nested mappings and lists, with everything else in them changed."""
+    domain = _as_domain(tree)
+    if domain is not None:
+        return change(path, domain)
+    if isinstance(tree, Mapping):
+        return {key: _map(value, change, f"{path}/{key}" if path else str(key)) for key, value in tree.items()}
+    if type(tree) is list:
+        return [_map(value, change, f"{path}/{place}") for place, value in enumerate(tree)]
+    return change(path, tree)
+
+
+def _as_domain(value: Any) -> Domain | Computed | None:
+    """A domain of ours for one of Ray Tune's; None for anything else."""
+    if isinstance(value, (Domain, Computed)):
+        return value
+    if isinstance(value, Mapping) and value.keys() == {_GRID}:
+        return Grid(value[_GRID])
+    if any(kind.__module__ == "ray.tune.search.sample" for kind in type(value).__mro__):
+        return _from_ray(value)
+    return None
+
+
+def _from_ray(domain: Any) -> Domain | Computed:
+    from ray.tune.search import sample
+
+    if isinstance(domain, sample.Function):
+        function = domain.func
+        return Computed(function if domain.pass_config else lambda config: function())
+    if isinstance(domain, sample.Categorical):
+        return Choice(domain.categories)
+    if not isinstance(domain, (sample.Float, sample.Integer)):
+        raise ConfigurationError(f"param_space wants domains that can be drawn from, found {domain!r} of Ray Tune")
+    sampler, step = domain.get_sampler(), None
+    if isinstance(sampler, sample.Quantized):
+        step, sampler = sampler.q, sampler.get_sampler()
+    if isinstance(sampler, sample.Normal):
+        return Normal(sampler.mean, sampler.sd, step)
+    integer = isinstance(domain, sample.Integer)
+    high = domain.upper - 1 if integer and step is None else domain.upper
+    return Range(low=domain.lower, high=high, log=isinstance(sampler, sample.LogUniform), step=step, integer=integer)

@@ -1,0 +1,370 @@
+"""Real trackers: what they have of a run that failed, went on, and was resumed; a real MLflow server."""
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+import drivetrain
+from drivetrain import (
+    Callback,
+    Checkpoint,
+    ConfigurationError,
+    DataParallelTrainer,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+)
+from drivetrain_track import (
+    AimLoggerCallback,
+    CometLoggerCallback,
+    MLflowLoggerCallback,
+    TBXLoggerCallback,
+    WandbLoggerCallback,
+)
+from tests.events import read_events
+from tests.support import DEADLINE_S, Pipe, release, wait_for_release
+
+SECRET = "0123456789abcdef0123456789abcdef01234567"
+STEPS = list(range(1, 8))
+
+
+def train_with_failures(config: dict[str, Any]) -> None:
+    """Commits step 3 and fails after 5; commits step 6 and fails again, after which the run has to be resumed."""
+    start = 0
+    if (checkpoint := drivetrain.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as directory:
+            start = int(Path(directory, "step.txt").read_text())
+    for step in range(start + 1, STEPS[-1] + 1):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step.txt").write_text(str(step))
+            drivetrain.report({"loss": 1 / step}, checkpoint=Checkpoint(directory) if step in (3, 6) else None)
+        if (start, step) in ((0, 5), (3, 6)):
+            raise ArithmeticError
+
+
+def fit(
+    storage: Path, *callbacks: Callback, train: Any = train_with_failures, workers: int = 1, **options: Any
+) -> Result:
+    settings = {"name": "run", "storage_path": storage, "callbacks": callbacks, "verbose": 0, **options}
+    return DataParallelTrainer(
+        train,
+        train_loop_config={"lr": 0.1, "model": {"layers": 2}},
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(**settings),
+    ).fit()
+
+
+def made(directory: Path) -> list[Callback]:
+    return [
+        TBXLoggerCallback(),
+        MLflowLoggerCallback(f"sqlite:///{directory}/mlflow.db", experiment_name="tests", save_artifact=True),
+        WandbLoggerCallback("tests", api_key=SECRET, mode="offline", excludes=["time_this_iter_s"]),
+        CometLoggerCallback(online=False, project_name="tests", log_env_details=False),  # details of the network
+        AimLoggerCallback(directory / "aim"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a run was made that all trackers have watched: two attempts that failed, and a resume by its directory."""
+    directory = tmp_path_factory.mktemp("services")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        patch.setenv("COMET_API_KEY", SECRET)
+        patch.setenv("COMET_ERROR_TRACKING_ENABLE", "false")
+        patch.setenv("COMET_INTERNAL_SENTRY_DSN", "")
+        patch.setenv("WANDB_ERROR_REPORTING", "false")
+        patch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
+        with pytest.raises(TrainingFailedError):
+            fit(directory, *made(directory), failure_config=FailureConfig(max_failures=1))
+        # What it was made with is stored with the run, but not the key.
+        resumed = DataParallelTrainer.restore(directory / "run").fit()
+    assert resumed.metrics is not None
+    assert resumed.metrics["_training_iteration"] == STEPS[-1]
+    return directory
+
+
+@pytest.fixture
+def run_id(directory: Path) -> str:
+    found: str = json.loads((directory / "run" / "run.json").read_text())["id"]
+    return found
+
+
+def test_mlflow_has_one_run_with_each_step_once(directory: Path, run_id: str) -> None:
+    client = MlflowClient(f"sqlite:///{directory}/mlflow.db")
+    experiment = client.get_experiment_by_name("tests")
+    (run,) = client.search_runs([experiment.experiment_id])
+
+    assert (run.info.run_name, run.info.status, run.data.tags["drivetrain.run_id"]) == ("run", "FINISHED", run_id)
+    assert run.data.params == {"lr": "0.1", "model/layers": "2", "num_workers": "1"}
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [metric.step for metric in history] == STEPS
+    assert [metric.value for metric in history] == [1 / step for step in STEPS]
+    saved = [file.path for file in client.list_artifacts(run.info.run_id)]
+    assert saved == sorted(path.name for path in (directory / "run").glob("checkpoint_*"))
+    assert "step.txt" in [Path(file.path).name for file in client.list_artifacts(run.info.run_id, saved[0])]
+
+
+def test_tensorboard_shows_each_step_once(directory: Path) -> None:
+    assert [event.step for event in read_events(directory / "run").Scalars("loss")] == STEPS
+
+
+def test_wandb_has_a_directory_for_each_driver_with_the_runs_id(directory: Path, run_id: str) -> None:
+    kept = sorted((directory / "run" / "wandb").glob("offline-run-*"))
+    assert [path.name.rpartition("-")[2] for path in kept] == [run_id, run_id]
+    steps = [list(wandb_steps(path / f"run-{run_id}.wandb")) for path in kept]
+    assert steps == [STEPS[:-1], STEPS[-1:]]
+
+
+def test_wandb_has_the_reports_of_all_ranks_whichever_is_ahead(tmp_path: Path) -> None:
+    gate = Pipe(tmp_path / "gate")
+    path = gate.path
+
+    def train(config: dict[str, Any]) -> None:
+        rank = drivetrain.get_context().get_world_rank()
+        if rank == 1:
+            wait_for_release(path)
+        for step in range(3):
+            drivetrain.report({"loss": step})
+        if rank == 0:
+            release(path)
+
+    result = fit(tmp_path, WandbLoggerCallback("tests", mode="offline", ranks="all"), train=train, workers=2)
+    gate.close()
+
+    (file,) = Path(result.path).glob("wandb/offline-run-*/run-*.wandb")
+    history = list(wandb_history(file))
+    for name in ("loss", "rank_1/loss"):
+        assert [(values["training_iteration"], values[name]) for values in history if name in values] == [
+            ("1", "0"),
+            ("2", "1"),
+            ("3", "2"),
+        ]
+
+
+def wandb_steps(file: Path) -> Iterator[int]:
+    """The steps with a loss, and nothing that is left out."""
+    for values in wandb_history(file):
+        assert "time_this_iter_s" not in values
+        if "loss" in values:
+            yield int(values["_step"])
+
+
+def wandb_history(file: Path) -> Iterator[dict[str, str]]:
+    """What was logged, as JSON by name, in the file that ``wandb sync`` takes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for data in wandb_records(file.read_bytes()):
+        record = Record.FromString(data)
+        if record.HasField("history"):
+            yield {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+
+
+def wandb_records(data: bytes) -> Iterator[bytes]:
+    """The records of such a file, which is LevelDB's log behind a header of 7 bytes."""
+    block, header = 32768, struct.Struct("<IHB")
+    place, parts = 7, b""
+    while place + header.size <= len(data):
+        if block - place % block < header.size:
+            place += block - place % block
+            continue
+        _, size, kind = header.unpack_from(data, place)
+        place += header.size
+        parts += data[place : place + size]
+        place += size
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+def test_comet_has_an_archive_for_each_driver_of_one_experiment(directory: Path) -> None:
+    archives = sorted((directory / "run" / "comet").rglob("*.zip"), key=lambda path: path.stat().st_mtime)
+    messages = []
+    for path in archives:
+        with zipfile.ZipFile(path) as archive:
+            messages.append([json.loads(line) for line in archive.read("messages.json").splitlines()])
+    steps = [[message["payload"]["metric"]["step"] for message in told if names_loss(message)] for told in messages]
+    assert steps == [STEPS[:-1], STEPS[-1:]]
+    keys = {path.name[:32] for path in archives}
+    assert len(keys) == 1
+
+
+def names_loss(message: dict[str, Any]) -> bool:
+    return message["type"] == "metric_msg" and message["payload"]["metric"]["metricName"] == "loss"
+
+
+def test_aim_has_one_run_with_each_step_once(directory: Path, run_id: str) -> None:
+    import aim
+
+    repo = aim.Repo.from_path(str(directory / "aim"))
+    (run,) = [found.run for found in repo.query_runs(f"run.name == 'run {run_id}'", report_mode=0).iter_runs()]
+    opened = aim.Run(run.hash, repo=repo, system_tracking_interval=None, capture_terminal_logs=False)
+    (loss,) = [metric for metric in opened.metrics() if metric.name == "loss"]
+    assert sorted(loss.values.values_list()) == sorted(1 / step for step in STEPS)
+    opened.close()
+
+
+def test_no_file_of_the_run_has_a_credential(directory: Path) -> None:
+    files = [path for path in (directory / "run").rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files} >= {"run", "logs", "files"}
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def test_address_with_a_password_is_not_kept_with_the_run(tmp_path: Path) -> None:
+    def train() -> None:
+        drivetrain.report({"step": 1})
+
+    callback = MLflowLoggerCallback(f"http://me:{SECRET}@127.0.0.1:9", drain_timeout_s=0.1)
+    result = fit(tmp_path, callback, train=train)
+
+    assert SECRET.encode() not in Path(result.path, "trainer.pkl").read_bytes()
+    assert SECRET not in Path(result.path, "run.json").read_text()
+
+
+@pytest.fixture(scope="module")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an MLflow server that keeps runs in SQLite, and artifacts in a directory that only it knows."""
+    directory = tmp_path_factory.mktemp("server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    stores = ["--backend-store-uri", f"sqlite:///{directory}/server.db", "--artifacts-destination", str(directory)]
+    with (directory / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [*command, *stores],
+            stdout=log,
+            stderr=log,
+            cwd=directory,
+            start_new_session=True,
+            env={**os.environ, "PYTHONWARNINGS": "ignore", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        )
+    try:
+        deadline = time.monotonic() + 6 * DEADLINE_S
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+                    assert answer.status == 200
+                break
+            except OSError:
+                assert server.poll() is None, (directory / "log").read_text()
+                assert time.monotonic() < deadline, (directory / "log").read_text()
+                time.sleep(0.05)  # its start cannot be waited for in another way
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)  # it has workers of its own, and its orderly end takes ten seconds
+        server.wait(DEADLINE_S)
+
+
+@pytest.mark.timeout(300)  # the server's start takes ten seconds of two idle cores
+def test_mlflow_server_gets_parameters_metrics_artifacts_and_system_metrics(
+    mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
+    pipe = tmp_path / "measured"
+    os.mkfifo(pipe)
+    waits = str(pipe)
+
+    class WaitsForMeasurement(Callback):
+        """Ends the run once MLflow has measured the machine."""
+
+        def on_run_start(self, run: Any) -> None:
+            self.found = False
+
+        def on_report(self, run: Any, report: Any) -> None:
+            if report.iteration == 2:
+                client = MlflowClient(mlflow_server)
+                deadline = time.monotonic() + DEADLINE_S
+                while not self.found and time.monotonic() < deadline:
+                    for known in client.search_experiments():
+                        for logged in client.search_runs([known.experiment_id]):
+                            self.found |= "system/cpu_utilization_percentage" in logged.data.metrics
+                Path(waits).write_text("go")
+
+    def train(config: dict[str, Any]) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "model.txt").write_text("weights")
+            drivetrain.report({"loss": 0.5}, checkpoint=Checkpoint(directory))
+        drivetrain.report({"loss": 0.25})
+        Path(waits).read_text()
+
+    mlflow = MLflowLoggerCallback(mlflow_server, tags={"team": "tests"}, save_artifact=True, log_system_metrics=True)
+    fit(tmp_path, mlflow, WaitsForMeasurement(), train=train)
+
+    client = MlflowClient(mlflow_server)
+    experiment = client.get_experiment_by_name("run")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["lr"] == "0.1"
+    assert run.data.tags["team"] == "tests"
+    assert run.data.metrics["loss"] == 0.25
+    assert run.data.metrics["system/cpu_utilization_percentage"] >= 0
+    copy = client.download_artifacts(run.info.run_id, "checkpoint_000001", str(tmp_path))
+    assert Path(copy, "model.txt").read_text() == "weights"
+
+
+def test_mlflow_keeps_runs_in_a_directory_where_that_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    store = f"file://{tmp_path}/mlruns"
+
+    def train(config: dict[str, Any]) -> None:
+        drivetrain.report({"loss": 0.5, "top(5)": 0.9})
+
+    fit(tmp_path, MLflowLoggerCallback(store, experiment_name="files"), train=train)
+
+    client = MlflowClient(store)
+    (run,) = client.search_runs([client.get_experiment_by_name("files").experiment_id])
+    assert run.data.metrics["loss"] == 0.5
+    assert run.data.metrics["top_5_"] == 0.9
+
+
+def test_server_that_never_answers_does_not_hold_up_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def train(config: dict[str, Any]) -> None:
+        for step in range(100):
+            drivetrain.report({"step": step})
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        result = fit(tmp_path, MLflowLoggerCallback(address, drain_timeout_s=0.5), train=train)
+        assert time.monotonic() - began < DEADLINE_S / 2
+
+    assert len(result.metrics_dataframe) == 100
+    assert "run: mlflow: was not done 0.5 s after the end of the run" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: MLflowLoggerCallback(tags=["a"]), "wants a mapping"),
+        (lambda: MLflowLoggerCallback(3), "wants a URI"),
+        (lambda: WandbLoggerCallback(api_key="x", api_key_file="y"), "set one of them"),
+        (lambda: WandbLoggerCallback(api_key_file="/nowhere/key"), "found none at /nowhere/key"),
+        (lambda: WandbLoggerCallback(excludes="loss"), "wants a list of names"),
+        (lambda: WandbLoggerCallback(id="x"), "sets id of wandb.init itself"),
+        (lambda: CometLoggerCallback(tags="a"), "wants a list of tags"),
+        (lambda: CometLoggerCallback(api_key="x"), "set COMET_API_KEY"),
+        (lambda: TBXLoggerCallback(artifacts="yes"), "wants True or False"),
+    ],
+)
+def test_wrong_arguments_are_refused_when_the_callback_is_made(wrong: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        wrong()
