@@ -155,6 +155,7 @@ def types(session: nox.Session) -> None:
             "test_tf",
             "test_horovod",
             "test_tune",
+            "test_ray",
         ),
         *("test_contract", "test_crashes", "test_faults"),
     ],
@@ -208,8 +209,14 @@ def test_horovod(session: nox.Session) -> None:
 
 @nox.session(requires=["dev"], venv_backend="none")
 def test_tune(session: nox.Session) -> None:
-    """Test searches for hyperparameters, with Optuna and with Ray Tune."""
+    """Test searches for hyperparameters with Optuna."""
     run_in_dev(session, "pytest", "tests/tune", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_ray(session: nox.Session) -> None:
+    """Test trainers in searches of Ray Tune; `test_contract` tests the runtime."""
+    run_in_dev(session, "pytest", "tests/ray", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
