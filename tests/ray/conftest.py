@@ -1,0 +1,20 @@
+"""Where trials say what they do."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import Pipe, listening
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[Pipe]:
+    with listening(tmp_path / "pipe") as made:
+        yield made
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Pipe]:
+    with listening(tmp_path / "gate") as made:
+        yield made
