@@ -288,7 +288,7 @@ class Graph:
                 self._siblings[folder, file.removesuffix(".py")] = module.name
                 if path.startswith("docs/"):
                     self._scripts[file.removesuffix(".py")] = module.name
-                trees.append((module, _parse(self._text(path))))
+                trees.append((module, _parse(self._text(path), path)))
             elif path == "README.md" or (path.startswith("docs/") and path.endswith(".md")):
                 code = python_blocks(self._text(path))
                 if code:
@@ -334,10 +334,9 @@ class Graph:
                     self.note_import(module, module.units[unit_name], node, target)
             else:
                 for name in _bound_names(node) or [unit_name]:
-                    value = node
                     if name in module.path_expressions and self.path_of(ast.Name(name), module) is not None:
                         continue  # a path, which counts where it is used
-                    self._scanner(module, name).scan(value)
+                    self._scanner(module, name).scan(node)
 
     def _scanner(self, module: Module, unit: str) -> _Scanner:
         return _Scanner(self, module, module.units[unit])
@@ -358,7 +357,11 @@ class Graph:
             if node.id == "__file__":
                 return module.path
             if node.id in module.path_expressions:
-                return self.path_of(module.path_expressions[node.id], module)
+                value = module.path_expressions.pop(node.id)  # it may refer to itself: `path = path.parent`
+                try:
+                    return self.path_of(value, module)
+                finally:
+                    module.path_expressions[node.id] = value
             unit = module.units.get(node.id)
             if unit is not None and unit.alias is not None and len(unit.alias) > 1:
                 found = self.find_module(unit.alias, module)
@@ -622,10 +625,10 @@ def python_blocks(text: str) -> str:
     return "\n".join(match["code"] for match in _CODE_BLOCK.finditer(text) if not match["skipped"])
 
 
-def _parse(text: str) -> ast.Module:
+def _parse(text: str, path: str = "<string>") -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # escape sequences in text that only looks like code
-        return ast.parse(text)
+        return ast.parse(text, path)
 
 
 def _module_name(path: str) -> str:

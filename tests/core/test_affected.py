@@ -53,6 +53,8 @@ FILES = {
     "tests/helpers.py": """
         from pathlib import Path
         ROOT = Path(__file__).parents[1]
+        HERE = Path("here")
+        HERE = HERE.parent
         """,
     "tests/core/conftest.py": """
         import pytest
