@@ -20,6 +20,7 @@ import nox
 nox.needs_version = ">=2025.2.9"  # the first with `requires=`
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "check"]
 
 # Modules are compiled when something imports them, which is seldom: an environment has a hundred times as many files.
@@ -264,6 +265,64 @@ def test_lowest_hf(session: nox.Session) -> None:
     # They warn of what has come after them.
     warnings = ("-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
     session.run("pytest", "tests/hf", "-m", "not ray", *warnings, *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def affected(session: nox.Session) -> None:
+    """Run only the tests that a change can affect (`-- --base REV`; without it, compared with main)."""
+    scripts = DEV / ("Scripts" if os.name == "nt" else "bin")
+    command = (str(scripts / "python"), "-m", "tests.affected", *session.posargs)
+    printed = session.run(*command, external=True, silent=True, log=False)
+    tests = str(printed or "").split()
+    checks = [test for test in tests if test.startswith("tests/isolation/")]
+    tests = [test for test in tests if test not in checks]
+    session.log(f"selected: {' '.join([*tests, *checks]) or 'no test'}")
+    if any("horovod" in test or test.startswith("tests/docs/test_docstrings") for test in tests):
+        run_in_dev(session, "drivetrain_horovod.build")
+    if tests:
+        run_in_dev(session, "pytest", *PARALLEL, *tests)
+    for plugin in ("lightning", "hf"):
+        if any(test.startswith(f"tests/{plugin}/") for test in tests):
+            session.notify(f"test_lowest_{plugin}", posargs=())
+    if checks:
+        session.notify("build", posargs=())
+    for check in checks:
+        session.notify(f"isolation({Path(check).stem.removeprefix('check_')})", posargs=())
+
+
+# Of these, the newest releases do not support Python 3.10: there, pip chooses the newest that does.
+NOT_ON_310 = ("polars", "pillow", "matplotlib", "ipykernel")
+# Without PyTorch: its CPU build is on the index only for Python 3.11, and the other one brings gigabytes of CUDA.
+WITHOUT_TORCH = ("core", "views", "track", "tune", "ray", "gbdt", "tf", "contract", "crash", "faults")
+
+
+@nox.session(python=["3.10", "3.12", "3.13"])
+def interpreters(session: nox.Session) -> None:
+    """Test on the other interpreters that the packages support (`-- tests/core -k config` for a part)."""
+    pins = [XGBOOST, LIGHTGBM, TENSORFLOW, RAY_TUNE, OPTUNA, PYARROW, *DATA, *TRACKERS, *TERMINAL, *NOTEBOOK]
+    pins += [
+        MATPLOTLIB,
+        SHTAB,
+        RCLONE,
+        S3FS,
+        "scikit-learn",
+        "pandas",
+        "psutil",
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+    ]
+    if session.python == "3.10":
+        pins = [pin.partition("==")[0] if pin.startswith(NOT_ON_310) else pin for pin in pins]
+        pins.append("tomli")
+    if session.python == "3.13":
+        pins = [pin for pin in pins if not pin.startswith("aim==")]  # it has no wheel for it
+    packages = [option for name in ("core", "ray", "track", "tune", "gbdt") for option in ("-e", f"packages/{name}")]
+    session.install(*packages, *pins)
+    session.install(*WITHOUT_DEPENDENCIES)
+    parts = [arg for arg in session.posargs if arg.startswith("tests")]
+    tests = [] if parts else [f"tests/{folder}" for folder in WITHOUT_TORCH]
+    session.run("python", "-m", "pytest", *PARALLEL, *tests, *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")

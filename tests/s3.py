@@ -34,7 +34,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
 from tests.support import DEADLINE_S
 
@@ -92,7 +92,7 @@ class S3Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> S3Server:
         """Starts the server, and returns once it has answered.
 
         Its socket is bound here and inherited by it, so that nobody can take the port in between, and what connects
@@ -174,7 +174,7 @@ class S3Server:
     ) -> tuple[int, bytes]:
         """One signed request, to the server or to a proxy's endpoint: status and body of the answer. No retries."""
         url = urllib.parse.urlsplit(f"{endpoint or self.endpoint}{urllib.parse.quote(path)}")
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+        now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         digest = hashlib.sha256(body).hexdigest()
         headers = {"host": url.netloc, "x-amz-content-sha256": digest, "x-amz-date": now}
         names = ";".join(headers)
@@ -356,7 +356,7 @@ class FaultProxy:
         self.port: int = self._holder.getsockname()[1]
         self.accept_connections()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> FaultProxy:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import dataclasses
+import importlib.util
 import json
 import os
 import select
@@ -17,7 +18,6 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-import drivetrain_torch
 from drivetrain import (
     Backend,
     BackendConfig,
@@ -115,6 +115,8 @@ def say_devices(config):
     said = {name: os.environ.get(name) for name in names}
     said["local_world_size"] = get_context().get_local_world_size()
     if config["torch"] and get_context().get_world_rank() == 0:  # one is enough, as PyTorch takes a while to import
+        import drivetrain_torch
+
         said["devices"] = [str(device) for device in drivetrain_torch.get_devices()]
     report(said)
 
@@ -175,7 +177,7 @@ def nodes_with_gpus(storage_path):
                 "STRICT_SPREAD": room_for(9, "STRICT_SPREAD", running=[here, there]),
                 "STRICT_PACK": room_for(6, "STRICT_PACK", running=[there, there]),
             },
-            "several": gpus(3, 2, torch=True),
+            "several": gpus(3, 2, torch=importlib.util.find_spec("torch") is not None),
             "fraction": gpus(2, 0.5, accelerator_type="T4"),
             "unknown type": gpus(1, 1, accelerator_type="H100", start_timeout_s=1),
             "PACK": cpus(2, "PACK"),

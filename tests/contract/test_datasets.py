@@ -239,6 +239,7 @@ def train_on_scaled(config: dict[str, Any]) -> None:
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_preprocessor_is_fitted_used_and_found_again_with_the_checkpoint(ray_address: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     import ray.data
     from ray.data.preprocessors import Chain, Concatenator, StandardScaler
     from sklearn.datasets import load_breast_cancer

@@ -130,7 +130,11 @@ def test_worker_with_several_gpus_sees_them_and_no_others_and_ranks_follow_their
     assert facts(workers, "CUDA_VISIBLE_DEVICES") == [("9,10",), ("11,12",), ("0,1",)]
     names = ("NODE_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     assert facts(workers, *names) == [("0", "0", "2"), ("0", "1", "2"), ("1", "0", "1")]
-    assert workers[0]["devices"] == ["cuda:0", "cuda:1"]
+
+
+def test_torch_plugin_gives_a_worker_each_of_its_gpus(gpus):
+    pytest.importorskip("torch")
+    assert gpus["several"][0]["devices"] == ["cuda:0", "cuda:1"]
 
 
 def test_workers_with_half_a_gpu_share_one(gpus):

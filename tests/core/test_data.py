@@ -303,6 +303,7 @@ print(rows, max(sizes[2:]) - sizes[1])
 
 @pytest.mark.parametrize("kind", ["table", "parquet", "arrow"])
 def test_tensors_may_be_written_to_and_the_next_epoch_is_as_the_first(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     dataset = {
         "table": lambda: pa.table(columns()),
         "parquet": lambda: parquet_files(tmp_path),
@@ -338,6 +339,7 @@ def test_what_a_column_becomes_depends_on_the_batch_alone(tmp_path: Path) -> Non
 
 
 def test_tables_without_rows_are_no_harm(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     rows, none = pa.table({"x": [1.0, 2.0]}), pa.table({"x": pa.array([], pa.float64())})
     for name, table in (("0", none), ("1", rows), ("2", none)):
         pyarrow.feather.write_feather(table, tmp_path / f"{name}.feather")

@@ -1,12 +1,12 @@
 import importlib.metadata
 import importlib.util
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 
 import drivetrain
+from tests.toml import tomllib
 
 PACKAGES = Path(__file__).parents[2] / "packages"
 PROJECTS = {

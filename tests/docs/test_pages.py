@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from tests.docs.pages import CODE, DOCS, PAGES, PROGRAMS, Page
 from tests.s3 import FaultProxy, S3Server
 from tests.support import ROOT
+from tests.toml import tomllib
 
 _RAY = "import ray"
 _S3 = "s3://models/"

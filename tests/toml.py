@@ -1,0 +1,10 @@
+"""``tomllib``; on Python 3.10, which lacks it, the backport ``tomli``."""
+
+import sys
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["tomllib"]
