@@ -455,7 +455,8 @@ class Graph:
             of_same_package = module.path.startswith(f"{package}/") and text not in self._commands
             if not module.path.startswith("packages/") or of_same_package:
                 yield from self._resolve_string(module, target)
-        if name in self.modules and ("." in name or (":" in text) or name not in self.entry_points):
+        is_word = text in self.entry_points or text == "tests"  # it usually means something else than the module
+        if name in self.modules and not is_word:
             yield from self._resolve(self.modules[name], [attribute] if attribute else [])
         elif "." in name and (found := self.find_module(name.split("."), module)) is not None:
             owner, rest = found

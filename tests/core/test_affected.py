@@ -217,6 +217,7 @@ OF_ALL_PACKAGES = {
     "tests/core/test_packaging.py",
     "tests/docs/test_docstrings.py",
     "tests/docs/test_reference.py",
+    "tests/gpu/test_command.py",
 }
 
 
@@ -238,14 +239,14 @@ def test_plugin_selects_no_test_of_another_plugin(here: Graph, plugin: str) -> N
 
 
 def test_tracker_selects_no_training_of_a_framework(here: Graph) -> None:
-    files = files_selected_here(here, "packages/core/src/drivetrain/loggers/wandb.py")
-    assert {"tests/core/test_trackers.py", "tests/core/test_tracker_services.py"} <= files
+    files = files_selected_here(here, "packages/track/src/drivetrain_track/wandb.py")
+    assert "tests/track/test_services.py" in files
     assert not [file for file in files if file.endswith(("test_training.py", "test_conformance.py"))]
-    assert pages_selected_here(here, "packages/core/src/drivetrain/loggers/wandb.py") == {"docs/tracking.md"}
+    assert pages_selected_here(here, "packages/track/src/drivetrain_track/wandb.py") == {"docs/tracking.md"}
 
 
 def test_engine_selects_every_test_that_trains(here: Graph) -> None:
-    files = files_selected_here(here, "packages/core/src/drivetrain/controller.py")
+    files = files_selected_here(here, "packages/core/src/drivetrain/_driver/controller.py")
     for folder in ("contract", "crash", "faults", "torch", "tf", "gbdt", "hf", "horovod", "lightning", "tune"):
         assert [file for file in files if file.startswith(f"tests/{folder}/")], folder
 
