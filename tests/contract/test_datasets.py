@@ -175,7 +175,7 @@ def test_no_cpu_left_to_read_a_ray_dataset_is_told_instead_of_waited_for(ray_add
         ).fit()
 
     rows = ray.data.range(100)
-    with pytest.raises(ResourceError, match="found 4 CPUs in the cluster, of which the run takes 4: use fewer workers"):
+    with pytest.raises(ResourceError, match=r"got 4 CPUs in the cluster, of which the run takes 4\. Use fewer workers"):
         fit(train=rows, valid={"id": np.arange(13)})
     result = fit(train=rows.materialize(), valid={"id": np.arange(13)})
     assert result.metrics is not None
