@@ -19,7 +19,9 @@ nox.options.sessions = ["lint", "types", "tests", "docs", "isolation"]
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 DEV = ROOT / ".nox" / "dev"
-PACKAGES = [f"packages/{name}" for name in ("core", "track", "torch", "lightning", "hf", "tf", "gbdt", "horovod")]
+PACKAGES = [
+    f"packages/{name}" for name in ("core", "data", "track", "torch", "lightning", "hf", "tf", "gbdt", "horovod")
+]
 
 # What the packages accept is in their pyproject.toml, lower bounds only. Here are the newest releases seen to
 # pass, so that a release elsewhere cannot turn an unrelated change red: raise them on purpose.
@@ -57,8 +59,8 @@ TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
 # Always as paths, so that pip never looks for our own names on an index.
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
 PLUGINS = [
-    *("-e", "packages/track", "-e", "packages/lightning", "-e", "packages/hf", "-e", "packages/gbdt"),
-    *("-e", "packages/horovod"),
+    *("-e", "packages/data", "-e", "packages/track", "-e", "packages/lightning", "-e", "packages/hf"),
+    *("-e", "packages/gbdt", "-e", "packages/horovod"),
 ]
 
 # Into an environment that has TensorFlow by another name.
@@ -141,6 +143,7 @@ def types(session: nox.Session) -> None:
     requires=[
         *(
             "test_core",
+            "test_data",
             "test_track",
             "test_torch",
             "test_lightning",
@@ -164,6 +167,12 @@ def tests(session: nox.Session) -> None:
 def test_core(session: nox.Session) -> None:
     """Test the core, its command and its pages (those that want a Chromium are skipped where there is none)."""
     run_in_dev(session, "pytest", "tests/core", "tests/views", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_data(session: nox.Session) -> None:
+    """Test datasets: shards, batches and positions."""
+    run_in_dev(session, "pytest", "tests/data", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -236,8 +245,7 @@ def test_lowest_hf(session: nox.Session) -> None:
     """Test the same plugin with the oldest versions that it supports."""
     session.install(
         *EDITABLE,
-        "-e",
-        "packages/hf",
+        *("-e", "packages/data", "-e", "packages/hf"),
         TORCH,
         PYARROW,
         *LOWEST_HF,
@@ -297,6 +305,7 @@ def build(session: nox.Session) -> None:
     "requirement, check",
     [
         ("drivetrain", "check_core.py"),
+        ("drivetrain[data]", "check_data.py"),
         ("drivetrain[tensorboard]", "check_track.py"),
         ("drivetrain[torch]", "check_torch.py"),
         ("drivetrain[lightning]", "check_lightning.py"),
@@ -305,7 +314,7 @@ def build(session: nox.Session) -> None:
         ("drivetrain[tensorflow]", "check_tf.py"),
         ("drivetrain[horovod]", "check_horovod.py"),
     ],
-    ids=["core", "track", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
+    ids=["core", "data", "track", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""

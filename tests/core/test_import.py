@@ -31,7 +31,6 @@ ROWS = """
     _runtimes
     loggers
     _views
-    data
     _driver
     tune
     interactive _cli testing
@@ -243,11 +242,6 @@ def test_only_adapters_import_optional_dependencies(name: str) -> None:
         "_runtimes.ray.cluster": {"ray"},
         "_runtimes.ray.worker": {"ray"},
         "_storage.remote": {"pyarrow"},
-        "data.batches": {"numpy", "pyarrow", "tensorflow", "torch"},
-        "data.config": {"ray"},
-        "data.position": {"numpy", "pyarrow"},
-        "data.shard": {"pyarrow", "tensorflow", "torch"},
-        "data.sources": {"numpy", "pyarrow"},
         "testing.conformance": {"pytest"},
         "loggers.panel": {"rich"},
         "tune.raytune": {"ray"},

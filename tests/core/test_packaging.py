@@ -42,7 +42,7 @@ def installed_distribution(package: str) -> importlib.metadata.Distribution:
 
 
 def test_the_packages_of_the_design_are_there() -> None:
-    assert set(PROJECTS) == {"core", "track", "torch", "lightning", "hf", "tf", "gbdt", "horovod"}
+    assert set(PROJECTS) == {"core", "data", "track", "torch", "lightning", "hf", "tf", "gbdt", "horovod"}
     assert PROJECTS["core"]["name"] == "drivetrain"
     for package in PROJECTS.keys() - {"core"}:
         assert PROJECTS[package]["name"] == f"drivetrain-{package}"

@@ -64,6 +64,23 @@ def check_tracker_that_is_not_installed_says_what_to_install(storage_path: str) 
     assert 'pip install "drivetrain[tensorboard]"' in said, said
 
 
+def check_dataset_says_what_to_install(storage_path: str) -> None:
+    from drivetrain import DataParallelTrainer, PluginNotFoundError, RunConfig, ScalingConfig
+
+    trainer = DataParallelTrainer(
+        train_func,
+        datasets={"train": {"x": [1, 2, 3]}},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="data", storage_path=storage_path),
+    )
+    try:
+        trainer.fit()
+        message = "no error"
+    except PluginNotFoundError as error:
+        message = str(error)
+    assert 'pip install "drivetrain[data]"' in message, message
+
+
 def check_storages_that_need_nothing_else_work(storage_path: str) -> None:
     """Local paths by URI, and fsspec's own; others say what to install."""
     from drivetrain import ConfigurationError, DataParallelTrainer, Result, RunConfig, ScalingConfig
@@ -97,5 +114,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
         check_two_workers_report(directory)
         check_tracker_that_is_not_installed_says_what_to_install(directory)
+        check_dataset_says_what_to_install(directory)
         check_storages_that_need_nothing_else_work(directory)
     print("ok: drivetrain alone")

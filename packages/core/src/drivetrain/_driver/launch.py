@@ -48,12 +48,17 @@ def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
     return backend
 
 
-def resolve_runtime(scaling: ScalingConfig, *, needs_ray: bool = False) -> Runtime:
-    """The runtime that was asked for, or the one that fits what is connected."""
+def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> Runtime:
+    """The runtime that was asked for, or the one that fits what is connected.
+
+    Args:
+        scaling: what the user has selected.
+        required: the name of the runtime that a dataset requires; see :func:`~drivetrain.plugin.required_runtime`.
+    """
     if scaling.runtime is not None and not isinstance(scaling.runtime, str):
         return cast("Runtime", scaling.runtime)
     if scaling.runtime is None:
-        return _choose_runtime(scaling.max_workers, needs_ray=needs_ray)
+        return _choose_runtime(scaling.max_workers, required)
     try:
         runtime: Runtime = load_plugin("runtime", scaling.runtime)()
     except PluginNotFoundError as error:
@@ -61,13 +66,16 @@ def resolve_runtime(scaling: ScalingConfig, *, needs_ray: bool = False) -> Runti
     return runtime
 
 
-def _choose_runtime(num_workers: int, *, needs_ray: bool) -> Runtime:
-    """One of the runtimes of this package, which need no search among the installed ones."""
+def _choose_runtime(num_workers: int, required: str | None) -> Runtime:
+    """The runtime that a dataset requires; otherwise one of this package, without a search among the installed ones."""
     if num_workers == 0:
         from drivetrain._runtimes.inprocess import InProcessRuntime
 
         return InProcessRuntime()
-    if needs_ray or _ray_is_connected():
+    if required is not None:
+        runtime: Runtime = load_plugin("runtime", required)()
+        return runtime
+    if _ray_is_connected():
         from drivetrain._runtimes.ray import RayRuntime
 
         return RayRuntime()

@@ -25,7 +25,9 @@ from drivetrain._driver.result import Result, last_metrics
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
+from drivetrain._hooks.data_config import DataConfig
 from drivetrain._hooks.policy import RetryBudget
+from drivetrain._hooks.providers import check_runtime, required_runtime
 from drivetrain._runtimes.base import Runtime
 from drivetrain._storage.checkpoint import Checkpoint, metadata_json
 from drivetrain._storage.directory import Storage
@@ -33,8 +35,6 @@ from drivetrain._storage.layout import ERROR_FILE
 from drivetrain._storage.rundir import OpenRun, TrainerFile, open_run
 from drivetrain._worker.session import POSITIONS
 from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.data import DataConfig
-from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
 
 if TYPE_CHECKING:
@@ -297,13 +297,9 @@ class DataParallelTrainer:
 
     def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
         function = pickle_function(self._function, self._config)
-        on_ray = [name for name, dataset in self._datasets.items() if is_ray_dataset(dataset)]
-        runtime = resolve_runtime(self._scaling, needs_ray=bool(on_ray))
+        runtime = resolve_runtime(self._scaling, required=required_runtime(self._datasets))
         runtime.validate(self._scaling)
-        if on_ray and runtime.name == "local":
-            raise ConfigurationError(
-                f"dataset {on_ray[0]!r} is Ray's, which wants workers on Ray, found runtime='local': use runtime='ray'"
-            )
+        check_runtime(self._datasets, runtime.name)
         datasets = self._data_config.open(self._datasets)
         callbacks = make_callbacks(self._run_config)
         if self._resume_from is not None and not self._resume_from.exists():
@@ -325,7 +321,7 @@ class DataParallelTrainer:
     ) -> list[dict[str, Any]]:
         positions = checkpoint.get_metadata().get(POSITIONS) if datasets and checkpoint is not None else None
         options: dict[str, Any] = {"positions": positions} if positions else {}
-        if any(is_ray_dataset(dataset) or callable(dataset) for dataset in datasets.values()):
+        if any(map(callable, datasets.values())) or required_runtime(datasets) is not None:
             options["resources"] = replace(self._scaling, num_workers=len(workers)).total_resources
         nodes = [worker.node_id for worker in workers]
         return self._data_config.configure(datasets, len(workers), None, nodes, **options)

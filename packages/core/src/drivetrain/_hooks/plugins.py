@@ -13,14 +13,19 @@ from typing import Any
 
 from drivetrain.errors import PluginBrokenError, PluginError, PluginNotFoundError
 
-__all__ = ["API_VERSION", "KINDS", "Plugin", "list_plugins", "load_plugin"]
+__all__ = ["API_VERSION", "KINDS", "Plugin", "install_commands", "list_plugins", "load_plugin"]
 
 API_VERSION = 1
 """Increases when a change breaks plugins."""
 
-KINDS = {"backend": "drivetrain.backends", "callback": "drivetrain.callbacks", "runtime": "drivetrain.runtimes"}
+KINDS = {
+    "backend": "drivetrain.backends",
+    "callback": "drivetrain.callbacks",
+    "dataset": "drivetrain.datasets",
+    "runtime": "drivetrain.runtimes",
+}
 
-_OUR_EXTRA = re.compile(r"""drivetrain-.*extra == ['"]([\w.-]+)['"]""")
+_OUR_EXTRA = re.compile(r"""(drivetrain-[\w-]+).*extra == ['"]([\w.-]+)['"]""")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +33,7 @@ class Plugin:
     """An entry point that some installed distribution declares.
 
     Attributes:
-        kind: ``"backend"``, ``"callback"`` or ``"runtime"``.
+        kind: a key of :data:`KINDS`.
         name: what selects it.
         target: the object it names, as ``module:attribute``.
         distribution: who provides it.
@@ -51,7 +56,7 @@ class Plugin:
 
         try:
             return EntryPoint(self.name, self.target, KINDS[self.kind]).load()
-        except Exception as error:  # whatever importing somebody's package may raise
+        except (Exception, SystemExit) as error:  # whatever importing somebody's package may raise
             raise PluginBrokenError(
                 f"the {self.kind} {self.name!r} of {self.distribution} {self.version} cannot be loaded from "
                 f"{self.target}: {type(error).__name__}: {error}"
@@ -103,11 +108,26 @@ def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
 
 def _extra_of(name: str) -> str | None:
     """The extra of the core that installs a plugin of that name: it has the name, or is how it begins."""
+    return next((extra for extra in _our_extras() if name == extra or name.startswith(f"{extra}_")), None)
+
+
+def _our_extras() -> dict[str, str]:
+    """The distribution that each extra of the core installs, if it is one of ours."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
         required = requires("drivetrain") or []
     except PackageNotFoundError:  # a source tree that is not installed
-        return None
-    extras = {found[1] for line in required if (found := _OUR_EXTRA.match(line))} - {"all"}
-    return next((extra for extra in extras if name == extra or name.startswith(f"{extra}_")), None)
+        return {}
+    found = [match for line in required if (match := _OUR_EXTRA.match(line))]
+    return {match[2]: match[1] for match in found if match[2] != "all"}
+
+
+def install_commands(*names: str) -> list[str]:
+    """For the extras of the core with these names whose distribution is not installed: how to install them."""
+    from importlib.metadata import distributions
+
+    extras = _our_extras()
+    there = {distribution.name for distribution in distributions()}
+    missing = [name for name in dict.fromkeys(names) if name in extras and extras[name] not in there]
+    return [f'pip install "drivetrain[{name}]"' for name in missing]

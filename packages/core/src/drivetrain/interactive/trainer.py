@@ -23,12 +23,12 @@ from drivetrain._driver.trainer import DataParallelTrainer, trainable_of
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.policy import RetryBudget
+from drivetrain._hooks.providers import required_runtime
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage, runs_location
 from drivetrain._storage.layout import MANIFEST
 from drivetrain._storage.manifest import read_manifest
 from drivetrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import CheckpointError, ConfigurationError, FailureKind, SessionError
 from drivetrain.interactive import dicts
 from drivetrain.interactive.iterator import Feed, TrainingIterator
@@ -183,7 +183,7 @@ class Trainer:
         interrupts = Interrupts()
         try:
             with self._in_turn(), interrupts.from_signals():
-                scaling = self._ready(needs_ray=False)
+                scaling = self._ready(required=None)
                 assert self._warm is not None
                 self._warm.validate(scaling)
                 if scaling.max_workers:
@@ -369,10 +369,10 @@ class Trainer:
         finally:
             self._turn.release()
 
-    def _ready(self, *, needs_ray: bool) -> ScalingConfig:
+    def _ready(self, *, required: str | None) -> ScalingConfig:
         """The scaling of a run, on the runtime that keeps the workers."""
         if self._warm is None:
-            self._warm = WarmRuntime(resolve_runtime(self._scaling, needs_ray=needs_ray))
+            self._warm = WarmRuntime(resolve_runtime(self._scaling, required=required))
             self._close = weakref.finalize(self, self._warm.close)
         return replace(self._scaling, runtime=self._warm)
 
@@ -410,7 +410,7 @@ class Trainer:
                 train_func,
                 train_loop_config=config,
                 backend_config=self._backend,
-                scaling_config=self._ready(needs_ray=any(map(is_ray_dataset, datasets.values()))),
+                scaling_config=self._ready(required=required_runtime(datasets)),
                 run_config=replace(
                     self._config,
                     name=name,

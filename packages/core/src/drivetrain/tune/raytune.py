@@ -25,6 +25,7 @@ from drivetrain._base.console import Console
 from drivetrain._driver.arguments import check_param_space, merge_arguments
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._hooks.context import Run, Trial
+from drivetrain._hooks.providers import required_runtime
 from drivetrain._runtimes.ray import RayRuntime
 from drivetrain._runtimes.ray.cluster import bundle_of
 from drivetrain._storage.checkpoint import Checkpoint
@@ -34,7 +35,6 @@ from drivetrain._storage.layout import MANIFEST
 from drivetrain._storage.manifest import read_manifest
 from drivetrain._storage.remote import locate
 from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import ConfigurationError, PluginNotFoundError, ResourceError, SerializationError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class TrialShape:
         else:
             wanted = replace(scaling, num_workers=max(1, scaling.max_workers)).total_resources
             bundles = [{name: amount for name, amount in wanted.items() if amount}]
-        reads_with_ray = self.reads_with_ray or any(map(is_ray_dataset, (chosen.get("datasets") or {}).values()))
+        reads_with_ray = self.reads_with_ray or _reads_with_ray(chosen)
         if not self.autoscaling:
             _require_room(bundles, reads_with_ray)
         return tune.PlacementGroupFactory(bundles, strategy=scaling.placement_strategy)
@@ -135,12 +135,11 @@ def make_trainable(
             f"({type(error).__name__}: {error}). Give a dataset as a function that returns it, and make other such "
             "objects inside the train function"
         ) from error
-    datasets = trainer.given.get("datasets") or {}
     shape = TrialShape(
         scaling=trainer.given.get("scaling_config") or ScalingConfig(),
         known=trainer.known_arguments,
         argument=argument,
-        reads_with_ray=any(map(is_ray_dataset, datasets.values())),
+        reads_with_ray=_reads_with_ray(trainer.given),
         autoscaling=autoscaling,
     )
 
@@ -152,6 +151,11 @@ def make_trainable(
         tune.with_parameters(trainable, pickled=pickled), shape
     )
     return made
+
+
+def _reads_with_ray(arguments: Mapping[str, Any]) -> bool:
+    """Whether one of the datasets in a trainer's arguments requires this runtime."""
+    return required_runtime(arguments.get("datasets") or {}) == RayRuntime.name
 
 
 def _find_unpicklable(given: Mapping[str, Any], dump: Callable[[Any], bytes]) -> str:
@@ -204,7 +208,7 @@ def _run_trial(pickled: bytes, changes: Mapping[str, Any]) -> None:
     if (found := tune.get_checkpoint()) is not None:
         replaced["resume_from_checkpoint"] = Checkpoint(found.path, _unless_local(found.filesystem))
     trial = Trial(name=context.get_trial_name(), id=context.get_trial_id(), experiment=context.get_experiment_name())
-    if any(map(is_ray_dataset, (arguments.get("datasets") or {}).values())):
+    if _reads_with_ray(arguments):
         _tell_of_starved_reads(trial)
     with _awaited_at_exit():
         try:

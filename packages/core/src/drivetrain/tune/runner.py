@@ -17,10 +17,10 @@ from drivetrain._driver.arguments import merge_arguments
 from drivetrain._driver.handle import RunHandle
 from drivetrain._driver.result import Result
 from drivetrain._driver.trainer import DataParallelTrainer
+from drivetrain._hooks.providers import required_runtime
 from drivetrain._runtimes.local import ForkServers, LocalRuntime
 from drivetrain._runtimes.resources import visible_gpus
 from drivetrain.config import ScalingConfig
-from drivetrain.data.sources import is_ray_dataset
 from drivetrain.errors import CallbackError, ConfigurationError, RunCancelledError
 from drivetrain.tune.results import value_of
 from drivetrain.tune.search import ActiveTrial, Search, TuneConfig
@@ -218,7 +218,7 @@ class Runner:
     def _is_local(self, scaling: ScalingConfig) -> bool:
         if scaling.max_workers == 0 or scaling.runtime not in (None, "local"):
             return False
-        return not any(map(is_ray_dataset, (self._given.get("datasets") or {}).values()))
+        return required_runtime(self._given.get("datasets") or {}) in (None, "local")
 
     def _cancel(self) -> None:
         for running in self._running.values():

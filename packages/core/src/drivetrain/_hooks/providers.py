@@ -1,0 +1,181 @@
+"""Which installed provider reads a dataset, and on which runtimes.
+
+A provider that cannot be imported, or that raises in ``accepts()``, is an error only for a dataset that no other
+provider accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest
+from drivetrain._hooks.plugins import Plugin, install_commands, list_plugins
+from drivetrain.errors import ConfigurationError, PluginBrokenError, PluginError, PluginNotFoundError
+
+__all__ = ["OpenedDataset", "Providers", "check_runtime", "required_runtime"]
+
+_EXTRA = "data"  # of the core: the provider for the most common kinds of datasets
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDataset:
+    """A dataset that its provider has opened: what :meth:`drivetrain.DataConfig.open` returns for each name.
+
+    Attributes:
+        provider: the provider.
+        value: the return value of :meth:`DatasetProvider.open`.
+    """
+
+    provider: DatasetProvider
+    value: Any
+
+    def split(self, request: SplitRequest) -> list[Shard]:
+        """One shard per rank.
+
+        Raises:
+            PluginBrokenError: the provider returned another number of shards.
+        """
+        shards = list(self.provider.split(self.value, request))
+        if len(shards) != request.world_size:
+            raise PluginBrokenError(
+                f"dataset {request.name!r}: expected {request.world_size} shards, one per rank, from "
+                f"{type(self.provider).__qualname__}.split(), got {len(shards)}"
+            )
+        return shards
+
+
+@dataclass(frozen=True, slots=True)
+class _Installed:
+    plugin: Plugin
+    provider: DatasetProvider
+
+    def __str__(self) -> str:
+        return f"{self.plugin.name!r} of {self.plugin.distribution} {self.plugin.version}"
+
+
+class Providers:
+    """The installed dataset providers; making this object imports all of them."""
+
+    def __init__(self) -> None:
+        self._installed: list[_Installed] = []
+        self._broken: dict[str, PluginBrokenError] = {}
+        for plugin in list_plugins("dataset"):
+            try:
+                self._installed.append(_Installed(plugin, _make(plugin)))
+            except PluginBrokenError as error:
+                self._broken[plugin.target] = error
+
+    def accepting(self, dataset: object) -> list[_Installed]:
+        """The providers that accept an object."""
+        return [installed for installed in self._installed if self._accepts(installed, dataset)]
+
+    def open(self, name: str, dataset: object, *, keep_together: str | None = None) -> OpenedDataset:
+        """Opens a dataset with the provider that accepts it.
+
+        Raises:
+            ConfigurationError: no provider accepts it.
+            PluginNotFoundError: no provider accepts it, and a package that might is not installed.
+            PluginError: several providers accept it.
+            PluginBrokenError: no provider accepts it, and one of them is broken.
+        """
+        accepting = self.accepting(dataset)
+        if not accepting:
+            raise self._not_accepted(name, dataset)
+        if len(accepting) > 1:
+            raise PluginError(
+                f"dataset {name!r}: expected one provider that accepts a {type(dataset).__qualname__}, got "
+                f"{' and '.join(map(str, accepting))}. Uninstall one of them"
+            )
+        provider = accepting[0].provider
+        return OpenedDataset(provider, provider.open(name, dataset, keep_together=keep_together))
+
+    def _accepts(self, installed: _Installed, dataset: object) -> bool:
+        try:
+            return bool(installed.provider.accepts(dataset))
+        except Exception as error:  # whatever somebody's package may raise
+            broken = PluginBrokenError(
+                f"the dataset provider {installed} raised in accepts(): {type(error).__name__}: {error}"
+            )
+            broken.__cause__ = error
+            self._broken[installed.plugin.target] = broken
+            return False
+
+    def _not_accepted(self, name: str, dataset: object) -> Exception:
+        module, kind = type(dataset).__module__, type(dataset).__qualname__
+        described = [f"{installed} ({installed.provider.accepted})" for installed in self._installed]
+        message = (
+            f"dataset {name!r}: no installed provider accepts a "
+            f"{kind if module == 'builtins' else f'{module}.{kind}'}. "
+            f"Installed providers: {'; '.join(described) or 'none'}"
+        )
+        if self._broken:
+            broken = list(self._broken.values())
+            error: Exception = PluginBrokenError(f"{message}. Broken: {'; '.join(map(str, broken))}")
+            error.__cause__ = broken[0]
+            return error
+        if commands := install_commands(_EXTRA, module.partition(".")[0]):
+            return PluginNotFoundError(f"{message}. Run: {' or '.join(commands)}")
+        return ConfigurationError(message)
+
+
+def required_runtime(datasets: Mapping[str, Any]) -> str | None:
+    """The name of the runtime that datasets need if the user selects none; None if every runtime can read them.
+
+    Args:
+        datasets: by name, as passed to a trainer or as opened. Functions are not called.
+    """
+    needed = _needed_runtimes(datasets)
+    return next((runtimes[0] for runtimes in needed.values()), None)
+
+
+def check_runtime(datasets: Mapping[str, Any], runtime: str) -> None:
+    """Checks that the workers of a runtime can read datasets.
+
+    Args:
+        datasets: see :func:`required_runtime`.
+        runtime: the name of the runtime.
+
+    Raises:
+        ConfigurationError: they cannot.
+    """
+    for name, runtimes in _needed_runtimes(datasets).items():
+        if runtime not in runtimes:
+            raise ConfigurationError(
+                f"dataset {name!r}: expected a runtime whose workers can read a {type(datasets[name]).__qualname__} "
+                f"({', '.join(map(repr, runtimes))}), got {runtime!r}. Use ScalingConfig(runtime={runtimes[0]!r})"
+            )
+
+
+def _needed_runtimes(datasets: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The runtimes of the datasets that not every runtime can read; a dataset that nobody accepts is skipped."""
+    given = {name: dataset for name, dataset in datasets.items() if not callable(dataset)}
+    providers = {name: [dataset.provider] for name, dataset in given.items() if isinstance(dataset, OpenedDataset)}
+    unopened = given.keys() - providers.keys()
+    if unopened:
+        installed = Providers()
+        for name in unopened:
+            providers[name] = [found.provider for found in installed.accepting(given[name])]
+    return {
+        name: list(provider.runtimes)
+        for name in given
+        for provider in providers[name][:1]
+        if provider.runtimes is not None
+    }
+
+
+def _make(plugin: Plugin) -> DatasetProvider:
+    provider = plugin.load()
+    if not isinstance(provider, type) or not issubclass(provider, DatasetProvider):
+        raise PluginBrokenError(
+            f"the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version}: expected a subclass of "
+            f"drivetrain.plugin.DatasetProvider at {plugin.target}, got {provider!r}"
+        )
+    try:
+        return provider()
+    except Exception as error:  # whatever somebody's package may raise
+        raise PluginBrokenError(
+            f"the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version} cannot be created: "
+            f"{type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,63 @@
+"""The provider for Ray datasets. It uses nothing else of this package."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from drivetrain import ResourceError
+from drivetrain.plugin import DatasetProvider, SplitRequest, is_instance_of
+
+__all__ = ["RayDatasets"]
+
+
+class RayDatasets(DatasetProvider):
+    """Has Ray Data stream each worker its part, with the CPUs and GPUs that the workers leave free."""
+
+    accepted = "a Ray dataset"
+    runtimes = ("ray", "inprocess")
+
+    def accepts(self, dataset: object) -> bool:
+        """See :class:`drivetrain.plugin.DatasetProvider`."""
+        return is_instance_of(dataset, "ray.data", "Dataset")
+
+    def split(self, opened: Any, request: SplitRequest) -> Sequence[Any]:
+        """See :class:`drivetrain.plugin.DatasetProvider`: each shard is a ``ray.data.DataIterator``."""
+        opened.context.execution_options = self._options(opened, request)
+        if request.whole:
+            return [opened.iterator()] * request.world_size
+        hints = list(request.node_ids) or None
+        shards: Sequence[Any] = opened.streaming_split(request.world_size, equal=True, locality_hints=hints)
+        return shards
+
+    def default_options(self) -> Any:
+        """See :class:`drivetrain.plugin.DatasetProvider`: the ``ray.data.ExecutionOptions`` of Ray itself."""
+        from ray.data import ExecutionOptions
+
+        return ExecutionOptions()
+
+    def _options(self, dataset: Any, request: SplitRequest) -> Any:
+        """The execution options, with a limit that leaves the workers their resources."""
+        import ray
+        from ray.data import ExecutionResources
+        from ray.data.dataset import MaterializedDataset
+
+        options = copy.deepcopy(request.options or self.default_options())
+        excluded = getattr(options, "exclude_resources", None)  # which Ray is about to remove
+        if options.resource_limits.cpu not in (None, float("inf")) or (excluded is not None and excluded.cpu):
+            return options  # the user's own division of the cluster
+        cluster: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        total, taken = cluster.get("CPU", 0.0), request.resources.get("CPU", 0.0)
+        if total - taken < 1 and not isinstance(dataset, MaterializedDataset):
+            raise ResourceError(
+                f"dataset {request.name!r}: expected at least one CPU for Ray Data to read with, in addition to those "
+                f"of the run; got {total:g} CPUs in the cluster, of which the run takes {taken:g}. Use fewer workers, "
+                "or ScalingConfig(resources_per_worker={'CPU': ...}) with fewer CPUs each"
+            )
+        options.resource_limits = ExecutionResources(
+            cpu=total - taken,
+            gpu=cluster.get("GPU", 0.0) - request.resources.get("GPU", 0.0),
+            object_store_memory=options.resource_limits.object_store_memory,
+        )
+        return options
