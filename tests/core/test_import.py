@@ -243,6 +243,7 @@ def test_only_adapters_import_optional_dependencies(name: str) -> None:
         "_runtimes.ray.worker": {"ray"},
         "_storage.remote": {"pyarrow"},
         "testing.conformance": {"pytest"},
+        "testing.datasets": {"pytest"},
         "loggers.panel": {"rich"},
         "tune.raytune": {"ray"},
         "tune.results": {"pandas"},

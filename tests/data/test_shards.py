@@ -224,8 +224,8 @@ def test_hugging_face_datasets_are_split_and_streams_as_they_come() -> None:
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (3, "accepts a int"),
-        ([], "accepts a list"),
+        (3, "of type int"),
+        ([], "of type list"),
         ("/no/such/file.parquet", "cannot be opened"),
         ("/no/such/*.csv", "cannot be opened"),
         (["a.csv", "b.parquet"], "files of one format, found .csv, .parquet"),
