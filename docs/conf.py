@@ -7,6 +7,7 @@ import pkgutil
 
 import drivetrain
 import drivetrain.testing
+import drivetrain_data
 import drivetrain_hf
 import drivetrain_horovod
 import drivetrain_lightning
@@ -57,6 +58,7 @@ def _load_names_for_annotations() -> None:
     """Executes each module's ``if TYPE_CHECKING:`` block, so that annotations resolve and link to what they name."""
     for package in (
         drivetrain,
+        drivetrain_data,
         drivetrain_track,
         drivetrain_torch,
         drivetrain_lightning,

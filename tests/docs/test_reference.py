@@ -15,6 +15,7 @@ from tests.docs.pages import DOCS
 _MODULES = (
     *("drivetrain", "drivetrain.errors", "drivetrain.plugin", "drivetrain.testing"),
     "drivetrain.loggers",
+    "drivetrain_data",
     "drivetrain_track",
     "drivetrain.tune",
     *("drivetrain_torch", "drivetrain_lightning", "drivetrain_gbdt.xgboost", "drivetrain_gbdt.lightgbm"),
