@@ -20,7 +20,11 @@ ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 DEV = ROOT / ".nox" / "dev"
 PACKAGES = [
-    f"packages/{name}" for name in ("core", "ray", "track", "tune", "torch", "lightning", "hf", "tf", "gbdt", "horovod")
+    f"packages/{name}"
+    for name in (
+        *("core", "data", "ray", "track", "tune", "torch"),
+        *("lightning", "hf", "tf", "gbdt", "horovod"),
+    )
 ]
 
 # What the packages accept is in their pyproject.toml, lower bounds only. Here are the newest releases seen to
@@ -60,7 +64,7 @@ TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
 PLUGINS = [
     option
-    for name in ("ray", "track", "tune", "lightning", "hf", "gbdt", "horovod")
+    for name in ("data", "ray", "track", "tune", "lightning", "hf", "gbdt", "horovod")
     for option in ("-e", f"packages/{name}")
 ]
 
@@ -145,6 +149,7 @@ def types(session: nox.Session) -> None:
     requires=[
         *(
             "test_core",
+            "test_data",
             "test_track",
             "test_torch",
             "test_lightning",
@@ -169,6 +174,12 @@ def tests(session: nox.Session) -> None:
 def test_core(session: nox.Session) -> None:
     """Test the core, its command and its pages (those that want a Chromium are skipped where there is none)."""
     run_in_dev(session, "pytest", "tests/core", "tests/views", *session.posargs)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def test_data(session: nox.Session) -> None:
+    """Test datasets: shards, batches and positions."""
+    run_in_dev(session, "pytest", "tests/data", *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -247,8 +258,7 @@ def test_lowest_hf(session: nox.Session) -> None:
     """Test the same plugin with the oldest versions that it supports."""
     session.install(
         *EDITABLE,
-        "-e",
-        "packages/hf",
+        *("-e", "packages/data", "-e", "packages/hf"),
         TORCH,
         PYARROW,
         *LOWEST_HF,
@@ -309,6 +319,7 @@ def build(session: nox.Session) -> None:
     [
         ("drivetrain", "check_core.py"),
         ("drivetrain[ray]", "check_ray.py"),
+        ("drivetrain[data]", "check_data.py"),
         ("drivetrain[tensorboard]", "check_track.py"),
         ("drivetrain[tune]", "check_tune.py"),
         ("drivetrain[torch]", "check_torch.py"),
@@ -318,7 +329,7 @@ def build(session: nox.Session) -> None:
         ("drivetrain[tensorflow]", "check_tf.py"),
         ("drivetrain[horovod]", "check_horovod.py"),
     ],
-    ids=["core", "ray", "track", "tune", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
+    ids=["core", "ray", "data", "track", "tune", "torch", "lightning", "hf", "gbdt", "tf", "horovod"],
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""

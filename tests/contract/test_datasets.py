@@ -132,7 +132,9 @@ def test_ray_datasets_are_streamed_to_their_workers(ray_address: str, tmp_path: 
     assert result.metrics is not None
     assert (result.metrics["rows"], result.metrics["sum"], result.metrics["valid"]) == (100, sum(range(100)), 13)
 
-    with pytest.raises(ConfigurationError, match=r"dataset 'train': expected a runtime .*\('ray', .*, got 'local'"):
+    with pytest.raises(
+        ConfigurationError, match=r"dataset 'train': expected a runtime .* \('ray', 'inprocess'\), got 'local'"
+    ):
         DataParallelTrainer(
             count_rows,
             datasets=given,
