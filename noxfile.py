@@ -30,7 +30,11 @@ ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 DEV = ROOT / ".nox" / "dev"
 PACKAGES = [
-    f"packages/{name}" for name in ("core", "ray", "track", "tune", "torch", "lightning", "hf", "tf", "gbdt", "horovod")
+    f"packages/{name}"
+    for name in (
+        *("core", "data", "ray", "track", "tune", "torch"),
+        *("lightning", "hf", "tf", "gbdt", "horovod"),
+    )
 ]
 
 # What the packages accept is in their pyproject.toml, lower bounds only. Here are the newest releases seen to
@@ -73,7 +77,7 @@ BUILD = ("hatchling", "editables")
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
 PLUGINS = [
     option
-    for name in ("ray", "track", "tune", "lightning", "hf", "gbdt", "horovod")
+    for name in ("data", "ray", "track", "tune", "lightning", "hf", "gbdt", "horovod")
     for option in ("-e", f"packages/{name}")
 ]
 
@@ -99,6 +103,7 @@ CAMPAIGN = {
 ISOLATED = {
     "core": "drivetrain",
     "ray": "drivetrain[ray]",
+    "data": "drivetrain[data]",
     "track": "drivetrain[tensorboard]",
     "tune": "drivetrain[tune]",
     "torch": "drivetrain[torch]",
@@ -251,8 +256,7 @@ def test_lowest_hf(session: nox.Session) -> None:
     """Test the same plugin with the oldest versions that it supports."""
     session.install(
         *EDITABLE,
-        "-e",
-        "packages/hf",
+        *("-e", "packages/data", "-e", "packages/hf"),
         TORCH,
         PYARROW,
         *LOWEST_HF,
@@ -293,7 +297,7 @@ def affected(session: nox.Session) -> None:
 # Of these, the newest releases do not support Python 3.10: there, pip chooses the newest that does.
 NOT_ON_310 = ("polars", "pillow", "matplotlib", "ipykernel")
 # Without PyTorch: its CPU build is on the index only for Python 3.11, and the other one brings gigabytes of CUDA.
-WITHOUT_TORCH = ("core", "views", "track", "tune", "ray", "gbdt", "tf", "contract", "crash", "faults")
+WITHOUT_TORCH = ("core", "views", "data", "track", "tune", "ray", "gbdt", "tf", "contract", "crash", "faults")
 
 
 @nox.session(python=["3.10", "3.12", "3.13"])
@@ -317,7 +321,9 @@ def interpreters(session: nox.Session) -> None:
         pins.append("tomli")
     if session.python == "3.13":
         pins = [pin for pin in pins if not pin.startswith("aim==")]  # it has no wheel for it
-    packages = [option for name in ("core", "ray", "track", "tune", "gbdt") for option in ("-e", f"packages/{name}")]
+    packages = [
+        option for name in ("core", "data", "ray", "track", "tune", "gbdt") for option in ("-e", f"packages/{name}")
+    ]
     session.install(*packages, *pins)
     session.install(*WITHOUT_DEPENDENCIES)
     parts = [arg for arg in session.posargs if arg.startswith("tests")]

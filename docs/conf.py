@@ -7,6 +7,7 @@ import pkgutil
 
 import drivetrain
 import drivetrain.testing
+import drivetrain_data
 import drivetrain_hf
 import drivetrain_horovod
 import drivetrain_lightning
@@ -60,6 +61,7 @@ def _load_names_for_annotations() -> None:
     for package in (
         drivetrain,
         drivetrain_ray,
+        drivetrain_data,
         drivetrain_track,
         drivetrain_tune,
         drivetrain_torch,

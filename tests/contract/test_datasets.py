@@ -132,7 +132,9 @@ def test_ray_datasets_are_streamed_to_their_workers(ray_address: str, tmp_path: 
     assert result.metrics is not None
     assert (result.metrics["rows"], result.metrics["sum"], result.metrics["valid"]) == (100, sum(range(100)), 13)
 
-    with pytest.raises(ConfigurationError, match=r"dataset 'train': expected a runtime .*\('ray', .*, got 'local'"):
+    with pytest.raises(
+        ConfigurationError, match=r"dataset 'train': expected a runtime .* \('ray', 'inprocess'\), got 'local'"
+    ):
         DataParallelTrainer(
             count_rows,
             datasets=given,
@@ -175,7 +177,7 @@ def test_no_cpu_left_to_read_a_ray_dataset_is_told_instead_of_waited_for(ray_add
         ).fit()
 
     rows = ray.data.range(100)
-    with pytest.raises(ResourceError, match="found 4 CPUs in the cluster, of which the run takes 4: use fewer workers"):
+    with pytest.raises(ResourceError, match=r"got 4 CPUs in the cluster, of which the run takes 4\. Use fewer workers"):
         fit(train=rows, valid={"id": np.arange(13)})
     result = fit(train=rows.materialize(), valid={"id": np.arange(13)})
     assert result.metrics is not None

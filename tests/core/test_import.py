@@ -31,7 +31,6 @@ ROWS = """
     _runtimes
     loggers
     _views
-    data
     _driver
     interactive _cli testing
 """
@@ -237,11 +236,8 @@ def test_only_adapters_import_optional_dependencies_and_none_imports_ray(name: s
     tops = {module.partition(".")[0] for module, _ in _read(MODULES[name]).executed}
     allowed = {
         "_storage.remote": {"pyarrow"},
-        "data.batches": {"numpy", "pyarrow", "tensorflow", "torch"},
-        "data.position": {"numpy", "pyarrow"},
-        "data.shard": {"pyarrow", "tensorflow", "torch"},
-        "data.sources": {"numpy", "pyarrow"},
         "testing.conformance": {"pytest"},
+        "testing.datasets": {"pytest"},
         "loggers.panel": {"rich"},
         "_driver.result": {"pandas"},
     }

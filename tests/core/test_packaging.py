@@ -42,7 +42,10 @@ def installed_distribution(package: str) -> importlib.metadata.Distribution:
 
 
 def test_the_packages_of_the_design_are_there() -> None:
-    assert set(PROJECTS) == {"core", "ray", "track", "tune", "torch", "lightning", "hf", "tf", "gbdt", "horovod"}
+    assert set(PROJECTS) == {
+        *("core", "data", "ray", "track", "tune", "torch"),
+        *("lightning", "hf", "tf", "gbdt", "horovod"),
+    }
     assert PROJECTS["core"]["name"] == "drivetrain"
     for package in PROJECTS.keys() - {"core"}:
         assert PROJECTS[package]["name"] == f"drivetrain-{package}"

@@ -2,7 +2,6 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,7 @@ from drivetrain import (
 )
 from drivetrain._cli import main
 from drivetrain._hooks.plugins import list_plugins, load_plugin
-
-Install = Callable[..., Path]
+from tests.core.conftest import Install
 
 BACKEND = """
 import contextlib
@@ -35,27 +33,6 @@ class Quiet(Backend):
         assert rendezvous == {"address": "here"}
         return contextlib.nullcontext()
 """
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Installs tiny distributions: a module each, and the metadata that an installer would write."""
-    site = tmp_path / "site"
-    site.mkdir()
-
-    def make(name: str, module: str, source: str, entry_points: Mapping[str, Mapping[str, str]]) -> Path:
-        (site / f"{module}.py").write_text(source)
-        info = site / f"{name.replace('-', '_')}-1.2.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
-        lines = []
-        for group, targets in entry_points.items():
-            lines += [f"[{group}]", *(f"{key} = {target}" for key, target in targets.items())]
-        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-        monkeypatch.syspath_prepend(site)
-        return site
-
-    return make
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import drivetrain
+import drivetrain_data
 import drivetrain_gbdt
 import drivetrain_hf
 import drivetrain_horovod
@@ -17,6 +18,7 @@ import drivetrain_tf
 import drivetrain_torch
 
 PACKAGES = (
+    drivetrain_data,
     *(drivetrain, drivetrain_torch, drivetrain_lightning, drivetrain_hf, drivetrain_tf, drivetrain_gbdt),
     drivetrain_horovod,
 )

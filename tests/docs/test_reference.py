@@ -16,6 +16,7 @@ _MODULES = (
     *("drivetrain", "drivetrain.errors", "drivetrain.plugin", "drivetrain.testing"),
     "drivetrain.loggers",
     "drivetrain_ray",
+    "drivetrain_data",
     "drivetrain_track",
     "drivetrain_tune",
     *("drivetrain_torch", "drivetrain_lightning", "drivetrain_gbdt.xgboost", "drivetrain_gbdt.lightgbm"),

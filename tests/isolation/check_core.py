@@ -92,6 +92,23 @@ def check_what_is_not_installed_says_what_to_install(storage_path: str) -> None:
         assert f'pip install "drivetrain[{name.partition("_")[0]}]"' in said, said
 
 
+def check_dataset_says_what_to_install(storage_path: str) -> None:
+    from drivetrain import DataParallelTrainer, PluginNotFoundError, RunConfig, ScalingConfig
+
+    trainer = DataParallelTrainer(
+        train_func,
+        datasets={"train": {"x": [1, 2, 3]}},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="data", storage_path=storage_path),
+    )
+    try:
+        trainer.fit()
+        message = "no error"
+    except PluginNotFoundError as error:
+        message = str(error)
+    assert 'pip install "drivetrain[data]"' in message, message
+
+
 def check_storages_that_need_nothing_else_work(storage_path: str) -> None:
     """Local paths by URI, and fsspec's own; others say what to install."""
     from drivetrain import ConfigurationError, DataParallelTrainer, Result, RunConfig, ScalingConfig
@@ -126,5 +143,6 @@ if __name__ == "__main__":
         check_two_workers_report(directory)
         check_tracker_that_is_not_installed_says_what_to_install(directory)
         check_what_is_not_installed_says_what_to_install(directory)
+        check_dataset_says_what_to_install(directory)
         check_storages_that_need_nothing_else_work(directory)
     print("ok: drivetrain alone")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
     from drivetrain._hooks.callback import Callback, Report
     from drivetrain._hooks.context import Run, TrainContext, WorkerInfo
+    from drivetrain._hooks.data_config import DataConfig
+    from drivetrain._hooks.dataset import DatasetShard
     from drivetrain._hooks.policy import FailurePolicy
     from drivetrain._storage.checkpoint import Checkpoint
     from drivetrain._storage.committed import CommittedCheckpoint
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
         ScalingConfig,
         SyncConfig,
     )
-    from drivetrain.data import DataConfig, DatasetShard
     from drivetrain.errors import (
         CallbackError,
         CheckpointError,
@@ -65,13 +66,14 @@ else:
         "drivetrain._hooks.backend": "Backend BackendConfig WorkerGroup",
         "drivetrain._hooks.callback": "Callback Report",
         "drivetrain._hooks.context": "Run TrainContext WorkerInfo",
+        "drivetrain._hooks.data_config": "DataConfig",
+        "drivetrain._hooks.dataset": "DatasetShard",
         "drivetrain._hooks.policy": "FailurePolicy",
         "drivetrain._storage.checkpoint": "Checkpoint",
         "drivetrain._storage.committed": "CommittedCheckpoint",
         "drivetrain._wire.events": "PreemptionInfo",
         "drivetrain._worker.session": "get_checkpoint get_context get_dataset_shard get_preemption_info report",
         "drivetrain.config": "CheckpointConfig CheckpointUploadMode FailureConfig RunConfig ScalingConfig SyncConfig",
-        "drivetrain.data": "DataConfig DatasetShard",
         "drivetrain.errors": (
             "CallbackError CheckpointError ConfigurationError DrivetrainError FailureKind "
             "PluginBrokenError PluginError PluginNotFoundError RemoteError ResourceError "

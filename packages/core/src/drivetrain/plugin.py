@@ -2,20 +2,7 @@
 
 A plugin is an entry point in one of these groups:
 
-========================= ====================================================================
-group                     the plugin provides
-========================= ====================================================================
-``drivetrain.backends``   a :class:`drivetrain.BackendConfig` class: it sets up a framework
-``drivetrain.callbacks``  a :class:`drivetrain.Callback` class: it watches a run
-``drivetrain.datasets``   a :class:`DatasetProvider` class: it reads a kind of dataset
-``drivetrain.runtimes``   a :class:`Runtime` class: it starts worker groups
-``drivetrain.trainables`` a function that turns a trainer into something another system can run
-========================= ====================================================================
-
-An installed plugin runs no code until it is selected by its name, with two exceptions: dataset providers are asked
-whether they accept a dataset, and runtimes whether the environment selects them. A plugin imports ``drivetrain``, this
-module and, in its tests, ``drivetrain.testing``; everything else in the package is internal. The classes of runtimes
-are provisional: they may change until a second cluster runtime uses them.
+========================= =============================================================
 """
 
 from typing import TYPE_CHECKING
@@ -48,29 +35,29 @@ if TYPE_CHECKING:
     from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
 else:
     _SOURCES = {
-        "drivetrain._worker.main": "serve settle_in",
-        "drivetrain._worker.execute": "flush_output redirect_output",
-        "drivetrain._base.pickling": "dumps",
-        "drivetrain._storage.manifest": "delete_checkpoints",
-        "drivetrain._worker.stacks": "answer_to_signal collect_stacks",
-        "drivetrain._worker.output": "log_name LogFollower open_log",
-        "drivetrain._hooks.dataset": "DatasetProvider Shard SplitRequest is_instance_of",
-        "drivetrain._hooks.providers": "OpenedDataset required_runtime",
-        "drivetrain._wire.frames": "Channel frame receive receive_bytes",
-        "drivetrain._storage.remote": "locate",
-        "drivetrain._storage.lock": "RunLock",
-        "drivetrain._storage.directory": "Storage open_storage quick runs_location",
-        "drivetrain._runtimes.resources": "order_gpus order_nodes visible_gpus",
-        "drivetrain._runtimes.local": "ForkServers LocalRuntime",
-        "drivetrain._hooks.context": "Trial",
-        "drivetrain._driver.arguments": "check_param_space merge_arguments",
         "drivetrain._base.console": "Console",
+        "drivetrain._base.pickling": "dumps",
         "drivetrain._base.redact": "redact",
+        "drivetrain._driver.arguments": "check_param_space merge_arguments",
+        "drivetrain._hooks.context": "Trial",
+        "drivetrain._hooks.dataset": "DatasetProvider is_instance_of Shard SplitRequest",
         "drivetrain._hooks.plugins": "API_VERSION",
-        "drivetrain._runtimes.base": "Group GroupSpec Runtime rank_environment",
+        "drivetrain._hooks.providers": "OpenedDataset required_runtime",
+        "drivetrain._runtimes.base": "Group GroupSpec rank_environment Runtime",
+        "drivetrain._runtimes.local": "ForkServers LocalRuntime",
         "drivetrain._runtimes.remote": "RemoteGroup",
+        "drivetrain._runtimes.resources": "order_gpus order_nodes visible_gpus",
+        "drivetrain._storage.directory": "open_storage quick runs_location Storage",
+        "drivetrain._storage.lock": "RunLock",
+        "drivetrain._storage.manifest": "delete_checkpoints",
+        "drivetrain._storage.remote": "locate",
+        "drivetrain._wire.frames": "Channel frame receive receive_bytes",
         "drivetrain._wire.task": "TrainTask",
-        "drivetrain.loggers.tracker": "Entry Ranks TrackerCallback numbers parameters",
+        "drivetrain._worker.execute": "flush_output redirect_output",
+        "drivetrain._worker.main": "serve settle_in",
+        "drivetrain._worker.output": "log_name LogFollower open_log",
+        "drivetrain._worker.stacks": "answer_to_signal collect_stacks",
+        "drivetrain.loggers.tracker": "Entry numbers parameters Ranks TrackerCallback",
     }
     __getattr__, __dir__ = lazy_names(__name__, _SOURCES)
 

@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from drivetrain import ConfigurationError, DataConfig, DatasetShard
+from drivetrain import ConfigurationError, DataConfig
+from drivetrain.plugin import OpenedDataset
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from drivetrain_data import Source, TableShard
 
 __all__ = ["TRAIN", "Columns", "TableData"]
 
@@ -126,7 +129,7 @@ class TableData(DataConfig):
     def open(self, datasets: Mapping[str, Any]) -> Mapping[str, Any]:
         """See :meth:`drivetrain.DataConfig.open`; also checks the columns and labels of what could be opened."""
         opened = super().open(datasets)
-        self._look_at({name: source for name, source in opened.items() if source is not datasets[name]})
+        self._look_at(opened)
         return opened
 
     def configure(
@@ -135,21 +138,23 @@ class TableData(DataConfig):
         """See :meth:`drivetrain.DataConfig.configure`; also looks at what functions make."""
         made = {name: dataset() if callable(dataset) else dataset for name, dataset in datasets.items()}
         opened = super().open(made)
-        self._look_at({name: source for name, source in opened.items() if source is not made[name]})
+        self._look_at({name: dataset for name, dataset in opened.items() if dataset is not made[name]})
         return [
             {name: self._recoded(shard) for name, shard in shards.items()}
             for shards in super().configure(opened, world_size, *args, **options)
         ]
 
-    def _look_at(self, sources: Mapping[str, Any]) -> None:
+    def _look_at(self, opened: Mapping[str, Any]) -> None:
+        """Checks the datasets that were opened as tables: neither functions nor those that another provider splits."""
+        sources = _sources(opened)
         for name in sorted(sources, key=lambda name: name != TRAIN):
             features = self._columns.features(name, sources[name].schema(), self._expected)
             self._expected = features if name == TRAIN else self._expected
-        for name, shard in DataConfig().configure(sources, 1)[0].items():
+        for name, shard in DataConfig().configure({name: opened[name] for name in sources}, 1)[0].items():
             self._check_labels(name, shard)
             self._note_categories(shard)
 
-    def _check_labels(self, name: str, shard: DatasetShard) -> None:
+    def _check_labels(self, name: str, shard: TableShard) -> None:
         import pyarrow.compute as pc
 
         if not 0 < (shard.rows or 0) <= _LABELS_LOOKED_AT or (self._objective or "").startswith("survival:"):
@@ -181,7 +186,7 @@ class TableData(DataConfig):
                 f"{'' if least == greatest else f' to {greatest:g}'} in column {column!r}"
             )
 
-    def _note_categories(self, shard: DatasetShard) -> None:
+    def _note_categories(self, shard: TableShard) -> None:
         """Reads the columns of categories, and notes all of them where parts have different ones."""
         from pyarrow import types
 
@@ -193,11 +198,25 @@ class TableData(DataConfig):
                     self._categories[name] = _union(self._categories.get(name), chunk.dictionary)
 
     def _recoded(self, shard: Any) -> Any:
-        return (
-            replace(shard, reader=_Recoded(shard.reader, dict(self._categories)))
-            if self._categories and isinstance(shard, DatasetShard)
-            else shard
-        )
+        if not self._categories:
+            return shard
+        from drivetrain_data import TableShard
+
+        if not isinstance(shard, TableShard):
+            return shard
+        return replace(shard, reader=_Recoded(shard.reader, dict(self._categories)))
+
+
+def _sources(opened: Mapping[str, Any]) -> dict[str, Source]:
+    """The datasets that were opened as tables."""
+    values = {name: dataset.value for name, dataset in opened.items() if isinstance(dataset, OpenedDataset)}
+    if not values:
+        return {}
+    try:
+        from drivetrain_data import Source
+    except ModuleNotFoundError:  # other providers have opened all of them
+        return {}
+    return {name: value for name, value in values.items() if isinstance(value, Source)}
 
 
 @dataclass(frozen=True)
@@ -209,11 +228,11 @@ class _Recoded:
 
     @property
     def fresh(self) -> bool:
-        """See :class:`drivetrain.DatasetShard`."""
+        """See :class:`drivetrain_data.Reader`."""
         return False
 
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
-        """See :class:`drivetrain.DatasetShard`."""
+        """See :class:`drivetrain_data.Reader`."""
         for table in self.reader.tables(columns, skip):
             recoded = [
                 _recode(column, self.categories[name]) if name in self.categories else column
@@ -222,7 +241,7 @@ class _Recoded:
             yield table.from_arrays(recoded, names=table.column_names)
 
     def schema(self) -> pa.Schema:
-        """See :class:`drivetrain.DatasetShard`."""
+        """See :class:`drivetrain_data.Reader`."""
         schema: pa.Schema = self.reader.schema()
         for number, field in enumerate(schema):
             if field.name in self.categories:

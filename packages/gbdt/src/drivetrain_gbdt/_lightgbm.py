@@ -9,7 +9,7 @@ import lightgbm
 import numpy as np
 import pyarrow as pa
 
-from drivetrain import Checkpoint, ConfigurationError, DatasetShard, get_checkpoint, get_dataset_shard
+from drivetrain import Checkpoint, ConfigurationError, get_checkpoint, get_dataset_shard
 from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
 
 __all__ = ["RayTrainReportCallback", "train_on_tables"]
@@ -203,7 +203,7 @@ def _early_stopping(params: dict[str, Any]) -> list[Any]:
 
 
 def _read(name: str, shard: Any) -> pa.Table:
-    if isinstance(shard, DatasetShard):
+    if hasattr(shard, "to_table"):
         table = shard.to_table()
     else:
         table = pa.concat_tables(shard.iter_batches(batch_size=_ROWS, batch_format="pyarrow"))

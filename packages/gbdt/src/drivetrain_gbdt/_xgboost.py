@@ -13,7 +13,7 @@ import pyarrow as pa
 import xgboost
 from xgboost import collective
 
-from drivetrain import Checkpoint, ConfigurationError, DatasetShard, get_checkpoint, get_dataset_shard
+from drivetrain import Checkpoint, ConfigurationError, get_checkpoint, get_dataset_shard
 from drivetrain_gbdt._data import Columns
 from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
 
@@ -192,7 +192,7 @@ def _other_categories(name: str) -> ConfigurationError:
 
 def _tables(shard: Any) -> Iterator[pa.Table]:
     """A shard's rows; of an empty one a table without rows, as XGBoost wants to know its columns."""
-    if isinstance(shard, DatasetShard):
+    if hasattr(shard, "iter_tables"):
         seen = False
         for table in shard.iter_tables():
             seen = True

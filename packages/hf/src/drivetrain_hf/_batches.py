@@ -70,8 +70,8 @@ class ShardBatches(IterableDataset[Any]):
         self._collate, self._names = collate, names
         drop_last = drop_last or batch_size == 1  # batches of one row cannot be split to make up their number
         self._tables = shard.iter_batches(batch_size=batch_size, drop_last=drop_last, batch_format="pyarrow")
-        most, least = getattr(shard, "most", 0), getattr(shard, "least", 0)
-        self._count = least // batch_size if drop_last else -(-most // batch_size)
+        largest, smallest = getattr(shard, "largest_shard", 0), getattr(shard, "smallest_shard", 0)
+        self._count = smallest // batch_size if drop_last else -(-largest // batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         for table in self._tables:

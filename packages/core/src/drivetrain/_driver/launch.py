@@ -71,6 +71,8 @@ def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> R
     try:
         runtime: Runtime = load_plugin("runtime", name)()
     except PluginNotFoundError as error:
+        if scaling.runtime is None:
+            raise
         raise ConfigurationError(str(error)) from error
     return runtime
 

@@ -30,6 +30,7 @@ from drivetrain._driver.result import Result, last_metrics
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
+from drivetrain._hooks.data_config import DataConfig
 from drivetrain._hooks.plugins import load_plugin
 from drivetrain._hooks.policy import RetryBudget
 from drivetrain._hooks.providers import check_runtime, required_runtime
@@ -40,7 +41,6 @@ from drivetrain._storage.layout import ERROR_FILE
 from drivetrain._storage.rundir import OpenRun, TrainerFile, open_run
 from drivetrain._worker.session import POSITIONS
 from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.data import DataConfig
 from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
 
 if TYPE_CHECKING:

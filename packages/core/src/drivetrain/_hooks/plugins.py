@@ -36,7 +36,7 @@ class Plugin:
     """An entry point that some installed distribution declares.
 
     Attributes:
-        kind: one of :data:`KINDS`.
+        kind: a key of :data:`KINDS`.
         name: what selects it.
         target: the object it names, as ``module:attribute``.
         distribution: who provides it.

@@ -106,7 +106,7 @@ class Providers:
         module, kind = type(dataset).__module__, type(dataset).__qualname__
         described = [f"{installed} ({installed.provider.accepted})" for installed in self._installed]
         message = (
-            f"dataset {name!r}: no installed provider accepts a "
+            f"dataset {name!r}: no installed provider accepts an object of type "
             f"{kind if module == 'builtins' else f'{module}.{kind}'}. "
             f"Installed providers: {'; '.join(described) or 'none'}"
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from drivetrain._hooks.context import TrainContext
+from drivetrain._hooks.dataset import DatasetShard
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.filesystem import StoredFile
 from drivetrain._wire.events import Event, PreemptionInfo, Reported, Uploaded
@@ -147,8 +148,9 @@ class Session:
             self._on_checkpoint()
 
     def _add_positions(self, checkpoint: Checkpoint) -> None:
-        """Has the controller know where datasets stand, whose shards were asked for it."""
-        states = {name: getattr(shard, "take_state", lambda: None)() for name, shard in self._datasets.items()}
+        """Stores the position of every dataset whose ``state_dict()`` was called since the last report."""
+        resumable = {name: shard for name, shard in self._datasets.items() if isinstance(shard, DatasetShard)}
+        states = {name: shard.take_state() for name, shard in resumable.items()}
         known = {name: state for name, state in states.items() if state is not None}
         if known and self._rank == 0:
             checkpoint.update_metadata({POSITIONS: known})
@@ -323,8 +325,9 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
         dataset_name: the key in ``datasets``; None where there is only one.
 
     Returns:
-        A :class:`~drivetrain.DatasetShard`; of a Ray dataset, a ``ray.data.DataIterator``. Both have ``iter_batches``
-        and ``iter_torch_batches``.
+        The shard that the dataset's provider made. Of files, tables, data frames and Hugging Face datasets it is a
+        :class:`drivetrain_data.TableShard`; of a Ray dataset it is a ``ray.data.DataIterator``. Both have
+        ``iter_batches`` and ``iter_torch_batches``.
 
     Raises:
         SessionError: called outside a train function; or there is no dataset of that name.

@@ -182,7 +182,7 @@ class Trainer:
         interrupts = Interrupts()
         try:
             with self._in_turn(), interrupts.from_signals():
-                scaling = self._ready({})
+                scaling = self._ready(required=None)
                 assert self._warm is not None
                 self._warm.validate(scaling)
                 if scaling.max_workers:
@@ -368,10 +368,10 @@ class Trainer:
         finally:
             self._turn.release()
 
-    def _ready(self, datasets: Mapping[str, Any]) -> ScalingConfig:
+    def _ready(self, *, required: str | None) -> ScalingConfig:
         """The scaling of a run, on the runtime that keeps the workers."""
         if self._warm is None:
-            self._warm = WarmRuntime(resolve_runtime(self._scaling, required=required_runtime(datasets)))
+            self._warm = WarmRuntime(resolve_runtime(self._scaling, required=required))
             self._close = weakref.finalize(self, self._warm.close)
         return replace(self._scaling, runtime=self._warm)
 
@@ -409,7 +409,7 @@ class Trainer:
                 train_func,
                 train_loop_config=config,
                 backend_config=self._backend,
-                scaling_config=self._ready(datasets),
+                scaling_config=self._ready(required=required_runtime(datasets)),
                 run_config=replace(
                     self._config,
                     name=name,

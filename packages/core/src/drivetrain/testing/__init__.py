@@ -1,6 +1,6 @@
-"""For authors of plugins and jobs: checks that any backend has to pass, and a harness that crashes jobs.
+"""For authors of plugins and jobs: tests that every plugin of a kind has to pass, and a harness that crashes jobs.
 
-The conformance kit needs pytest (``pip install "drivetrain[testing]"``).
+The conformance kits need pytest (``pip install "drivetrain[testing]"``).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from drivetrain.testing.conformance import BackendConformance
     from drivetrain.testing.crash import Crash, CrashFound, CrashHarness, CrashReport
+    from drivetrain.testing.datasets import DatasetConformance
 
-__all__ = ["BackendConformance", "Crash", "CrashFound", "CrashHarness", "CrashReport"]
+__all__ = ["BackendConformance", "Crash", "CrashFound", "CrashHarness", "CrashReport", "DatasetConformance"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,6 +18,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "BackendConformance":  # which wants pytest
         from drivetrain.testing import conformance as module
+    elif name == "DatasetConformance":  # likewise
+        from drivetrain.testing import datasets as module  # type: ignore[no-redef]
     else:
         from drivetrain.testing import crash as module  # type: ignore[no-redef]
     return getattr(module, name)

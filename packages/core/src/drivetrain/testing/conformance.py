@@ -39,7 +39,7 @@ from drivetrain._worker.session import get_context, report
 from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
 from drivetrain.errors import FailureKind, TrainingFailedError
 
-__all__ = ["BackendConformance"]
+__all__ = ["BackendConformance", "check_overrides"]
 
 _END_S = 20.0
 
@@ -62,11 +62,7 @@ class BackendConformance:
         super().__init_subclass__()
         if not isinstance(getattr(cls, "config", None), BackendConfig):
             raise TypeError(f"{cls.__name__} wants an attribute `config` with a BackendConfig")
-        for name, value in vars(cls).items():
-            if name.startswith("test_") and hasattr(BackendConformance, name):
-                marks = getattr(value, "pytestmark", [])
-                if not any(mark.name == "xfail" and mark.kwargs.get("reason") for mark in marks):
-                    raise TypeError(f"{cls.__name__}.{name} overrides a standard test without xfail(reason=...)")
+        check_overrides(cls, BackendConformance)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Runs each test on every runtime that the class declares."""
@@ -147,6 +143,19 @@ class BackendConformance:
     def _require_all_sum(self) -> None:
         if type(self).all_sum is None:
             pytest.skip(f"{type(self).__name__} declares no all_sum")
+
+
+def check_overrides(derived: type[object], kit: type[object]) -> None:
+    """Refuses a class that overrides a test of a kit without a reason.
+
+    Raises:
+        TypeError: it does.
+    """
+    for name, value in vars(derived).items():
+        if name.startswith("test_") and hasattr(kit, name):
+            marks = getattr(value, "pytestmark", [])
+            if not any(mark.name == "xfail" and mark.kwargs.get("reason") for mark in marks):
+                raise TypeError(f"{derived.__name__}.{name} overrides a standard test without xfail(reason=...)")
 
 
 class _WorkerWatcher(Callback):

@@ -1,4 +1,4 @@
-"""Tables in, batches out: cut to size, shuffled, converted, made ahead of time."""
+"""Tables in, batches out: sliced to size, shuffled, converted, prepared ahead of time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,10 +18,10 @@ __all__ = [
     "Batches",
     "Columns",
     "batch_sizes",
-    "cut",
     "is_array",
     "pieces",
     "prefetched",
+    "rebatch",
     "shuffled",
     "to_numpy",
     "to_tensors",
@@ -57,7 +57,9 @@ class Batches(Generic[T]):
         return self._make()
 
 
-def batch_sizes(rows: int, most: int, batch_size: int | None, *, drop_last: bool, least: int) -> Iterator[int]:
+def batch_sizes(
+    rows: int, largest_shard: int, batch_size: int | None, *, drop_last: bool, smallest_shard: int
+) -> Iterator[int]:
     """The sizes of a shard's batches, as many on every rank: collective operations count on it.
 
     Shards differ by one row at most. Where that one row would be another batch, the ranks without it split their last
@@ -65,54 +67,56 @@ def batch_sizes(rows: int, most: int, batch_size: int | None, *, drop_last: bool
 
     Args:
         rows: of this shard.
-        most: of the greatest shard.
+        largest_shard: rows of the largest shard.
         batch_size: rows of a batch; None for all in one.
         drop_last: leave out what does not fill a batch.
-        least: rows of the smallest shard.
+        smallest_shard: rows of the smallest shard.
     """
     if batch_size is None:
         return iter([rows] if rows else [])
     if drop_last:
-        return itertools.repeat(batch_size, least // batch_size)
+        return itertools.repeat(batch_size, smallest_shard // batch_size)
     full, rest = divmod(rows, batch_size)
     sizes = [batch_size] * full + [rest] * bool(rest)
-    if sizes and len(sizes) < -(-most // batch_size) and sizes[-1] > 1:
+    if sizes and len(sizes) < -(-largest_shard // batch_size) and sizes[-1] > 1:
         sizes[-1:] = [sizes[-1] - 1, 1]
     return iter(sizes)
 
 
-def cut(
+def rebatch(
     tables: Iterator[Sliced],
-    sizes: Iterable[int],
+    sizes: Iterable[int | None],
     join: Callable[[list[Sliced]], Sliced],
     *,
     drop_last: bool = False,
 ) -> Iterator[Sliced]:
-    """Tables of the sizes asked for, until one of both ends; the last may be smaller.
+    """The same rows in tables of the given sizes, until tables or sizes end; the last table may be smaller.
 
     Args:
         tables: of any sizes.
-        sizes: in rows.
+        sizes: in rows; None for all that are left.
         join: makes one table of several.
-        drop_last: leave out a last one that is smaller.
+        drop_last: leave out a last table that is smaller than its size.
     """
     table, offset = None, 0
     for size in sizes:
         parts, missing = [], size
-        while missing:
+        while missing is None or missing > 0:
             if table is None or offset == table.num_rows:
                 table, offset = next(tables, None), 0
                 if table is None:
                     break
                 continue
-            rows = min(missing, table.num_rows - offset)
+            rows = table.num_rows - offset
+            if missing is not None:
+                rows = min(missing, rows)
+                missing -= rows
             parts.append(table.slice(offset, rows))
             offset += rows
-            missing -= rows
         if not parts or (missing and drop_last):
             return
         yield parts[0] if len(parts) == 1 else join(parts)
-        if missing:
+        if missing != 0:
             return
 
 
@@ -245,7 +249,7 @@ def shuffled(tables: Iterator[pa.Table], rows: int, seed: int | None) -> Iterato
 
     generator = np.random.default_rng(seed)
     buffer: pa.Table | None = None
-    for table in cut(tables, itertools.repeat(rows), pa.concat_tables):
+    for table in rebatch(tables, itertools.repeat(rows), pa.concat_tables):
         if buffer is None:
             buffer = table
             continue

@@ -7,28 +7,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from drivetrain._worker.session import get_context
-from drivetrain.data.batches import (
+from drivetrain import ConfigurationError, SessionError, get_context
+from drivetrain_data._batches import (
     Batches,
     Columns,
     batch_sizes,
-    cut,
     is_array,
     pieces,
     prefetched,
+    rebatch,
     shuffled,
     to_tensors,
     to_tf_tensors,
     without,
 )
-from drivetrain.data.position import Cut, Position, Progress
-from drivetrain.errors import ConfigurationError, SessionError
+from drivetrain_data._position import BatchPlan, Position, Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import tensorflow as tf
 
-__all__ = ["DatasetShard", "Reader"]
+__all__ = ["Reader", "TableShard"]
 
 _FORMATS = ("default", "numpy", "pandas", "pyarrow", None)
 
@@ -51,8 +50,8 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetShard:
-    """What :func:`~drivetrain.get_dataset_shard` returns: this worker's rows of a dataset.
+class TableShard:
+    """The rows of a dataset that one worker reads: the return value of :func:`~drivetrain.get_dataset_shard`.
 
     Shards are disjoint, cover the dataset, and differ by one row at most, unless rows are kept together. All ranks then
     get the same number of batches, but for batches of one row.
@@ -61,8 +60,8 @@ class DatasetShard:
         name: of the dataset.
         reader: reads the rows.
         rows: how many; None where only reading tells.
-        most: rows of the greatest shard.
-        least: rows of the smallest shard.
+        largest_shard: rows of the largest shard.
+        smallest_shard: rows of the smallest shard.
         total: rows of the dataset; None where only reading tells.
         world_size: the number of different shards.
         continued: a position in an epoch, and the shard that this rank has of it with today's number of workers.
@@ -71,11 +70,11 @@ class DatasetShard:
     name: str
     reader: Reader
     rows: int | None = None
-    most: int = 0
-    least: int = 0
+    largest_shard: int = 0
+    smallest_shard: int = 0
     total: int | None = None
     world_size: int = 1
-    continued: tuple[Position, DatasetShard] | None = None
+    continued: tuple[Position, TableShard] | None = None
     _progress: Progress = field(default_factory=Progress, init=False, repr=False, compare=False)
 
     def iter_batches(
@@ -107,12 +106,12 @@ class DatasetShard:
             raise ConfigurationError(
                 f"iter_batches(batch_format=...) wants one of {', '.join(map(repr, _FORMATS))}, found {batch_format!r}"
             )
-        rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
+        plan = self._plan(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
         if batch_format == "pyarrow":
-            return self._batches(rows, prefetch_batches, _as_it_is, in_tables=True)
+            return self._batches(plan, prefetch_batches, _as_it_is, in_tables=True)
         if batch_format == "pandas":
-            return self._batches(rows, prefetch_batches, lambda table: table.to_pandas(), in_tables=True)
-        return self._batches(rows, prefetch_batches, Columns.arrays, slices=True)
+            return self._batches(plan, prefetch_batches, lambda table: table.to_pandas(), in_tables=True)
+        return self._batches(plan, prefetch_batches, Columns.arrays, slices=True)
 
     def iter_torch_batches(
         self,
@@ -141,7 +140,7 @@ class DatasetShard:
         Raises:
             ConfigurationError: see :meth:`iter_batches`; or a column holds no numbers.
         """
-        rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
+        plan = self._plan(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
         place = _worker_device() if isinstance(device, str) and device == "auto" else device
 
         def convert(columns: Columns) -> Any:
@@ -150,7 +149,7 @@ class DatasetShard:
 
         given = collate_fn is None
         slices = given and dtypes is None and str(place) in ("None", "cpu")
-        return self._batches(rows, prefetch_batches, convert, writable=given, slices=slices)
+        return self._batches(plan, prefetch_batches, convert, writable=given, slices=slices)
 
     def iter_tf_batches(
         self,
@@ -175,8 +174,8 @@ class DatasetShard:
         Raises:
             ConfigurationError: see :meth:`iter_batches`; or rows of a column are not of one shape.
         """
-        rows = self._cut(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
-        return self._batches(rows, prefetch_batches, lambda columns: to_tf_tensors(columns.arrays(), dtypes))
+        plan = self._plan(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
+        return self._batches(plan, prefetch_batches, lambda columns: to_tf_tensors(columns.arrays(), dtypes))
 
     def to_tf(
         self,
@@ -263,12 +262,12 @@ class DatasetShard:
             ConfigurationError: the rows are mixed without a ``local_shuffle_seed``.
         """
         now = self._progress.now or self._progress.continued or Position(self.total, self.world_size)
-        if now.cut is not None and now.cut.buffer_rows is not None and now.cut.seed is None:
+        if now.plan is not None and now.plan.buffer_rows is not None and now.plan.seed is None:
             raise ConfigurationError(
                 f"the state of dataset {self.name!r} wants an order that can be repeated, found "
                 "local_shuffle_buffer_size without a seed: add local_shuffle_seed=..., another one each epoch"
             )
-        self._progress.told = state = now.as_dict()
+        self._progress.last_state = state = now.as_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -302,8 +301,8 @@ class DatasetShard:
 
     def take_state(self) -> dict[str, Any] | None:
         """What :meth:`state_dict` has returned since this was last called; for the session, which reports it."""
-        told, self._progress.told = self._progress.told, None
-        return told
+        state, self._progress.last_state = self._progress.last_state, None
+        return state
 
     def iter_tables(self) -> Iterator[pa.Table]:
         """The rows in tables of the sizes in which they are read, without a copy."""
@@ -333,23 +332,23 @@ class DatasetShard:
         """The number of rows; where only reading tells, it reads them all."""
         return self.rows if self.rows is not None else sum(table.num_rows for table in self.reader.tables())
 
-    def _cut(self, batch_size: int | None, buffer_rows: int | None, seed: int | None, drop_last: bool) -> Cut:
+    def _plan(self, batch_size: int | None, buffer_rows: int | None, seed: int | None, drop_last: bool) -> BatchPlan:
         for name, value in (("batch_size", batch_size), ("local_shuffle_buffer_size", buffer_rows)):
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigurationError(f"{name} wants an integer of at least 1, or None, found {value!r}")
         if self.rows is not None:
             wanted = batch_size if drop_last and batch_size is not None else 1
-            if self.least < wanted <= max(self.most, wanted if drop_last else 0):
+            if self.smallest_shard < wanted <= max(self.largest_shard, wanted if drop_last else 0):
                 raise ConfigurationError(
                     f"a batch of dataset {self.name!r} wants {wanted} rows{' (drop_last=True)' if drop_last else ''}, "
-                    f"and a shard has only {self.least}: use a smaller batch_size, fewer workers, or "
+                    f"and a shard has only {self.smallest_shard}: use a smaller batch_size, fewer workers, or "
                     "DataConfig(datasets_to_split=[...]) without this dataset"
                 )
-        return Cut(batch_size, drop_last, buffer_rows, seed)
+        return BatchPlan(batch_size, drop_last, buffer_rows, seed)
 
     def _batches(
         self,
-        rows: Cut,
+        plan: BatchPlan,
         count: int,
         convert: Callable[[Any], Any],
         *,
@@ -360,7 +359,7 @@ class DatasetShard:
         """Batches as users get them.
 
         Args:
-            rows: how they are made.
+            plan: how they are made.
             count: of batches made ahead.
             convert: makes one of :class:`Columns`.
             in_tables: it makes one of a table.
@@ -374,57 +373,68 @@ class DatasetShard:
         slices = slices and self.rows is not None and all(is_array(kind) for kind in self.schema().types)
 
         def epoch() -> Iterator[Any]:
-            shard, position = self._next_epoch(rows)
-            tables, sizes = shard._tables(rows, position.batches)
+            shard, position = self._next_epoch(plan)
+            tables, sizes = shard._tables(plan, position.batches)
             if in_tables:
                 read, join = tables, pa.concat_tables
             else:
-                fresh = shard.reader.fresh and rows.buffer_rows is None
-                read = (Columns.of(t, writable=writable, fresh=fresh) for t in pieces(tables, rows.batch_size))
+                fresh = shard.reader.fresh and plan.buffer_rows is None
+                read = (Columns.of(t, writable=writable, fresh=fresh) for t in pieces(tables, plan.batch_size))
                 join = Columns.join
 
             def finish(parts: Iterator[Any]) -> Iterator[Any]:
-                return map(convert, cut(parts, sizes, join, drop_last=rows.drop_last and shard.rows is None))
+                return map(convert, rebatch(parts, sizes, join, drop_last=plan.drop_last and shard.rows is None))
 
             if slices:
-                whole = rows.batch_size or 2**62
-                batches = finish(prefetched(lambda: read, count, lambda part: part.num_rows / whole))
+                size = plan.batch_size  # all rows in one batch: none of the parts fills it
+                weigh = (lambda part: part.num_rows / size) if size is not None else (lambda part: 0.0)
+                batches = finish(prefetched(lambda: read, count, weigh))
             else:
                 batches = prefetched(lambda: finish(read), count)
             return self._progress.counted(position, batches)
 
         return Batches(epoch)
 
-    def _next_epoch(self, rows: Cut) -> tuple[DatasetShard, Position]:
+    def _next_epoch(self, plan: BatchPlan) -> tuple[TableShard, Position]:
         """The shard and the position that an iteration begins with."""
         before, self._progress.continued = self._progress.continued, None
         if before is None:
-            return self, Position(self.total, self.world_size, cut=rows)
+            return self, Position(self.total, self.world_size, plan=plan)
         if before.world_size != self.world_size:
             assert self.continued is not None
-            return self.continued[1], Position(self.total, self.world_size, tuple(before.left()), cut=rows)
-        if before.batches and before.cut != rows:
+            return self.continued[1], Position(self.total, self.world_size, tuple(before.unseen()), plan=plan)
+        if before.batches and before.plan != plan:
             self._progress.continued = before
             raise ConfigurationError(
-                f"the epoch of dataset {self.name!r} that is continued wants batches made as before, {before.cut}, "
-                f"found {rows}"
+                f"the epoch of dataset {self.name!r} that is continued wants batches made as before, {before.plan}, "
+                f"found {plan}"
             )
         shard = self if before.rows is None or self.continued is None else self.continued[1]
-        return shard, replace(before, cut=rows)
+        return shard, replace(before, plan=plan)
 
-    def _tables(self, rows: Cut, batches: int) -> tuple[Iterator[pa.Table], Iterator[int]]:
+    def _tables(self, plan: BatchPlan, batches: int) -> tuple[Iterator[pa.Table], Iterator[int | None]]:
         """The rows and the sizes of their batches, without the first ones of these."""
-        if self.rows is None:
-            sizes: Iterator[int] = itertools.repeat(rows.batch_size or 2**62)
-            seen = batches * (rows.batch_size or 2**62)
-        else:
-            sizes = batch_sizes(self.rows, self.most, rows.batch_size, drop_last=rows.drop_last, least=self.least)
-            seen = sum(itertools.islice(sizes, batches))
-        if rows.buffer_rows is None:
+        size, sizes = plan.batch_size, self._sizes(plan)
+        if size is None and batches:  # the only batch was the first one
+            return iter(()), iter(())
+        seen = sum(rows or 0 for rows in itertools.islice(sizes, batches))
+        if plan.buffer_rows is None:
             tables = self.reader.tables(skip=seen) if seen else self.reader.tables()
         else:
-            tables = without(shuffled(self.reader.tables(), rows.buffer_rows, rows.seed), seen)
+            tables = without(shuffled(self.reader.tables(), plan.buffer_rows, plan.seed), seen)
         return tables, sizes
+
+    def _sizes(self, plan: BatchPlan) -> Iterator[int | None]:
+        """The sizes of the batches of an epoch; None for all rows in one, if their number is unknown."""
+        if self.rows is None:
+            return itertools.repeat(plan.batch_size)
+        return batch_sizes(
+            self.rows,
+            self.largest_shard,
+            plan.batch_size,
+            drop_last=plan.drop_last,
+            smallest_shard=self.smallest_shard,
+        )
 
 
 def _as_it_is(table: pa.Table) -> pa.Table:

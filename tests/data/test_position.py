@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from drivetrain import ConfigurationError, DataConfig, DatasetShard
+from drivetrain import ConfigurationError, DataConfig
+from drivetrain_data import TableShard
 
 ROWS = 1_003
 Batch = list[int]
@@ -40,13 +41,13 @@ ORDERS: dict[str, dict[str, Any]] = {
 }
 
 
-def shards_of(dataset: Any, world_size: int, state: dict[str, Any] | None = None, **config: Any) -> list[DatasetShard]:
+def shards_of(dataset: Any, world_size: int, state: dict[str, Any] | None = None, **config: Any) -> list[TableShard]:
     options = {"positions": {"train": state}} if state else {}
     made = DataConfig(**config).configure({"train": dataset}, world_size, **options)
     return [shards["train"] for shards in made]
 
 
-def go_on(dataset: Any, world_size: int, state: dict[str, Any] | None) -> list[DatasetShard]:
+def go_on(dataset: Any, world_size: int, state: dict[str, Any] | None) -> list[TableShard]:
     """What the workers of the next attempt have, after the state was written to a checkpoint and read."""
     state = json.loads(json.dumps(state))
     shards = shards_of(dataset, world_size, state)
@@ -56,7 +57,7 @@ def go_on(dataset: Any, world_size: int, state: dict[str, Any] | None) -> list[D
     return shards
 
 
-def take(shards: list[DatasetShard], batches: int | None, **options: Any) -> tuple[list[list[Batch]], dict[str, Any]]:
+def take(shards: list[TableShard], batches: int | None, **options: Any) -> tuple[list[list[Batch]], dict[str, Any]]:
     """Some batches of each rank, in turn, and the state after them; None for all that are left."""
     iterators = [iter(shard.iter_batches(batch_size=17, **options)) for shard in shards]
     taken = [[batch["id"].tolist() for batch in itertools.islice(each, batches)] for each in iterators]

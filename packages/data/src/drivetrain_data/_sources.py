@@ -1,4 +1,4 @@
-"""What a dataset may be, and how it is split: into readers of disjoint rows, which workers get."""
+"""Opens datasets, and splits them into readers of disjoint rows: one shard per worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import collections
 import glob
 import itertools
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,26 +13,32 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from drivetrain._hooks.plugins import install_commands
-from drivetrain.data.batches import to_numpy, without
-from drivetrain.data.position import Interval, Position
-from drivetrain.data.position import split as cut_evenly
-from drivetrain.data.shard import DatasetShard, Reader
-from drivetrain.errors import ConfigurationError, PluginNotFoundError
+from drivetrain import ConfigurationError
+from drivetrain.plugin import SplitRequest, is_instance_of
+from drivetrain_data._batches import to_numpy, without
+from drivetrain_data._position import Interval, Position, split_rows
+from drivetrain_data._shard import Reader, TableShard
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-__all__ = ["Source", "open_dataset"]
+__all__ = ["ACCEPTED", "Source", "is_dataset", "open_dataset"]
 
 _METADATA_THREADS = 16
 _READ_BYTES, _READ_ROWS = 2**24, 131_072  # of a table that is read, at most
 _FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 _FORMATS |= {".feather": "feather", ".arrow": "ipc"}
-_KINDS = (
+_CLASSES = {
+    "datasets": ("Dataset", "IterableDataset"),
+    "pandas": ("DataFrame",),
+    "polars": ("DataFrame", "LazyFrame"),
+    "pyarrow": ("RecordBatch", "Table"),
+    "pyarrow.dataset": ("Dataset",),
+}
+ACCEPTED = (
     "a path to Parquet, CSV, JSON or Arrow files (or a list of them), a pandas or polars data frame, a pyarrow table "
-    "or dataset, a Hugging Face or Ray dataset, a dict of arrays, or a function that returns one of these"
+    "or dataset, a Hugging Face dataset, a dict of arrays, or a function that returns one of these"
 )
 
 
@@ -49,16 +54,16 @@ class TableReader:
 
     @property
     def fresh(self) -> bool:
-        """See :class:`~drivetrain.data.shard.Reader`."""
+        """See :class:`~drivetrain_data.Reader`."""
         return False
 
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
-        """See :class:`~drivetrain.data.shard.Reader`."""
+        """See :class:`~drivetrain_data.Reader`."""
         table = self.table.slice(skip)
         yield table if columns is None else table.select(columns)
 
     def schema(self) -> pa.Schema:
-        """See :class:`~drivetrain.data.shard.Reader`."""
+        """See :class:`~drivetrain_data.Reader`."""
         return self.table.schema
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -92,13 +97,13 @@ class FileReader:
 
     @property
     def fresh(self) -> bool:
-        """See :class:`~drivetrain.data.shard.Reader`: fragments of a user's dataset may be in memory."""
+        """See :class:`~drivetrain_data.Reader`: fragments of a user's dataset may be in memory."""
         import pyarrow.dataset as ds
 
         return all(isinstance(fragment, ds.FileFragment) for fragment, _ in self.pieces)
 
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
-        """See :class:`~drivetrain.data.shard.Reader`."""
+        """See :class:`~drivetrain_data.Reader`."""
         pieces = collections.deque(self.pieces)
         while pieces and skip >= (count := sum(stop - start for start, stop in pieces[0][1])):
             skip -= count
@@ -129,7 +134,7 @@ class FileReader:
                 return
 
     def schema(self) -> pa.Schema:
-        """See :class:`~drivetrain.data.shard.Reader`."""
+        """See :class:`~drivetrain_data.Reader`."""
         return self.columns
 
 
@@ -142,18 +147,18 @@ class HuggingFaceReader:
 
     @property
     def fresh(self) -> bool:
-        """See :class:`~drivetrain.data.shard.Reader`."""
+        """See :class:`~drivetrain_data.Reader`."""
         return False
 
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
-        """See :class:`~drivetrain.data.shard.Reader`."""
+        """See :class:`~drivetrain_data.Reader`."""
         dataset = self.dataset if columns is None else self.dataset.select_columns(list(columns))
         if skip and hasattr(dataset, "__len__"):  # one that is only iterated would skip other ranks' rows as well
             dataset, skip = dataset.skip(skip), 0
         yield from without(dataset.with_format("arrow").iter(batch_size=self.chunk_rows), skip)
 
     def schema(self) -> pa.Schema:
-        """See :class:`~drivetrain.data.shard.Reader`."""
+        """See :class:`~drivetrain_data.Reader`."""
         features = self.dataset.features
         return features.arrow_schema if features is not None else next(self.tables()).schema
 
@@ -204,14 +209,8 @@ class Source(ABC):
     """A dataset that was opened."""
 
     @abstractmethod
-    def shards(self, world_size: int, *, split: bool, position: Position | None = None) -> list[DatasetShard]:
-        """A part for each worker.
-
-        Args:
-            world_size: the number of workers.
-            split: False has every worker get all of it.
-            position: in an epoch that may be continued, by another number of workers perhaps.
-        """
+    def split(self, request: SplitRequest) -> list[TableShard]:
+        """One shard per worker; see :meth:`drivetrain.plugin.DatasetProvider.split`."""
 
     @abstractmethod
     def keeping_together(self, column: str) -> Source:
@@ -242,29 +241,38 @@ class Rows(Source):
     part: Callable[[Sequence[Interval]], Reader]
     starts: np.ndarray[Any, Any] | None = None
 
-    def shards(self, world_size: int, *, split: bool, position: Position | None = None) -> list[DatasetShard]:
-        """See :class:`Source`: contiguous parts, the same again and again."""
-        parts, splits = self._parts(world_size if split else 1), world_size if split else 1
-        shards = self._shards(parts, splits)
+    def split(self, request: SplitRequest) -> list[TableShard]:
+        """See :class:`Source`: contiguous parts, which are the same in every attempt with as many workers."""
+        parts = 1 if request.whole else request.world_size
+        shards = self._shards(self._split_rows(parts))
+        position = None if request.position is None else Position.from_dict(request.position)
         if position is not None and position.total == self.count and self.starts is None:
-            same = position.world_size == splits
+            same = position.world_size == parts
             if not same or position.rows is not None:
-                rows = position.rows if same and position.rows is not None else position.left()
-                rest = self._shards(cut_evenly(rows, splits), splits)
+                rows = position.rows if same and position.rows is not None else position.unseen()
+                rest = self._shards(split_rows(rows, parts))
                 shards = [replace(shard, continued=(position, left)) for shard, left in zip(shards, rest, strict=True)]
-        return shards if split else [replace(shards[0]) for _ in range(world_size)]
+        return [replace(shards[0]) for _ in range(request.world_size)] if request.whole else shards
 
-    def _parts(self, splits: int) -> list[list[Interval]]:
+    def _split_rows(self, parts: int) -> list[list[Interval]]:
         if (starts := self.starts) is None:
-            return cut_evenly([(0, self.count)], splits)
-        bounds = [self.count * rank // splits for rank in range(splits + 1)]
+            return split_rows([(0, self.count)], parts)
+        bounds = [self.count * rank // parts for rank in range(parts + 1)]
         bounds[1:-1] = [int(starts[abs(starts - bound).argmin()]) for bound in bounds[1:-1]]
         return [[bound] for bound in pairwise(bounds)]
 
-    def _shards(self, parts: Sequence[Sequence[Interval]], splits: int) -> list[DatasetShard]:
+    def _shards(self, parts: Sequence[Sequence[Interval]]) -> list[TableShard]:
         sizes = [sum(stop - start for start, stop in part) for part in parts]
         return [
-            DatasetShard(self.name, self.part(part), size, max(sizes), min(sizes), total=self.count, world_size=splits)
+            TableShard(
+                self.name,
+                self.part(part),
+                rows=size,
+                largest_shard=max(sizes),
+                smallest_shard=min(sizes),
+                total=self.count,
+                world_size=len(parts),
+            )
             for part, size in zip(parts, sizes, strict=True)
         ]
 
@@ -304,18 +312,17 @@ class Stream(Source):
     name: str
     dataset: Any
 
-    def shards(self, world_size: int, *, split: bool, position: Position | None = None) -> list[DatasetShard]:
-        """See :class:`Source`: how many rows a part has is not known."""
+    def split(self, request: SplitRequest) -> list[TableShard]:
+        """See :class:`Source`: the number of rows of a part is unknown."""
         from datasets.distributed import split_dataset_by_node
 
-        return [
-            DatasetShard(
-                self.name,
-                HuggingFaceReader(split_dataset_by_node(self.dataset, rank, world_size) if split else self.dataset),
-                world_size=world_size if split else 1,
-            )
-            for rank in range(world_size)
-        ]
+        size = request.world_size
+        if request.whole:
+            parts = [self.dataset] * size
+        else:
+            parts = [split_dataset_by_node(self.dataset, rank, size) for rank in range(size)]
+        world_size = 1 if request.whole else size
+        return [TableShard(self.name, HuggingFaceReader(part), world_size=world_size) for part in parts]
 
     def keeping_together(self, column: str) -> Source:
         """See :class:`Source`: it cannot."""
@@ -329,26 +336,30 @@ class Stream(Source):
         return HuggingFaceReader(self.dataset).schema()
 
 
+def is_dataset(value: object) -> bool:
+    """Whether a value is of a kind that :func:`open_dataset` can open; imports nothing."""
+    if isinstance(value, (str, os.PathLike, Mapping)):
+        return True
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(path, (str, os.PathLike)) for path in value)
+    return any(is_instance_of(value, module, name) for module, names in _CLASSES.items() for name in names)
+
+
 def open_dataset(name: str, dataset: Any) -> Source:
     """Finds out how a dataset can be split.
 
     Args:
-        name: what it is called.
-        dataset: what the trainer was given.
+        name: the name of the dataset.
+        dataset: a value for which :func:`is_dataset` is true.
 
     Raises:
-        ConfigurationError: it is nothing that can be split, or cannot be opened.
-        PluginNotFoundError: pyarrow is missing.
+        ConfigurationError: it cannot be opened.
     """
-    try:
-        import pyarrow.dataset as ds
-    except ModuleNotFoundError:
-        raise PluginNotFoundError(
-            'datasets= wants pyarrow, which is not installed. Run: pip install "drivetrain[data]"'
-        ) from None
-    if _is(dataset, "datasets", "IterableDataset"):
+    import pyarrow.dataset as ds
+
+    if is_instance_of(dataset, "datasets", "IterableDataset"):
         return Stream(name, dataset)
-    if _is(dataset, "datasets", "Dataset"):
+    if is_instance_of(dataset, "datasets", "Dataset"):
         return Rows(name, len(dataset), lambda rows: HuggingFaceReader(_select(dataset, rows)))
     table = _table_of(name, dataset)
     if table is None:
@@ -400,11 +411,11 @@ def _table_of(name: str, dataset: Any) -> pa.Table | None:
         return dataset
     if isinstance(dataset, pa.RecordBatch):
         return pa.Table.from_batches([dataset])
-    if _is(dataset, "pandas", "DataFrame"):
+    if is_instance_of(dataset, "pandas", "DataFrame"):
         return pa.Table.from_pandas(dataset, preserve_index=False)
-    if _is(dataset, "polars", "LazyFrame"):
+    if is_instance_of(dataset, "polars", "LazyFrame"):
         dataset = dataset.collect()
-    if _is(dataset, "polars", "DataFrame"):
+    if is_instance_of(dataset, "polars", "DataFrame"):
         return dataset.to_arrow()
     if isinstance(dataset, Mapping):
         columns = {column: _column_of(values) for column, values in dataset.items()}
@@ -435,10 +446,6 @@ def _open_files(name: str, dataset: Any) -> Any:
     import pyarrow.dataset as ds
 
     given = [dataset] if isinstance(dataset, (str, os.PathLike)) else dataset
-    if not isinstance(given, (list, tuple)) or not given or not all(isinstance(p, (str, os.PathLike)) for p in given):
-        commands = install_commands(type(dataset).__module__.partition(".")[0])
-        hint = f". Run: {' or '.join(commands)}" if commands else ""
-        raise ConfigurationError(f"dataset {name!r} wants {_KINDS}; found {type(dataset).__name__}{hint}")
     paths = [os.fspath(path) for path in given]
     paths = [found for path in paths for found in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
     if not paths:
@@ -465,9 +472,3 @@ def _pieces(dataset: Any) -> list[tuple[Any, int]]:
 
     with ThreadPoolExecutor(_METADATA_THREADS) as pool:
         return [piece for pieces in pool.map(measure, dataset.get_fragments()) for piece in pieces]
-
-
-def _is(value: object, module: str, name: str) -> bool:
-    """Whether it is of a class of a module that need not be imported."""
-    found = getattr(sys.modules.get(module), name, None)
-    return isinstance(found, type) and isinstance(value, found)

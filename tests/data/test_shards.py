@@ -19,7 +19,8 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from drivetrain import ConfigurationError, DataConfig, DatasetShard
+from drivetrain import ConfigurationError, DataConfig
+from drivetrain_data import TableShard
 
 ROWS = 1_003
 
@@ -68,14 +69,14 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def split(dataset: Any, world_size: int, **options: Any) -> list[DatasetShard]:
+def split(dataset: Any, world_size: int, **options: Any) -> list[TableShard]:
     """The shards, as the workers get them."""
     config = DataConfig(**options)
     shards = config.configure(config.open({"train": dataset}), world_size)
     return [pickle.loads(pickle.dumps(shard["train"])) for shard in shards]
 
 
-def ids(shard: DatasetShard, **options: Any) -> list[int]:
+def ids(shard: TableShard, **options: Any) -> list[int]:
     return [int(number) for batch in shard.iter_batches(**options) for number in batch["id"]]
 
 
@@ -223,8 +224,8 @@ def test_hugging_face_datasets_are_split_and_streams_as_they_come() -> None:
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (3, "found int"),
-        ([], "found list"),
+        (3, "of type int"),
+        ([], "of type list"),
         ("/no/such/file.parquet", "cannot be opened"),
         ("/no/such/*.csv", "cannot be opened"),
         (["a.csv", "b.parquet"], "files of one format, found .csv, .parquet"),
@@ -239,9 +240,9 @@ def test_what_is_no_dataset_is_refused(dataset: Any, message: str) -> None:
 
 
 def test_arguments_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="found 'train'"):
+    with pytest.raises(ConfigurationError, match="got 'train'"):
         DataConfig(datasets_to_split="train")
-    with pytest.raises(ConfigurationError, match=r"names of datasets \('train'\), found 'tain'"):
+    with pytest.raises(ConfigurationError, match=r"names of datasets \('train'\), got 'tain'"):
         DataConfig(datasets_to_split=["tain"]).open({"train": columns()})
     (shard,) = split(columns(), 1)
     for options in ({"batch_size": 0}, {"prefetch_batches": -1}, {"batch_format": "torch"}):

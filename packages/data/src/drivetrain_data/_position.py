@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from drivetrain.data.batches import batch_sizes, shuffled
-from drivetrain.errors import ConfigurationError
+from drivetrain import ConfigurationError
+from drivetrain_data._batches import batch_sizes, shuffled
 
-__all__ = ["Cut", "Interval", "Position", "Progress", "split"]
+__all__ = ["BatchPlan", "Interval", "Position", "Progress", "split_rows"]
 
 T = TypeVar("T")
 Interval = tuple[int, int]
@@ -19,7 +19,7 @@ Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class BatchPlan:
     """How a shard's rows become batches.
 
     Attributes:
@@ -44,24 +44,24 @@ class Position:
         world_size: ranks among which they are split.
         rows: of which the epoch consists; None for all.
         batches: that each rank has had.
-        cut: how they were made; None where there were none.
+        plan: how they were made; None where there were none.
     """
 
     total: int | None
     world_size: int
     rows: tuple[Interval, ...] | None = None
     batches: int = 0
-    cut: Cut | None = None
+    plan: BatchPlan | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The same in plain values."""
-        cut = self.cut
+        plan = self.plan
         return {
             "total": self.total,
             "world_size": self.world_size,
             "rows": None if self.rows is None else [list(interval) for interval in self.rows],
             "batches": self.batches,
-            "cut": cut and [cut.batch_size, cut.drop_last, cut.buffer_rows, cut.seed],
+            "plan": plan and [plan.batch_size, plan.drop_last, plan.buffer_rows, plan.seed],
         }
 
     @classmethod
@@ -72,46 +72,46 @@ class Position:
             ConfigurationError: it was made of something else.
         """
         try:
-            rows, cut = state["rows"], state["cut"]
+            rows, plan = state["rows"], state["plan"]
             return cls(
                 total=state["total"],
                 world_size=state["world_size"],
                 rows=None if rows is None else tuple((start, stop) for start, stop in rows),
                 batches=state["batches"],
-                cut=None if cut is None else Cut(*cut),
+                plan=None if plan is None else BatchPlan(*plan),
             )
         except (KeyError, TypeError, ValueError):
             raise ConfigurationError(
                 f"load_state_dict() wants what state_dict() has returned, found {state!r}"
             ) from None
 
-    def left(self) -> list[Interval]:
+    def unseen(self) -> list[Interval]:
         """The rows that no rank has seen, in order."""
         assert self.total is not None
-        parts = split(self.rows or [(0, self.total)], self.world_size)
-        if self.cut is None:
+        parts = split_rows(self.rows or [(0, self.total)], self.world_size)
+        if self.plan is None:
             return list(itertools.chain.from_iterable(parts))
         sizes = [sum(stop - start for start, stop in part) for part in parts]
         unseen: list[Interval] = []
         for part, rows in zip(parts, sizes, strict=True):
-            seen = rows_of_batches(self.cut, rows, max(sizes), min(sizes), self.batches)
-            if not seen or self.cut.buffer_rows is None:
+            seen = rows_of_batches(self.plan, rows, max(sizes), min(sizes), self.batches)
+            if not seen or self.plan.buffer_rows is None:
                 unseen += _within(part, [(seen, rows)])
             else:
-                unseen += _within(part, _unseen_of_shuffled(rows, self.cut, seen))
+                unseen += _within(part, _unseen_of_shuffled(rows, self.plan, seen))
         return unseen
 
 
-def split(rows: Sequence[Interval], world_size: int) -> list[list[Interval]]:
+def split_rows(rows: Sequence[Interval], world_size: int) -> list[list[Interval]]:
     """Contiguous parts of some rows, as even as can be."""
     total = sum(stop - start for start, stop in rows)
     bounds = [total * rank // world_size for rank in range(world_size + 1)]
     return [_within(rows, [(start, stop)]) for start, stop in pairwise(bounds)]
 
 
-def rows_of_batches(cut: Cut, rows: int, most: int, least: int, batches: int) -> int:
+def rows_of_batches(plan: BatchPlan, rows: int, largest_shard: int, smallest_shard: int, batches: int) -> int:
     """How many rows of a shard are in its first batches."""
-    sizes = batch_sizes(rows, most, cut.batch_size, drop_last=cut.drop_last, least=least)
+    sizes = batch_sizes(rows, largest_shard, plan.batch_size, drop_last=plan.drop_last, smallest_shard=smallest_shard)
     return sum(itertools.islice(sizes, batches))
 
 
@@ -133,13 +133,15 @@ def _within(rows: Sequence[Interval], places: Sequence[Interval]) -> list[Interv
     return found
 
 
-def _unseen_of_shuffled(rows: int, cut: Cut, seen: int) -> list[Interval]:
+def _unseen_of_shuffled(rows: int, plan: BatchPlan, seen: int) -> list[Interval]:
     import numpy as np
     import pyarrow as pa
 
-    assert cut.buffer_rows is not None
+    assert plan.buffer_rows is not None
     numbers = pa.table({"row": np.arange(rows)})
-    order = np.concatenate([table["row"].to_numpy() for table in shuffled(iter([numbers]), cut.buffer_rows, cut.seed)])
+    order = np.concatenate(
+        [table["row"].to_numpy() for table in shuffled(iter([numbers]), plan.buffer_rows, plan.seed)]
+    )
     unseen = np.sort(order[seen:])
     gaps = np.flatnonzero(np.diff(unseen) != 1)
     starts, stops = [0, *(gaps + 1)], [*(gaps + 1), len(unseen)]
@@ -153,12 +155,12 @@ class Progress:
     Attributes:
         continued: the position that the next epoch goes on from; None to begin anew.
         now: the position in the latest epoch; None before one and after its end.
-        told: the last state that was asked for, until the session takes it.
+        last_state: the last return value of ``state_dict()``, until the session takes it.
     """
 
     continued: Position | None = None
     now: Position | None = None
-    told: dict[str, Any] | None = field(default=None)
+    last_state: dict[str, Any] | None = field(default=None)
 
     def counted(self, position: Position, epoch: Iterator[T]) -> Iterator[T]:
         """The batches of an epoch, each counted when it is handed over."""
@@ -167,7 +169,7 @@ class Progress:
         for batch in epoch:
             batches += 1
             if self.now is mine:
-                self.now = mine = Position(position.total, position.world_size, position.rows, batches, position.cut)
+                self.now = mine = Position(position.total, position.world_size, position.rows, batches, position.plan)
             yield batch
         if self.now is mine:
             self.now = None

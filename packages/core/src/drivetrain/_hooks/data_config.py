@@ -1,0 +1,141 @@
+"""``DataConfig``: which datasets are split among the workers, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drivetrain._hooks.dataset import SplitRequest
+from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.providers import OpenedDataset, Providers
+from drivetrain.errors import ConfigurationError
+
+__all__ = ["DataConfig"]
+
+
+class DataConfig:
+    """How a trainer's datasets are split among its workers.
+
+    Args:
+        datasets_to_split: the names of the datasets that are split, so that each worker gets its own part; ``"all"``
+            splits all of them. Of the other datasets every worker gets all rows.
+        execution_options: how Ray Data reads its datasets: a ``ray.data.ExecutionOptions``.
+        keep_together: by dataset, a column whose equal values stay on one worker; rows with equal values must be next
+            to each other. The parts are then only approximately even.
+
+    Raises:
+        ConfigurationError: an argument is of the wrong type.
+
+    Example:
+        >>> DataConfig(datasets_to_split=["train"]).datasets_to_split
+        ['train']
+    """
+
+    def __init__(
+        self,
+        datasets_to_split: str | Sequence[str] = "all",
+        execution_options: Any | None = None,
+        *,
+        keep_together: Mapping[str, str] | None = None,
+    ) -> None:
+        names = datasets_to_split
+        if names != "all" and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
+            raise ConfigurationError(
+                f'DataConfig(datasets_to_split=...): expected "all" or a list of names, got {datasets_to_split!r}'
+            )
+        self.datasets_to_split = names if isinstance(names, str) else list(names)
+        self.execution_options = execution_options
+        self.keep_together = dict(keep_together or {})
+
+    def configure(
+        self,
+        datasets: Mapping[str, Any],
+        world_size: int,
+        worker_handles: Sequence[Any] | None = None,
+        worker_node_ids: Sequence[str] | None = None,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
+        """Creates the return values of each worker's :func:`~drivetrain.get_dataset_shard`.
+
+        Override it to split datasets in your own way. It is called in the driver at the start of each attempt; the
+        number of workers may differ between attempts.
+
+        Args:
+            datasets: by name: the return value of :meth:`open`.
+            world_size: the number of workers.
+            worker_handles: None; the argument exists for code that was written for Ray Train.
+            worker_node_ids: the node of each worker, by rank.
+            options: ``positions``, if the checkpoint to resume from has any: by dataset, the return value of its
+                shards' ``state_dict()``. ``resources``, if a dataset is a function or requires a runtime: the
+                resources that the run takes from the cluster, by name.
+
+        Returns:
+            The shards of each rank, by name. They are pickled to the workers.
+
+        Raises:
+            ConfigurationError: a dataset cannot be split, or a name in this configuration is not one of a dataset.
+            ResourceError: the workers leave too few resources to read a dataset with.
+        """
+        self._check_names(datasets)
+        shards: list[dict[str, Any]] = [{} for _ in range(world_size)]
+        positions = options.get("positions") or {}
+        made = {name: dataset() if callable(dataset) else dataset for name, dataset in datasets.items()}
+        for name, dataset in self._open(made).items():
+            request = SplitRequest(
+                name=name,
+                world_size=world_size,
+                whole=self.datasets_to_split != "all" and name not in self.datasets_to_split,
+                node_ids=tuple(worker_node_ids or ()),
+                position=positions.get(name),
+                resources=options.get("resources") or {},
+                options=self.execution_options,
+            )
+            for rank, shard in enumerate(dataset.split(request)):
+                shards[rank][name] = shard
+        return shards
+
+    def open(self, datasets: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Opens datasets once for all attempts, so that mistakes are found before workers are started.
+
+        Returns:
+            The ``datasets`` for :meth:`configure`: by name a :class:`drivetrain.plugin.OpenedDataset`, or the function
+            that makes the dataset. If only :meth:`configure` is overridden, ``datasets`` as they are.
+
+        Raises:
+            ConfigurationError: see :meth:`configure`.
+            PluginError: no installed provider accepts a dataset, or several do.
+        """
+        if type(self).configure is not DataConfig.configure and type(self).open is DataConfig.open:
+            return datasets
+        self._check_names(datasets)
+        known = {name: dataset for name, dataset in datasets.items() if not callable(dataset)}
+        return {**datasets, **self._open(known)}
+
+    @staticmethod
+    def default_ingest_options() -> Any:
+        """The ``ray.data.ExecutionOptions`` that are used where none are given.
+
+        Raises:
+            PluginNotFoundError: the provider for Ray datasets is not installed.
+        """
+        return load_plugin("dataset", "ray")().default_options()
+
+    def _open(self, datasets: Mapping[str, Any]) -> dict[str, OpenedDataset]:
+        """Opens the datasets that are not open yet."""
+        opened = {name: dataset for name, dataset in datasets.items() if isinstance(dataset, OpenedDataset)}
+        if len(opened) == len(datasets):
+            return opened
+        providers = Providers()
+        return {
+            name: opened.get(name) or providers.open(name, dataset, keep_together=self.keep_together.get(name))
+            for name, dataset in datasets.items()
+        }
+
+    def _check_names(self, datasets: Mapping[str, Any]) -> None:
+        split = () if self.datasets_to_split == "all" else self.datasets_to_split
+        for argument, names in (("datasets_to_split", split), ("keep_together", self.keep_together)):
+            if unknown := sorted(set(names) - set(datasets)):
+                raise ConfigurationError(
+                    f"DataConfig({argument}=...): expected names of datasets ({', '.join(map(repr, datasets))}), "
+                    f"got {', '.join(map(repr, unknown))}"
+                )

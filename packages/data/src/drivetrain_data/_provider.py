@@ -1,0 +1,30 @@
+"""The provider for everything that is read as Arrow tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.plugin import DatasetProvider, SplitRequest
+from drivetrain_data._shard import TableShard
+from drivetrain_data._sources import ACCEPTED, Source, is_dataset, open_dataset
+
+__all__ = ["TableDatasets"]
+
+
+class TableDatasets(DatasetProvider):
+    """Splits files, tables, data frames, dicts of arrays and Hugging Face datasets."""
+
+    accepted = ACCEPTED
+
+    def accepts(self, dataset: object) -> bool:
+        """See :class:`drivetrain.plugin.DatasetProvider`."""
+        return is_dataset(dataset)
+
+    def open(self, name: str, dataset: Any, *, keep_together: str | None = None) -> Source:
+        """See :class:`drivetrain.plugin.DatasetProvider`: reads schemas and numbers of rows."""
+        source = open_dataset(name, dataset)
+        return source if keep_together is None else source.keeping_together(keep_together)
+
+    def split(self, opened: Source, request: SplitRequest) -> list[TableShard]:
+        """See :class:`drivetrain.plugin.DatasetProvider`."""
+        return opened.split(request)

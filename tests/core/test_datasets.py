@@ -1,0 +1,195 @@
+"""The hook for datasets: which provider reads a dataset, and what is said when none, several or a broken one do."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drivetrain
+from drivetrain import (
+    Checkpoint,
+    ConfigurationError,
+    DataConfig,
+    DataParallelTrainer,
+    FailureConfig,
+    PluginBrokenError,
+    PluginError,
+    RunConfig,
+    ScalingConfig,
+)
+from drivetrain.plugin import OpenedDataset, required_runtime
+from tests.core.conftest import Install
+
+LETTERS = """
+from drivetrain.plugin import DatasetProvider
+
+
+class Letters:
+    def __init__(self, text):
+        self.text = text
+
+
+class Shard:
+    def __init__(self, text, name, position):
+        self.text, self.name, self.position, self.state = text, name, position, None
+
+    def iter_batches(self, *, batch_size=256):
+        return [self.text]
+
+    def state_dict(self):
+        self.state = {"letters": len(self.text)}
+        return self.state
+
+    def load_state_dict(self, state):
+        pass
+
+    def take_state(self):
+        state, self.state = self.state, None
+        return state
+
+
+class LetterDatasets(DatasetProvider):
+    accepted = "letters"
+
+    def accepts(self, dataset):
+        return isinstance(dataset, Letters)
+
+    def open(self, name, dataset, *, keep_together=None):
+        super().open(name, dataset, keep_together=keep_together)
+        return dataset.text
+
+    def split(self, opened, request):
+        parts = [opened if request.whole else opened[n :: request.world_size] for n in range(request.world_size)]
+        return [Shard(part, request.name, request.position) for part in parts]
+"""
+
+
+@pytest.fixture
+def letters(install: Install) -> Any:
+    """A module with a class of datasets, and an installed provider for it."""
+    install("letters-plugin", "letters", LETTERS, {"drivetrain.datasets": {"letters": "letters:LetterDatasets"}})
+    module = __import__("letters")
+    yield module
+    del sys.modules["letters"]
+
+
+def train_on_letters(config: Mapping[str, Any]) -> None:
+    context = drivetrain.get_context()
+    shard = drivetrain.get_dataset_shard("train")
+    position = shard.position and shard.position["letters"]
+    shard.state_dict()
+    directory = Path(context.get_trial_dir(), "model")
+    directory.mkdir(exist_ok=True)
+    checkpoint = Checkpoint.from_directory(directory) if context.get_world_rank() == 0 else None
+    drivetrain.report({"text": "".join(shard.iter_batches()), "position": position}, checkpoint)
+    if context.attempt == 0:
+        raise RuntimeError("the first attempt fails in this test")
+
+
+def test_provider_of_a_plugin_gets_the_position_of_its_dataset_after_a_failure(letters: Any, tmp_path: Path) -> None:
+    result = DataParallelTrainer(
+        train_on_letters,
+        train_loop_config={},
+        datasets={"train": letters.Letters("abcdef"), "all": letters.Letters("xyz")},
+        dataset_config=DataConfig(datasets_to_split=["train"]),
+        scaling_config=ScalingConfig(num_workers=1, runtime="local"),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0, failure_config=FailureConfig(max_failures=1)),
+    ).fit()
+    assert result.metrics is not None
+    assert (result.metrics["text"], result.metrics["position"]) == ("abcdef", 6)
+
+
+def test_opened_datasets_are_split_without_another_look(letters: Any) -> None:
+    config = DataConfig()
+    opened = config.open({"train": letters.Letters("abc"), "made": lambda: letters.Letters("de")})
+    assert isinstance(opened["train"], OpenedDataset)
+    assert opened["train"].value == "abc"
+    shards = config.configure(opened, 2)
+    assert [shard["train"].text for shard in shards] == ["ac", "b"]
+    assert [shard["made"].text for shard in shards] == ["d", "e"]
+
+
+def test_rows_cannot_be_kept_together_where_a_provider_has_no_such_thing(letters: Any) -> None:
+    config = DataConfig(keep_together={"train": "group"})
+    with pytest.raises(ConfigurationError, match=r"'group'.* is not supported for letters"):
+        config.open({"train": letters.Letters("abc")})
+
+
+def test_two_providers_that_accept_a_dataset_are_an_error_that_names_both(letters: Any, install: Install) -> None:
+    source = "from letters import LetterDatasets as Other\n"
+    install("other-plugin", "other_letters", source, {"drivetrain.datasets": {"other": "other_letters:Other"}})
+    expected = r"'letters' of letters-plugin 1\.2 and 'other' of other-plugin 1\.2\. Uninstall one"
+    with pytest.raises(PluginError, match=expected):
+        DataConfig().open({"train": letters.Letters("abc")})
+
+
+def test_dataset_that_no_provider_accepts_is_refused_with_the_installed_ones(letters: Any, tmp_path: Path) -> None:
+    trainer = DataParallelTrainer(
+        train_on_letters, datasets={"train": object()}, run_config=RunConfig(name="run", storage_path=tmp_path)
+    )
+    with pytest.raises(ConfigurationError, match=r"'train': .* of type object\. .*'letters' of letters-plugin 1\.2 \("):
+        trainer.fit()
+    assert not (tmp_path / "run").exists()
+
+
+BROKEN = {
+    "exits": "raise SystemExit(3)\n",
+    "raises": "import a_library_that_is_not_there\n",
+    "is no provider": "Provider = dict\n",
+    "is abstract": "from drivetrain.plugin import DatasetProvider\nclass Provider(DatasetProvider): pass\n",
+    "raises when asked": LETTERS.replace("isinstance(dataset, Letters)", "1 / 0").replace("LetterDatasets", "Provider"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_broken_provider_affects_no_dataset_that_another_accepts(how: str, letters: Any, install: Install) -> None:
+    module = f"broken_{how.replace(' ', '_')}"
+    install("broken-plugin", module, BROKEN[how], {"drivetrain.datasets": {"broken": f"{module}:Provider"}})
+    opened = DataConfig().open({"train": letters.Letters("abc")})
+    assert [shard["train"].text for shard in DataConfig().configure(opened, 1)] == ["abc"]
+    assert required_runtime({"train": letters.Letters("abc")}) is None
+    with pytest.raises(PluginBrokenError, match=r"no installed provider accepts .*Broken: .*broken-plugin 1\.2"):
+        DataConfig().open({"train": object()})
+
+
+def test_provider_that_returns_another_number_of_shards_is_broken(install: Install) -> None:
+    source = LETTERS.replace("for part in parts]", "for part in 'abc']")
+    install("odd-plugin", "odd", source, {"drivetrain.datasets": {"odd": "odd:LetterDatasets"}})
+    with pytest.raises(PluginBrokenError, match=r"'train': expected 2 shards, one per rank, .*LetterD.*got 3"):
+        DataConfig().configure({"train": __import__("odd").Letters("abc")}, 2)
+
+
+def test_provider_declares_the_runtimes_that_can_read_its_shards(install: Install, tmp_path: Path) -> None:
+    source = LETTERS.replace('accepted = "letters"', 'runtimes = ("cloud", "inprocess")')
+    install("cloud-plugin", "cloud_letters", source, {"drivetrain.datasets": {"cloud": "cloud_letters:LetterDatasets"}})
+    dataset = __import__("cloud_letters").Letters("abc")
+    assert required_runtime({"other": {"x": [1]}, "train": dataset}) == "cloud"
+    assert required_runtime(DataConfig().open({"train": dataset})) == "cloud"
+
+    def fit(**scaling: Any) -> None:
+        DataParallelTrainer(
+            print,
+            datasets={"train": dataset},
+            scaling_config=ScalingConfig(**scaling),
+            run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0),
+        ).fit()
+
+    with pytest.raises(ConfigurationError, match=r"'train': .*\('cloud', 'inprocess'\), got 'local'\. Use .*'cloud'"):
+        fit(num_workers=1, runtime="local")
+    with pytest.raises(PluginError, match="no runtime 'cloud' is installed"):
+        fit(num_workers=1)
+    assert not (tmp_path / "run").exists()
+    fit(num_workers=0)
+
+
+def test_asking_the_providers_imports_no_library() -> None:
+    code = (
+        "import sys; from drivetrain.plugin import required_runtime\n"
+        "assert required_runtime({'a': 'rows.csv', 'b': object(), 'c': {'x': [1]}}) is None\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
+    assert not {"numpy", "pyarrow", "pandas", "polars", "datasets", "ray", "torch"} & set(run.stdout.split())
