@@ -296,6 +296,7 @@ def affected(session: nox.Session) -> None:
 
 # Of these, the newest releases do not support Python 3.10: there, pip chooses the newest that does.
 NOT_ON_310 = ("polars", "pillow", "matplotlib", "ipykernel")
+PACKAGES_WITHOUT_TORCH = ("core", "data", "ray", "track", "tune", "gbdt")
 # Without PyTorch: its CPU build is on the index only for Python 3.11, and the other one brings gigabytes of CUDA.
 WITHOUT_TORCH = ("core", "views", "data", "track", "tune", "ray", "gbdt", "tf", "contract", "crash", "faults")
 
