@@ -2,7 +2,20 @@
 
 A plugin is an entry point in one of these groups:
 
-========================= =============================================================
+========================= ====================================================================
+group                     the plugin provides
+========================= ====================================================================
+``drivetrain.backends``   a :class:`drivetrain.BackendConfig` class: it sets up a framework
+``drivetrain.callbacks``  a :class:`drivetrain.Callback` class: it watches a run
+``drivetrain.datasets``   a :class:`DatasetProvider` class: it splits datasets of one kind
+``drivetrain.runtimes``   a :class:`Runtime` class: it starts worker groups
+``drivetrain.trainables`` a function that makes a trainer into something another system can run
+========================= ====================================================================
+
+An installed plugin runs no code until it is selected by its name, with two exceptions: dataset providers are asked
+whether they accept a dataset, and runtimes whether the environment selects them. A plugin imports ``drivetrain``, this
+module and, in its tests, ``drivetrain.testing``; everything else in the package is internal. The classes of runtimes
+are provisional: they may change until a second cluster runtime uses them.
 """
 
 from typing import TYPE_CHECKING
