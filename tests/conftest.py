@@ -20,19 +20,6 @@ os.environ.pop("COLUMNS", None)
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
-    """Groups the tests for parallel runs: a group runs on one pytest worker, in order.
-
-    The tests that need Ray share one cluster, and the tests of a file share its fixtures and a warm fork server.
-    """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            group = "ray" if item.get_closest_marker("ray") else item.location[0]
-            item.add_marker(pytest.mark.xdist_group(group))
-    return (yield)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, object, object]:
     """Takes away a variable that is another in each test, and so would have each of them preload anew."""

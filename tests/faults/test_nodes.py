@@ -20,7 +20,7 @@ ALL = os.environ.get("DRIVETRAIN_FAULTS") == "all"
 KILLED = list(Moment) if ALL else [Moment.MIDST, Moment.RESTART]
 ADDED = list(Moment) if ALL else [Moment.MIDST]
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("nodes")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
