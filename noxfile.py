@@ -90,8 +90,9 @@ WITHOUT_OPS = {"DS_BUILD_OPS": "0"}
 
 LOGS = ROOT / ".nox" / "logs"
 
-# Three tests at once on two cores, as most of their time they wait for processes. See `tests/conftest.py` for groups.
-PARALLEL = ("-n", "3", "--dist", "loadgroup")
+# Three files at once on two cores, as tests wait for processes most of the time. A file's tests stay together, and with
+# them its fixtures and its warm fork server; each of the three has one Ray cluster for all its files.
+PARALLEL = ("-n", "3", "--dist", "loadfile")
 
 CAMPAIGN = {
     "DRIVETRAIN_FAULTS": "all",

@@ -16,6 +16,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Parallel pytest workers have a width of 80 columns, which cuts what the command prints.
 os.environ.pop("COLUMNS", None)
 
+# The paths of Ray's sockets have to be short, whatever TMPDIR a test has.
+os.environ.setdefault("RAY_TMPDIR", tempfile.gettempdir())
+
 # By default Ray gives its workers the niceness 15. On a busy machine, all other tests would then run before them.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
@@ -32,7 +35,6 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A ``TMPDIR`` of this session's own, so that a test can see what is left there."""
     directory = tmp_path_factory.mktemp("tmp")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # the paths of Ray's sockets have to be short
         patch.setenv("TMPDIR", str(directory))
         patch.setattr(tempfile, "tempdir", None)
         yield directory

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import ROOT
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("clusters")]
+pytestmark = pytest.mark.ray
 
 SCRIPT = "tests.contract.cluster_scenarios"
 

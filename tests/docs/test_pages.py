@@ -103,14 +103,7 @@ def bucket(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
 
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(
-            page,
-            id=str(page),
-            marks=[pytest.mark.xdist_group(str(page)), *[pytest.mark.ray] * (_RAY in as_script(page))],
-        )
-        for page in PROGRAMS
-    ],
+    [pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page))) for page in PROGRAMS],
 )
 def test_blocks_of_a_page_run_and_print_what_it_says(
     page: Page, bucket: dict[str, str], warnings_of_others: dict[str, str], tmp_path: Path

@@ -32,16 +32,13 @@ print(json.dumps(main(json.loads(sys.argv[1]))))
 @pytest.mark.slow
 @pytest.mark.timeout(90 + 20 * max(RUNS.values()))
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="an upload that is held wants a second filesystem")
-@pytest.mark.parametrize(
-    "runtime", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("soak")])]
-)
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_driver_holds_no_more_after_many_runs_with_faults(runtime: str, tmp_path: Path) -> None:
     runs = RUNS[runtime]
     (tmp_path / "tmp").mkdir()
     with tempfile.TemporaryDirectory(dir=MEMORY) as memory:
         given = {"runtime": runtime, "runs": runs, "seed": SEED, "directory": str(tmp_path), "memory": memory}
-        # Ray's sockets want short paths.
-        variables = {"TMPDIR": str(tmp_path / "tmp"), "RAY_TMPDIR": tempfile.gettempdir()}
+        variables = {"TMPDIR": str(tmp_path / "tmp")}
         driver = Driver(tmp_path, DRIVER, given, {**variables, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"})
         try:
             status, output, errors = driver.wait(deadline_s=80 + 18 * runs)
