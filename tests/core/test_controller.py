@@ -21,8 +21,10 @@ from drivetrain import (
     WorkerDiedError,
     WorkerInfo,
 )
-from drivetrain._wire.events import TRAINING, Event, Exited, Failed, PhaseEntered, Reported, Returned
+from drivetrain._wire.events import Event, Exited, Failed, PhaseEntered, RankState, Reported, Returned
 from tests.support import Collector
+
+TRAINING = RankState.TRAINING
 
 
 class ScriptedGroup:
@@ -73,7 +75,7 @@ class ScriptedRuntime:
 
 
 def report(rank: int, number: int, *, reduce: dict[str, str] | None = None, **metrics: float) -> Reported:
-    return Reported(rank, number, float(number), metrics, None, reduce)
+    return Reported(rank, number, number, float(number), metrics, None, reduce)
 
 
 def fit(tmp_path: Path, runtime: ScriptedRuntime, **run_config: Any) -> Result:

@@ -23,19 +23,21 @@ from drivetrain._runtimes.base import Group
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.manifest import CheckpointManager
+from drivetrain._wire.commands import CountSteps, Renumber, StopAfter
 from drivetrain._wire.events import (
-    TRAINING,
-    Counted,
     Event,
     Exited,
     Failed,
-    Noticed,
     PhaseEntered,
     Pickled,
     PreemptionInfo,
+    RankState,
     Renumbered,
     Reported,
+    ReportNumber,
     Returned,
+    SigtermReceived,
+    StepsCounted,
     Uploaded,
 )
 from drivetrain._worker.output import tail_log
@@ -67,8 +69,8 @@ class Attempt:
         callbacks: Callbacks,
         interrupts: Interrupts,
         room: Callable[[], int],
-        first_index: int,
-        first_iteration: int,
+        last_report: ReportNumber,
+        backend: str,
         started: float,
     ) -> None:
         self._run = run
@@ -86,17 +88,16 @@ class Attempt:
         self._counts: dict[int, int] = {}
         self._noticed: set[int] = set()
         self._preempted = False
-        self._first_index = first_index
-        self._first_iteration = first_iteration
+        self._backend = backend
+        self._before = last_report
         self._deadline = started + run.run_config.start_timeout_s
         self._detailed = run.run_config.detailed_metrics
-        self._matcher = ReportMatcher(len(workers))
-        self._phase = ["waiting to start"] * len(workers)
+        self._matcher = ReportMatcher(len(workers), last_report.number)
+        self._phase = [RankState.WAITING] * len(workers)
         self._starting = {worker.rank for worker in workers}
         self._running = {worker.rank for worker in workers}
         self._progress_at = started
-        self._reports = [0] * len(workers)
-        self._quiet = [0] * len(workers)
+        self._latest = [last_report] * len(workers)
         self._reported_at = [0.0] * len(workers)
         self._trained_from = [0.0] * len(workers)
         self._clock_lags: dict[str, float] = {}  # node -> at most so many seconds is its clock behind
@@ -109,7 +110,7 @@ class Attempt:
         self._stop_by: float | None = None
         self._stop_number = 0
         self._return_values: list[Any] = [None] * len(workers)
-        self.last_index = first_index
+        self.last_number = last_report.number
         self.metrics: dict[str, Any] | None = None
 
     def follow(self, group: Group) -> Outcome:
@@ -149,40 +150,37 @@ class Attempt:
             self._settled_on(group, future.done, lost, deadline)
         return future.done() and not future.cancelled() and self._are_fine(lost)
 
-    def renumber(self, group: Group) -> tuple[int, int] | None:
-        """Has the next report of each rank come after all that were made; None if one fails.
+    def renumber(self, group: Group) -> ReportNumber | None:
+        """Makes the next report of each rank follow the same number; None if a rank fails.
 
         Returns:
-            The number that all go on from, which is nobody's: a lost rank may have stored files of it. And how many of
-            those up to it are no iterations.
+            An unused number: a lost rank may already have stored files under the latest one.
         """
-        number, quiet, lost, deadline = 0, 0, len(self._exits), time.monotonic() + _RENUMBER_WAIT_S
-        while number <= max(self._reports):  # an answer comes after the reports that were on their way
-            number = max(self._reports) + 1
-            quiet = number - max(count - silent for count, silent in zip(self._reports, self._quiet, strict=True))
+        last, lost, deadline = ReportNumber(0, 0), len(self._exits), time.monotonic() + _RENUMBER_WAIT_S
+        while last.number <= max(self._latest).number:  # an answer comes after the reports that were sent before it
+            last = ReportNumber(max(self._latest).number + 1, max(latest.iteration for latest in self._latest))
             self._to_renumber = set(self._running)
-            group.renumber(sorted(self._running), number, quiet)
+            group.send(sorted(self._running), Renumber(last))
             self._settled_on(group, lambda: not self._to_renumber, lost, deadline)
             if self._to_renumber or not self._are_fine(lost):
                 return None
-        return number, quiet
+        return last
 
-    def go_on(self, workers: Sequence[WorkerInfo], number: int, quiet: int) -> None:
+    def go_on(self, workers: Sequence[WorkerInfo], last: ReportNumber) -> None:
         """New processes have taken the places of the lost ranks; what was to be completed by those never will be."""
         lost = self.lost
         assert lost
         self._flush_reports(everything=True)
-        self._matcher.restart(number)
+        self._matcher.restart(last.number)
         self._uploading = {n: held for n, held in self._uploading.items() if held.uploading.isdisjoint(lost)}
         self._combined.clear()
         self._exits.clear()
         self._workers = workers
-        self._reports = [number] * len(workers)
-        self._quiet = [quiet] * len(workers)
+        self._latest = [last] * len(workers)
         self._progress_at = time.monotonic()
         self._deadline = self._progress_at + self._run.run_config.start_timeout_s
         for rank in lost:
-            self._phase[rank] = "waiting to start"
+            self._phase[rank] = RankState.WAITING
             self._running.add(rank)
             self._starting.add(rank)
             self._noticed.discard(rank)
@@ -190,7 +188,7 @@ class Attempt:
     def _are_fine(self, lost: int) -> bool:
         """Nothing but that many losses has happened, and all others are in the train function and to stay there."""
         ending = self._failures or self._notice or self._grown or self._stop_by
-        return not ending and len(self._exits) == lost and set(self._phase) == {TRAINING}
+        return not ending and len(self._exits) == lost and set(self._phase) == {RankState.TRAINING}
 
     def _settled_on(self, group: Group, met: Callable[[], bool], lost: int, deadline: float) -> None:
         while not met() and self._are_fine(lost) and (remaining := deadline - time.monotonic()) > 0:
@@ -214,12 +212,12 @@ class Attempt:
             self._on_exit(event)
         elif isinstance(event, Renumbered):
             self._to_renumber.discard(event.rank)
-        elif isinstance(event, Counted):
-            self._counts[event.rank] = event.questions
+        elif isinstance(event, StepsCounted):
+            self._counts[event.rank] = event.steps
             self._name_step()
-        elif isinstance(event, Noticed):
+        elif isinstance(event, SigtermReceived):
             self._noticed.add(event.rank)
-            if event.watched:
+            if event.graceful:
                 self.give_notice(f"the process of rank {event.rank} was asked to end (SIGTERM)")
         else:
             self._interrupts.on_notice = self.give_notice
@@ -240,7 +238,7 @@ class Attempt:
             f"{self._run.name}: {reason}: the ranks are to save and end after the same step, within {grace_s:g} s",
             error=True,
         )
-        self._group.preempt(sorted(self._running), "count")
+        self._group.send(sorted(self._running), CountSteps())
 
     def _name_step(self) -> None:
         """Once every rank that runs has counted its questions: the step after the furthest is the last."""
@@ -248,7 +246,7 @@ class Attempt:
             return
         step = max(self._counts.values()) + 1
         self._counts.clear()
-        self._group.preempt(sorted(self._running), "settle", step, self._notice)
+        self._group.send(sorted(self._running), StopAfter(step, self._notice))
 
     def _preemption(self, how: str) -> RunFailed:
         assert self._notice is not None
@@ -263,9 +261,8 @@ class Attempt:
 
     def _on_report(self, event: Reported) -> None:
         rank = event.rank
-        self._reports[rank] = event.number
-        self._quiet[rank] = event.quiet_so_far
-        self.last_index = max(self.last_index, self._first_index + event.number)
+        self._latest[rank] = ReportNumber(event.number, event.iteration)
+        self.last_number = max(self.last_number, event.number)
         self._fill_in(event)
         settled = self._matcher.add(event)
         if rank == 0 and not event.quiet and (event.reduce or self._waiting_reports):
@@ -281,7 +278,7 @@ class Attempt:
         metrics.setdefault("_timestamp", int(event.time))
         if not event.quiet:
             metrics.setdefault("_time_this_iter_s", event.time - self._reported_at[rank])
-        metrics.setdefault("_training_iteration", self._iteration(event))
+        metrics.setdefault("_training_iteration", event.iteration)
         if event.quiet:
             return
         self._reported_at[rank] = event.time
@@ -294,14 +291,11 @@ class Attempt:
             metrics.setdefault("_pid", worker.pid)
             metrics.setdefault("_time_total_s", event.time - self._trained_from[rank])
 
-    def _iteration(self, report: Reported | MatchedReport) -> int:
-        return self._first_iteration + report.number - report.quiet_so_far
-
     def _deliver(self, event: Reported) -> None:
         metrics = event.metrics
         if event.rank == 0:
             self.metrics = metrics
-        self._callbacks.report(Report(event.rank, self._iteration(event), metrics, event.directory))
+        self._callbacks.report(Report(event.rank, event.iteration, metrics, event.directory))
         if event.rank == 0 and self._run.run_config.stop is not None and self._stop_by is None and self._met(metrics):
             self._stop_by = time.monotonic() + _STOP_WAIT_S
             self._stop_number = event.number
@@ -343,8 +337,8 @@ class Attempt:
         metrics = dict(matched.metrics[min(matched.metrics)])
         metrics.update(combine(matched.metrics, matched.reduce))
         entry: CommittedCheckpoint = self._checkpoints.commit(
-            index=self._first_index + matched.number,
-            iteration=self._iteration(matched),
+            index=matched.number,
+            iteration=matched.iteration,
             files=matched.files,
             metrics=metrics,
             name=names[0],
@@ -374,15 +368,15 @@ class Attempt:
             self._deliver(event)
 
     def _on_phase(self, event: PhaseEntered) -> None:
-        self._phase[event.rank] = event.phase
-        if event.phase == TRAINING:
+        self._phase[event.rank] = event.state
+        if event.state is RankState.TRAINING:
             self._starting.discard(event.rank)
             self._reported_at[event.rank] = self._trained_from[event.rank] = event.time
 
     def _on_return(self, event: Returned) -> None:
         self._preempted |= event.preempted
         self._finish(event.rank)
-        self._phase[event.rank] = "finished"
+        self._phase[event.rank] = RankState.FINISHED
         self._return_values[event.rank] = event.value
 
     def _finish(self, rank: int) -> None:
@@ -395,15 +389,15 @@ class Attempt:
     def _on_failure(self, event: Failed) -> None:
         self._running.discard(event.rank)
         error = rebuild_exception(event.error)
-        self._phase[event.rank] = "failed"
+        self._phase[event.rank] = RankState.FAILED
         self._failures.append(
             Failure(
                 kind=classify(error),
                 rank=event.rank,
-                phase=event.phase,
+                phase=event.state.describe(self._backend),
                 time=event.time,
                 exception=error,
-                summary=f"rank {event.rank} failed while {event.phase}: {one_line(error)}",
+                summary=f"rank {event.rank} failed while {event.state.describe(self._backend)}: {one_line(error)}",
             )
         )
 
@@ -414,14 +408,15 @@ class Attempt:
         kind, how = event.kind, event.reason or describe_exit(event.exit_code)
         if event.rank in self._noticed:
             kind, how = FailureKind.PREEMPTION, "was asked to end (SIGTERM)"
-        summary = f"the worker process of rank {event.rank} {how} while {self._phase[event.rank]}"
+        phase = self._phase[event.rank].describe(self._backend)
+        summary = f"the worker process of rank {event.rank} {how} while {phase}"
         if event.exit_code == 0:
             summary += ", before its train function returned (os._exit?)"
         self._exits.append(
             Failure(
                 kind=kind,
                 rank=event.rank,
-                phase=self._phase[event.rank],
+                phase=phase,
                 node_id=self._workers[event.rank].node_id,
                 exception=WorkerDiedError(summary, rank=event.rank, exit_code=event.exit_code),
                 summary=summary,
@@ -477,11 +472,11 @@ class Attempt:
 
     def _explain(self, ranks: Sequence[int], stacks: Mapping[int, str]) -> str:
         parts = [f"rank {rank} {self._whereabouts(rank)}:\n{stacks.get(rank, NO_ANSWER)}" for rank in ranks]
-        reports = {rank: self._reports[rank] for rank in ranks}
+        reports = {rank: self._count(rank) for rank in ranks}
         if len(set(reports.values())) > 1:
             counts = ", ".join(f"{count} of rank {rank}" for rank, count in reports.items())
             parts.insert(0, f"The ranks do not agree on how often they have reported: {counts}.")
-        if finished := [rank for rank, phase in enumerate(self._phase) if phase == "finished"]:
+        if finished := [rank for rank, phase in enumerate(self._phase) if phase is RankState.FINISHED]:
             parts.append(f"finished already: ranks {finished}")
         return "\n\n".join(parts)
 
@@ -489,17 +484,21 @@ class Attempt:
         """Which ranks the others may be waiting for: those that give no answer, or else those that are behind."""
         answers = {rank: stacks.get(rank, NO_ANSWER) for rank in ranks}
         silent = [f"; rank {rank}: {said.strip()}" for rank, said in answers.items() if said.startswith(NO_ANSWER)]
-        counts = [self._reports[rank] for rank in ranks]
-        behind = [rank for rank in ranks if self._reports[rank] < max(counts)]
+        counts = [self._count(rank) for rank in ranks]
+        behind = [rank for rank in ranks if self._count(rank) < max(counts)]
         return "".join(silent) or (f"; behind the others: {_named(behind)}" if behind else "")
 
     def _whereabouts(self, rank: int) -> str:
         worker = self._workers[rank]
-        where = f"(process {worker.pid} on {worker.hostname}) is {self._phase[rank]}"
-        if not self._reports[rank]:
+        where = f"(process {worker.pid} on {worker.hostname}) is {self._phase[rank].describe(self._backend)}"
+        if not self._count(rank):
             return f"{where}, has not reported yet, and is at"
         ago = max(0.0, time.time() - self._reported_at[rank])  # by the clock of its node
-        return f"{where}, made report {self._reports[rank]} {ago:.1f} s ago, and is at"
+        return f"{where}, made report {self._count(rank)} {ago:.1f} s ago, and is at"
+
+    def _count(self, rank: int) -> int:
+        """How many reports a rank has made in this attempt."""
+        return self._latest[rank].number - self._before.number
 
     def _settle(self, group: Group) -> None:
         """Takes what else happens at the same moment, so that the cause is not taken for its consequence."""
@@ -515,7 +514,7 @@ class Attempt:
         """The earliest failure; a process's death before an exception, which it is known to bring about elsewhere."""
         ordered = self._exits + sorted(self._failures, key=self._true_time)
         notes = [f"also: {failure.summary}" for failure in ordered[1:]]
-        finished = [rank for rank, phase in enumerate(self._phase) if phase == "finished"]
+        finished = [rank for rank, phase in enumerate(self._phase) if phase is RankState.FINISHED]
         if finished:
             notes.append(f"ranks that had finished already: {', '.join(map(str, finished))}")
         return ordered[0], notes

@@ -24,6 +24,7 @@ from drivetrain._runtimes.base import Group, GroupSpec, Runtime
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.manifest import CheckpointManager
+from drivetrain._wire.events import ReportNumber
 from drivetrain._wire.task import SessionOptions, TrainTask
 from drivetrain._worker.stacks import own_stacks
 from drivetrain.config import RunConfig, ScalingConfig
@@ -62,7 +63,7 @@ class Controller:
         interrupts: what ends the run from outside.
         shards: splits the datasets among workers, which may continue from a checkpoint.
         start: how many drivers have worked on the run, this one included.
-        last_index: the highest report index that the run has used.
+        last_number: the highest report number that the run has used.
         all_values: every rank's value is wanted, and not only rank 0's.
     """
 
@@ -82,7 +83,7 @@ class Controller:
         interrupts: Interrupts,
         shards: Callable[[Sequence[WorkerInfo], Checkpoint | None], Sequence[Mapping[str, Any]]],
         start: int = 1,
-        last_index: int = 0,
+        last_number: int = 0,
         all_values: bool = False,
     ) -> None:
         self._run = run
@@ -100,7 +101,7 @@ class Controller:
         self._held_shards: Sequence[Mapping[str, Any]] = ()
         self._number_of_start = start
         self._all_values = all_values
-        self._last_index = max(last_index, checkpoints.last_index)
+        self._last_number = max(last_number, checkpoints.last_index)
         self._current: tuple[Group, Attempt] | None = None
         self._history: list[Failure] = []
         self._run_resources = contextlib.ExitStack()
@@ -134,7 +135,7 @@ class Controller:
                 return outcome
             except Resize as resize:
                 self._run.console.print(f"{self._run.name}: {resize}; starting again with them", error=True)
-                self._last_index = max(self._last_index, self._checkpoints.sweep()[1])
+                self._last_number = max(self._last_number, self._checkpoints.sweep()[1])
             except RunFailed as failed:
                 if self._interrupts.error is not None:
                     raise self._interrupts.error from None
@@ -148,7 +149,7 @@ class Controller:
                 if failed.failure.kind is FailureKind.HANG:
                     self._run.console.print(f"{self._run.name}: {failed.failure.exception}", error=True)
                 self._history.append(failed.failure)
-                self._last_index = max(self._last_index, self._checkpoints.sweep()[1])
+                self._last_number = max(self._last_number, self._checkpoints.sweep()[1])
             number += 1
 
     def _run_attempt(self, number: int, avoided: frozenset[str]) -> Outcome:
@@ -175,7 +176,7 @@ class Controller:
             self._current = None
             self._interrupts.on_notice = None
             if attempt is not None:
-                self._last_index = attempt.last_index
+                self._last_number = attempt.last_number
             error: Exception | None = self._callbacks.close("on_group_stop", number)
             try:
                 self._backend.close()
@@ -207,14 +208,14 @@ class Controller:
         try:
             group.replace(lost)
             future = self._backend.rejoin(group, lost)
-            if not attempt.await_rejoin(group, future) or (last := attempt.renumber(group)) is None:
+            if not attempt.await_rejoin(group, future) or (last_report := attempt.renumber(group)) is None:
                 return False
             rendezvous = dict(zip(lost, future.result(), strict=True))
         except (WorkerDiedError, WaitTimeoutError):  # no room for new processes, say: all are replaced
             return False
-        attempt.go_on(group.workers, *last)
+        attempt.go_on(group.workers, last_report)
         checkpoint = self._latest_checkpoint()
-        group.train([self._task(group, rank, rendezvous[rank], checkpoint, number, *last) for rank in lost])
+        group.train([self._task(group, rank, rendezvous[rank], checkpoint, number, last_report) for rank in lost])
         return True
 
     def _decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
@@ -255,6 +256,7 @@ class Controller:
             self._callbacks.call("on_resume", latest.iteration if latest else 0)
         # Held while the workers use them: Ray ends the actor that splits a dataset when this process lets go of it.
         self._held_shards = self._shards(group.workers, checkpoint)
+        last_report = ReportNumber(self._last_number, latest.iteration if latest else 0)
         attempt = Attempt(
             run=self._run,
             workers=group.workers,
@@ -263,12 +265,15 @@ class Controller:
             callbacks=self._callbacks,
             interrupts=self._interrupts,
             room=lambda: self._runtime.room(self._run.scaling_config, group.workers, avoided),
-            first_index=self._last_index,
-            first_iteration=latest.iteration if latest else 0,
+            last_report=last_report,
+            backend=self._backend.name,
             started=time.monotonic(),
         )
         group.train(
-            [self._task(group, worker.rank, rendezvous[worker.rank], checkpoint, number) for worker in group.workers]
+            [
+                self._task(group, worker.rank, rendezvous[worker.rank], checkpoint, number, last_report)
+                for worker in group.workers
+            ]
         )
         return attempt
 
@@ -283,8 +288,7 @@ class Controller:
         rendezvous: Mapping[str, str],
         checkpoint: Checkpoint | None,
         number: int,
-        first_number: int = 0,
-        first_quiet: int = 0,
+        last_report: ReportNumber,
     ) -> TrainTask:
         worker, world_size, config = group.workers[rank], len(group.workers), self._run.run_config
         return TrainTask(
@@ -305,9 +309,7 @@ class Controller:
                 checkpoint_config=config.checkpoint_config,
             ),
             checkpoint=checkpoint,
-            first_index=self._last_index,
-            first_number=first_number,
-            first_quiet=first_quiet,
+            last_report=last_report,
             options=SessionOptions(
                 checkpoints=config.checkpoint_config,
                 sync=config.sync_config,

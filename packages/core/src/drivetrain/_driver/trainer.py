@@ -424,7 +424,7 @@ class DataParallelTrainer:
             interrupts=interrupts,
             shards=lambda workers, checkpoint: self._split(datasets, workers, checkpoint),
             start=opened.start,
-            last_index=opened.last_index,
+            last_number=opened.last_index,
             all_values=self._all_values,
         )
         error: BaseException | None = None

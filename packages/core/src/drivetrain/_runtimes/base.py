@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from drivetrain._base.console import Console
     from drivetrain._base.interrupts import Interrupts
     from drivetrain._hooks.context import WorkerInfo
+    from drivetrain._wire.commands import RunningTaskCommand
     from drivetrain._wire.task import TrainTask
     from drivetrain.config import ScalingConfig
 
@@ -73,13 +74,6 @@ class Group(WorkerGroup, Protocol):
         """
         ...
 
-    def renumber(self, ranks: Sequence[int], number: int, quiet: int) -> None:
-        """Has the next report of ranks follow the one of a number, so many of those up to it being no iterations.
-
-        Without waiting for it: they say so.
-        """
-        ...
-
     def woken_by(self, future: Future[Any]) -> AbstractContextManager[None]:
         """Has :meth:`pump` return when a future is done, for the time of a ``with`` block."""
         ...
@@ -93,8 +87,8 @@ class Group(WorkerGroup, Protocol):
         """
         ...
 
-    def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
-        """Calls a method of the ranks' :class:`~drivetrain._worker.preemption.Preemption`, without waiting for it."""
+    def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
+        """Sends a command to ranks whose train functions are running, without waiting; they answer with events."""
         ...
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:

@@ -13,10 +13,10 @@ from drivetrain._base.interrupts import Interrupts
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec, rank_environment
 from drivetrain._runtimes.resources import partition_gpus, visible_gpus
+from drivetrain._wire.commands import RunningTaskCommand
 from drivetrain._wire.events import Event
 from drivetrain._wire.task import TrainTask
-from drivetrain._worker.execute import execute
-from drivetrain._worker.preemption import Preemption
+from drivetrain._worker.execute import RunningTask, execute
 from drivetrain._worker.stacks import own_stacks
 from drivetrain.errors import ConfigurationError
 
@@ -37,7 +37,7 @@ class InProcessGroup:
 
     def __init__(self, gpus: tuple[str, ...], interrupts: Interrupts) -> None:
         self._interrupts = interrupts
-        self._preemption: Preemption | None = None
+        self._running: RunningTask | None = None
         self.workers = (
             WorkerInfo(
                 rank=0,
@@ -77,9 +77,9 @@ class InProcessGroup:
                 raised.append(error)
                 raise _Unwind from None
 
-        self._preemption = Preemption(0, take_turn, take_turn)
+        self._running = RunningTask(0, take_turn, take_turn)
         with contextlib.suppress(_Unwind):
-            execute(task, take_turn, self._preemption, in_driver=True)
+            execute(task, self._running, in_driver=True)
         if raised:
             raise raised[0]
 
@@ -87,12 +87,12 @@ class InProcessGroup:
         """This process is not lost while it drives the run."""
         raise NotImplementedError
 
-    replace = renumber = woken_by = _never
+    replace = woken_by = _never
 
-    def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
-        """See :meth:`drivetrain.plugin.Group.preempt`."""
-        if self._preemption is not None and 0 in ranks:
-            getattr(self._preemption, what)(*arguments)
+    def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
+        """Performs the command; rank 0 is this process."""
+        if self._running is not None and 0 in ranks:
+            self._running.perform(command)
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
         """Those of this process; somebody on another thread wants to know."""

@@ -25,6 +25,7 @@ from drivetrain._runtimes.ray.cluster import Reservation, connect, find_room, no
 from drivetrain._runtimes.ray.worker import HELLO_WAIT_S, Devices, join_run, read_stacks, set_up
 from drivetrain._runtimes.remote import RemoteGroup
 from drivetrain._runtimes.resources import order_gpus, order_nodes
+from drivetrain._wire.commands import CountSteps, RunningTaskCommand
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.output import log_name
 from drivetrain.errors import PluginNotFoundError, WorkerDiedError
@@ -109,10 +110,11 @@ class RayGroup(RemoteGroup):
             nodes = [self.workers[number % len(self.workers)].node_id for number in range(count)]
             self._actors.stock(nodes, (*self._spec.preload, *self._spec.warmup))
 
-    def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
-        """See :meth:`drivetrain.plugin.Group.preempt`; the next group is to find another place."""
-        self._keeps_reservation = False
-        super().preempt(ranks, what, *arguments)
+    def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
+        """See :meth:`drivetrain.plugin.Group.send`; a group that is to stop gives its reservation back."""
+        if isinstance(command, CountSteps):
+            self._keeps_reservation = False
+        super().send(ranks, command)
 
     def renew(self, spec: GroupSpec) -> bool:
         """See :meth:`drivetrain.plugin.Group.renew`."""
