@@ -43,12 +43,13 @@ class ScriptedGroup:
     def train(self, tasks: Sequence[Any]) -> None:
         assert [task.context.get_world_rank() for task in tasks] == [worker.rank for worker in self.workers]
 
-    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+    def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         if not self._script:
             assert timeout_s is not None, "nothing is left that could happen"
             return
         for event in self._script.popleft():
-            deliver(event)
+            if deliver(event):
+                return
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
         return {}

@@ -13,6 +13,7 @@ from drivetrain._base.interrupts import Interrupts
 from drivetrain._runtimes.remote import RemoteGroup
 from drivetrain._wire.commands import Call, Command, CountSteps, FreeMemory, Renumber, StopAfter, Train
 from drivetrain._wire.events import (
+    Event,
     Exited,
     Failed,
     PhaseEntered,
@@ -155,6 +156,11 @@ def test_end_of_a_worker_is_noted_at_once_while_somebody_keeps_its_line_open():
         group.note_exit(0, 3)
         assert time.monotonic() - started < 1
         heard = []
-        group.pump(heard.append, 0)
+
+        def deliver(event: Event) -> bool:
+            heard.append(event)
+            return False
+
+        group.pump(deliver, 0)
     group.close_lines()
     assert heard == [PhaseEntered(0, RankState.TRAINING, 1.0), Exited(0, 3, "")]

@@ -78,11 +78,12 @@ class Group(WorkerGroup, Protocol):
         """Has :meth:`pump` return when a future is done, for the time of a ``with`` block."""
         ...
 
-    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+    def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         """Waits until something happens, and delivers every event that is there, each rank's in order.
 
         Args:
-            deliver: called with each event, on the calling thread.
+            deliver: called with each event, on the calling thread. If it returns true, no further event is delivered,
+                and the call returns.
             timeout_s: seconds after which to return even if nothing happened; None for no limit.
         """
         ...

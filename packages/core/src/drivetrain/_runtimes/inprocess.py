@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class _Unwind(BaseException):
-    """Leaves the train function after the controller has raised inside one of its reports."""
+    """Leaves the train function: the attempt is over, or the driver has raised inside one of its reports."""
 
 
 class InProcessGroup:
@@ -60,28 +60,31 @@ class InProcessGroup:
         """Takes the task; :meth:`pump` runs it."""
         self._task = tasks[0]
 
-    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+    def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         """Runs the train function to its end, delivering events from inside it."""
         assert self._task is not None
         task, self._task = self._task, None
-        raised: list[BaseException] = []
+        is_over = False
+        raised: BaseException | None = None
 
         def take_turn(event: Event | None = None) -> None:
-            if raised:  # the train function has caught what was to end it
-                raise _Unwind
-            try:
-                self._interrupts.act()
-                if event is not None:
-                    deliver(event)
-            except BaseException as error:
-                raised.append(error)
+            nonlocal is_over, raised
+            if not is_over:
+                try:
+                    self._interrupts.act()
+                    is_over = event is not None and deliver(event)
+                except _Unwind:  # of a turn inside this one, which has answered a command
+                    raise
+                except BaseException as error:
+                    is_over, raised = True, error
+            if is_over:  # once more if the train function has caught the exception
                 raise _Unwind from None
 
         self._running = RunningTask(0, take_turn, take_turn)
         with contextlib.suppress(_Unwind):
             execute(task, self._running, in_driver=True)
-        if raised:
-            raise raised[0]
+        if raised is not None:
+            raise raised
 
     def _never(self, *arguments: Any, **named: Any) -> Any:
         """This process is not lost while it drives the run."""

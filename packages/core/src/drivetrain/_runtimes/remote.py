@@ -150,7 +150,7 @@ class RemoteGroup:
         for rank in ranks:
             self._send(rank, data)
 
-    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+    def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         """See :meth:`drivetrain.plugin.Group.pump`.
 
         Waking a process that waits costs whoever wakes it more than a report costs otherwise. After a few reports, and
@@ -165,7 +165,8 @@ class RemoteGroup:
             self._select(self._selector, timeout_s)
         self._resting = 0 < len(self._events) <= _FEW and all(type(event) is Reported for event in self._events)
         while self._events:
-            deliver(self._events.popleft())
+            if deliver(self._events.popleft()):
+                return
 
     def rest(self) -> bool:
         """See :meth:`drivetrain.plugin.Group.rest`."""
