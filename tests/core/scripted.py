@@ -51,8 +51,9 @@ class ScriptedRank:
         event = self.events.popleft()
         if isinstance(event, Reported):
             self.steps += 1
-            self.last_report = self.last_report.next(quiet=event.quiet)
-            event = event._replace(number=self.last_report.number, iteration=self.last_report.iteration)
+            number, iteration = self.last_report
+            self.last_report = ReportNumber(number + 1, iteration + (not event.quiet))
+            event = event._replace(**self.last_report._asdict())
         self._has_ended |= isinstance(event, (Returned, Failed, Exited))
         return event
 

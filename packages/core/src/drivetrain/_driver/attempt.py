@@ -106,13 +106,13 @@ class Attempt:
         """Takes one event; returns whether the attempt is over although ranks are still running."""
         self._progress_at = time.monotonic()
         self._diagnosis.compare_clocks(event)
-        committed = self._dispatch(event)
-        if committed:
+        if self._dispatch(event):
             self._termination.consider_growth()
         self._progress_at = time.monotonic()  # again: time spent in callbacks does not count towards hang_timeout_s
-        if self.state is AttemptState.STOPPING and self._delivery.is_complete:
-            self._machine.apply(Trigger.CHECKPOINTS_COMPLETED)
-        return self.state in (AttemptState.SUCCEEDED, AttemptState.GROWN)
+        machine = self._machine
+        if machine.state is AttemptState.STOPPING and self._delivery.is_complete:
+            machine.apply(Trigger.CHECKPOINTS_COMPLETED)
+        return machine.state in (AttemptState.SUCCEEDED, AttemptState.GROWN)
 
     def _dispatch(self, event: Event) -> bool:
         """Takes one event; returns whether a checkpoint was committed."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drivetrain._driver.ranks import Ranks
+from drivetrain._driver.ranks import Rank, Ranks
 from drivetrain._driver.reports import MatchedReport, ReportMatcher, combine
 from drivetrain._driver.services import RunServices
 from drivetrain._driver.states import StateMachine, Trigger
@@ -35,6 +35,7 @@ class Delivery:
 
     def __init__(self, services: RunServices, ranks: Ranks, machine: StateMachine, last_number: int) -> None:
         self._services = services
+        self._config = services.run.run_config
         self._ranks = ranks
         self._machine = machine
         self._matcher = ReportMatcher(len(ranks), last_number)
@@ -58,8 +59,9 @@ class Delivery:
 
     def on_report(self, event: Reported) -> bool:
         """Takes a report; returns whether a checkpoint was committed."""
-        self._fill_in(event)
-        self._ranks.note_report(event)
+        rank = self._ranks[event.rank]
+        self._fill_in(event, rank)
+        rank.number, rank.iteration = event.number, event.iteration
         self.last_number = max(self.last_number, event.number)
         settled = self._matcher.add(event)
         if event.rank == 0 and not event.quiet and (event.reduce or self._waiting):
@@ -96,9 +98,9 @@ class Delivery:
         while self._waiting:
             self._deliver_waiting()
 
-    def _fill_in(self, event: Reported) -> None:
+    def _fill_in(self, event: Reported, rank: Rank) -> None:
         """Adds the metrics that every report has."""
-        rank, metrics = self._ranks[event.rank], event.metrics
+        metrics = event.metrics
         metrics.setdefault("_timestamp", int(event.time))
         if not event.quiet:
             metrics.setdefault("_time_this_iter_s", event.time - rank.reported_at)
@@ -106,7 +108,7 @@ class Delivery:
         if event.quiet:
             return
         rank.reported_at = event.time
-        if self._services.run.run_config.detailed_metrics:
+        if self._config.detailed_metrics:
             moment = datetime.datetime.fromtimestamp(event.time)
             metrics.setdefault("_date", moment.strftime("%Y-%m-%d_%H-%M-%S"))
             metrics.setdefault("_hostname", rank.worker.hostname)
@@ -118,13 +120,13 @@ class Delivery:
         if event.rank == 0:
             self.metrics = event.metrics
         self._services.callbacks.report(Report(event.rank, event.iteration, event.metrics, event.directory))
-        condition = self._services.run.run_config.stop
+        condition = self._config.stop
         if event.rank == 0 and condition is not None and self._stop_number is None and self._is_met(event.metrics):
             self._stop_number = event.number
             self._machine.apply(Trigger.STOP_CONDITION_MET)
 
     def _is_met(self, metrics: Mapping[str, Any]) -> bool:
-        condition = self._services.run.run_config.stop
+        condition = self._config.stop
         try:
             if callable(condition):
                 return bool(condition(self._services.run.id, metrics))

@@ -8,7 +8,7 @@ from typing import Any
 
 from drivetrain._driver.states import next_rank_state
 from drivetrain._hooks.context import WorkerInfo
-from drivetrain._wire.events import Event, PhaseEntered, RankState, Reported, ReportNumber
+from drivetrain._wire.events import Event, PhaseEntered, RankState, ReportNumber
 
 __all__ = ["Rank", "Ranks"]
 
@@ -19,7 +19,8 @@ class Rank:
 
     Attributes:
         worker: its process.
-        last_report: the numbers of its last report, or those that its first report follows.
+        number: the number of its last report, or the one that its first report follows.
+        iteration: the iteration of its last report, likewise.
         state: its state.
         lost_in: the state in which its process was lost.
         reported_at: Unix time in seconds of its last report, or of the start of its train function.
@@ -29,7 +30,8 @@ class Rank:
     """
 
     worker: WorkerInfo
-    last_report: ReportNumber
+    number: int
+    iteration: int
     state: RankState = RankState.WAITING
     lost_in: RankState | None = None
     reported_at: float = 0.0
@@ -38,7 +40,7 @@ class Rank:
     return_value: Any = None
 
 
-class Ranks(Sequence[Rank]):
+class Ranks(list[Rank]):
     """The ranks of one attempt.
 
     Args:
@@ -52,24 +54,18 @@ class Ranks(Sequence[Rank]):
     """
 
     def __init__(self, workers: Sequence[WorkerInfo], last_report: ReportNumber, backend: str) -> None:
-        self._ranks = [Rank(worker, last_report) for worker in workers]
+        super().__init__(Rank(worker, *last_report) for worker in workers)
         self._first = last_report.number
         self._backend = backend
         self.active = set(range(len(workers)))
         self.starting = set(self.active)
-
-    def __len__(self) -> int:
-        return len(self._ranks)
-
-    def __getitem__(self, rank: Any) -> Any:
-        return self._ranks[rank]
 
     def apply(self, event: Event) -> bool:
         """Changes the state of the event's rank; returns whether the rank had not ended before."""
         number = event.rank
         if number not in self.active:
             return False
-        rank = self._ranks[number]
+        rank = self[number]
         before, rank.state = rank.state, next_rank_state(rank.state, event)
         if isinstance(event, PhaseEntered) and event.state is RankState.TRAINING:
             self.starting.discard(number)
@@ -80,17 +76,13 @@ class Ranks(Sequence[Rank]):
             rank.lost_in = before if rank.state is RankState.LOST else None
         return True
 
-    def note_report(self, event: Reported) -> None:
-        """Notes the numbers of a report."""
-        self._ranks[event.rank].last_report = ReportNumber(event.number, event.iteration)
-
     def reports(self, rank: int) -> int:
         """How many reports a rank has made in this attempt."""
-        return self._ranks[rank].last_report.number - self._first
+        return self[rank].number - self._first
 
     def describe(self, rank: int) -> str:
         """What a rank is doing, for messages; for a lost rank what it was doing."""
-        record = self._ranks[rank]
+        record = self[rank]
         return self.describe_state(record.lost_in or record.state)
 
     def describe_state(self, state: RankState) -> str:
@@ -99,25 +91,25 @@ class Ranks(Sequence[Rank]):
 
     def in_state(self, state: RankState) -> list[int]:
         """The ranks in a state."""
-        return [number for number, rank in enumerate(self._ranks) if rank.state is state]
+        return [number for number, rank in enumerate(self) if rank.state is state]
 
     @property
     def replaceable(self) -> list[int]:
         """The lost ranks, if they and all others were in the train function and some still are; else none."""
-        places = {rank.lost_in or rank.state for rank in self._ranks}
+        places = {rank.lost_in or rank.state for rank in self}
         return self.in_state(RankState.LOST) if self.active and places == {RankState.TRAINING} else []
 
     @property
     def last_report(self) -> ReportNumber:
         """The highest number and the highest iteration of any rank."""
-        numbers = [rank.last_report for rank in self._ranks]
-        return ReportNumber(max(number for number, _ in numbers), max(iteration for _, iteration in numbers))
+        return ReportNumber(max(rank.number for rank in self), max(rank.iteration for rank in self))
 
     def replace(self, lost: Sequence[int], workers: Sequence[WorkerInfo], last_report: ReportNumber) -> None:
         """Notes the new processes of lost ranks, and that all ranks continue after the same report number."""
-        for rank, worker in zip(self._ranks, workers, strict=True):
-            rank.worker, rank.last_report = worker, last_report
+        for rank, worker in zip(self, workers, strict=True):
+            rank.worker = worker
+            rank.number, rank.iteration = last_report
         for number in lost:
-            self._ranks[number] = Rank(workers[number], last_report)
+            self[number] = Rank(workers[number], *last_report)
             self.active.add(number)
             self.starting.add(number)

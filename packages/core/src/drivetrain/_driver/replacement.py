@@ -50,7 +50,8 @@ class Replacement:
         """
         last_report = self._ranks.last_report
         while last_report.number <= self._ranks.last_report.number:  # answers come after earlier reports
-            last_report = self._ranks.last_report.next(quiet=True)
+            latest = self._ranks.last_report
+            last_report = ReportNumber(latest.number + 1, latest.iteration)
             self._awaited = set(self._ranks.active)
             self._group.send(sorted(self._ranks.active), Renumber(last_report))
             self._pump_until(lambda: not self._awaited, _RENUMBER_WAIT_S)

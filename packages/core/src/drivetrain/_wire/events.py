@@ -65,10 +65,6 @@ class ReportNumber(NamedTuple):
     number: int
     iteration: int
 
-    def next(self, *, quiet: bool = False) -> ReportNumber:
-        """The numbers of the report that follows."""
-        return ReportNumber(self.number + 1, self.iteration + (not quiet))
-
 
 class PhaseEntered(NamedTuple):
     """A rank entered a state, such as ``TRAINING``, at a Unix time."""

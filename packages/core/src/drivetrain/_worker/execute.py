@@ -50,9 +50,7 @@ class RunningTask:
         before_poll: see :class:`~drivetrain._worker.preemption.Preemption`.
     """
 
-    def __init__(
-        self, rank: int, emit: Callable[[Event], None], before_poll: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, rank: int, emit: Callable[[Event], None], before_poll: Callable[[], None] | None = None) -> None:
         self.rank = rank
         self.emit = emit
         self.preemption = Preemption(rank, emit, before_poll)

@@ -26,12 +26,10 @@ class Preemption:
     Args:
         rank: the rank.
         emit: sends an event to the driver.
-        before_poll: called in each poll; the in-process runtime handles interrupts there.
+        before_poll: called in each poll, if given; the in-process runtime handles interrupts there.
     """
 
-    def __init__(
-        self, rank: int, emit: Callable[[Event], None], before_poll: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, rank: int, emit: Callable[[Event], None], before_poll: Callable[[], None] | None = None) -> None:
         self._rank = rank
         self._emit = emit
         self._before_poll = before_poll
@@ -53,7 +51,8 @@ class Preemption:
             take_back_sigterm()
             self._emit(PreemptionPolled(self._rank))
         self._steps += 1  # before reading the flag that count_steps() sets before it reads this
-        self._before_poll()
+        if self._before_poll is not None:
+            self._before_poll()
         if not self._waits_for_stop_step:
             return None
         with self._changed:

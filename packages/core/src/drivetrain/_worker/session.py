@@ -86,11 +86,10 @@ class Session:
         self.context = context
         self.checkpoint = task.checkpoint
         self.preemption = preemption
-        self._datasets = task.datasets
-        self._options = task.options
+        self._task = task
         self._on_checkpoint = on_checkpoint
         self._outbox = outbox
-        self._last_report = task.last_report
+        self._number, self._iteration = task.last_report  # integers, as reports may come every few microseconds
         self._last_stored = 0
         self._uploads = Uploads(context.storage, context.get_world_rank(), task.options.checkpoints)
         self._process = os.getpid()
@@ -98,12 +97,12 @@ class Session:
 
     def dataset_shard(self, name: str | None) -> Any:
         """One of this rank's shards; without a name the only one."""
-        if name is None and len(self._datasets) == 1:
-            return next(iter(self._datasets.values()))
-        if name is None or name not in self._datasets:
-            known = ", ".join(map(repr, self._datasets)) or "no datasets: pass datasets={...} to the trainer"
+        if name is None and len(self._task.datasets) == 1:
+            return next(iter(self._task.datasets.values()))
+        if name is None or name not in self._task.datasets:
+            known = ", ".join(map(repr, self._task.datasets)) or "no datasets: pass datasets={...} to the trainer"
             raise SessionError(f"get_dataset_shard() wants the name of a dataset, found {name!r}; the run has {known}")
-        return self._datasets[name]
+        return self._task.datasets[name]
 
     def report(
         self,
@@ -132,39 +131,29 @@ class Session:
         with self._lock:
             self._uploads.raise_failure()
             self._outbox.flush()
-            number = self._last_report.next(quiet=quiet)
+            number, iteration = self._number + 1, self._iteration + (not quiet)
+            rank = self.context.worker.rank
             if upload is None:
-                self._send_report(number, values, reduce, quiet=quiet)
+                self._number, self._iteration = number, iteration
+                self._outbox.emit(Reported(rank, number, iteration, time.time(), values, None, reduce, None, quiet))
                 return
             storage = self.context.storage
-            storage.require_run(self.context.run_id, self._options.start)
+            storage.require_run(self.context.run_id, self._task.options.start)
             self._add_positions(upload.checkpoint)
-            prepared = self._uploads.prepare(upload, number.number)
+            prepared = self._uploads.prepare(upload, number)
             stored = Checkpoint.in_storage(storage, prepared.directory)
-            self._send_report(number, values, reduce, prepared.files, prepared.directory, quiet=quiet)
+            files, directory = prepared.files, prepared.directory
+            self._number, self._iteration = number, iteration
+            self._outbox.emit(Reported(rank, number, iteration, time.time(), values, files, reduce, directory, quiet))
             if prepared.finish is None:
-                self._note_stored(number.number, stored)
+                self._note_stored(number, stored)
             else:
-                self._uploads.begin(prepared, lambda files: self._on_uploaded(number.number, stored, files))
+                self._uploads.begin(prepared, lambda files: self._on_uploaded(number, stored, files))
             self._on_checkpoint()
-
-    def _send_report(
-        self,
-        number: ReportNumber,
-        metrics: dict[str, Any],
-        reduce: Mapping[str, str] | None,
-        files: dict[str, StoredFile] | None = None,
-        directory: str | None = None,
-        *,
-        quiet: bool,
-    ) -> None:
-        self._last_report = number
-        rank = self.context.get_world_rank()
-        self._outbox.emit(Reported(rank, *number, time.time(), metrics, files, reduce, directory, quiet))
 
     def _add_positions(self, checkpoint: Checkpoint) -> None:
         """Has the controller know where datasets stand, whose shards were asked for it."""
-        states = {name: getattr(shard, "take_state", lambda: None)() for name, shard in self._datasets.items()}
+        states = {name: getattr(shard, "take_state", lambda: None)() for name, shard in self._task.datasets.items()}
         known = {name: state for name, state in states.items() if state is not None}
         if known and self.context.get_world_rank() == 0:
             checkpoint.update_metadata({POSITIONS: known})
@@ -187,7 +176,7 @@ class Session:
     def renumber(self, last_report: ReportNumber) -> None:
         """Makes the next report follow another number; called from another thread."""
         with self._lock:
-            self._last_report = last_report
+            self._number, self._iteration = last_report
 
     def _note_stored(self, number: int, stored: Checkpoint) -> None:
         if number > self._last_stored:  # an earlier upload may take longer than a later one
@@ -342,13 +331,15 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
 
 
 def get_preemption_info() -> PreemptionInfo | None:
-    """Whether the train function is to save its state and return, because its processes are about to be ended.
+    """Returns the pending preemption, or None.
 
-    Ask once per step, on all ranks that take part in collectives. All of them are told at the same step. Without a
-    reason to end, asking costs less than a microsecond. Who has never asked is ended without notice.
+    Call it once per step on every rank that takes part in collectives; all ranks receive the notice at the same step.
+    The call takes less than a microsecond when no preemption is pending. A train function that never calls it is
+    terminated without a chance to save.
 
     Returns:
-        None as long as there is no reason.
+        The notice that the train function should save its state and return: its processes will be terminated, or the
+        run will continue with more workers.
 
     Raises:
         SessionError: called outside a train function.
