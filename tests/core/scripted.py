@@ -36,26 +36,41 @@ class ScriptedRank:
         rank: the rank.
         script: the events. Reports count from the number that the rank's task names.
         saves: whether it returns when it is asked to.
+        saving: what it sends before that.
+        in_flight: whether its next report is on its way when it is renumbered first.
     """
 
-    def __init__(self, rank: int, script: Iterable[Event], *, saves: bool = True) -> None:
+    def __init__(
+        self,
+        rank: int,
+        script: Iterable[Event],
+        *,
+        saves: bool = True,
+        saving: Sequence[Event] = (),
+        in_flight: bool = False,
+    ) -> None:
         self.rank = rank
         self.events: deque[Event] = deque(script)
         self.last_report = ReportNumber(0, 0)
         self.steps = 0
         self._saves = saves
+        self._saving = saving
+        self._in_flight = in_flight
         self._waiting: deque[Event] = deque()
         self._has_ended = False
 
     def next_event(self) -> Event:
-        event = self.events.popleft()
-        if isinstance(event, Reported):
-            self.steps += 1
-            number, iteration = self.last_report
-            self.last_report = ReportNumber(number + 1, iteration + (not event.quiet))
-            event = event._replace(**self.last_report._asdict())
+        event = self._number(self.events.popleft())
         self._has_ended |= isinstance(event, (Returned, Failed, Exited))
         return event
+
+    def _number(self, event: Event) -> Event:
+        if not isinstance(event, Reported) or event.number:
+            return event
+        self.steps += 1
+        number, iteration = self.last_report
+        self.last_report = ReportNumber(number + 1, iteration + (not event.quiet))
+        return event._replace(**self.last_report._asdict())
 
     def interject(self, event: Event) -> None:
         """Makes an event the next one, unless the rank has ended."""
@@ -73,11 +88,15 @@ class ScriptedRank:
             case StopAfter():
                 assert command.step > self.steps
                 if self._saves and self._waiting:
-                    self._waiting = deque([Returned(self.rank, None, True)])
+                    self._waiting = deque([*self._saving, Returned(self.rank, None, True)])
                 self.events += self._waiting
             case Renumber():
+                answers: list[Event] = [Renumbered(self.rank)]
+                if self._in_flight and self.events and isinstance(self.events[0], Reported):
+                    answers.insert(0, self._number(self.events.popleft()))
+                self._in_flight = False
                 self.last_report = command.last_report
-                self.events.appendleft(Renumbered(self.rank))
+                self.events.extendleft(reversed(answers))
 
 
 class ScriptedGroup:

@@ -119,7 +119,7 @@ class _Listener:
 
     def _train(self, command: Train, running: RunningTask) -> None:
         execute(pickle.loads(command.task), running, settle_output=self._settle_output)
-        running.is_over = True
+        running.is_over, running.session = True, None
 
     def _on_sigterm(self) -> None:
         """Notifies the driver; kills this process, as SIGTERM would, unless the train function can end gracefully."""
