@@ -268,7 +268,7 @@ def test_driver_that_is_asked_to_end_saves_first_and_the_next_goes_on(
 
     assert code == exit_status(runtime, status), errors
     assert output == ""
-    assert "are to save and end after the same step" in errors
+    assert "asking all ranks to save and exit at the same step" in errors
     assert len(set(reasons)) == 1
     driver.wait_until_nothing_is_left()
     found = Result.from_path(runtime.storage_path / "run")

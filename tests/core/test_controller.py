@@ -21,9 +21,11 @@ from drivetrain import (
     WorkerDiedError,
     WorkerInfo,
 )
-from drivetrain._wire.events import TRAINING, Event, Exited, Failed, PhaseEntered, Reported, Returned
+from drivetrain._wire.events import Event, Exited, Failed, PhaseEntered, RankState, Reported, Returned
 from drivetrain.plugin import Runtime
 from tests.support import Collector
+
+TRAINING = RankState.TRAINING
 
 
 class ScriptedGroup:
@@ -42,12 +44,13 @@ class ScriptedGroup:
     def train(self, tasks: Sequence[Any]) -> None:
         assert [task.context.get_world_rank() for task in tasks] == [worker.rank for worker in self.workers]
 
-    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+    def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         if not self._script:
             assert timeout_s is not None, "nothing is left that could happen"
             return
         for event in self._script.popleft():
-            deliver(event)
+            if deliver(event):
+                return
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
         return {}
@@ -77,7 +80,7 @@ class ScriptedRuntime(Runtime):
 
 
 def report(rank: int, number: int, *, reduce: dict[str, str] | None = None, **metrics: float) -> Reported:
-    return Reported(rank, number, float(number), metrics, None, reduce)
+    return Reported(rank, number, number, float(number), metrics, None, reduce)
 
 
 def fit(tmp_path: Path, runtime: ScriptedRuntime, **run_config: Any) -> Result:

@@ -4,16 +4,27 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import drivetrain
-from drivetrain import Callback, ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain import (
+    Callback,
+    ConfigurationError,
+    DataParallelTrainer,
+    RunCancelledError,
+    RunConfig,
+    ScalingConfig,
+)
 from drivetrain._base.console import Console
+from drivetrain._base.outcome import RunOutcome, outcome_of
+from drivetrain._views.records import read_run
 from drivetrain._worker.output import LineEcho
 from drivetrain.loggers import ProgressCallback
+from tests.support import local_storage
 from tests.terminal import watch
 
 SCRIPT = """
@@ -255,3 +266,47 @@ def test_notebook_shows_one_output_that_is_replaced(tmp_path: Path) -> None:
 def test_arguments_of_the_progress_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         ProgressCallback(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, RunOutcome.FINISHED),
+        (KeyboardInterrupt(), RunOutcome.INTERRUPTED),
+        (SystemExit(143), RunOutcome.INTERRUPTED),
+        (RunCancelledError("cancelled"), RunOutcome.INTERRUPTED),
+        (drivetrain.TrainingFailedError("failed", kind=drivetrain.FailureKind.HANG), RunOutcome.FAILED),
+        (drivetrain.CallbackError("in on_run_end"), RunOutcome.FAILED),
+    ],
+)
+def test_outcome_is_determined_by_the_error_alone(error: BaseException | None, outcome: RunOutcome) -> None:
+    assert outcome_of(error) is outcome
+
+
+def test_cancelled_run_is_interrupted_on_the_console_and_in_the_timeline(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    started = threading.Event()
+
+    class Starts(Callback):
+        def on_report(self, run: Any, report: Any) -> None:
+            started.set()
+
+    def train() -> None:
+        while True:
+            drivetrain.report({"step": 1})
+
+    run = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=tmp_path, callbacks=[Starts()]),
+    ).start()
+    assert started.wait(30)
+    run.cancel()
+    with pytest.raises(RunCancelledError):
+        run.result(30)
+
+    shown = capfd.readouterr().err
+    assert re.search(r"interrupted after [\d.]+ s", shown)
+    assert "failed after" not in shown
+    assert read_run(local_storage(tmp_path / "run")).status == "interrupted"

@@ -13,7 +13,7 @@ def report(
     reduce: dict[str, str] | None = None,
     **metrics: float,
 ) -> Reported:
-    return Reported(rank, number, 0.0, metrics, files, reduce, None if files is None else "checkpoint")
+    return Reported(rank, number, number, 0.0, metrics, files, reduce, None if files is None else "checkpoint")
 
 
 class Clock:
@@ -61,7 +61,7 @@ def test_checkpoint_of_a_rank_that_finishes_is_not_waited_for() -> None:
 
 def test_rank_that_never_reports_is_not_waited_for_once_others_have_gone_on_for_long() -> None:
     clock = Clock()
-    matcher = ReportMatcher(2, clock)
+    matcher = ReportMatcher(2, clock=clock)
     assert matcher.add(report(0, 1, files={"a": StoredFile(1)})) == []
     clock.seconds = 60.0
     assert matcher.add(report(0, 2)) == []
@@ -72,7 +72,7 @@ def test_rank_that_never_reports_is_not_waited_for_once_others_have_gone_on_for_
 
 def test_silent_rank_is_waited_for_again_once_it_reports() -> None:
     clock = Clock()
-    matcher = ReportMatcher(2, clock)
+    matcher = ReportMatcher(2, clock=clock)
     matcher.add(report(0, 1, files={"a": StoredFile(1)}))
     clock.seconds = 60.0
     matcher.add(report(0, 2))
@@ -84,7 +84,7 @@ def test_silent_rank_is_waited_for_again_once_it_reports() -> None:
 
 def test_rank_that_is_only_slow_is_waited_for() -> None:
     clock = Clock()
-    matcher = ReportMatcher(2, clock)
+    matcher = ReportMatcher(2, clock=clock)
     matcher.add(report(1, 1))
     matcher.add(report(0, 1))
     for number in range(2, 9):

@@ -5,19 +5,32 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._runtimes.remote import RemoteGroup
-from drivetrain._wire.events import Exited, Failed, PhaseEntered, Pickled, Reported, Returned
+from drivetrain._wire.commands import Call, Command, CountSteps, FreeMemory, Renumber, StopAfter, Train
+from drivetrain._wire.events import (
+    Event,
+    Exited,
+    Failed,
+    PhaseEntered,
+    Pickled,
+    PreemptionInfo,
+    RankState,
+    Reported,
+    ReportNumber,
+    Returned,
+)
 from drivetrain._wire.frames import Channel, Inbox, as_event, frame
 
 EVENTS = [
-    PhaseEntered(1, "setting up", 1.5),
-    Reported(0, 3, 2.5, {"loss": 0.5, "nested": [1, {"a": None}]}, {"weights": 3}, {"loss": "mean"}),
+    PhaseEntered(1, RankState.SETTING_UP, 1.5),
+    Reported(0, 3, 2, 2.5, {"loss": 0.5, "nested": [1, {"a": None}]}, {"weights": 3}, {"loss": "mean"}),
     Returned(0, Pickled(b"value")),
-    Failed(2, 3.5, "training", b"error"),
+    Failed(2, 3.5, RankState.TRAINING, b"error"),
     Exited(3, -9, ""),
 ]
 
@@ -104,10 +117,22 @@ def test_message_larger_than_every_buffer_arrives_whole(ends: tuple[socket.socke
     assert received == [large]
 
 
+COMMANDS: list[Command] = [
+    Call(b"payload"),
+    Train(1, b"task"),
+    FreeMemory(),
+    CountSteps(),
+    StopAfter(3, PreemptionInfo("maintenance", 1.5)),
+    Renumber(ReportNumber(7, 5)),
+]
+
+
 def test_commands_are_received_whole_and_the_end_is_told(ends: tuple[socket.socket, socket.socket]) -> None:
     channel, controller = Channel(ends[0]), ends[1]
-    controller.sendall(frame(("call", b"payload")))
-    assert channel.receive() == ("call", b"payload")
+    assert {type(command) for command in COMMANDS} == set(get_args(Command))
+    for command in COMMANDS:
+        controller.sendall(frame(command))
+    assert [channel.receive() for _ in COMMANDS] == COMMANDS
     controller.sendall(frame("cut off")[:5])
     controller.close()
     assert channel.receive() is None
@@ -126,11 +151,16 @@ def test_end_of_a_worker_is_noted_at_once_while_somebody_keeps_its_line_open():
     group = RemoteGroup(time.monotonic() + 60, interrupts)
     group.add_line(0, ours)
     with theirs, contextlib.closing(interrupts):
-        Channel(theirs).send_event(PhaseEntered(0, "training", 1.0))
+        Channel(theirs).send_event(PhaseEntered(0, RankState.TRAINING, 1.0))
         started = time.monotonic()
         group.note_exit(0, 3)
         assert time.monotonic() - started < 1
         heard = []
-        group.pump(heard.append, 0)
+
+        def deliver(event: Event) -> bool:
+            heard.append(event)
+            return False
+
+        group.pump(deliver, 0)
     group.close_lines()
-    assert heard == [PhaseEntered(0, "training", 1.0), Exited(0, 3, "")]
+    assert heard == [PhaseEntered(0, RankState.TRAINING, 1.0), Exited(0, 3, "")]

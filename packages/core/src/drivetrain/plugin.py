@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from drivetrain._storage.lock import RunLock
     from drivetrain._storage.manifest import delete_checkpoints
     from drivetrain._storage.remote import locate
+    from drivetrain._wire.commands import CountSteps, RunningTaskCommand
     from drivetrain._wire.frames import Channel, frame, receive, receive_bytes
     from drivetrain._wire.task import TrainTask
     from drivetrain._worker.execute import flush_output, redirect_output
@@ -64,6 +65,7 @@ else:
         "drivetrain._storage.lock": "RunLock",
         "drivetrain._storage.manifest": "delete_checkpoints",
         "drivetrain._storage.remote": "locate",
+        "drivetrain._wire.commands": "CountSteps RunningTaskCommand",
         "drivetrain._wire.frames": "Channel frame receive receive_bytes",
         "drivetrain._wire.task": "TrainTask",
         "drivetrain._worker.execute": "flush_output redirect_output",
@@ -78,6 +80,7 @@ __all__ = [
     "API_VERSION",
     "Channel",
     "Console",
+    "CountSteps",
     "DatasetProvider",
     "Entry",
     "ForkServers",
@@ -89,6 +92,7 @@ __all__ = [
     "Ranks",
     "RemoteGroup",
     "RunLock",
+    "RunningTaskCommand",
     "Runtime",
     "Shard",
     "SplitRequest",

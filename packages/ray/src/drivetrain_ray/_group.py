@@ -14,17 +14,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain import WorkerDiedError, WorkerInfo
-from drivetrain.plugin import GroupSpec, RemoteGroup, TrainTask, log_name, order_gpus, order_nodes, rank_environment
+from drivetrain.plugin import (
+    CountSteps,
+    GroupSpec,
+    RemoteGroup,
+    RunningTaskCommand,
+    TrainTask,
+    log_name,
+    order_gpus,
+    order_nodes,
+    rank_environment,
+)
 from drivetrain_ray._actors import UNREACHABLE, Actors, kind_of_death, names_node
 from drivetrain_ray._cluster import Reservation, note_unreachable, reserve
 from drivetrain_ray._references import reduce_reference
 from drivetrain_ray._worker import HELLO_WAIT_S, Devices, join_run, read_stacks, set_up
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["RayGroup"]
 
@@ -105,10 +112,11 @@ class RayGroup(RemoteGroup):
             nodes = [self.workers[number % len(self.workers)].node_id for number in range(count)]
             self._actors.stock(nodes, (*self._spec.preload, *self._spec.warmup))
 
-    def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
-        """See :meth:`drivetrain.plugin.Group.preempt`; the next group is to find another place."""
-        self._keeps_reservation = False
-        super().preempt(ranks, what, *arguments)
+    def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
+        """See :meth:`drivetrain.plugin.Group.send`; a group that is to stop gives its reservation back."""
+        if isinstance(command, CountSteps):
+            self._keeps_reservation = False
+        super().send(ranks, command)
 
     def renew(self, spec: GroupSpec) -> bool:
         """See :meth:`drivetrain.plugin.Group.renew`."""

@@ -30,16 +30,17 @@ class Interrupts:
     """The requests to end one run.
 
     Attributes:
-        on_notice: what ends the run in order; None while nothing could.
-        error: what the driver raises when the run has ended so; None without a request.
+        can_end_gracefully: whether the train function polls for notices, so that it can save before it returns.
+        error: what the driver raises once the run has ended; None without a request.
     """
 
     def __init__(self) -> None:
-        self.on_notice: Callable[[str], None] | None = None
+        self.can_end_gracefully = False
         self.error: BaseException | None = None
         self._reason = ""
         self._at_once = False
-        self._told = False
+        self._handler: Callable[[str], None] | None = None
+        self._is_handled = False
         self._replaced: dict[int, Any] = {}
         self._forward_to = _NO_DESCRIPTOR
         self._handlers = {signal.SIGINT: self._on_sigint, signal.SIGTERM: self._on_sigterm}
@@ -61,7 +62,7 @@ class Interrupts:
         Returns:
             Whether the run is to end at once.
         """
-        self._at_once = self.error is not None or self.on_notice is None
+        self._at_once = self.error is not None or not self.can_end_gracefully
         self.error, self._reason = error, reason
         with contextlib.suppress(OSError):
             self._write.send(_REQUEST)
@@ -74,9 +75,22 @@ class Interrupts:
             return
         if self._at_once:
             raise self.error
-        if self.on_notice is not None and not self._told:
-            self._told = True
-            self.on_notice(self._reason)
+        if self._handler is not None and not self._is_handled:
+            self._is_handled = True
+            self._handler(self._reason)
+
+    @contextlib.contextmanager
+    def handled_by(self, handler: Callable[[str], None]) -> Iterator[None]:
+        """Passes the first request to an attempt for the time of a ``with`` block, if the run can end gracefully.
+
+        Args:
+            handler: called with the reason, on the controller's thread.
+        """
+        self._handler = handler
+        try:
+            yield
+        finally:
+            self._handler, self.can_end_gracefully = None, False
 
     def close(self) -> None:
         """Gives the descriptors back."""

@@ -1,30 +1,30 @@
-"""The state machine of a run: attempts, each a worker group whose events it takes, until one succeeds or none is left.
+"""Drives a run: attempts, each with a worker group, until one succeeds or the failure policy gives up.
 
-It knows no processes: a runtime gives it a group to pump events from, so tests drive it with a list of events.
+It knows no processes: a runtime gives it a group to take events from, so tests drive it with a list of events.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from drivetrain._base.console import Console
-from drivetrain._base.failure import Failure, classify
+from drivetrain._base.failure import Failure
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._driver.attempt import Attempt
-from drivetrain._driver.outcomes import Outcome, Resize, RunFailed, one_line
+from drivetrain._driver.diagnosis import failure_in_driver
+from drivetrain._driver.outcomes import AttemptFailed, Ending, Grow, RunFailed, Succeeded
+from drivetrain._driver.services import RunServices
+from drivetrain._driver.tasks import TaskFactory, scaling_for
 from drivetrain._hooks.backend import Backend
-from drivetrain._hooks.callback import Callbacks
-from drivetrain._hooks.context import Run, TrainContext, WorkerInfo
+from drivetrain._hooks.context import WorkerInfo
 from drivetrain._hooks.policy import FailurePolicy, avoided_nodes, target_size
 from drivetrain._runtimes.base import Group, GroupSpec, Runtime
 from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.manifest import CheckpointManager
-from drivetrain._wire.task import SessionOptions, TrainTask
+from drivetrain._wire.events import ReportNumber
 from drivetrain._worker.stacks import own_stacks
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import (
@@ -39,297 +39,242 @@ from drivetrain.errors import (
     WorkerDiedError,
 )
 
-__all__ = ["Controller", "controller_failure", "group_spec"]
+__all__ = ["Controller", "group_spec"]
 
 _RETRIED = (FailureKind.INFRASTRUCTURE, FailureKind.HANG, FailureKind.PREEMPTION, FailureKind.STORAGE)
-"""What may go well the next time though it was no rank's failure: a disk gets room, a network comes back."""
+"""The kinds that may not occur again although no rank failed: a disk gets room, a network comes back."""
 
 
 class Controller:
     """Drives one run.
 
     Args:
-        run: the facts about it.
+        services: of the run.
         runtime: starts its worker groups.
-        backend: sets the framework up in them.
-        function: the pickled pair of train function and config.
-        storage: the run directory.
-        checkpoints: its committed checkpoints.
-        resume_from: what the first attempt continues from where the run has no checkpoint of its own.
-        callbacks: the dispatcher.
+        tasks: makes the tasks of the workers.
         policy: decides about retries.
-        metadata: the trainer's metadata, for the context.
-        interrupts: what ends the run from outside.
-        shards: splits the datasets among workers, which may continue from a checkpoint.
-        start: how many drivers have worked on the run, this one included.
-        last_index: the highest report index that the run has used.
-        all_values: every rank's value is wanted, and not only rank 0's.
+        resume_from: the checkpoint of the first attempt if the run has none of its own.
+        last_number: the highest report number that the run has used.
     """
 
     def __init__(
         self,
-        *,
-        run: Run,
+        services: RunServices,
         runtime: Runtime,
-        backend: Backend,
-        function: bytes,
-        storage: Storage,
-        checkpoints: CheckpointManager,
-        resume_from: Checkpoint | None,
-        callbacks: Callbacks,
+        tasks: TaskFactory,
         policy: FailurePolicy,
-        metadata: Mapping[str, Any],
-        interrupts: Interrupts,
-        shards: Callable[[Sequence[WorkerInfo], Checkpoint | None], Sequence[Mapping[str, Any]]],
-        start: int = 1,
-        last_index: int = 0,
-        all_values: bool = False,
+        *,
+        resume_from: Checkpoint | None = None,
+        last_number: int = 0,
     ) -> None:
-        self._run = run
+        self._services = services
+        self._run = services.run
         self._runtime = runtime
-        self._backend = backend
-        self._function = function
-        self._storage = storage
-        self._checkpoints = checkpoints
-        self._initial_checkpoint = resume_from
-        self._callbacks = callbacks
+        self._tasks = tasks
         self._policy = policy
-        self._metadata = metadata
-        self._interrupts = interrupts
-        self._shards = shards
-        self._held_shards: Sequence[Mapping[str, Any]] = ()
-        self._number_of_start = start
-        self._all_values = all_values
-        self._last_index = max(last_index, checkpoints.last_index)
-        self._current: tuple[Group, Attempt] | None = None
+        self._initial_checkpoint = resume_from
+        self._last_number = max(last_number, services.checkpoints.last_index)
+        self._current: Attempt | None = None
         self._history: list[Failure] = []
         self._run_resources = contextlib.ExitStack()
-        self._elastic = run.scaling_config.min_workers < run.scaling_config.max_workers
 
     def describe(self) -> str:
         """Where every rank is, with stacks; may be called from any thread."""
         current = self._current
         if current is None:
             return f"no worker runs the train function now; the driver is at:\n{own_stacks()}"
-        group, attempt = current
-        return attempt.diagnose(group)
+        return current.describe()
 
-    def run(self) -> Outcome:
-        """Runs attempts until one succeeds.
+    def run(self) -> Succeeded | RunFailed:
+        """Runs attempts until one succeeds, or until the failure policy gives up.
 
         Raises:
-            RunFailed: the policy gave up, or the failure is one that no retry can mend.
+            BaseException: the run was ended from outside.
+            Exception: the policy raised, or the run cannot be started.
         """
         with self._run_resources:
-            return self._run_attempts()
+            number = 0
+            while True:
+                ending = self._run_attempt(number)
+                if self._services.interrupts.error is not None:
+                    raise self._services.interrupts.error
+                if isinstance(ending, Succeeded):
+                    return ending
+                if isinstance(ending, Grow):
+                    self._print(f"there is room for {ending.size} workers; restarting with them")
+                elif (failed := self._retry_or_give_up(ending)) is not None:
+                    return failed
+                self._last_number = max(self._last_number, self._services.checkpoints.sweep()[1])
+                number += 1
 
-    def _run_attempts(self) -> Outcome:
-        limit = self._run.run_config.failure_config.max_node_failures
-        number = 0
-        while True:
-            try:
-                outcome = self._run_attempt(number, avoided_nodes(self._history, limit))
-                if self._interrupts.error is not None:  # the function had finished before it could be told
-                    raise self._interrupts.error
-                return outcome
-            except Resize as resize:
-                self._run.console.print(f"{self._run.name}: {resize}; starting again with them", error=True)
-                self._last_index = max(self._last_index, self._checkpoints.sweep()[1])
-            except RunFailed as failed:
-                if self._interrupts.error is not None:
-                    raise self._interrupts.error from None
-                failed.history = tuple(self._history)
-                retrying = _can_retry(failed.failure) and self._decide(failed.failure, self._history)
-                unheard = self._callbacks.close("on_failure", failed.failure, retrying)
-                if unheard is not None:
-                    failed.notes += (f"also: {unheard}",)
-                if unheard is not None or not retrying:
-                    raise
-                if failed.failure.kind is FailureKind.HANG:
-                    self._run.console.print(f"{self._run.name}: {failed.failure.exception}", error=True)
-                self._history.append(failed.failure)
-                self._last_index = max(self._last_index, self._checkpoints.sweep()[1])
-            number += 1
+    def _retry_or_give_up(self, ending: AttemptFailed) -> RunFailed | None:
+        """Asks the policy after a failed attempt; returns None for another attempt."""
+        failure, notes = ending.failure, ending.notes
+        retrying = _can_retry(failure) and self._decide(failure)
+        unheard = self._services.callbacks.close("on_failure", failure, retrying)
+        if unheard is not None:
+            notes += (f"also: {unheard}",)
+        if unheard is not None or not retrying:
+            return RunFailed(failure, notes, tuple(self._history))
+        if failure.kind is FailureKind.HANG:
+            self._print(str(failure.exception))
+        self._history.append(failure)
+        return None
 
-    def _run_attempt(self, number: int, avoided: frozenset[str]) -> Outcome:
+    def _run_attempt(self, number: int) -> Ending:
+        avoided = avoided_nodes(self._history, self._run.run_config.failure_config.max_node_failures)
         try:
             with self._runtime.launch(self._group_spec(avoided)) as group:
                 return self._drive(group, number, avoided)
-        except (Resize, RunFailed, RunCancelledError, ConfigurationError, PluginError, ResourceError):
+        except (RunCancelledError, ConfigurationError, PluginError, ResourceError):
             raise
-        except Exception as error:  # of a backend, a callback or the runtime
-            raise RunFailed(controller_failure(error)) from None
+        except Exception as error:  # raised by a backend, a callback or the runtime
+            return AttemptFailed(failure_in_driver(error))
 
-    def _drive(self, group: Group, number: int, avoided: frozenset[str]) -> Outcome:
-        """Has a group train, and closes what the attempt has opened; the first thing that went wrong is raised."""
-        attempt: Attempt | None = None
-        ended_well = False
+    def _drive(self, group: Group, number: int, avoided: frozenset[str]) -> Ending:
+        """Trains with a group, and closes everything that the attempt opened; the first error is raised."""
+        interrupts = self._services.interrupts
         try:
-            self._callbacks.call("on_group_start", number, list(group.workers))
+            self._services.callbacks.call("on_group_start", number, list(group.workers))
             attempt = self._start(group, number, avoided)
-            self._current = group, attempt
-            outcome = self._follow(group, attempt, number)
-            ended_well = True
-            return outcome
-        finally:
-            self._current = None
-            self._interrupts.on_notice = None
-            if attempt is not None:
-                self._last_index = attempt.last_index
-            error: Exception | None = self._callbacks.close("on_group_stop", number)
-            try:
-                self._backend.close()
-            except Exception as raised:  # whatever a plugin raises
-                error = error or raised
-            if error is not None:
-                if ended_well:
-                    raise error
-                self._run.console.print(f"{self._run.name}: while ending the attempt: {error}", error=True)
+            with interrupts.handled_by(attempt.request_preemption):
+                ending = self._follow(group, attempt, number)
+        except BaseException:
+            self._print_error(self._close_attempt(number))
+            raise
+        error = self._close_attempt(number)
+        if error is not None and isinstance(ending, Succeeded):
+            raise error
+        self._print_error(error)
+        return ending
 
-    def _follow(self, group: Group, attempt: Attempt, number: int) -> Outcome:
-        """Follows an attempt to its end, past losses that the other ranks survive."""
+    def _close_attempt(self, number: int) -> Exception | None:
+        """Closes the attempt for callbacks and the backend; returns the first error."""
+        if self._current is not None:
+            self._last_number = self._current.last_number
+        self._current = None
+        error: Exception | None = self._services.callbacks.close("on_group_stop", number)
+        try:
+            self._services.backend.close()
+        except Exception as raised:  # raised by a plugin
+            error = error or raised
+        return error
+
+    def _start(self, group: Group, number: int, avoided: frozenset[str]) -> Attempt:
+        rendezvous = self._services.backend.rendezvous(group)
+        self._probe_storage(group)
+        latest, checkpoint = self._latest_checkpoint()
+        iteration = latest.iteration if latest else 0
+        if number > 0 or self._tasks.start > 1:
+            self._services.callbacks.call("on_resume", iteration)
+        self._tasks.split_datasets(group.workers, checkpoint)
+        last_report = ReportNumber(self._last_number, iteration)
+        self._current = attempt = Attempt(
+            self._services, group, last_report, lambda: self._target_size(group.workers, avoided)
+        )
+        self._train(group, range(len(group.workers)), rendezvous, number, checkpoint, last_report)
+        return attempt
+
+    def _train(
+        self,
+        group: Group,
+        ranks: Sequence[int],
+        rendezvous: Sequence[Mapping[str, str]],
+        attempt: int,
+        checkpoint: Checkpoint | None,
+        last_report: ReportNumber,
+    ) -> None:
+        group.train(
+            [
+                self._tasks.make(group, rank, mapping, attempt=attempt, checkpoint=checkpoint, last_report=last_report)
+                for rank, mapping in zip(ranks, rendezvous, strict=True)
+            ]
+        )
+
+    def _follow(self, group: Group, attempt: Attempt, number: int) -> Ending:
+        """Follows an attempt to its end. Lost ranks are replaced if the backend allows it."""
         while True:
-            try:
-                return attempt.follow(group)
-            except RunFailed as failed:
-                lost = attempt.lost if self._backend.survives_losses else []
-                if not lost or not self._decide(failed.failure, self._history):
-                    raise
-                if not self._replace(group, attempt, number, lost):
-                    raise
-                failure = replace(failed.failure, survived=True)
-                self._history.append(failure)
-                self._callbacks.call("on_failure", failure, True)
-                self._run.console.print(f"{self._run.name}: ranks {lost} were replaced, the others stay", error=True)
+            ending = attempt.follow()
+            lost = attempt.replaceable if self._services.backend.survives_losses else ()
+            if not isinstance(ending, AttemptFailed) or not lost or not self._decide(ending.failure):
+                return ending
+            if not self._replace(group, attempt, number, lost):
+                return ending
+            failure = replace(ending.failure, survived=True)
+            self._history.append(failure)
+            self._services.callbacks.call("on_failure", failure, True)
+            self._print(f"ranks {list(lost)} were replaced, the others stay")
 
     def _replace(self, group: Group, attempt: Attempt, number: int, lost: Sequence[int]) -> bool:
-        """Has new processes take the places of lost ones; False if a rank does not wait for them."""
+        """Replaces the processes of lost ranks; returns False if that is not possible, and all must be replaced."""
+        replacement = attempt.start_replacement()
         try:
             group.replace(lost)
-            future = self._backend.rejoin(group, lost)
-            if not attempt.await_rejoin(group, future) or (last := attempt.renumber(group)) is None:
+            future = self._services.backend.rejoin(group, lost)
+            rejoined = replacement.await_rejoin(future, self._run.run_config.start_timeout_s)
+            last_report = replacement.renumber() if rejoined else None
+            if last_report is None:
                 return False
-            rendezvous = dict(zip(lost, future.result(), strict=True))
-        except (WorkerDiedError, WaitTimeoutError):  # no room for new processes, say: all are replaced
+            rendezvous = future.result()
+        except (WorkerDiedError, WaitTimeoutError):  # there is no room for new processes, for example
             return False
-        attempt.go_on(group.workers, *last)
-        checkpoint = self._latest_checkpoint()
-        group.train([self._task(group, rank, rendezvous[rank], checkpoint, number, *last) for rank in lost])
+        attempt.resume(lost, group.workers, last_report)
+        self._train(group, lost, rendezvous, number, self._latest_checkpoint()[1], last_report)
         return True
 
-    def _decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
+    def _decide(self, failure: Failure) -> bool:
         try:
-            return self._policy.decide(failure, history)
-        except Exception as error:  # of a user's policy
+            return self._policy.decide(failure, self._history)
+        except Exception as error:  # raised by a user's policy
             raise CallbackError(f"FailureConfig(policy=...) raised {type(error).__name__}: {error}") from error
 
-    def _choose_size(self, avoided: frozenset[str]) -> int:
-        """How many workers the next attempt has; a run that is not elastic waits for the room that it wants."""
+    def _target_size(self, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
+        """How many workers an elastic run could have now."""
         scaling = self._run.scaling_config
-        if not self._elastic:
-            return max(1, scaling.max_workers)
-        return target_size(scaling, self._runtime.room(scaling, (), avoided))
+        return target_size(scaling, self._runtime.room(scaling, running, avoided))
 
-    def _scaling_for(self, size: int) -> ScalingConfig:
-        """What the run asks for, with a number for an elastic run's bounds."""
-        scaling = self._run.scaling_config
-        return scaling if scaling.num_workers == scaling.max_workers else replace(scaling, num_workers=size)
+    @property
+    def _is_elastic(self) -> bool:
+        return self._run.scaling_config.min_workers < self._run.scaling_config.max_workers
 
     def _group_spec(self, avoided: frozenset[str]) -> GroupSpec:
-        count = self._choose_size(avoided)
+        """The next group. A run that is not elastic waits until there is room for all its workers."""
+        scaling = self._run.scaling_config
+        size = self._target_size((), avoided) if self._is_elastic else max(1, scaling.max_workers)
         return replace(
-            group_spec(self._run.run_config, self._scaling_for(count), self._backend, self._interrupts),
+            group_spec(
+                self._run.run_config, scaling_for(scaling, size), self._services.backend, self._services.interrupts
+            ),
             log_directory=self._run.path / "logs" if self._run.run_config.log_to_file else None,
             console=self._run.console,
             run_resources=self._run_resources,
-            elastic=self._elastic,
+            elastic=self._is_elastic,
             avoided=avoided,
         )
 
-    def _start(self, group: Group, number: int, avoided: frozenset[str]) -> Attempt:
-        rendezvous = self._backend.rendezvous(group)
-        self._probe_storage(group)
-        latest = self._checkpoints.verify()
-        checkpoint = self._checkpoints.checkpoint(latest) if latest else self._initial_checkpoint
-        if number > 0 or self._number_of_start > 1:
-            self._callbacks.call("on_resume", latest.iteration if latest else 0)
-        # Held while the workers use them: Ray ends the actor that splits a dataset when this process lets go of it.
-        self._held_shards = self._shards(group.workers, checkpoint)
-        attempt = Attempt(
-            run=self._run,
-            workers=group.workers,
-            storage=self._storage,
-            checkpoints=self._checkpoints,
-            callbacks=self._callbacks,
-            interrupts=self._interrupts,
-            room=lambda: self._runtime.room(self._run.scaling_config, group.workers, avoided),
-            first_index=self._last_index,
-            first_iteration=latest.iteration if latest else 0,
-            started=time.monotonic(),
-        )
-        group.train(
-            [self._task(group, worker.rank, rendezvous[worker.rank], checkpoint, number) for worker in group.workers]
-        )
-        return attempt
-
-    def _latest_checkpoint(self) -> Checkpoint | None:
-        latest = self._checkpoints.verify()
-        return self._checkpoints.checkpoint(latest) if latest else self._initial_checkpoint
-
-    def _task(
-        self,
-        group: Group,
-        rank: int,
-        rendezvous: Mapping[str, str],
-        checkpoint: Checkpoint | None,
-        number: int,
-        first_number: int = 0,
-        first_quiet: int = 0,
-    ) -> TrainTask:
-        worker, world_size, config = group.workers[rank], len(group.workers), self._run.run_config
-        return TrainTask(
-            function=self._function,
-            backend=self._backend,
-            rendezvous=rendezvous,
-            context=TrainContext(
-                worker=worker,
-                world_size=world_size,
-                local_world_size=sum(other.node_id == worker.node_id for other in group.workers),
-                run_name=self._run.name,
-                run_id=self._run.id,
-                trial=self._run.trial,
-                storage=self._storage,
-                attempt=number,
-                metadata=self._metadata,
-                trial_resources=self._scaling_for(world_size).total_resources,
-                checkpoint_config=config.checkpoint_config,
-            ),
-            checkpoint=checkpoint,
-            first_index=self._last_index,
-            first_number=first_number,
-            first_quiet=first_quiet,
-            options=SessionOptions(
-                checkpoints=config.checkpoint_config,
-                sync=config.sync_config,
-                start=self._number_of_start,
-                chdir=config.chdir_to_trial_dir,
-            ),
-            datasets=self._held_shards[rank],
-            wants_value=self._all_values or rank == 0,
-        )
+    def _latest_checkpoint(self) -> tuple[CommittedCheckpoint | None, Checkpoint | None]:
+        """The latest intact checkpoint of the run, and what to resume from."""
+        checkpoints = self._services.checkpoints
+        latest = checkpoints.verify()
+        return latest, checkpoints.checkpoint(latest) if latest else self._initial_checkpoint
 
     def _probe_storage(self, group: Group) -> None:
-        """Says at the start, and not hours later, that a node cannot reach the run directory."""
+        """Warns at the start, and not hours later, if a node cannot reach the run directory."""
         if len({worker.node_id for worker in group.workers}) == 1:
             return
-        errors = group.run(_find_run, self._storage, self._run.id, self._number_of_start)
-        told: set[str] = set()
+        errors = group.run(_find_run, self._run.storage, self._run.id, self._tasks.start)
+        warned: set[str] = set()
         for worker, error in zip(group.workers, errors, strict=True):
-            if error is not None and worker.node_id not in told:
-                told.add(worker.node_id)
-                self._run.console.print(
-                    f"{self._run.name}: a checkpoint reported on {worker.hostname} will be refused: {error}", error=True
-                )
+            if error is not None and worker.node_id not in warned:
+                warned.add(worker.node_id)
+                self._print(f"a checkpoint reported on {worker.hostname} will be refused: {error}")
+
+    def _print(self, text: str) -> None:
+        self._run.console.print(f"{self._run.name}: {text}", error=True)
+
+    def _print_error(self, error: Exception | None) -> None:
+        if error is not None:
+            self._print(f"while ending the attempt: {error}")
 
 
 def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, interrupts: Interrupts) -> GroupSpec:
@@ -364,19 +309,6 @@ def _find_run(storage: Storage, run_id: str, start: int) -> str | None:
     except Exception as error:  # whatever a filesystem's library raises
         return str(error)
     return None
-
-
-def controller_failure(error: Exception) -> Failure:
-    """The failure that an exception on the controller's side amounts to."""
-    if isinstance(error, CallbackError):
-        cause = error.__cause__ or error
-        return Failure(kind=classify(cause), summary=str(error), exception=cause)
-    kind = classify(error)
-    if isinstance(error, WaitTimeoutError):
-        kind = FailureKind.HANG
-    elif isinstance(error, WorkerDiedError):
-        kind = FailureKind.INFRASTRUCTURE
-    return Failure(kind=kind, summary=one_line(error), exception=error)
 
 
 def _can_retry(failure: Failure) -> bool:

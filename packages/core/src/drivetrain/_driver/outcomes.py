@@ -8,46 +8,66 @@ from typing import Any
 
 from drivetrain._base.failure import Failure
 
-__all__ = ["Outcome", "Resize", "RunFailed", "Stop", "one_line"]
+__all__ = ["AttemptFailed", "Ending", "Grow", "RunFailed", "Succeeded", "one_line"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What a run that succeeded leaves beside its directory."""
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The training succeeded.
+
+    Attributes:
+        metrics: the metrics that rank 0 reported last; None if it never reported.
+        return_values: the values of the train function, by rank.
+    """
 
     metrics: dict[str, Any] | None
     return_values: Sequence[Any]
 
 
-class RunFailed(Exception):
-    """The last attempt failed.
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """The attempt failed.
 
     Attributes:
         failure: the root cause.
-        notes: a line for each other rank that had failed or finished with it.
+        notes: a line for each other rank that had failed or finished by then.
+    """
+
+    failure: Failure
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """There is room for more workers, and the next attempt can resume from a new checkpoint.
+
+    Attributes:
+        size: for how many.
+    """
+
+    size: int
+
+
+Ending = Succeeded | AttemptFailed | Grow
+"""How an attempt ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    """The run failed: there was no further attempt.
+
+    Attributes:
+        failure: the root cause of the last attempt.
+        notes: see :class:`AttemptFailed`.
         history: the root causes of the attempts before.
     """
 
-    def __init__(self, failure: Failure, notes: Sequence[str] = ()) -> None:
-        super().__init__(failure.summary)
-        self.failure = failure
-        self.notes = tuple(notes)
-        self.history: tuple[Failure, ...] = ()
-
-
-class Resize(Exception):
-    """There is room for more workers, and a checkpoint to go on from was just committed."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(f"there is room for {size} workers")
-        self.size = size
-
-
-class Stop(BaseException):
-    """The stop condition is met; raised through the runtime, and in-process through the train function."""
+    failure: Failure
+    notes: tuple[str, ...] = ()
+    history: tuple[Failure, ...] = ()
 
 
 def one_line(error: BaseException) -> str:
-    """The type of an exception, and the first line of what it says."""
+    """The type of an exception, and the first line of its message."""
     text = str(error).strip().split("\n", 1)[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

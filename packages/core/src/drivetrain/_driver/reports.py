@@ -32,22 +32,22 @@ class MatchedReport:
     """What all ranks reported under one number.
 
     Attributes:
-        number: their number, from 1 in each attempt.
+        number: the number within the run.
+        iteration: the iteration.
         metrics: each rank's metrics.
         files: the checkpoint files of each rank that had some, by relative path.
         uploading: the ranks whose files are still being uploaded.
         directories: the directory that each of those ranks named for the checkpoint.
         reduce: the combinations asked for.
-        quiet_so_far: how many of the reports up to this number were quiet.
     """
 
     number: int
+    iteration: int
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
     files: dict[int, dict[str, StoredFile]] = field(default_factory=dict)
     uploading: set[int] = field(default_factory=set)
     directories: dict[int, str] = field(default_factory=dict)
     reduce: dict[str, str] = field(default_factory=dict)
-    quiet_so_far: int = 0
     held_from: float = 0.0
 
 
@@ -56,14 +56,15 @@ class ReportMatcher:
 
     Args:
         world_size: number of ranks.
-        clock: tells the time in seconds, from any start.
+        last_number: the report number that the first reports follow.
+        clock: a clock in seconds.
     """
 
-    def __init__(self, world_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, world_size: int, last_number: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._silent: set[int] = set()
-        self._first = 0
-        self._passed = dict.fromkeys(range(world_size), 0)
+        self._first = last_number
+        self._passed = dict.fromkeys(range(world_size), last_number)
         self._running = set(range(world_size))
         self._held: dict[int, MatchedReport] = {}
 
@@ -87,9 +88,9 @@ class ReportMatcher:
             return self._settle()
         held = self._held.get(event.number)
         if held is None:
-            held = self._held[event.number] = MatchedReport(event.number, held_from=self._clock())
+            held = self._held[event.number] = MatchedReport(event.number, event.iteration, held_from=self._clock())
         held.metrics[event.rank] = event.metrics
-        held.quiet_so_far = max(held.quiet_so_far, event.quiet_so_far)
+        held.iteration = min(held.iteration, event.iteration)
         if event.directory is not None:
             held.directories[event.rank] = event.directory
             if event.files is None:

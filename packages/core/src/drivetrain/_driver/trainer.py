@@ -17,16 +17,14 @@ from drivetrain._base.pickling import dumps
 from drivetrain._base.redact import redact
 from drivetrain._driver.callbacks import make_callbacks
 from drivetrain._driver.control import listen
-from drivetrain._driver.controller import Controller, controller_failure
+from drivetrain._driver.controller import Controller
+from drivetrain._driver.diagnosis import failure_in_driver
 from drivetrain._driver.handle import RunHandle
-from drivetrain._driver.launch import (
-    pickle_function,
-    require_shared,
-    resolve_backend,
-    resolve_runtime,
-)
-from drivetrain._driver.outcomes import RunFailed
+from drivetrain._driver.launch import pickle_function, require_shared, resolve_backend, resolve_runtime
+from drivetrain._driver.outcomes import RunFailed, Succeeded
 from drivetrain._driver.result import Result, last_metrics
+from drivetrain._driver.services import RunServices
+from drivetrain._driver.tasks import TaskFactory
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
@@ -398,52 +396,26 @@ class DataParallelTrainer:
         callbacks: list[Callback],
         interrupts: Interrupts,
     ) -> Result:
-        storage, checkpoints = opened.storage, opened.checkpoints
-        run = Run(
-            name=opened.name,
-            id=opened.id,
-            path=opened.directory,
-            location=storage.root,
-            storage=storage,
-            scaling_config=self._scaling,
-            run_config=self._run_config,
-            train_loop_config=self._config,
-            console=opened.console,
-            trial=self._trial,
-        )
-        dispatcher = Callbacks(callbacks, run)
-        controller = Controller(
-            run=run,
-            runtime=runtime,
-            backend=self._backend,
-            function=function,
-            storage=storage,
-            checkpoints=checkpoints,
-            resume_from=self._resume_from,
-            callbacks=dispatcher,
-            policy=self._run_config.failure_config.policy or RetryBudget(self._run_config.failure_config),
-            metadata=self._metadata,
-            interrupts=interrupts,
-            shards=lambda workers, checkpoint: self._split(datasets, workers, checkpoint),
-            start=opened.start,
-            last_index=opened.last_index,
-            all_values=self._all_values,
-        )
+        services = self._services(opened, callbacks, interrupts)
+        controller = self._controller(services, opened, function, datasets, runtime)
+        run, storage = services.run, opened.storage
+        outcome: Succeeded | RunFailed | None = None
         error: BaseException | None = None
         try:
-            dispatcher.call("on_run_start")
+            services.callbacks.call("on_run_start")
             with listen(run.id, lambda question: controller.describe()):
                 outcome = controller.run()
-        except RunFailed as failed:
-            error = self._explain(failed, run, storage)
         except (CallbackError, StorageError) as raised:
-            error = self._explain(RunFailed(controller_failure(raised)), run, storage)
+            outcome = RunFailed(failure_in_driver(raised))
         except BaseException as raised:
             error = raised
         finally:
-            checkpoints.close()
-        unheard = dispatcher.close("on_run_end", error)
+            opened.checkpoints.close()
+        if isinstance(outcome, RunFailed):
+            error = self._explain(outcome, run, storage)
+        unheard = services.callbacks.close("on_run_end", error)
         if error is None and unheard is None:
+            assert isinstance(outcome, Succeeded)
             opened.push()
             metrics = outcome.metrics if outcome.metrics is not None else last_metrics(storage)
             values = outcome.return_values
@@ -455,6 +427,48 @@ class DataParallelTrainer:
         if isinstance(error, TrainingFailedError) and self._run_config.failure_config.fail_fast == "raise":
             error = error.__cause__ or error
         raise error
+
+    def _services(self, opened: OpenRun, callbacks: list[Callback], interrupts: Interrupts) -> RunServices:
+        run = Run(
+            name=opened.name,
+            id=opened.id,
+            path=opened.directory,
+            location=opened.storage.root,
+            storage=opened.storage,
+            scaling_config=self._scaling,
+            run_config=self._run_config,
+            train_loop_config=self._config,
+            console=opened.console,
+            trial=self._trial,
+        )
+        return RunServices(
+            run=run,
+            backend=self._backend,
+            checkpoints=opened.checkpoints,
+            callbacks=Callbacks(callbacks, run),
+            interrupts=interrupts,
+        )
+
+    def _controller(
+        self,
+        services: RunServices,
+        opened: OpenRun,
+        function: bytes,
+        datasets: Mapping[str, Any],
+        runtime: Runtime,
+    ) -> Controller:
+        tasks = TaskFactory(
+            services,
+            function=function,
+            split=lambda workers, checkpoint: self._split(datasets, workers, checkpoint),
+            metadata=self._metadata,
+            start=opened.start,
+            all_values=self._all_values,
+        )
+        policy = self._run_config.failure_config.policy or RetryBudget(self._run_config.failure_config)
+        return Controller(
+            services, runtime, tasks, policy, resume_from=self._resume_from, last_number=opened.last_index
+        )
 
     def _facts(self) -> dict[str, Any]:
         """What ``run.json`` says about the configuration."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from drivetrain._base.console import Console
     from drivetrain._base.interrupts import Interrupts
     from drivetrain._hooks.context import WorkerInfo
+    from drivetrain._wire.commands import RunningTaskCommand
     from drivetrain._wire.task import TrainTask
     from drivetrain.config import ScalingConfig
 
@@ -74,28 +75,22 @@ class Group(WorkerGroup, Protocol):
         """
         ...
 
-    def renumber(self, ranks: Sequence[int], number: int, quiet: int) -> None:
-        """Has the next report of ranks follow the one of a number, so many of those up to it being no iterations.
-
-        Without waiting for it: they say so.
-        """
-        ...
-
     def woken_by(self, future: Future[Any]) -> AbstractContextManager[None]:
         """Has :meth:`pump` return when a future is done, for the time of a ``with`` block."""
         ...
 
-    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+    def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         """Waits until something happens, and delivers every event that is there, each rank's in order.
 
         Args:
-            deliver: called with each event, on the calling thread.
+            deliver: called with each event, on the calling thread. If it returns true, no further event is delivered,
+                and the call returns.
             timeout_s: seconds after which to return even if nothing happened; None for no limit.
         """
         ...
 
-    def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
-        """Calls a method of the ranks' :class:`~drivetrain._worker.preemption.Preemption`, without waiting for it."""
+    def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
+        """Sends a command to ranks whose train functions are running, without waiting; they answer with events."""
         ...
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:

@@ -13,10 +13,10 @@ from drivetrain._base.interrupts import Interrupts
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.resources import partition_gpus, visible_gpus
+from drivetrain._wire.commands import RunningTaskCommand
 from drivetrain._wire.events import Event
 from drivetrain._wire.task import TrainTask
-from drivetrain._worker.execute import execute
-from drivetrain._worker.preemption import Preemption
+from drivetrain._worker.execute import RunningTask, execute
 from drivetrain._worker.stacks import own_stacks
 from drivetrain.errors import ConfigurationError
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class _Unwind(BaseException):
-    """Leaves the train function after the controller has raised inside one of its reports."""
+    """Leaves the train function: the attempt is over, or the driver has raised inside one of its reports."""
 
 
 class InProcessGroup:
@@ -37,7 +37,7 @@ class InProcessGroup:
 
     def __init__(self, gpus: tuple[str, ...], interrupts: Interrupts) -> None:
         self._interrupts = interrupts
-        self._preemption: Preemption | None = None
+        self._running: RunningTask | None = None
         self.workers = (
             WorkerInfo(
                 rank=0,
@@ -60,39 +60,42 @@ class InProcessGroup:
         """Takes the task; :meth:`pump` runs it."""
         self._task = tasks[0]
 
-    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+    def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         """Runs the train function to its end, delivering events from inside it."""
         assert self._task is not None
         task, self._task = self._task, None
-        raised: list[BaseException] = []
+        is_over = False
+        raised: BaseException | None = None
 
         def take_turn(event: Event | None = None) -> None:
-            if raised:  # the train function has caught what was to end it
-                raise _Unwind
-            try:
-                self._interrupts.act()
-                if event is not None:
-                    deliver(event)
-            except BaseException as error:
-                raised.append(error)
+            nonlocal is_over, raised
+            if not is_over:
+                try:
+                    self._interrupts.act()
+                    is_over = event is not None and deliver(event)
+                except _Unwind:  # of a turn inside this one, which has answered a command
+                    raise
+                except BaseException as error:
+                    is_over, raised = True, error
+            if is_over:  # once more if the train function has caught the exception
                 raise _Unwind from None
 
-        self._preemption = Preemption(0, take_turn, take_turn)
+        self._running = RunningTask(0, take_turn, take_turn)
         with contextlib.suppress(_Unwind):
-            execute(task, take_turn, self._preemption, in_driver=True)
-        if raised:
-            raise raised[0]
+            execute(task, self._running, in_driver=True)
+        if raised is not None:
+            raise raised
 
     def _never(self, *arguments: Any, **named: Any) -> Any:
         """This process is not lost while it drives the run."""
         raise NotImplementedError
 
-    replace = renumber = woken_by = _never
+    replace = woken_by = _never
 
-    def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
-        """See :meth:`drivetrain.plugin.Group.preempt`."""
-        if self._preemption is not None and 0 in ranks:
-            getattr(self._preemption, what)(*arguments)
+    def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
+        """Performs the command; rank 0 is this process."""
+        if self._running is not None and 0 in ranks:
+            self._running.perform(command)
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
         """Those of this process; somebody on another thread wants to know."""

@@ -19,6 +19,7 @@ from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.pickling import dumps
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec
+from drivetrain._wire.commands import Call, FreeMemory, RunningTaskCommand, Train
 from drivetrain._wire.events import Event, Exited, Reported, Returned
 from drivetrain._wire.frames import Inbox, as_event, frame
 from drivetrain._wire.task import TrainTask
@@ -113,7 +114,7 @@ class RemoteGroup:
         """Like :meth:`run`, with arguments of its own for each rank."""
         self._results.clear()
         for rank, own in arguments.items():
-            self._send(rank, frame(("call", dumps((fn, own), self.reduce))))
+            self._send(rank, frame(Call(dumps((fn, own), self.reduce))))
         name = getattr(fn, "__qualname__", repr(fn))
         while missing := [rank for rank in arguments if rank not in self._results]:
             for rank in missing:
@@ -136,7 +137,7 @@ class RemoteGroup:
         for task in tasks:
             rank = task.context.get_world_rank()
             self._training.add(rank)
-            self._send(rank, frame(("train", dumps(task, self.reduce), rank)))
+            self._send(rank, frame(Train(rank, dumps(task, self.reduce))))
 
     @contextlib.contextmanager
     def woken_by(self, future: Future[Any]) -> Iterator[None]:
@@ -150,22 +151,18 @@ class RemoteGroup:
             finally:
                 self.forget(ours)
 
-    def renumber(self, ranks: Sequence[int], number: int, quiet: int) -> None:
-        """See :meth:`drivetrain.plugin.Group.renumber`."""
-        for rank in ranks:
-            self._send(rank, frame(("preempt", "follow", number, quiet)))
-
     def forget_rank(self, rank: int) -> None:
         """Makes room for a new process in the place of one that is gone."""
         del self._gone[rank]
         self._inboxes.pop(rank).socket.close()
 
-    def preempt(self, ranks: Sequence[int], what: str, *arguments: Any) -> None:
-        """See :meth:`drivetrain.plugin.Group.preempt`."""
+    def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
+        """See :meth:`drivetrain.plugin.Group.send`."""
+        data = frame(command)
         for rank in ranks:
-            self._send(rank, frame(("preempt", what, *arguments)))
+            self._send(rank, data)
 
-    def pump(self, deliver: Callable[[Event], None], timeout_s: float | None) -> None:
+    def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         """See :meth:`drivetrain.plugin.Group.pump`.
 
         Waking a process that waits costs whoever wakes it more than a report costs otherwise. After a few reports, and
@@ -180,7 +177,8 @@ class RemoteGroup:
             self._select(self._selector, timeout_s)
         self._resting = 0 < len(self._events) <= _FEW and all(type(event) is Reported for event in self._events)
         while self._events:
-            deliver(self._events.popleft())
+            if deliver(self._events.popleft()):
+                return
 
     def rest(self) -> bool:
         """See :meth:`drivetrain.plugin.Group.rest`."""
@@ -190,7 +188,7 @@ class RemoteGroup:
         if self._training or self._gone:
             return False
         for rank in range(len(self.workers)):
-            self._send(rank, frame(("rest", None)))
+            self._send(rank, frame(FreeMemory()))
         return True
 
     def renew(self, spec: GroupSpec) -> bool:

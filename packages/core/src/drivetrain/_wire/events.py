@@ -1,7 +1,8 @@
-"""What workers tell the controller, in the order in which each rank said it."""
+"""The events that workers send to the driver, in order for each rank; :mod:`~drivetrain._wire.commands` go back."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,56 +13,89 @@ if TYPE_CHECKING:
     from drivetrain._storage.filesystem import StoredFile
 
 __all__ = [
-    "TRAINING",
-    "Asking",
-    "Counted",
     "Event",
     "Exited",
     "Failed",
-    "Noticed",
     "PhaseEntered",
     "Pickled",
     "PreemptionInfo",
+    "PreemptionPolled",
+    "RankState",
     "Renumbered",
+    "ReportNumber",
     "Reported",
     "Returned",
+    "SigtermReceived",
+    "StepsCounted",
     "Uploaded",
 ]
 
-TRAINING = "running the train function"
+
+class RankState(enum.Enum):
+    """The state of a rank. :meth:`describe` has the words for users."""
+
+    WAITING = "waiting to start"
+    LOADING = "loading the train function"
+    SETTING_UP = "setting up {backend}"
+    TRAINING = "running the train function"
+    TEARING_DOWN = "taking {backend} down"
+    FINISHED = "finished"
+    FAILED = "failed"
+    LOST = "lost"
+
+    def describe(self, backend: str) -> str:
+        """What a rank in this state is doing, for messages.
+
+        Args:
+            backend: the name of the backend.
+        """
+        return self.value.format(backend=backend)
+
+
+class ReportNumber(NamedTuple):
+    """The two numbers of a report.
+
+    Attributes:
+        number: counts all reports of a rank within the run. It matches the reports of different ranks, names the
+            checkpoint's directory, and is never used twice: a new attempt continues after the highest one.
+        iteration: the number shown to users. It counts the reports that are not quiet, and a run that resumes counts
+            from its checkpoint.
+    """
+
+    number: int
+    iteration: int
 
 
 class PhaseEntered(NamedTuple):
-    """A rank entered a phase, such as setting up its backend or running the train function, at a Unix time."""
+    """A rank entered a state, such as ``TRAINING``, at a Unix time."""
 
     rank: int
-    phase: str
+    state: RankState
     time: float
 
 
 class Reported(NamedTuple):
     """A rank called ``report``.
 
-    ``number`` is 1 for its first report in this attempt; after a rank was replaced, all ranks go on from one number.
-    ``time`` is Unix time in seconds by its clock; ``directory`` is the checkpoint's, in the run directory, or None
-    without a checkpoint; ``files`` are those it has uploaded, by relative path, or None while they are being uploaded.
-    A ``quiet`` one is made for its checkpoint alone: it is no iteration, and no callback hears of it; ``quiet_so_far``
-    counts those of the rank, itself included.
+    ``number`` and ``iteration`` are a :class:`ReportNumber`, flat because this event is sent often. ``time`` is Unix
+    time in seconds by the rank's clock. ``directory`` is the directory of the checkpoint in the run directory, or None
+    without a checkpoint. ``files`` are the uploaded files by relative path, or None while they are being uploaded. A
+    ``quiet`` report exists only for its checkpoint: it is not an iteration, and callbacks do not receive it.
     """
 
     rank: int
     number: int
+    iteration: int
     time: float
     metrics: dict[str, Any]
     files: dict[str, StoredFile] | None
     reduce: Mapping[str, str] | None
     directory: str | None = None
     quiet: bool = False
-    quiet_so_far: int = 0
 
 
 class Uploaded(NamedTuple):
-    """The files of a report that said they were being uploaded have been."""
+    """The upload of a report's files in the background is complete."""
 
     rank: int
     number: int
@@ -69,15 +103,16 @@ class Uploaded(NamedTuple):
 
 
 class Pickled(NamedTuple):
-    """A value that is unpickled only if somebody wants it."""
+    """A value that is unpickled only if it is needed."""
 
     data: bytes
 
 
 class Returned(NamedTuple):
-    """A rank's train function returned, or left by ``sys.exit()`` with success.
+    """A rank's train function returned, or called ``sys.exit()`` with success.
 
-    ``value`` is None where nobody wants the rank's; ``preempted`` says that it had been told of a preemption.
+    ``value`` is None if this rank's value is not needed. ``preempted`` is true if the function received a notice
+    before.
     """
 
     rank: int
@@ -86,18 +121,18 @@ class Returned(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A rank raised. ``error`` is what :func:`drivetrain._base.failure.rebuild_exception` takes."""
+    """A rank raised in a state. ``error`` is the argument of :func:`drivetrain._base.failure.rebuild_exception`."""
 
     rank: int
     time: float
-    phase: str
+    state: RankState
     error: bytes | BaseException
 
 
 class Exited(NamedTuple):
-    """A rank's process, or its node, is gone.
+    """A rank's process exited, or its node was lost.
 
-    ``reason`` is the runtime's word where it knows more than the exit code, and ``kind`` what the end counts as.
+    ``reason`` is set by a runtime that knows more than the exit code; ``kind`` is the category of the failure.
     """
 
     rank: int
@@ -106,42 +141,56 @@ class Exited(NamedTuple):
     kind: FailureKind = FailureKind.INFRASTRUCTURE
 
 
-class Asking(NamedTuple):
-    """A rank's train function asks for preemptions, and so can end early."""
+class PreemptionPolled(NamedTuple):
+    """A rank's train function called ``get_preemption_info()`` for the first time, so it can end gracefully."""
 
     rank: int
 
 
-class Counted(NamedTuple):
-    """How often a rank's train function has asked for a preemption."""
+class StepsCounted(NamedTuple):
+    """The answer to :class:`~drivetrain._wire.commands.CountSteps`: how many steps the train function has begun.
+
+    A step is a call to ``get_preemption_info()``.
+    """
 
     rank: int
-    questions: int
+    steps: int
 
 
 class Renumbered(NamedTuple):
-    """A rank's next report follows the one of the number that it was told, after another rank was replaced."""
+    """The answer to :class:`~drivetrain._wire.commands.Renumber`."""
 
     rank: int
 
 
-class Noticed(NamedTuple):
-    """A rank's process was asked to end, by a SIGTERM. Unless it is ``watched`` by its function, it does at once."""
+class SigtermReceived(NamedTuple):
+    """A rank's process received SIGTERM. If not ``graceful``, it exits at once; else its function can save first."""
 
     rank: int
-    watched: bool
+    graceful: bool
 
 
-Event = PhaseEntered | Reported | Uploaded | Returned | Failed | Exited | Asking | Counted | Noticed | Renumbered
+Event = (
+    PhaseEntered
+    | Reported
+    | Uploaded
+    | Returned
+    | Failed
+    | Exited
+    | PreemptionPolled
+    | StepsCounted
+    | SigtermReceived
+    | Renumbered
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionInfo:
-    """Why the train function is to save its state and return.
+    """The notice that the train function should save its state and return.
 
     Attributes:
-        reason: in words.
-        deadline: Unix time in seconds at which the processes are ended if they are still there.
+        reason: why, in words.
+        deadline: Unix time in seconds at which the processes are terminated if they still run.
     """
 
     reason: str

@@ -12,26 +12,14 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
-from drivetrain._wire.events import (
-    Asking,
-    Counted,
-    Event,
-    Exited,
-    Failed,
-    Noticed,
-    PhaseEntered,
-    Renumbered,
-    Reported,
-    Returned,
-    Uploaded,
-)
+from drivetrain._wire.events import Event
 
 __all__ = ["Channel", "Inbox", "as_event", "frame", "receive", "receive_bytes"]
 
 _HEADER = struct.Struct(">Q")
-_EVENTS = (PhaseEntered, Reported, Returned, Failed, Exited, Uploaded, Asking, Counted, Noticed, Renumbered)
+_EVENTS: tuple[Any, ...] = get_args(Event)
 _CODES = {kind: code for code, kind in enumerate(_EVENTS)}
 _BUFFER_BYTES = 1 << 20
 

@@ -9,6 +9,7 @@ from typing import Any
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import TrainContext
 from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._wire.events import ReportNumber
 from drivetrain.config import CheckpointConfig, SyncConfig
 
 __all__ = ["SessionOptions", "TrainTask"]
@@ -41,9 +42,7 @@ class TrainTask:
         rendezvous: this rank's mapping for the backend.
         context: the facts that the function can ask for.
         checkpoint: what to resume from.
-        first_index: index in the run of the report before this attempt's first.
-        first_number: number in the attempt of the report before this task's first: 0 unless it replaces a lost one.
-        first_quiet: how many of the reports up to that one are no iterations.
+        last_report: the numbers that the first report follows.
         options: what the run's configuration says about the worker's side.
         datasets: the rank's shards, by name.
         wants_value: what the function returns is told.
@@ -54,9 +53,7 @@ class TrainTask:
     rendezvous: Mapping[str, str]
     context: TrainContext
     checkpoint: Checkpoint | None
-    first_index: int
+    last_report: ReportNumber
     options: SessionOptions = field(default_factory=SessionOptions)
     datasets: Mapping[str, Any] = field(default_factory=dict)
     wants_value: bool = True
-    first_number: int = 0
-    first_quiet: int = 0

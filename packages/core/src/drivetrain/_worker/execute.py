@@ -16,13 +16,14 @@ from typing import Any
 import cloudpickle
 
 from drivetrain._base.failure import capture_failure
-from drivetrain._wire.events import TRAINING, Event, Failed, PhaseEntered, Pickled, Returned
+from drivetrain._wire.commands import CountSteps, Renumber, RunningTaskCommand, StopAfter
+from drivetrain._wire.events import Event, Failed, PhaseEntered, Pickled, RankState, Renumbered, Returned
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.preemption import Preemption
-from drivetrain._worker.session import Session, activate
+from drivetrain._worker.session import Outbox, Session, activate
 from drivetrain._worker.workspace import open_workspace
 
-__all__ = ["execute", "flush_output", "redirect_output"]
+__all__ = ["RunningTask", "execute", "flush_output", "redirect_output"]
 
 
 def flush_output() -> None:
@@ -40,10 +41,44 @@ def redirect_output(descriptor: int) -> None:
     os.close(descriptor)
 
 
+class RunningTask:
+    """One run of the train function, as the driver's commands reach it.
+
+    Args:
+        rank: the rank.
+        emit: sends an event to the driver.
+        before_poll: see :class:`~drivetrain._worker.preemption.Preemption`.
+    """
+
+    def __init__(self, rank: int, emit: Callable[[Event], None], before_poll: Callable[[], None] | None = None) -> None:
+        self.rank = rank
+        self.emit = emit
+        self.preemption = Preemption(rank, emit, before_poll)
+        self.session: Session | None = None
+        self.is_over = False
+
+    @property
+    def can_end_gracefully(self) -> bool:
+        """Whether the train function is running and polls for notices."""
+        return self.preemption.is_polled and not self.is_over
+
+    def perform(self, command: RunningTaskCommand) -> None:
+        """Performs a command; called from another thread than the train function's."""
+        match command:
+            case CountSteps():
+                self.preemption.count_steps()
+            case StopAfter():
+                self.preemption.stop_after(command.step, command.info)
+            case Renumber():
+                self.preemption.restart_count()
+                if self.session is not None:
+                    self.session.renumber(command.last_report)
+                self.emit(Renumbered(self.rank))
+
+
 def execute(
     task: TrainTask,
-    emit: Callable[[Event], None],
-    preemption: Preemption,
+    running: RunningTask,
     *,
     settle_output: Callable[[], None] = flush_output,
     in_driver: bool = False,
@@ -52,42 +87,30 @@ def execute(
 
     Args:
         task: what to run.
-        emit: takes the events.
-        preemption: what the train function is told of.
+        running: receives the driver's commands meanwhile, and sends the events.
         settle_output: see :func:`drivetrain._worker.main.serve`.
         in_driver: this is the driver's own process: values and exceptions stay the objects that they are, and
             Ctrl-C and ``sys.exit()`` mean the driver.
     """
-    rank = task.context.get_world_rank()
-    phase = ""
+    rank, emit = running.rank, running.emit
+    state = RankState.WAITING
 
-    def enter(name: str) -> None:
-        nonlocal phase
-        phase = name
-        emit(PhaseEntered(rank, name, time.time()))
+    def enter(entered: RankState) -> None:
+        nonlocal state
+        state = entered
+        emit(PhaseEntered(rank, entered, time.time()))
 
     value: Any = None
     failed_at: float | None = None
     try:
-        enter("loading the train function")
+        enter(RankState.LOADING)
         function, config = pickle.loads(task.function)
-        enter(f"setting up {task.backend.name}")
+        enter(RankState.SETTING_UP)
         with open_workspace(task.context, task.options) as (context, on_checkpoint):
-            session = Session(
-                context=context,
-                checkpoint=task.checkpoint,
-                first_index=task.first_index,
-                first_number=task.first_number,
-                first_quiet=task.first_quiet,
-                emit=emit,
-                preemption=preemption,
-                options=task.options,
-                on_checkpoint=on_checkpoint,
-                emit_from_threads=not in_driver,
-                datasets=task.datasets,
-            )
+            outbox = Outbox(emit, from_threads=not in_driver)
+            session = running.session = Session(task, context, outbox, running.preemption, on_checkpoint)
             with activate(session), task.backend.session(context, task.rendezvous):
-                enter(TRAINING)
+                enter(RankState.TRAINING)
                 try:
                     with contextlib.suppress(_CleanExit), _exit_as_return():
                         value = function(config) if takes_config(function) else function()
@@ -97,19 +120,19 @@ def execute(
                     if in_driver and isinstance(error, Exception):  # no end of a process ends its uploads
                         session.wait_for_uploads()
                     raise
-                enter(f"taking {task.backend.name} down")
+                enter(RankState.TEARING_DOWN)
     except Exception as error:
         settle_output()
-        emit(Failed(rank, failed_at or time.time(), phase, error if in_driver else capture_failure(error)))
+        emit(Failed(rank, failed_at or time.time(), state, error if in_driver else capture_failure(error)))
     except (KeyboardInterrupt, SystemExit) as error:
         if in_driver:
             raise
         settle_output()
-        emit(Failed(rank, failed_at or time.time(), phase, capture_failure(error)))
+        emit(Failed(rank, failed_at or time.time(), state, capture_failure(error)))
     else:
         returned = None if not task.wants_value else value if in_driver else _pickle_value(value)
         settle_output()
-        emit(Returned(rank, returned, preemption.was_told))
+        emit(Returned(rank, returned, running.preemption.was_notified))
 
 
 def takes_config(function: Callable[..., Any]) -> bool:

@@ -12,17 +12,17 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 
 from drivetrain._base.failure import capture_failure
-from drivetrain._wire.events import Noticed
+from drivetrain._wire.commands import Call, Command, FreeMemory, Train
+from drivetrain._wire.events import SigtermReceived
 from drivetrain._wire.frames import Channel
-from drivetrain._worker.execute import execute, flush_output, redirect_output
+from drivetrain._worker.execute import RunningTask, execute, flush_output, redirect_output
 from drivetrain._worker.output import open_log
-from drivetrain._worker.preemption import Preemption
 from drivetrain._worker.signals import Signals
 
 __all__ = ["serve", "settle_in"]
@@ -31,30 +31,21 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def serve(channel: Channel, settle_output: Callable[[], None] = flush_output) -> None:
-    """Executes commands on the calling thread, which is to be the main one, until the channel closes.
+    """Performs commands until the channel closes. Call it on the main thread.
 
-    Another thread reads them, and hears meanwhile what the train function is to be told of a preemption. A process may
-    be given one train function after another.
+    Another thread receives the commands, so that the train function can be notified while it runs. A process may run
+    one train function after another.
 
     Args:
         channel: where commands come from.
-        settle_output: called before the end of the train function is told, so that its output comes before it.
+        settle_output: called before the end of the train function is reported, so that its output comes before it.
     """
     signals = Signals()
-    listener = _Listener(channel, signals)
+    listener = _Listener(channel, signals, settle_output)
     with signals.watched():
         threading.Thread(target=listener.run, daemon=True, name="drivetrain commands").start()
-        while (message := listener.commands.get()) is not None:
-            command, payload = message[:2]
-            if command == "call":
-                channel.send(("result", *_call(payload)))
-            elif command == "train":
-                assert listener.preemption is not None
-                preemption = listener.preemption
-                execute(pickle.loads(payload), channel.send_event, preemption, settle_output=settle_output)
-                preemption.is_over = True
-            elif command == "rest":
-                gc.collect()  # a model's memory, on a device too, is free for whoever wants it meanwhile
+        while (perform := listener.for_main_thread.get()) is not None:
+            perform()
 
 
 def settle_in(rank: int, log_directory: Path | None, since: float) -> bool:
@@ -84,16 +75,17 @@ def _changed_since(file: str, since: float) -> bool:
 
 
 class _Listener:
-    """Takes what comes for a worker process: commands, and signals."""
+    """Receives commands and signals for a worker process."""
 
-    def __init__(self, channel: Channel, signals: Signals) -> None:
-        self.commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.preemption: Preemption | None = None
+    def __init__(self, channel: Channel, signals: Signals, settle_output: Callable[[], None]) -> None:
+        self.for_main_thread: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._running: RunningTask | None = None
         self._channel = channel
         self._signals = signals
+        self._settle_output = settle_output
 
     def run(self) -> None:
-        """Goes on until the channel closes."""
+        """Returns when the channel closes."""
         poller = select.poll()
         for source in (self._channel, self._signals):
             poller.register(source, select.POLLIN)
@@ -101,26 +93,41 @@ class _Listener:
             ready = {descriptor for descriptor, _ in poller.poll()}
             if self._signals.fileno() in ready and self._signals.take():
                 self._on_sigterm()
-            if self._channel.fileno() in ready and not self._receive():
-                return
+            if self._channel.fileno() in ready:
+                command: Command | None = self._channel.receive()
+                if command is None:
+                    self.for_main_thread.put(None)
+                    return
+                self._dispatch(command)
 
-    def _receive(self) -> bool:
-        message = self._channel.receive()
-        if message is not None and message[0] == "preempt":
-            getattr(self.preemption, message[1])(*message[2:])
-            return True
-        if message is not None and message[0] == "train":  # before the task is loaded, which may take its time
-            self.preemption = Preemption(message[2], self._channel.send_event)
-        self.commands.put(message)
-        return message is not None
+    def _dispatch(self, command: Command) -> None:
+        """Performs a command, or passes it to the main thread; the only place that knows all commands."""
+        match command:
+            case Call():
+                self.for_main_thread.put(partial(self._call, command))
+            case Train():  # the task is loaded on the main thread, which may take long: commands can come meanwhile
+                self._running = RunningTask(command.rank, self._channel.send_event)
+                self.for_main_thread.put(partial(self._train, command, self._running))
+            case FreeMemory():
+                self.for_main_thread.put(gc.collect)
+            case _:
+                assert self._running is not None
+                self._running.perform(command)
+
+    def _call(self, command: Call) -> None:
+        self._channel.send(("result", *_call(command.payload)))
+
+    def _train(self, command: Train, running: RunningTask) -> None:
+        execute(pickle.loads(command.task), running, settle_output=self._settle_output)
+        running.is_over, running.session = True, None
 
     def _on_sigterm(self) -> None:
-        """Has the train function end in order if it can; otherwise ends this process, as the signal would have."""
-        watched = self.preemption is not None and self.preemption.is_watched
-        if self.preemption is not None:
+        """Notifies the driver; kills this process, as SIGTERM would, unless the train function can end gracefully."""
+        graceful = self._running is not None and self._running.can_end_gracefully
+        if self._running is not None:
             with contextlib.suppress(OSError):
-                self.preemption.tell(Noticed(self.preemption.rank, watched))
-        if not watched:
+                self._running.emit(SigtermReceived(self._running.rank, graceful))
+        if not graceful:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,9 +1,10 @@
-"""How all ranks learn of a preemption at the same step, without a barrier while there is none.
+"""Lets all ranks stop at the same step without a barrier in every step.
 
-A train function that can end early asks in each step, which costs the count of a number. When there is a reason to end,
-the controller has every rank say how often it has asked, and from then on the next question waits. The controller names
-the step, one more than the highest number, and the ranks go on: each is told when it has asked so often. Ranks that
-ask once per step of a collective loop are at most one step apart, so none waits for one that waits for it.
+Each rank counts its calls to ``get_preemption_info()``: its steps. When the ranks are to stop, the driver requests
+every rank's count with ``CountSteps``; from then on, the next call on each rank waits. The driver replies with
+``StopAfter`` and the stop step, which is the highest count plus one. The ranks continue, and each call returns the
+notice once its count reaches the stop step. Ranks that make one call per step of a collective loop are at most one step
+apart, so none of them waits for a rank that waits for it.
 """
 
 from __future__ import annotations
@@ -11,77 +12,70 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from drivetrain._wire.events import Asking, Counted, Event, PreemptionInfo, Renumbered
+from drivetrain._wire.events import Event, PreemptionInfo, PreemptionPolled, StepsCounted
 from drivetrain._worker.signals import take_back_sigterm
 
 __all__ = ["Preemption"]
 
-_AGREEMENT_S = 60.0
+_STOP_STEP_WAIT_S = 60.0
 
 
 class Preemption:
-    """A rank's side of the agreement.
+    """A rank's part of the agreement on the stop step.
 
     Args:
-        rank: whose.
-        tell: delivers an event to the controller.
-        before: called with each question; where the controller is in this process, it takes its turn there.
+        rank: the rank.
+        emit: sends an event to the driver.
+        before_poll: called in each poll, if given; the in-process runtime handles interrupts there.
     """
 
-    def __init__(self, rank: int, tell: Callable[[Event], None], before: Callable[[], None] | None = None) -> None:
-        self.rank = rank
-        self.tell = tell
-        self._before = before
-        self._count = 0
-        self._asked = False
-        self._step: int | None = None
+    def __init__(self, rank: int, emit: Callable[[Event], None], before_poll: Callable[[], None] | None = None) -> None:
+        self._rank = rank
+        self._emit = emit
+        self._before_poll = before_poll
+        self._steps = 0
+        self._waits_for_stop_step = False
+        self._stop_step: int | None = None
         self._info: PreemptionInfo | None = None
-        self._settled = threading.Condition()
-        self.was_told = False
-        self.is_over = False
-        self.renumber: Callable[[int, int], None] = lambda number, quiet: None
+        self._changed = threading.Condition()
+        self.was_notified = False
 
     @property
-    def is_watched(self) -> bool:
-        """Whether the train function has ever asked, and runs."""
-        return self._count > 0 and not self.is_over
+    def is_polled(self) -> bool:
+        """Whether the train function has polled since its start or since the last renumbering."""
+        return self._steps > 0
 
     def poll(self) -> PreemptionInfo | None:
-        """The train function asks."""
-        if not self._count:
+        """Begins a step, on the train function's thread; returns the notice from the stop step on."""
+        if not self._steps:
             take_back_sigterm()
-            self.tell(Asking(self.rank))
-        self._count += 1  # before the look at what the other thread sets before it looks at this
-        if self._before is not None:
-            self._before()
-        if not self._asked:
+            self._emit(PreemptionPolled(self._rank))
+        self._steps += 1  # before reading the flag that count_steps() sets before it reads this
+        if self._before_poll is not None:
+            self._before_poll()
+        if not self._waits_for_stop_step:
             return None
-        with self._settled:
-            # Bounded for a driver that is gone without a word.
-            if not self._settled.wait_for(lambda: self._step is not None, _AGREEMENT_S):
+        with self._changed:
+            # The timeout is for a driver that was lost before it sent the step.
+            if not self._changed.wait_for(lambda: self._stop_step is not None, _STOP_STEP_WAIT_S):
                 return None
-        assert self._step is not None
-        if self._count < self._step:
+        assert self._stop_step is not None
+        if self._steps < self._stop_step:
             return None
-        self.was_told = True
+        self.was_notified = True
         return self._info
 
-    def count(self) -> None:
-        """The controller wants to know how often the function has asked; from now on its questions wait."""
-        self._asked = True
-        self.tell(Counted(self.rank, self._count))
+    def count_steps(self) -> None:
+        """Sends the number of steps; the next step waits for :meth:`stop_after`."""
+        self._waits_for_stop_step = True
+        self._emit(StepsCounted(self._rank, self._steps))
 
-    def follow(self, number: int, quiet: int) -> None:
-        """Another rank was replaced: the next report of this one is to come after that number, as the new one's.
+    def stop_after(self, step: int, info: PreemptionInfo) -> None:
+        """Sets the step in which :meth:`poll` returns the notice."""
+        with self._changed:
+            self._stop_step, self._info = step, info
+            self._changed.notify_all()
 
-        Its questions are counted anew as well, as those of the new rank are.
-        """
-        self._count = 0
-        self.renumber(number, quiet)
-        self.tell(Renumbered(self.rank))
-
-    def settle(self, step: int, info: PreemptionInfo) -> None:
-        """The controller has said at which question the function is told."""
-        with self._settled:
-            self._step, self._info = step, info
-            self._settled.notify_all()
+    def restart_count(self) -> None:
+        """Counts steps from 0, as a rank does that has just replaced a lost one."""
+        self._steps = 0

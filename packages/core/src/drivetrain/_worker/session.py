@@ -15,8 +15,8 @@ from drivetrain._hooks.context import TrainContext
 from drivetrain._hooks.dataset import DatasetShard
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.filesystem import StoredFile
-from drivetrain._wire.events import Event, PreemptionInfo, Reported, Uploaded
-from drivetrain._wire.task import SessionOptions
+from drivetrain._wire.events import Event, PreemptionInfo, Reported, ReportNumber, Uploaded
+from drivetrain._wire.task import TrainTask
 from drivetrain._worker.metrics import check_reductions, plain_metrics
 from drivetrain._worker.preemption import Preemption
 from drivetrain._worker.uploads import RESERVED_NAMES, UploadRequest, Uploads
@@ -24,6 +24,7 @@ from drivetrain.config import CheckpointUploadMode
 from drivetrain.errors import SessionError, StorageError
 
 __all__ = [
+    "Outbox",
     "Session",
     "activate",
     "active_session",
@@ -37,67 +38,72 @@ __all__ = [
 _DIRECTORY_NAME = re.compile(r"(?!checkpoint_\d+$|result.*\.json$)[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
 
 
-class Session:
-    """One rank's line to the controller for the time of one attempt.
+class Outbox:
+    """Sends a rank's events to the driver.
 
     Args:
-        context: the facts that :func:`get_context` hands out.
-        checkpoint: what to resume from.
-        first_index: index in the run that the report before the first one of this attempt has.
-        first_number: number in the attempt of the report before this session's first.
-        first_quiet: how many of the reports up to that one are no iterations.
-        emit: delivers an event to the controller; blocks while the controller is too far behind.
-        preemption: what the function is told of.
-        options: see there.
-        on_checkpoint: called when a report had a checkpoint.
-        emit_from_threads: ``emit`` may be called from any thread; otherwise what happens in the background is told with
-            the next report.
-        datasets: this rank's shards, by name.
+        emit: sends an event; blocks while the driver is too far behind.
+        from_threads: ``emit`` may be called from any thread. Otherwise events of other threads are sent with the next
+            report.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], *, from_threads: bool = True) -> None:
+        self.emit = emit
+        self._from_threads = from_threads
+        self._waiting: deque[Event] = deque()
+
+    def emit_from_thread(self, event: Event) -> None:
+        """Sends an event, or keeps it for :meth:`flush`; may be called from any thread."""
+        if self._from_threads:
+            self.emit(event)
+        else:
+            self._waiting.append(event)
+
+    def flush(self) -> None:
+        """Sends the events that were kept."""
+        while self._waiting:
+            self.emit(self._waiting.popleft())
+
+
+class Session:
+    """The functions that one run of the train function can call, such as :meth:`report`.
+
+    Args:
+        task: the checkpoint to resume from, the datasets, the options, and the number of the last report.
+        context: the result of :func:`get_context`.
+        outbox: sends events to the driver.
+        preemption: the notices for the train function.
+        on_checkpoint: called after a report with a checkpoint.
     """
 
     def __init__(
         self,
-        *,
+        task: TrainTask,
         context: TrainContext,
-        checkpoint: Checkpoint | None,
-        first_index: int,
-        first_number: int = 0,
-        first_quiet: int = 0,
-        emit: Callable[[Event], None],
+        outbox: Outbox,
         preemption: Preemption,
-        options: SessionOptions | None = None,
         on_checkpoint: Callable[[], None] = lambda: None,
-        emit_from_threads: bool = True,
-        datasets: Mapping[str, Any] | None = None,
     ) -> None:
         self.context = context
-        self.checkpoint = checkpoint
+        self.checkpoint = task.checkpoint
         self.preemption = preemption
-        preemption.renumber = self._renumber
-        self._datasets = datasets or {}
-        self._options = options or SessionOptions()
+        self._task = task
         self._on_checkpoint = on_checkpoint
-        self._emit_from_threads = emit_from_threads
-        self._finished: deque[Uploaded] = deque()
-        self._storage = context.storage
-        self._first_index = first_index
-        self._emit = emit
-        self._rank = context.get_world_rank()
-        self._count = first_number
-        self._quiet = first_quiet
-        self._stored_number = 0
-        self._uploads = Uploads(context.storage, self._rank, self._options.checkpoints)
+        self._outbox = outbox
+        self._number, self._iteration = task.last_report  # integers, as reports may come every few microseconds
+        self._last_stored = 0
+        self._uploads = Uploads(context.storage, context.get_world_rank(), task.options.checkpoints)
         self._process = os.getpid()
         self._lock = threading.Lock()
 
     def dataset_shard(self, name: str | None) -> Any:
         """One of this rank's shards; without a name the only one."""
-        if name is None and len(self._datasets) == 1:
-            return next(iter(self._datasets.values()))
-        if name is None or name not in self._datasets:
-            known = ", ".join(map(repr, self._datasets)) or "no datasets: pass datasets={...} to the trainer"
+        if name is None and len(self._task.datasets) == 1:
+            return next(iter(self._task.datasets.values()))
+        if name is None or name not in self._task.datasets:
+            known = ", ".join(map(repr, self._task.datasets)) or "no datasets: pass datasets={...} to the trainer"
             raise SessionError(f"get_dataset_shard() wants the name of a dataset, found {name!r}; the run has {known}")
-        return self._datasets[name]
+        return self._task.datasets[name]
 
     def report(
         self,
@@ -125,22 +131,21 @@ class Session:
             check_reductions(reduce, values)
         with self._lock:
             self._uploads.raise_failure()
-            self._tell_finished()
-            quiet_so_far = self._quiet + quiet
+            self._outbox.flush()
+            number, iteration = self._number + 1, self._iteration + (not quiet)
+            rank = self.context.worker.rank
             if upload is None:
-                self._count, self._quiet = self._count + 1, quiet_so_far
-                self._emit(
-                    Reported(self._rank, self._count, time.time(), values, None, reduce, None, quiet, quiet_so_far)
-                )
+                self._number, self._iteration = number, iteration
+                self._outbox.emit(Reported(rank, number, iteration, time.time(), values, None, reduce, None, quiet))
                 return
-            self._storage.require_run(self.context.run_id, self._options.start)
+            storage = self.context.storage
+            storage.require_run(self.context.run_id, self._task.options.start)
             self._add_positions(upload.checkpoint)
-            number = self._count + 1
-            prepared = self._uploads.prepare(upload, self._first_index + number)
-            stored = Checkpoint.in_storage(self._storage, prepared.directory)
-            self._count, self._quiet = number, quiet_so_far
-            told = prepared.files, reduce, prepared.directory, quiet, quiet_so_far
-            self._emit(Reported(self._rank, number, time.time(), values, *told))
+            prepared = self._uploads.prepare(upload, number)
+            stored = Checkpoint.in_storage(storage, prepared.directory)
+            files, directory = prepared.files, prepared.directory
+            self._number, self._iteration = number, iteration
+            self._outbox.emit(Reported(rank, number, iteration, time.time(), values, files, reduce, directory, quiet))
             if prepared.finish is None:
                 self._note_stored(number, stored)
             else:
@@ -149,10 +154,10 @@ class Session:
 
     def _add_positions(self, checkpoint: Checkpoint) -> None:
         """Stores the position of every dataset whose ``state_dict()`` was called since the last report."""
-        resumable = {name: shard for name, shard in self._datasets.items() if isinstance(shard, DatasetShard)}
+        resumable = {name: shard for name, shard in self._task.datasets.items() if isinstance(shard, DatasetShard)}
         states = {name: shard.take_state() for name, shard in resumable.items()}
         known = {name: state for name, state in states.items() if state is not None}
-        if known and self._rank == 0:
+        if known and self.context.get_world_rank() == 0:
             checkpoint.update_metadata({POSITIONS: known})
 
     def finish(self) -> None:
@@ -162,34 +167,27 @@ class Session:
             StorageError: one of them failed.
         """
         self._uploads.drain()
-        self._tell_finished()
+        self._outbox.flush()
 
     def wait_for_uploads(self) -> None:
-        """Waits for the uploads in the background, and tells of those that end well."""
+        """Waits for the uploads in the background, and reports those that succeed."""
         with contextlib.suppress(StorageError):
             self._uploads.drain()
-        self._tell_finished()
+        self._outbox.flush()
 
-    def _renumber(self, number: int, quiet: int) -> None:
+    def renumber(self, last_report: ReportNumber) -> None:
+        """Makes the next report follow another number; called from another thread."""
         with self._lock:
-            self._count, self._quiet = number, quiet
+            self._number, self._iteration = last_report
 
     def _note_stored(self, number: int, stored: Checkpoint) -> None:
-        if number > self._stored_number:  # an earlier upload may take longer than a later one
-            self._stored_number = number
+        if number > self._last_stored:  # an earlier upload may take longer than a later one
+            self._last_stored = number
             self.checkpoint = stored
 
     def _on_uploaded(self, number: int, stored: Checkpoint, files: dict[str, StoredFile]) -> None:
         self._note_stored(number, stored)
-        event = Uploaded(self._rank, number, files)
-        if self._emit_from_threads:
-            self._emit(event)
-        else:
-            self._finished.append(event)
-
-    def _tell_finished(self) -> None:
-        while self._finished:
-            self._emit(self._finished.popleft())
+        self._outbox.emit_from_thread(Uploaded(self.context.get_world_rank(), number, files))
 
 
 POSITIONS = "dataset_positions"
@@ -336,13 +334,15 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
 
 
 def get_preemption_info() -> PreemptionInfo | None:
-    """Whether the train function is to save its state and return, because its processes are about to be ended.
+    """Returns the pending preemption, or None.
 
-    Ask once per step, on all ranks that take part in collectives. All of them are told at the same step. Without a
-    reason to end, asking costs less than a microsecond. Who has never asked is ended without notice.
+    Call it once per step on every rank that takes part in collectives; all ranks receive the notice at the same step.
+    The call takes less than a microsecond when no preemption is pending. A train function that never calls it is
+    terminated without a chance to save.
 
     Returns:
-        None as long as there is no reason.
+        The notice that the train function should save its state and return: its processes will be terminated, or the
+        run will continue with more workers.
 
     Raises:
         SessionError: called outside a train function.

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from drivetrain._base.outcome import outcome_of
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers.standing import MAX_METRICS, Counter, Metric, Standing, short
@@ -171,8 +172,7 @@ class _Watch:
         self._ended.set()
         self._thread.join(_END_WAIT_S)
         self._console.status()
-        word = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        self._state = f"{word} after {time.monotonic() - self._started:.1f} s"
+        self._state = f"{outcome_of(error).value} after {time.monotonic() - self._started:.1f} s"
         self.uploading.clear()
         self._console.print(" | ".join(self._last_report()), error=True)
 

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from drivetrain._base.outcome import outcome_of
 from drivetrain._hooks.callback import Callback
 from drivetrain._storage.layout import TIMELINE_FILE
 from drivetrain._version import __version__
-from drivetrain.errors import RunCancelledError
 from drivetrain.loggers.usage import UsageRecorder
 
 if TYPE_CHECKING:
@@ -106,13 +106,8 @@ class Timeline(Callback):
         self._usage.stop()
         if self._packages is not None:
             self._packages.join(_STOP_WAIT_S)
-        outcome = "finished"
-        if isinstance(error, (KeyboardInterrupt, SystemExit, RunCancelledError)):
-            outcome = "interrupted"
-        elif error is not None:
-            outcome = "failed"
         said = None if error is None else (str(error) or type(error).__name__).strip().partition("\n")[0]
-        self._note(run, "end", outcome=outcome, error=said)
+        self._note(run, "end", outcome=outcome_of(error).value, error=said)
 
     def _note(self, run: Run, event: str, **facts: Any) -> None:
         append_line(run.path / TIMELINE_FILE, {"time": time.time(), "event": event, **facts})

@@ -1,0 +1,33 @@
+"""How a run ended: the one definition for the progress line, the timeline and whatever reads it."""
+
+from __future__ import annotations
+
+import enum
+
+from drivetrain.errors import RunCancelledError
+
+__all__ = ["RunOutcome", "outcome_of"]
+
+
+class RunOutcome(enum.Enum):
+    """How a run ended. The values are the words in ``timeline.jsonl`` and in messages."""
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+
+
+def outcome_of(error: BaseException | None) -> RunOutcome:
+    """Determines how a run ended.
+
+    Args:
+        error: the exception that ended the run; None if it succeeded.
+
+    Returns:
+        ``INTERRUPTED`` after Ctrl-C, SIGTERM or :meth:`drivetrain.RunHandle.cancel`.
+    """
+    if error is None:
+        return RunOutcome.FINISHED
+    if isinstance(error, (KeyboardInterrupt, SystemExit, RunCancelledError)):
+        return RunOutcome.INTERRUPTED
+    return RunOutcome.FAILED

@@ -1,0 +1,172 @@
+"""What happens to a report: metrics go to the callbacks, values are combined, and checkpoints are committed."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drivetrain._driver.ranks import Rank, Ranks
+from drivetrain._driver.reports import MatchedReport, ReportMatcher, combine
+from drivetrain._driver.services import RunServices
+from drivetrain._driver.states import StateMachine, Trigger
+from drivetrain._hooks.callback import Report
+from drivetrain._wire.events import Reported, ReportNumber, Uploaded
+from drivetrain.errors import CallbackError, CheckpointError
+
+__all__ = ["Delivery"]
+
+
+class Delivery:
+    """Delivers the reports of one attempt.
+
+    Args:
+        services: of the run.
+        ranks: of the attempt.
+        machine: gets :attr:`~drivetrain._driver.states.Trigger.STOP_CONDITION_MET`.
+        last_number: the report number that the first reports follow.
+
+    Attributes:
+        last_number: the highest report number so far.
+        metrics: the metrics that rank 0 reported last.
+    """
+
+    def __init__(self, services: RunServices, ranks: Ranks, machine: StateMachine, last_number: int) -> None:
+        self._services = services
+        self._config = services.run.run_config
+        self._ranks = ranks
+        self._machine = machine
+        self._matcher = ReportMatcher(len(ranks), last_number)
+        self._waiting: deque[Reported] = deque()
+        self._combined: dict[int, dict[str, float]] = {}
+        self._uploading: dict[int, MatchedReport] = {}
+        self._stop_number: int | None = None
+        self.last_number = last_number
+        self.metrics: dict[str, Any] | None = None
+
+    @property
+    def is_uploading(self) -> bool:
+        """Whether checkpoints wait for uploads in the background only."""
+        return bool(self._uploading)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no checkpoint reported up to the stop condition is still incomplete."""
+        number = self._stop_number
+        return not self._uploading and (number is None or not self._matcher.holds(number))
+
+    def on_report(self, event: Reported) -> bool:
+        """Takes a report; returns whether a checkpoint was committed."""
+        rank = self._ranks[event.rank]
+        self._fill_in(event, rank)
+        rank.number, rank.iteration = event.number, event.iteration
+        self.last_number = max(self.last_number, event.number)
+        settled = self._matcher.add(event)
+        if event.rank == 0 and not event.quiet and (event.reduce or self._waiting):
+            self._waiting.append(event)
+        elif not event.quiet:
+            self._deliver(event)
+        return self._complete(settled)
+
+    def on_upload(self, event: Uploaded) -> bool:
+        """Takes the end of an upload; returns whether a checkpoint was committed."""
+        matched = self._matcher.held(event.number) or self._uploading.get(event.number)
+        if matched is None:  # the rank was not waited for, and its report has not been settled
+            return False
+        matched.files[event.rank] = event.files
+        matched.uploading.discard(event.rank)
+        if matched.uploading or event.number not in self._uploading:
+            return False
+        self._commit(self._uploading.pop(event.number))
+        return True
+
+    def finish(self, rank: int) -> bool:
+        """Notes that a rank will not report again; returns whether a checkpoint was committed."""
+        return self._complete(self._matcher.finish(rank))
+
+    def restart(self, last_report: ReportNumber, lost: Sequence[int]) -> None:
+        """Drops everything that lost ranks would have to complete; all ranks continue after one report number."""
+        self.flush()
+        self._matcher.restart(last_report.number)
+        self._uploading = {n: held for n, held in self._uploading.items() if held.uploading.isdisjoint(lost)}
+        self._combined.clear()
+
+    def flush(self) -> None:
+        """Delivers the reports that wait for combined values, without those that are still unknown."""
+        while self._waiting:
+            self._deliver_waiting()
+
+    def _fill_in(self, event: Reported, rank: Rank) -> None:
+        """Adds the metrics that every report has."""
+        metrics = event.metrics
+        metrics.setdefault("_timestamp", int(event.time))
+        if not event.quiet:
+            metrics.setdefault("_time_this_iter_s", event.time - rank.reported_at)
+        metrics.setdefault("_training_iteration", event.iteration)
+        if event.quiet:
+            return
+        rank.reported_at = event.time
+        if self._config.detailed_metrics:
+            moment = datetime.datetime.fromtimestamp(event.time)
+            metrics.setdefault("_date", moment.strftime("%Y-%m-%d_%H-%M-%S"))
+            metrics.setdefault("_hostname", rank.worker.hostname)
+            metrics.setdefault("_node_ip", rank.worker.ip)
+            metrics.setdefault("_pid", rank.worker.pid)
+            metrics.setdefault("_time_total_s", event.time - rank.trained_from)
+
+    def _deliver(self, event: Reported) -> None:
+        if event.rank == 0:
+            self.metrics = event.metrics
+        self._services.callbacks.report(Report(event.rank, event.iteration, event.metrics, event.directory))
+        condition = self._config.stop
+        if event.rank == 0 and condition is not None and self._stop_number is None and self._is_met(event.metrics):
+            self._stop_number = event.number
+            self._machine.apply(Trigger.STOP_CONDITION_MET)
+
+    def _is_met(self, metrics: Mapping[str, Any]) -> bool:
+        condition = self._config.stop
+        try:
+            if callable(condition):
+                return bool(condition(self._services.run.id, metrics))
+            return any(metrics.get(key, -math.inf) >= bound for key, bound in (condition or {}).items())
+        except Exception as error:  # raised by a user's function, or by comparing a metric that is not a number
+            raise CallbackError(f"RunConfig(stop=...) raised {type(error).__name__}: {error}") from error
+
+    def _complete(self, settled: list[MatchedReport]) -> bool:
+        """No rank can add to these reports any more: combines their values, then commits their checkpoints."""
+        committed = False
+        for matched in settled:
+            if matched.reduce:
+                self._combined[matched.number] = combine(matched.metrics, matched.reduce)
+            while self._waiting and (not self._waiting[0].reduce or self._waiting[0].number in self._combined):
+                self._deliver_waiting()
+            if matched.uploading:
+                self._uploading[matched.number] = matched
+            elif matched.directories:
+                self._commit(matched)
+                committed = True
+        return committed
+
+    def _deliver_waiting(self) -> None:
+        event = self._waiting.popleft()
+        event.metrics.update(self._combined.pop(event.number, {}))
+        self._deliver(event)
+
+    def _commit(self, matched: MatchedReport) -> None:
+        names = sorted(set(matched.directories.values()))
+        if len(names) > 1:
+            raise CheckpointError(
+                f"the ranks want to name the directory of a checkpoint the same, found {', '.join(names)}"
+            )
+        metrics = dict(matched.metrics[min(matched.metrics)])
+        metrics.update(combine(matched.metrics, matched.reduce))
+        entry = self._services.checkpoints.commit(
+            index=matched.number,
+            iteration=matched.iteration,
+            files=matched.files,
+            metrics=metrics,
+            name=names[0],
+        )
+        self._services.callbacks.call("on_checkpoint", entry)

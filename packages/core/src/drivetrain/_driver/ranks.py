@@ -1,0 +1,115 @@
+"""The ranks of one attempt: what the driver knows about each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain._driver.states import next_rank_state
+from drivetrain._hooks.context import WorkerInfo
+from drivetrain._wire.events import Event, PhaseEntered, RankState, ReportNumber
+
+__all__ = ["Rank", "Ranks"]
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank.
+
+    Attributes:
+        worker: its process.
+        number: the number of its last report, or the one that its first report follows.
+        iteration: the iteration of its last report, likewise.
+        state: its state.
+        lost_in: the state in which its process was lost.
+        reported_at: Unix time in seconds of its last report, or of the start of its train function.
+        trained_from: Unix time in seconds at which its train function started.
+        received_sigterm: whether its process received SIGTERM.
+        return_value: the value of its train function.
+    """
+
+    worker: WorkerInfo
+    number: int
+    iteration: int
+    state: RankState = RankState.WAITING
+    lost_in: RankState | None = None
+    reported_at: float = 0.0
+    trained_from: float = 0.0
+    received_sigterm: bool = False
+    return_value: Any = None
+
+
+class Ranks(list[Rank]):
+    """The ranks of one attempt.
+
+    Args:
+        workers: their processes.
+        last_report: the numbers that their first reports follow.
+        backend: the name of the backend, for :meth:`describe`.
+
+    Attributes:
+        active: the ranks that have neither returned nor failed nor been lost.
+        starting: the active ranks that have not reached the train function.
+    """
+
+    def __init__(self, workers: Sequence[WorkerInfo], last_report: ReportNumber, backend: str) -> None:
+        super().__init__(Rank(worker, *last_report) for worker in workers)
+        self._first = last_report.number
+        self._backend = backend
+        self.active = set(range(len(workers)))
+        self.starting = set(self.active)
+
+    def apply(self, event: Event) -> bool:
+        """Changes the state of the event's rank; returns whether the rank had not ended before."""
+        number = event.rank
+        if number not in self.active:
+            return False
+        rank = self[number]
+        before, rank.state = rank.state, next_rank_state(rank.state, event)
+        if isinstance(event, PhaseEntered) and event.state is RankState.TRAINING:
+            self.starting.discard(number)
+            rank.reported_at = rank.trained_from = event.time
+        elif rank.state in (RankState.FINISHED, RankState.FAILED, RankState.LOST):
+            self.active.discard(number)
+            self.starting.discard(number)
+            rank.lost_in = before if rank.state is RankState.LOST else None
+        return True
+
+    def reports(self, rank: int) -> int:
+        """How many reports a rank has made in this attempt."""
+        return self[rank].number - self._first
+
+    def describe(self, rank: int) -> str:
+        """What a rank is doing, for messages; for a lost rank what it was doing."""
+        record = self[rank]
+        return self.describe_state(record.lost_in or record.state)
+
+    def describe_state(self, state: RankState) -> str:
+        """What a rank in a state is doing, for messages."""
+        return state.describe(self._backend)
+
+    def in_state(self, state: RankState) -> list[int]:
+        """The ranks in a state."""
+        return [number for number, rank in enumerate(self) if rank.state is state]
+
+    @property
+    def replaceable(self) -> list[int]:
+        """The lost ranks, if they and all others were in the train function and some still are; else none."""
+        places = {rank.lost_in or rank.state for rank in self}
+        return self.in_state(RankState.LOST) if self.active and places == {RankState.TRAINING} else []
+
+    @property
+    def last_report(self) -> ReportNumber:
+        """The highest number and the highest iteration of any rank."""
+        return ReportNumber(max(rank.number for rank in self), max(rank.iteration for rank in self))
+
+    def replace(self, lost: Sequence[int], workers: Sequence[WorkerInfo], last_report: ReportNumber) -> None:
+        """Notes the new processes of lost ranks, and that all ranks continue after the same report number."""
+        for rank, worker in zip(self, workers, strict=True):
+            rank.worker = worker
+            rank.number, rank.iteration = last_report
+        for number in lost:
+            self[number] = Rank(workers[number], *last_report)
+            self.active.add(number)
+            self.starting.add(number)

@@ -1,0 +1,160 @@
+"""The states of an attempt and of its ranks, and the one table of transitions for each.
+
+Nothing else decides which state follows: the other modules apply a trigger, or an event of a rank, and then act on the
+state. A pair that is missing in a table leaves the state as it is.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Mapping
+
+from drivetrain._wire.events import Event, Exited, Failed, PhaseEntered, RankState, Returned
+
+__all__ = ["ATTEMPT_TRANSITIONS", "AttemptState", "StateMachine", "Trigger", "next_rank_state"]
+
+
+class AttemptState(enum.Enum):
+    """The state of an attempt. The states from ``SUCCEEDED`` on are final."""
+
+    RUNNING = enum.auto()
+    STOPPING = enum.auto()  # the stop condition was met; checkpoints that were reported before are being completed
+    PREEMPTING = enum.auto()  # the ranks were asked to save and return, because their processes will be terminated
+    GROWING = enum.auto()  # the ranks were asked to save and return, because there is room for more of them
+    RANKS_LOST = enum.auto()  # processes were lost, and nothing else happened: they can be replaced
+    REPLACING = enum.auto()  # the other ranks wait for the replacements
+    SUCCEEDED = enum.auto()
+    PREEMPTED = enum.auto()
+    GROWN = enum.auto()  # the next attempt has more workers
+    FAILED = enum.auto()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the attempt waits for its ranks to return."""
+        return self in (
+            AttemptState.RUNNING,
+            AttemptState.STOPPING,
+            AttemptState.PREEMPTING,
+            AttemptState.GROWING,
+        )
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no trigger changes the state any more."""
+        return self in (
+            AttemptState.SUCCEEDED,
+            AttemptState.PREEMPTED,
+            AttemptState.GROWN,
+            AttemptState.FAILED,
+        )
+
+
+class Trigger(enum.Enum):
+    """What can change the state of an attempt."""
+
+    STOP_CONDITION_MET = enum.auto()
+    CHECKPOINTS_COMPLETED = enum.auto()  # those that were reported before the stop condition was met
+    PREEMPTION_REQUESTED = enum.auto()  # by SIGTERM to a rank, or by an interrupt of the driver
+    GROWTH_REQUESTED = enum.auto()  # the ranks can save first
+    GROWTH_WITHOUT_SAVING = enum.auto()  # they cannot: the next attempt resumes from the latest checkpoint
+    ALL_RETURNED = enum.auto()  # every train function is done
+    ALL_SAVED = enum.auto()  # every train function has returned, at least one after a notice
+    RANK_FAILED = enum.auto()
+    RANK_LOST = enum.auto()
+    REPLACEMENT_STARTED = enum.auto()
+    RANKS_REPLACED = enum.auto()
+    DEADLINE_PASSED = enum.auto()
+
+
+_S, _T = AttemptState, Trigger
+
+ATTEMPT_TRANSITIONS: Mapping[AttemptState, Mapping[Trigger, AttemptState]] = {
+    _S.RUNNING: {
+        _T.STOP_CONDITION_MET: _S.STOPPING,
+        _T.PREEMPTION_REQUESTED: _S.PREEMPTING,
+        _T.GROWTH_REQUESTED: _S.GROWING,
+        _T.GROWTH_WITHOUT_SAVING: _S.GROWN,
+        _T.ALL_RETURNED: _S.SUCCEEDED,
+        _T.RANK_FAILED: _S.FAILED,
+        _T.RANK_LOST: _S.RANKS_LOST,
+        _T.DEADLINE_PASSED: _S.FAILED,
+    },
+    _S.STOPPING: {
+        _T.CHECKPOINTS_COMPLETED: _S.SUCCEEDED,
+        _T.ALL_RETURNED: _S.SUCCEEDED,
+        _T.ALL_SAVED: _S.SUCCEEDED,
+        _T.RANK_FAILED: _S.FAILED,
+        _T.RANK_LOST: _S.FAILED,
+        _T.DEADLINE_PASSED: _S.SUCCEEDED,
+    },
+    _S.PREEMPTING: {
+        _T.STOP_CONDITION_MET: _S.STOPPING,
+        _T.ALL_RETURNED: _S.SUCCEEDED,
+        _T.ALL_SAVED: _S.PREEMPTED,
+        _T.RANK_FAILED: _S.FAILED,
+        _T.RANK_LOST: _S.FAILED,
+        _T.DEADLINE_PASSED: _S.PREEMPTED,
+    },
+    _S.GROWING: {
+        _T.STOP_CONDITION_MET: _S.STOPPING,
+        _T.PREEMPTION_REQUESTED: _S.PREEMPTING,
+        _T.ALL_RETURNED: _S.SUCCEEDED,
+        _T.ALL_SAVED: _S.GROWN,
+        _T.RANK_FAILED: _S.FAILED,
+        _T.RANK_LOST: _S.FAILED,
+        _T.DEADLINE_PASSED: _S.GROWN,
+    },
+    _S.RANKS_LOST: {
+        _T.STOP_CONDITION_MET: _S.FAILED,
+        _T.PREEMPTION_REQUESTED: _S.FAILED,
+        _T.RANK_FAILED: _S.FAILED,
+        _T.REPLACEMENT_STARTED: _S.REPLACING,
+    },
+    _S.REPLACING: {
+        _T.STOP_CONDITION_MET: _S.FAILED,
+        _T.PREEMPTION_REQUESTED: _S.FAILED,
+        _T.RANK_FAILED: _S.FAILED,
+        _T.RANK_LOST: _S.FAILED,
+        _T.RANKS_REPLACED: _S.RUNNING,
+        _T.DEADLINE_PASSED: _S.FAILED,
+    },
+}
+
+
+class StateMachine:
+    """The state of one attempt.
+
+    Attributes:
+        state: the state.
+        entered_at: when it was entered, by the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.state = AttemptState.RUNNING
+        self.entered_at = time.monotonic()
+
+    def apply(self, trigger: Trigger) -> bool:
+        """Changes the state as the table says; returns whether it changed."""
+        following = ATTEMPT_TRANSITIONS.get(self.state, {}).get(trigger, self.state)
+        if following is self.state:
+            return False
+        self.state, self.entered_at = following, time.monotonic()
+        return True
+
+
+_ENDED = (RankState.FINISHED, RankState.FAILED, RankState.LOST)
+_RANK_TRANSITIONS: Mapping[type, RankState] = {
+    Returned: RankState.FINISHED,
+    Failed: RankState.FAILED,
+    Exited: RankState.LOST,
+}
+
+
+def next_rank_state(state: RankState, event: Event) -> RankState:
+    """The state of a rank after an event. A rank that has ended stays as it is until it is replaced."""
+    if state in _ENDED:
+        return state
+    if isinstance(event, PhaseEntered):
+        return event.state
+    return _RANK_TRANSITIONS.get(type(event), state)

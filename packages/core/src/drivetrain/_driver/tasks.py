@@ -1,0 +1,103 @@
+"""The tasks that workers receive: everything one rank needs to run the train function once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from drivetrain._driver.services import RunServices
+from drivetrain._hooks.context import TrainContext, WorkerInfo
+from drivetrain._runtimes.base import Group
+from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._wire.events import ReportNumber
+from drivetrain._wire.task import SessionOptions, TrainTask
+from drivetrain.config import ScalingConfig
+
+__all__ = ["TaskFactory", "scaling_for"]
+
+
+class TaskFactory:
+    """Makes the tasks of one run.
+
+    Args:
+        services: of the run.
+        function: the pickled pair of train function and config.
+        split: splits the datasets among workers, which may continue from a checkpoint.
+        metadata: the trainer's metadata, for the context.
+        start: how many drivers have worked on the run, this one included.
+        all_values: whether every rank's value is needed, and not only rank 0's.
+    """
+
+    def __init__(
+        self,
+        services: RunServices,
+        *,
+        function: bytes,
+        split: Callable[[Sequence[WorkerInfo], Checkpoint | None], Sequence[Mapping[str, Any]]],
+        metadata: Mapping[str, Any],
+        start: int = 1,
+        all_values: bool = False,
+    ) -> None:
+        self._services = services
+        self._function = function
+        self._split = split
+        self._metadata = metadata
+        self.start = start
+        self._all_values = all_values
+        self._shards: Sequence[Mapping[str, Any]] = ()
+
+    def split_datasets(self, workers: Sequence[WorkerInfo], checkpoint: Checkpoint | None) -> None:
+        """Splits the datasets among the workers of an attempt.
+
+        The shards are kept as long as the workers use them: Ray terminates the actor that splits a dataset when this
+        process releases it.
+        """
+        self._shards = self._split(workers, checkpoint)
+
+    def make(
+        self,
+        group: Group,
+        rank: int,
+        rendezvous: Mapping[str, str],
+        *,
+        attempt: int,
+        checkpoint: Checkpoint | None,
+        last_report: ReportNumber,
+    ) -> TrainTask:
+        """The task of one rank."""
+        run, worker, world_size = self._services.run, group.workers[rank], len(group.workers)
+        config = run.run_config
+        return TrainTask(
+            function=self._function,
+            backend=self._services.backend,
+            rendezvous=rendezvous,
+            context=TrainContext(
+                worker=worker,
+                world_size=world_size,
+                local_world_size=sum(other.node_id == worker.node_id for other in group.workers),
+                run_name=run.name,
+                run_id=run.id,
+                trial=run.trial,
+                storage=run.storage,
+                attempt=attempt,
+                metadata=self._metadata,
+                trial_resources=scaling_for(run.scaling_config, world_size).total_resources,
+                checkpoint_config=config.checkpoint_config,
+            ),
+            checkpoint=checkpoint,
+            last_report=last_report,
+            options=SessionOptions(
+                checkpoints=config.checkpoint_config,
+                sync=config.sync_config,
+                start=self.start,
+                chdir=config.chdir_to_trial_dir,
+            ),
+            datasets=self._shards[rank],
+            wants_value=self._all_values or rank == 0,
+        )
+
+
+def scaling_for(scaling: ScalingConfig, size: int) -> ScalingConfig:
+    """The configuration with a number of workers; only an elastic run has bounds that differ."""
+    return scaling if scaling.num_workers == scaling.max_workers else replace(scaling, num_workers=size)

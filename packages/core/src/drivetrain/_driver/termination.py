@@ -1,0 +1,130 @@
+"""How ranks are asked to save and return, all after the same step: before a preemption, and before a run grows.
+
+:mod:`drivetrain._worker.preemption` is the other side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from drivetrain._base.failure import Failure
+from drivetrain._driver.outcomes import AttemptFailed, Grow
+from drivetrain._driver.ranks import Ranks
+from drivetrain._driver.services import RunServices
+from drivetrain._driver.states import AttemptState, StateMachine, Trigger
+from drivetrain._runtimes.base import Group
+from drivetrain._wire.commands import CountSteps, StopAfter
+from drivetrain._wire.events import PreemptionInfo, Returned, StepsCounted
+from drivetrain.errors import FailureKind
+
+__all__ = ["Termination"]
+
+
+class Termination:
+    """Decides when the ranks of one attempt should save and return early, and asks them to.
+
+    Args:
+        services: of the run. Whether ranks can save first is ``services.interrupts.can_end_gracefully``.
+        group: of the attempt.
+        ranks: of the attempt.
+        machine: gets the triggers of preemption and growth.
+        target_size: computes how many workers an elastic run could have now; may take seconds.
+    """
+
+    def __init__(
+        self,
+        services: RunServices,
+        group: Group,
+        ranks: Ranks,
+        machine: StateMachine,
+        target_size: Callable[[], int],
+    ) -> None:
+        self._services = services
+        self._group = group
+        self._ranks = ranks
+        self._machine = machine
+        self._target_size = target_size
+        self._sizes_compared_at = time.monotonic()
+        self._next_size = 0
+        self._preemption_reason = ""
+        self._notice: PreemptionInfo | None = None
+        self._steps: dict[int, int] = {}
+        self._any_rank_saved = False
+
+    @property
+    def grace_s(self) -> float:
+        """How many seconds the ranks have to save and return."""
+        return self._services.run.run_config.failure_config.preemption_grace_s
+
+    def request_preemption(self, reason: str) -> None:
+        """The processes will be terminated soon, or the driver was interrupted: the ranks should save and return."""
+        if self._machine.apply(Trigger.PREEMPTION_REQUESTED):
+            self._preemption_reason = reason
+        if self._machine.state in (AttemptState.PREEMPTING, AttemptState.STOPPING):
+            self._ask_to_save(reason)
+
+    def consider_growth(self) -> None:
+        """Called after a commit: lets an elastic run grow if there is room, and enough time has passed."""
+        scaling, size = self._services.run.scaling_config, len(self._ranks)
+        if self._machine.state is not AttemptState.RUNNING or size >= scaling.max_workers or not self._ranks.active:
+            return
+        if time.monotonic() - self._sizes_compared_at < scaling.elastic_resize_monitor_interval_s:
+            return
+        self._sizes_compared_at = time.monotonic()
+        self._next_size = self._target_size()
+        if self._next_size <= size:
+            return
+        if self._services.interrupts.can_end_gracefully:
+            self._machine.apply(Trigger.GROWTH_REQUESTED)
+            self._ask_to_save(f"there is room for {self._next_size} workers")
+        else:
+            self._machine.apply(Trigger.GROWTH_WITHOUT_SAVING)
+
+    def on_steps_counted(self, event: StepsCounted) -> None:
+        """A rank sent its number of steps."""
+        self._steps[event.rank] = event.steps
+        self._set_stop_step()
+
+    def on_return(self, event: Returned) -> None:
+        """A rank's train function returned."""
+        self._any_rank_saved |= event.preempted
+        self._set_stop_step()
+
+    def note_all_returned(self) -> None:
+        """No rank is active any more."""
+        self._machine.apply(Trigger.ALL_SAVED if self._any_rank_saved else Trigger.ALL_RETURNED)
+
+    def preempted(self) -> AttemptFailed:
+        """The ending of an attempt in the state ``PREEMPTED``."""
+        how = "the ranks have ended after the same step"
+        if self._ranks.active:
+            how = (
+                f"ranks {sorted(self._ranks.active)} have not ended within {self.grace_s:g} s "
+                "(FailureConfig.preemption_grace_s)"
+            )
+        summary = f"preempted: {self._preemption_reason}; {how}"
+        return AttemptFailed(Failure(kind=FailureKind.PREEMPTION, summary=summary))
+
+    def grown(self) -> Grow:
+        """The ending of an attempt in the state ``GROWN``."""
+        return Grow(self._next_size)
+
+    def _ask_to_save(self, reason: str) -> None:
+        if self._notice is not None:
+            return
+        self._notice = PreemptionInfo(reason, time.time() + self.grace_s)
+        run = self._services.run
+        run.console.print(
+            f"{run.name}: {reason}: asking all ranks to save and exit at the same step, within {self.grace_s:g} s",
+            error=True,
+        )
+        self._group.send(sorted(self._ranks.active), CountSteps())
+
+    def _set_stop_step(self) -> None:
+        """Sends the stop step, one more than the highest count, once every active rank has sent its count."""
+        if self._notice is None or not self._steps or self._ranks.active - self._steps.keys():
+            return
+        step = max(self._steps.values()) + 1
+        self._steps.clear()
+        self._group.send(sorted(self._ranks.active), StopAfter(step, self._notice))

@@ -1,0 +1,77 @@
+"""The commands that the driver sends to workers. :mod:`drivetrain._wire.events` has the messages in return.
+
+A worker performs ``Call``, ``Train`` and ``FreeMemory`` on its main thread, one after another. The others concern the
+train function that is running: another thread performs them at once, and the rank answers with an event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from drivetrain._wire.events import PreemptionInfo, ReportNumber
+
+__all__ = ["Call", "Command", "CountSteps", "FreeMemory", "Renumber", "RunningTaskCommand", "StopAfter", "Train"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a function; the result is sent back.
+
+    Attributes:
+        payload: the pickled pair of the function and its arguments.
+    """
+
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Run the train function.
+
+    Attributes:
+        rank: the rank of this worker.
+        task: a pickled :class:`~drivetrain._wire.task.TrainTask`.
+    """
+
+    rank: int
+    task: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """Free memory that is no longer in use: the run is over, and the process waits for another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountSteps:
+    """Send :class:`~drivetrain._wire.events.StepsCounted`; the next step waits for :class:`StopAfter`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAfter:
+    """Notify the train function in a step, so that it saves its state and returns.
+
+    Attributes:
+        step: the step, the same for all ranks.
+        info: the notice.
+    """
+
+    step: int
+    info: PreemptionInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Renumber:
+    """Continue after a report number and count steps from 0, because another rank was replaced.
+
+    The rank sends :class:`~drivetrain._wire.events.Renumbered`.
+
+    Attributes:
+        last_report: the number that the next report follows, the same for all ranks.
+    """
+
+    last_report: ReportNumber
+
+
+RunningTaskCommand = CountSteps | StopAfter | Renumber
+Command = Call | Train | FreeMemory | RunningTaskCommand
