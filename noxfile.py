@@ -323,9 +323,7 @@ def interpreters(session: nox.Session) -> None:
         pins.append("tomli")
     if session.python == "3.13":
         pins = [pin for pin in pins if not pin.startswith("aim==")]  # it has no wheel for it
-    packages = [
-        option for name in ("core", "data", "ray", "track", "tune", "gbdt") for option in ("-e", f"packages/{name}")
-    ]
+    packages = [option for name in PACKAGES_WITHOUT_TORCH for option in ("-e", f"packages/{name}")]
     session.install(*packages, *pins)
     session.install(*WITHOUT_DEPENDENCIES)
     parts = [arg for arg in session.posargs if arg.startswith("tests")]
