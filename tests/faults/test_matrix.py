@@ -326,11 +326,12 @@ def break_attempt(patch: pytest.MonkeyPatch, watch: Watch, pipe: Pipe) -> None:
     """Has the controller raise while it handles an event."""
     handle = Attempt.handle
 
-    def handle_and_break(attempt: Attempt, event: Any) -> None:
-        handle(attempt, event)
+    def handle_and_break(attempt: Attempt, event: Any) -> bool:
+        is_over = handle(attempt, event)
         if watch.is_time_to_strike():
             pipe.receive()
             break_controller(watch.plan)
+        return is_over
 
     patch.setattr(Attempt, "handle", handle_and_break)
 

@@ -1,7 +1,7 @@
-"""What ends a run from outside: a signal to the driver, or another of its threads.
+"""Requests to end a run from outside: a signal to the driver, or a call from another of its threads.
 
-The first request ends the run in order where the train function asks for preemptions: it saves and returns, all ranks
-after the same step. The second, or the first of a function that does not ask, ends it at once.
+The first request ends the run gracefully if the train function polls for notices: all ranks save and return after the
+same step. The second request, or the first one if the train function does not poll, ends the run at once.
 
 Python runs a signal handler on the main thread, and only between two bytecodes. A signal that arrives just before the
 main thread enters a blocking system call, or that the kernel delivers to another thread, does not interrupt that call:
@@ -69,7 +69,7 @@ class Interrupts:
         return self._at_once
 
     def act(self) -> None:
-        """Does what was requested, on the controller's thread; raises where the run is to end at once."""
+        """Handles the request, on the controller's thread; raises if the run should end at once."""
         self._drain()
         if self.error is None:
             return
