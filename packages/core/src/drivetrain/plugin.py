@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from drivetrain._storage.lock import RunLock
     from drivetrain._storage.manifest import delete_checkpoints
     from drivetrain._storage.remote import locate
-    from drivetrain._wire.commands import CountSteps, RunningTaskCommand
     from drivetrain._wire.frames import Channel, frame, receive, receive_bytes
     from drivetrain._wire.task import TrainTask
     from drivetrain._worker.execute import flush_output, redirect_output
@@ -65,7 +64,6 @@ else:
         "drivetrain._storage.lock": "RunLock",
         "drivetrain._storage.manifest": "delete_checkpoints",
         "drivetrain._storage.remote": "locate",
-        "drivetrain._wire.commands": "CountSteps RunningTaskCommand",
         "drivetrain._wire.frames": "Channel frame receive receive_bytes",
         "drivetrain._wire.task": "TrainTask",
         "drivetrain._worker.execute": "flush_output redirect_output",
@@ -80,7 +78,6 @@ __all__ = [
     "API_VERSION",
     "Channel",
     "Console",
-    "CountSteps",
     "DatasetProvider",
     "Entry",
     "ForkServers",
@@ -92,7 +89,6 @@ __all__ = [
     "Ranks",
     "RemoteGroup",
     "RunLock",
-    "RunningTaskCommand",
     "Runtime",
     "Shard",
     "SplitRequest",

@@ -17,17 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain import WorkerDiedError, WorkerInfo
-from drivetrain.plugin import (
-    CountSteps,
-    GroupSpec,
-    RemoteGroup,
-    RunningTaskCommand,
-    TrainTask,
-    log_name,
-    order_gpus,
-    order_nodes,
-    rank_environment,
-)
+from drivetrain.plugin import GroupSpec, RemoteGroup, TrainTask, log_name, order_gpus, order_nodes, rank_environment
 from drivetrain_ray._actors import UNREACHABLE, Actors, kind_of_death, names_node
 from drivetrain_ray._cluster import Reservation, note_unreachable, reserve
 from drivetrain_ray._references import reduce_reference
@@ -112,11 +102,9 @@ class RayGroup(RemoteGroup):
             nodes = [self.workers[number % len(self.workers)].node_id for number in range(count)]
             self._actors.stock(nodes, (*self._spec.preload, *self._spec.warmup))
 
-    def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
-        """See :meth:`drivetrain.plugin.Group.send`; a group that is to stop gives its reservation back."""
-        if isinstance(command, CountSteps):
-            self._keeps_reservation = False
-        super().send(ranks, command)
+    def stop_requested(self) -> None:
+        """The next group finds another place."""
+        self._keeps_reservation = False
 
     def renew(self, spec: GroupSpec) -> bool:
         """See :meth:`drivetrain.plugin.Group.renew`."""

@@ -19,7 +19,7 @@ from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.pickling import dumps
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec
-from drivetrain._wire.commands import Call, FreeMemory, RunningTaskCommand, Train
+from drivetrain._wire.commands import Call, CountSteps, FreeMemory, RunningTaskCommand, Train
 from drivetrain._wire.events import Event, Exited, Reported, Returned
 from drivetrain._wire.frames import Inbox, as_event, frame
 from drivetrain._wire.task import TrainTask
@@ -158,9 +158,14 @@ class RemoteGroup:
 
     def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
         """See :meth:`drivetrain.plugin.Group.send`."""
+        if isinstance(command, CountSteps):
+            self.stop_requested()
         data = frame(command)
         for rank in ranks:
             self._send(rank, data)
+
+    def stop_requested(self) -> None:
+        """Called when the ranks are asked to save and return early. A runtime may override it."""
 
     def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         """See :meth:`drivetrain.plugin.Group.pump`.
