@@ -1,5 +1,6 @@
 """The core alone in an empty environment: light to import, and enough to train on one machine."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -77,6 +78,10 @@ def check_what_is_not_installed_says_what_to_install(storage_path: str) -> None:
     run = RunConfig(storage_path=storage_path, verbose=0)
     on_ray = DataParallelTrainer(train_func, scaling_config=ScalingConfig(runtime="ray"), run_config=run)
     assert 'pip install "drivetrain[ray]"' in message(on_ray), message(on_ray)
+    os.environ["RAY_ADDRESS"] = "127.0.0.1:6379"
+    unnamed = DataParallelTrainer(train_func, scaling_config=ScalingConfig(num_workers=2), run_config=run)
+    assert 'pip install "drivetrain[ray]"' in message(unnamed), message(unnamed)
+    del os.environ["RAY_ADDRESS"]
     try:
         on_ray.as_trainable()
         said = "no error"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ __all__ = [
     "resolve_backend",
     "resolve_runtime",
 ]
+
+_RUNTIME_VARIABLES = {"RAY_ADDRESS": "ray"}
+"""The variables of the reference that select a runtime, and the name of the runtime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,11 @@ def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> R
 
 
 def _detect_runtime() -> str | None:
-    """The first runtime of a plugin that the environment selects."""
+    """The first runtime of a plugin that the environment selects.
+
+    A variable that selects a runtime selects it also if its package is missing. Loading it then says what to install,
+    and the run does not silently start on this machine.
+    """
     for plugin in installed_plugins("runtime"):
         if plugin.distribution == "drivetrain":  # these are chosen by the number of workers
             continue
@@ -87,7 +95,7 @@ def _detect_runtime() -> str | None:
                 return plugin.name
         except PluginBrokenError as error:  # which is no reason not to use another
             warnings.warn(str(error), stacklevel=2)
-    return None
+    return next((name for variable, name in _RUNTIME_VARIABLES.items() if os.environ.get(variable)), None)
 
 
 def pickle_function(
