@@ -20,7 +20,7 @@ from drivetrain import (
     TrainingFailedError,
 )
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import with_processes
+from tests.contract.runtimes import in_this_process, with_processes
 from tests.contract.test_checkpoints import committed_names, directories, files_of
 from tests.support import Pipe, release, wait_for_release
 
@@ -323,6 +323,19 @@ def test_checkpoints_go_to_the_directories_that_the_ranks_name(runtime: RuntimeU
     assert not os.path.exists(f"{result.path}/epoch=1")
     assert [metrics["name"] for _, metrics in result.best_checkpoints] == committed_names(result.path)
     assert os.listdir(f"{result.path}/.pending") == []
+
+
+@pytest.mark.parametrize(
+    "name", ["timeline.jsonl", "usage.jsonl", "result.json", "result_rank_1.json", "events.out.tfevents.1", ".lock"]
+)
+@in_this_process
+def test_name_of_a_file_of_drivetrain_is_refused_before_anything_is_stored(
+    runtime: RuntimeUnderTest, name: str
+) -> None:
+    with pytest.raises(TrainingFailedError, match="plain directory name") as failed:
+        runtime.fit(lambda: report_under(name, **{"0.txt": "1"}))
+    assert isinstance(failed.value.__cause__, SessionError)
+    assert failed.value.kind is FailureKind.USER_ERROR
 
 
 @with_processes

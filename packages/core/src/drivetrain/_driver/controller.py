@@ -24,6 +24,7 @@ from drivetrain._runtimes.base import Group, GroupSpec, Runtime
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import LOGS
 from drivetrain._wire.events import ReportNumber
 from drivetrain._worker.stacks import own_stacks
 from drivetrain.config import RunConfig, ScalingConfig
@@ -245,7 +246,7 @@ class Controller:
             group_spec(
                 self._run.run_config, scaling_for(scaling, size), self._services.backend, self._services.interrupts
             ),
-            log_directory=self._run.path / "logs" if self._run.run_config.log_to_file else None,
+            log_directory=self._run.path / LOGS if self._run.run_config.log_to_file else None,
             console=self._run.console,
             run_resources=self._run_resources,
             elastic=self._is_elastic,

@@ -10,6 +10,7 @@ from drivetrain._driver.outcomes import AttemptFailed, one_line
 from drivetrain._driver.ranks import Ranks
 from drivetrain._hooks.context import Run
 from drivetrain._runtimes.base import Group
+from drivetrain._storage.layout import LOGS
 from drivetrain._wire.events import Event, Exited, Failed, PhaseEntered, RankState, Reported
 from drivetrain._worker.output import tail_log
 from drivetrain._worker.stacks import NO_ANSWER
@@ -78,7 +79,7 @@ class Diagnosis:
                 node_id=rank.worker.node_id,
                 exception=WorkerDiedError(summary, rank=event.rank, exit_code=event.exit_code),
                 summary=summary,
-                log_tail=tail_log(self._run.path / "logs" if self._run.run_config.log_to_file else None, event.rank),
+                log_tail=tail_log(self._run.path / LOGS if self._run.run_config.log_to_file else None, event.rank),
             )
         )
 

@@ -35,7 +35,7 @@ from drivetrain._hooks.providers import check_runtime, required_runtime
 from drivetrain._runtimes.base import Runtime
 from drivetrain._storage.checkpoint import Checkpoint, metadata_json
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import ERROR_FILE
+from drivetrain._storage.layout import ERROR_FILE, ERROR_TEXT_FILE
 from drivetrain._storage.rundir import OpenRun, TrainerFile, open_run
 from drivetrain._worker.session import POSITIONS
 from drivetrain.config import RunConfig, ScalingConfig
@@ -512,7 +512,7 @@ class DataParallelTrainer:
         }
         try:
             storage.write_bytes(ERROR_FILE, json.dumps(record, indent=2).encode())
-            storage.write_bytes("error.txt", "".join(traceback.format_exception(error)).encode())
+            storage.write_bytes(ERROR_TEXT_FILE, "".join(traceback.format_exception(error)).encode())
         except StorageError as unwritten:
             run.console.print(f"{run.name}: {unwritten}", error=True)
         return error

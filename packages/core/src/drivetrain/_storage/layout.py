@@ -10,8 +10,10 @@ __all__ = [
     "CHECKPOINT_NAME",
     "ERROR_FILE",
     "ERROR_FILES",
+    "ERROR_TEXT_FILE",
     "LISTING_FILE",
     "LOCK_FILE",
+    "LOGS",
     "MANIFEST",
     "METADATA_FILE",
     "PENDING",
@@ -24,6 +26,7 @@ __all__ = [
     "USAGE_FILE",
     "announcement",
     "checkpoint_name",
+    "is_reserved",
     "result_file",
     "staging_key",
 ]
@@ -31,12 +34,14 @@ __all__ = [
 RUN_FILE = "run.json"
 TRAINER_FILE = "trainer.pkl"
 ERROR_FILE = "error.json"
-ERROR_FILES = (ERROR_FILE, "error.txt")
+ERROR_TEXT_FILE = "error.txt"
+ERROR_FILES = (ERROR_FILE, ERROR_TEXT_FILE)
 LOCK_FILE = ".lock"
 TIMELINE_FILE = "timeline.jsonl"
 USAGE_FILE = "usage.jsonl"
 PROGRESS_FILE = "progress.csv"
 ARTIFACTS = "artifacts"
+LOGS = "logs"
 
 MANIFEST = "manifest.json"
 PENDING = ".pending"
@@ -50,6 +55,14 @@ PIN_FILE = ".pinned"
 STAGED_RUNS = "runs"
 """The kind of the local directories that mirror runs which are stored elsewhere."""
 
+_NAMES = frozenset(
+    {
+        *(RUN_FILE, TRAINER_FILE, *ERROR_FILES, TIMELINE_FILE, USAGE_FILE, PROGRESS_FILE),
+        *(ARTIFACTS, LOGS, MANIFEST),
+    }
+)
+_NAME_PATTERN = re.compile(r"\..*|result(_rank_\d+)?\.json|events\.out\.tfevents\..*")
+
 CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})")
 
 
@@ -61,6 +74,11 @@ def checkpoint_name(index: int) -> str:
 def announcement(name: str) -> str:
     """The file that tells a sweep of a checkpoint's directory that no pattern tells."""
     return f"{PENDING}/{quote(name, safe='')}"
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a name in a run directory belongs to drivetrain, so that no checkpoint may have it."""
+    return name in _NAMES or _NAME_PATTERN.fullmatch(name) is not None
 
 
 def result_file(rank: int) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import LOCK_FILE, MANIFEST, RUN_FILE, TIMELINE_FILE, USAGE_FILE
+from drivetrain._storage.layout import ERROR_FILE, LOCK_FILE, MANIFEST, RUN_FILE, TIMELINE_FILE, USAGE_FILE
 from drivetrain._storage.reports import rank_files
 from drivetrain._views.curves import CurveReader
 from drivetrain._views.page import describe_run, describe_runs, encode, render
@@ -185,7 +185,7 @@ def _stamp(state: Any) -> str:
 
 def _state(storage: Storage) -> Any:
     """What differs where a run has changed: the files that everything shown comes from."""
-    names = [RUN_FILE, MANIFEST, TIMELINE_FILE, USAGE_FILE, "error.json", LOCK_FILE]
+    names = [RUN_FILE, MANIFEST, TIMELINE_FILE, USAGE_FILE, ERROR_FILE, LOCK_FILE]
     if not storage.is_local:
         return time.time() // _REMOTE_LOOK_S  # nothing tells for less than reading it
     state = []

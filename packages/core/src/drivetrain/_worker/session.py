@@ -15,11 +15,12 @@ from drivetrain._hooks.context import TrainContext
 from drivetrain._hooks.dataset import DatasetShard
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.filesystem import StoredFile
+from drivetrain._storage.layout import is_reserved
 from drivetrain._wire.events import Event, PreemptionInfo, Reported, ReportNumber, Uploaded
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.metrics import check_reductions, plain_metrics
 from drivetrain._worker.preemption import Preemption
-from drivetrain._worker.uploads import RESERVED_NAMES, UploadRequest, Uploads
+from drivetrain._worker.uploads import UploadRequest, Uploads
 from drivetrain.config import CheckpointUploadMode
 from drivetrain.errors import SessionError, StorageError
 
@@ -280,7 +281,7 @@ def report(
             f"report(checkpoint_upload_mode=...) wants 'sync', 'async' or 'none', found {checkpoint_upload_mode!r}"
         ) from None
     name = checkpoint_dir_name
-    if name is not None and (str(name) != name or name in RESERVED_NAMES or not _DIRECTORY_NAME.fullmatch(name)):
+    if name is not None and (str(name) != name or is_reserved(name) or not _DIRECTORY_NAME.fullmatch(name)):
         raise SessionError(
             "report(checkpoint_dir_name=...) wants a plain directory name that is not one of drivetrain's own, "
             f"found {name!r}"

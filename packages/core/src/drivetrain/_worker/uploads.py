@@ -21,21 +21,16 @@ from typing import NamedTuple
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem, StoredFile
-from drivetrain._storage.layout import LISTING_FILE, announcement, checkpoint_name
+from drivetrain._storage.layout import LISTING_FILE, announcement, checkpoint_name, is_reserved
 from drivetrain._storage.node import share_directory
 from drivetrain.config import CheckpointConfig, CheckpointUploadMode
 from drivetrain.errors import CheckpointError, StorageError
 
-__all__ = ["RESERVED_NAMES", "Upload", "UploadRequest", "Uploads"]
+__all__ = ["Upload", "UploadRequest", "Uploads"]
 
 UploadFunction = Callable[[Checkpoint, str], Checkpoint]
 
 _FILES = "files"
-
-RESERVED_NAMES = (
-    "artifacts", "logs", "manifest.json", "run.json", "trainer.pkl", "error.json", "error.txt", "progress.csv",
-)  # fmt: skip
-"""What is in a run directory beside checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,7 +217,7 @@ class Uploads:
             return None
         path = posixpath.normpath(checkpoint.path)
         name = path.removeprefix(f"{posixpath.normpath(self._storage.root)}/")
-        return None if name == path or name.startswith(".") or name in RESERVED_NAMES else name
+        return None if name == path or is_reserved(name) else name
 
     def _adopt(self, checkpoint: Checkpoint, directory: str | None) -> Upload:
         """Takes a directory for a checkpoint that is in the run directory already."""
