@@ -254,7 +254,7 @@ def test_lowest_lightning(session: nox.Session) -> None:
 
 @nox.session
 def test_lowest_hf(session: nox.Session) -> None:
-    """Test the same plugin with the oldest versions that it supports."""
+    """Test the plugin for Transformers, Accelerate and DeepSpeed with the oldest versions that it supports."""
     session.install(
         *EDITABLE,
         *("-e", "packages/data", "-e", "packages/hf"),

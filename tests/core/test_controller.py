@@ -211,10 +211,24 @@ def test_policy_that_raises_is_blamed(tmp_path: Path) -> None:
             raise LookupError("no idea")
 
     script = [[Failed(1, 1.0, TRAINING, ValueError("mine"))]]
-    with pytest.raises(TrainingFailedError, match=r"policy.*no idea"):
+    with pytest.raises(TrainingFailedError, match=r"policy.*no idea.*asked about: rank 1 .*mine"):
         fit(tmp_path, ScriptedRuntime(2, script), failure_config=FailureConfig(policy=Broken()))
 
     assert Result.from_path(tmp_path / "run").error is not None
+
+
+def test_error_while_the_workers_are_ended_does_not_hide_the_failure_before_it(tmp_path: Path) -> None:
+    class EndsBadly(ScriptedRuntime):
+        @contextlib.contextmanager
+        def launch(self, spec: Any) -> Iterator[ScriptedGroup]:
+            with super().launch(spec) as group:
+                yield group
+            raise OSError("the group cannot be ended")
+
+    script = [[Failed(1, 1.0, TRAINING, ValueError("mine"))]]
+    with pytest.raises(TrainingFailedError, match=r"rank 1 .*mine") as failed:
+        fit(tmp_path, EndsBadly(2, script))
+    assert isinstance(failed.value.__cause__, ValueError)
 
 
 @pytest.mark.parametrize(("limit", "avoided"), [(2, [set(), set(), {"here"}]), (None, [set(), set(), set()])])

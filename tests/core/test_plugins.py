@@ -139,3 +139,29 @@ def test_installed_command_runs_and_a_broken_plugin_does_not_break_the_import(br
     assert shown.returncode == 1
     assert "broken-plugin" in shown.stdout
     assert version.stdout == f"drivetrain {drivetrain.__version__}\n"
+
+
+DETECTS_BADLY = """
+from drivetrain.plugin import Runtime
+
+class Detects(Runtime):
+    name = "detects"
+
+    @classmethod
+    def detect(cls):
+        raise OSError("no such device")
+"""
+
+
+def test_runtime_whose_detection_raises_is_named_and_the_run_uses_another(install: Install, tmp_path: Path) -> None:
+    install("bad-runtime", "bad_runtime", DETECTS_BADLY, {"drivetrain.runtimes": {"detects": "bad_runtime:Detects"}})
+    trainer = DataParallelTrainer(
+        lambda: "ran",
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path=tmp_path / "runs", verbose=0),
+    )
+
+    with pytest.warns(UserWarning, match=r"runtime 'detects' of bad-runtime: detect\(\) raised OSError"):
+        result = trainer.fit()
+
+    assert result.return_value == "ran"

@@ -120,7 +120,7 @@ class Interrupts:
                     signal.signal(taken, before)
                 self._replaced.clear()
             finally:
-                signal.set_wakeup_fd(self._forward_to)
+                self._restore_wakeup()
                 self._drain()
 
     def replace_handlers_of(self, package: str) -> None:
@@ -131,6 +131,12 @@ class Interrupts:
             current = signal.getsignal(number)
             if getattr(current, "__module__", "").partition(".")[0] == package:
                 self._replaced[number] = signal.signal(number, ours)
+
+    def _restore_wakeup(self) -> None:
+        try:
+            signal.set_wakeup_fd(self._forward_to)
+        except (OSError, ValueError):  # its owner has closed it during the run
+            signal.set_wakeup_fd(_NO_DESCRIPTOR)
 
     def _drain(self) -> None:
         """Empties the socket, and forwards the numbers of the signals to the wakeup descriptor that was set before."""

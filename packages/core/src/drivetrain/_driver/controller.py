@@ -124,12 +124,17 @@ class Controller:
 
     def _run_attempt(self, number: int) -> Ending:
         avoided = avoided_nodes(self._history, self._run.run_config.failure_config.max_node_failures)
+        ending: Ending | None = None
         try:
             with self._runtime.launch(self._group_spec(avoided)) as group:
-                return self._drive(group, number, avoided)
+                ending = self._drive(group, number, avoided)
+            return ending
         except (RunCancelledError, ConfigurationError, PluginError, ResourceError):
             raise
         except Exception as error:  # raised by a backend, a callback or the runtime
+            if isinstance(ending, AttemptFailed):  # the cause stays the failure that came first
+                self._print_error(error)
+                return ending
             return AttemptFailed(failure_in_driver(error))
 
     def _drive(self, group: Group, number: int, avoided: frozenset[str]) -> Ending:
@@ -199,7 +204,12 @@ class Controller:
             lost = attempt.replaceable if self._services.backend.survives_losses else ()
             if not isinstance(ending, AttemptFailed) or not lost or not self._decide(ending.failure):
                 return ending
-            if not self._replace(group, attempt, number, lost):
+            try:
+                replaced = self._replace(group, attempt, number, lost)
+            except Exception as error:  # raised by a backend, the runtime or the storage
+                self._print_error(error)
+                return ending
+            if not replaced:
                 return ending
             failure = replace(ending.failure, survived=True)
             self._history.append(failure)
@@ -227,7 +237,9 @@ class Controller:
         try:
             return self._policy.decide(failure, self._history)
         except Exception as error:  # raised by a user's policy
-            raise CallbackError(f"FailureConfig(policy=...) raised {type(error).__name__}: {error}") from error
+            raise CallbackError(
+                f"FailureConfig(policy=...) raised {type(error).__name__}: {error}, when asked about: {failure.summary}"
+            ) from error
 
     def _target_size(self, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """How many workers an elastic run could have now."""

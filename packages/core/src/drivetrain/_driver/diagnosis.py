@@ -133,7 +133,7 @@ class Diagnosis:
     def _whereabouts(self, rank: int) -> str:
         worker, reports = self._ranks[rank].worker, self._ranks.reports(rank)
         where = f"(process {worker.pid} on {worker.hostname}) is {self._ranks.describe(rank)}"
-        if not reports:
+        if not reports or not self._ranks[rank].reported_at:  # a new process continues from the reports of the lost one
             return f"{where}, has not reported yet, and is at"
         ago = max(0.0, time.time() - self._ranks[rank].reported_at)  # by the clock of its node
         return f"{where}, made report {reports} {ago:.1f} s ago, and is at"

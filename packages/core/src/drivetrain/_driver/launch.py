@@ -93,8 +93,11 @@ def _detect_runtime() -> str | None:
         try:
             if plugin.load().detect():
                 return plugin.name
-        except PluginBrokenError as error:  # which is no reason not to use another
+        except PluginBrokenError as error:
             warnings.warn(str(error), stacklevel=2)
+        except Exception as error:  # raised by a plugin that this run may not need
+            problem = f"detect() raised {type(error).__name__}: {error}"
+            warnings.warn(f"runtime {plugin.name!r} of {plugin.distribution}: {problem}", stacklevel=2)
     return next((name for variable, name in _RUNTIME_VARIABLES.items() if os.environ.get(variable)), None)
 
 

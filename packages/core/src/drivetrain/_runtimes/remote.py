@@ -295,7 +295,7 @@ class RemoteGroup:
             event = as_event(message)
             if event is not None:
                 self._events.append(event)
-                if type(event) is Returned:
+                if type(event) is Returned and not event.preempted:  # its process may be about to end
                     self._training.discard(rank)
             elif message[0] == "output":
                 self._echoes[rank].feed(message[1])

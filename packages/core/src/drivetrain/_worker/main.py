@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ import cloudpickle
 
 from drivetrain._base.failure import capture_failure
 from drivetrain._wire.commands import Call, Command, FreeMemory, Train
-from drivetrain._wire.events import SigtermReceived
+from drivetrain._wire.events import Failed, RankState, SigtermReceived
 from drivetrain._wire.frames import Channel
 from drivetrain._worker.execute import RunningTask, execute, flush_output, redirect_output
 from drivetrain._worker.output import open_log
@@ -85,7 +86,13 @@ class _Listener:
         self._settle_output = settle_output
 
     def run(self) -> None:
-        """Returns when the channel closes."""
+        """Returns when the channel closes, and then ends the main thread's wait."""
+        try:
+            self._receive_commands()
+        finally:
+            self.for_main_thread.put(None)
+
+    def _receive_commands(self) -> None:
         poller = select.poll()
         for source in (self._channel, self._signals):
             poller.register(source, select.POLLIN)
@@ -96,7 +103,6 @@ class _Listener:
             if self._channel.fileno() in ready:
                 command: Command | None = self._channel.receive()
                 if command is None:
-                    self.for_main_thread.put(None)
                     return
                 self._dispatch(command)
 
@@ -118,7 +124,12 @@ class _Listener:
         self._channel.send(("result", *_call(command.payload)))
 
     def _train(self, command: Train, running: RunningTask) -> None:
-        execute(pickle.loads(command.task), running, settle_output=self._settle_output)
+        try:
+            task = pickle.loads(command.task)
+        except Exception as error:  # a package of the task is missing on this node, for example
+            running.emit(Failed(command.rank, time.time(), RankState.LOADING, capture_failure(error)))
+        else:
+            execute(task, running, settle_output=self._settle_output)
         running.is_over, running.session = True, None
 
     def _on_sigterm(self) -> None:
