@@ -1,6 +1,8 @@
 """What the tests of several folders share for the time of a session."""
 
+import atexit
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
@@ -16,8 +18,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Parallel pytest workers have a width of 80 columns, which cuts what the command prints.
 os.environ.pop("COLUMNS", None)
 
-# The paths of Ray's sockets have to be short, whatever TMPDIR a test has.
-os.environ.setdefault("RAY_TMPDIR", tempfile.gettempdir())
+# Ray connects to a cluster whose address it finds here, so parallel pytest workers must not share the directory. The
+# paths of Ray's sockets have to be short, whatever TMPDIR a test has.
+os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], ignore_errors=True)
 
 # By default Ray gives its workers the niceness 15. On a busy machine, all other tests would then run before them.
 os.environ.setdefault("RAY_worker_niceness", "0")

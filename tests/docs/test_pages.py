@@ -27,7 +27,7 @@ _LONGEST_LINE = 88  # what a page shows without scrolling
 
 
 def run_script(
-    script: Path, directory: Path, *, environment: Mapping[str, str] | None = None, limit_s: float = 100
+    script: Path, directory: Path, *, environment: Mapping[str, str] | None = None, limit_s: float = 300
 ) -> str:
     """Runs a script as a reader would, in a directory of its own, and returns its standard output."""
     finished = subprocess.run(
@@ -101,6 +101,7 @@ def bucket(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
         yield {**server.environment, "AWS_ENDPOINT_URL": proxy.endpoint}
 
 
+@pytest.mark.timeout(320)
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page))) for page in PROGRAMS],
@@ -120,7 +121,7 @@ def test_blocks_of_a_page_run_and_print_what_it_says(
 
 
 def test_every_block_is_of_a_kind_that_is_checked() -> None:
-    kinds = {"python", "shell", "text output"}
+    kinds = {"python", "shell", "text output", "toml"}
     known_directives = re.compile(r"\{(toctree|eval-rst|literalinclude)\}")
     unknown = [
         f"{page}:{block.line} {block.info!r}"

@@ -1,5 +1,6 @@
 """`drivetrain[ray]` in an empty environment: found without importing Ray, two workers train on a cluster."""
 
+import os
 import tempfile
 
 from check_core import check_dependencies_are_complete, check_import_is_light, loaded_modules, train_func
@@ -30,5 +31,6 @@ if __name__ == "__main__":
     check_import_is_light()
     check_selection_does_not_import_ray()
     with tempfile.TemporaryDirectory() as directory:
+        os.environ["RAY_TMPDIR"] = directory  # where Ray looks for a cluster that runs already
         check_two_workers_report(directory)
     print("ok: drivetrain[ray]")

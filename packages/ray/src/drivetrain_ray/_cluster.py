@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Reservation", "bundle_of", "connect", "find_room", "note_unreachable", "reserve"]
 
-_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # where ray.init() is documented to look
 _CONNECT_WAIT_S = 10.0
 _QUIET_WAIT_S = 2.0
 _LOOK_S = 0.2
@@ -69,8 +68,9 @@ def _running_cluster() -> str | None:
 
     Ray itself waits for minutes for one that has died and left its address behind.
     """
+    temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     try:
-        address = _CURRENT_CLUSTER.read_text().strip()
+        address = Path(temporary, "ray", "ray_current_cluster").read_text().strip()
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=_CONNECT_WAIT_S):
             return address
