@@ -87,24 +87,21 @@ class _Listener:
 
     def run(self) -> None:
         """Returns when the channel closes, and then ends the main thread's wait."""
-        try:
-            self._receive_commands()
-        finally:
-            self.for_main_thread.put(None)
-
-    def _receive_commands(self) -> None:
         poller = select.poll()
         for source in (self._channel, self._signals):
             poller.register(source, select.POLLIN)
-        while True:
-            ready = {descriptor for descriptor, _ in poller.poll()}
-            if self._signals.fileno() in ready and self._signals.take():
-                self._on_sigterm()
-            if self._channel.fileno() in ready:
-                command: Command | None = self._channel.receive()
-                if command is None:
-                    return
-                self._dispatch(command)
+        try:
+            while True:
+                ready = {descriptor for descriptor, _ in poller.poll()}
+                if self._signals.fileno() in ready and self._signals.take():
+                    self._on_sigterm()
+                if self._channel.fileno() in ready:
+                    command: Command | None = self._channel.receive()
+                    if command is None:
+                        return
+                    self._dispatch(command)
+        finally:
+            self.for_main_thread.put(None)
 
     def _dispatch(self, command: Command) -> None:
         """Performs a command, or passes it to the main thread; the only place that knows all commands."""
