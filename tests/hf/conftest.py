@@ -34,6 +34,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
                 verbose=0,
                 worker_output="none",
                 failure_config=FailureConfig(max_failures=max_failures),
+                preload=("transformers.trainer",),  # the import takes 5 s, which all workers of a file's tests share
                 start_timeout_s=60,
                 **(run or {}),
             ),
