@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 
 import nox
@@ -114,6 +115,7 @@ ISOLATED = {
     "tf": "drivetrain[tensorflow]",
     "horovod": "drivetrain[horovod]",
 }
+NEED_TORCH = ("torch", "lightning", "hf", "horovod")
 # What `check` runs next to the tests of `dev`: most of them need an environment of their own.
 SECOND_LANE = ["test_lowest_hf", "types", "test_lowest_lightning", *(f"isolation({name})" for name in ISOLATED)]
 
@@ -148,6 +150,19 @@ def run_lanes(session: nox.Session, *lanes: list[str]) -> None:
         lane_run.result()
     if failed:
         session.error(f"failed: {', '.join(failed)}")
+
+
+def link_from_dev(session: nox.Session, name: str) -> None:
+    """Take a distribution from `.nox/dev` by hard links, if it is there: pip needs 20 s of CPU to unpack PyTorch."""
+    sites = list(DEV.glob("lib/python*/site-packages"))
+    command = ("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+    target = Path(str(session.run(*command, silent=True, log=False)).strip())
+    for distribution in metadata.Distribution.discover(name=name, path=[str(site) for site in sites]):
+        for file in distribution.files or ():
+            linked = target / file
+            if ".." not in file.parts and not linked.exists():  # scripts name their own environment's interpreter
+                linked.parent.mkdir(parents=True, exist_ok=True)
+                os.link(file.locate(), linked)
 
 
 def run_in_dev(session: nox.Session, *module_and_args: str, **variables: str) -> None:
@@ -255,6 +270,7 @@ def test_lowest_lightning(session: nox.Session) -> None:
 @nox.session
 def test_lowest_hf(session: nox.Session) -> None:
     """Test the plugin for Transformers, Accelerate and DeepSpeed with the oldest versions that it supports."""
+    link_from_dev(session, "torch")
     session.install(
         *EDITABLE,
         *("-e", "packages/data", "-e", "packages/hf"),
@@ -361,6 +377,8 @@ def build(session: nox.Session) -> None:
 )
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""
+    if Path(check).stem.removeprefix("check_") in NEED_TORCH:
+        link_from_dev(session, "torch")
     session.install("--find-links", "dist", "--constraint", "dist/constraints.txt", requirement)
     session.run("python", f"tests/isolation/{check}")
 
