@@ -59,8 +59,6 @@ CLASSES_WITH_MANY_ATTRIBUTES: dict[str, int] = {
     "ray/src/drivetrain_ray/_actors.py Actors": 13,
     "core/src/drivetrain/_views/records.py RunRecord": 15,
     "core/src/drivetrain/interactive/trainer.py Trainer": 13,
-    "core/src/drivetrain/loggers/progress.py _Watch": 24,
-    "core/src/drivetrain/loggers/tracker.py _Feed": 14,
     "tune/src/drivetrain_tune/runner.py Runner": 13,
     "horovod/src/drivetrain_horovod/_elastic.py ElasticRendezvous": 13,
 }

@@ -11,10 +11,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain._base.metrics import reported_metrics
 from drivetrain._cli.gc import add_gc
 from drivetrain._cli.output import OK, Commands, MissingError, add_command, emit, find_run, find_storage
 from drivetrain._cli.tail import add_tail
-from drivetrain._views.records import RunRecord, find_runs, read_run, shown_metrics
+from drivetrain._views.records import RunRecord, find_runs, read_run
 from drivetrain._views.terminal import amount, bytes_text, duration, moment, plot, table, wrapped
 from drivetrain.errors import ConfigurationError
 
@@ -163,7 +164,7 @@ def _show_text(record: RunRecord) -> str:
         ("config", facts.get("train_loop_config")),
         ("scaling", facts.get("scaling_config")),
         ("reports", f"{record.iterations} of rank 0"),
-        ("latest", ", ".join(f"{name} {amount(value)}" for name, value in shown_metrics(record.metrics).items())),
+        ("latest", ", ".join(f"{name} {amount(value)}" for name, value in reported_metrics(record.metrics).items())),
         ("driver", _driver_text(record.environment)),
     ]
     width = max(len(name) for name, _ in pairs)
@@ -215,7 +216,7 @@ def _driver_text(environment: dict[str, Any]) -> str:
 
 
 def _metrics_text(metrics: Any) -> str:
-    return ", ".join(f"{name} {amount(value)}" for name, value in shown_metrics(metrics).items())
+    return ", ".join(f"{name} {amount(value)}" for name, value in reported_metrics(metrics).items())
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -300,7 +301,7 @@ def _comparison(records: list[RunRecord], curves: list[dict[tuple[int, str], Cur
             rows.append((name, values))
     for metric in dict.fromkeys(name for one in curves for rank, name in one if rank == 0 and not name.startswith("_")):
         found = [one.get((0, metric)) for one in curves]
-        rows.append((f"{metric}, last", [shown_metrics(record.metrics).get(metric) for record in records]))
+        rows.append((f"{metric}, last", [reported_metrics(record.metrics).get(metric) for record in records]))
         for what, extreme in (("least", "lowest"), ("greatest", "highest")):
             values = [None if curve is None else getattr(curve, extreme) for curve in found]
             rows.append(

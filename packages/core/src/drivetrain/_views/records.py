@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from drivetrain._base.metrics import flatten, reported_metrics
 from drivetrain._storage.checkpoint import parse_listing
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
@@ -114,7 +115,7 @@ class RunRecord:
             "workers": len(self.attempts[-1].workers) if self.attempts else None,
             "reports": self.iterations,
             "checkpoints": len(self.checkpoints),
-            "metrics": shown_metrics(self.metrics),
+            "metrics": reported_metrics(self.metrics),
             "error": self.error_line,
             "location": self.location,
         }
@@ -137,7 +138,9 @@ class RunRecord:
             "python": self.facts.get("python"),
             "environment": self.environment,
             "attempts": [asdict(attempt) for attempt in self.attempts],
-            "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
+            "checkpoints": [
+                {**asdict(checkpoint), "metrics": flatten(checkpoint.metrics)} for checkpoint in self.checkpoints
+            ],
             "dropped_checkpoints": self.dropped,
             "failure": self.error,
         }
@@ -288,11 +291,6 @@ def read_usage(storage: Storage) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def shown_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the train function reported, without what drivetrain fills in."""
-    return {name: value for name, value in (metrics or {}).items() if not name.startswith("_")}
 
 
 def _read_json(storage: Storage, name: str) -> Any:
