@@ -307,7 +307,7 @@ def parameters(run: Run) -> dict[str, Any]:
 
     Values other than numbers and strings are given as text of at most 250 characters.
     """
-    values = flatten(run.train_loop_config or {})
+    values = flatten({str(name): value for name, value in (run.train_loop_config or {}).items()})
     values.setdefault("num_workers", run.scaling_config.max_workers)
     plain = (bool, int, float)
     return {name: value if isinstance(value, plain) else str(value)[:250] for name, value in values.items()}
