@@ -90,7 +90,7 @@ def test_others_stay_and_all_report_together_again(runtime: RuntimeUnderTest, tm
     assert [(failure.rank, failure.kind) for failure in told.failures] == [(1, FailureKind.INFRASTRUCTURE)]
     assert told.failures[0].survived
     assert told.attempts == 1
-    (attempt,) = read_run(local_storage(Path(result.path))).attempts
+    (attempt,) = read_run(local_storage(Path(result.path))).history.attempts
     assert attempt.failure is None
     assert [failure["rank"] for failure in attempt.survived] == [1]
     assert {metrics["pid"] for metrics in told.metrics_of(0)} == {result.return_value}

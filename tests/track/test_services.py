@@ -27,6 +27,7 @@ from drivetrain import (
     DataParallelTrainer,
     FailureConfig,
     Result,
+    RunCancelledError,
     RunConfig,
     ScalingConfig,
     TrainingFailedError,
@@ -39,7 +40,7 @@ from drivetrain_track import (
     WandbLoggerCallback,
 )
 from tests.events import read_events
-from tests.support import DEADLINE_S, Pipe, release, wait_for_release
+from tests.support import DEADLINE_S, Pipe, release, tell, wait_for_release
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 STEPS = list(range(1, 8))
@@ -337,6 +338,38 @@ def test_mlflow_keeps_runs_in_a_directory_where_that_is_allowed(
     (run,) = client.search_runs([client.get_experiment_by_name("files").experiment_id])
     assert run.data.metrics["loss"] == 0.5
     assert run.data.metrics["top_5_"] == 0.9
+
+
+@pytest.mark.parametrize(("ends_by", "status"), [("cancel", "KILLED"), ("error", "FAILED")])
+def test_mlflow_has_the_same_outcome_as_the_run(ends_by: str, status: str, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    steps, gate = Pipe(tmp_path / "steps"), Pipe(tmp_path / "gate")
+    steps_path, gate_path = steps.path, gate.path
+
+    def train() -> None:
+        drivetrain.report({"loss": 0.5})
+        tell(steps_path, "reported")
+        wait_for_release(gate_path)
+        if ends_by == "error":
+            raise ArithmeticError
+
+    tracker = MLflowLoggerCallback(store, experiment_name="ended")
+    run = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(name="run", storage_path=tmp_path, callbacks=[tracker], verbose=0),
+    ).start()
+    steps.receive()
+    if ends_by == "cancel":
+        run.cancel()
+    else:
+        gate.release()
+    with pytest.raises((RunCancelledError, TrainingFailedError)):
+        run.result(2 * DEADLINE_S)
+
+    client = MlflowClient(store)
+    (found,) = client.search_runs([client.get_experiment_by_name("ended").experiment_id])
+    assert found.info.status == status
 
 
 def test_server_that_never_answers_does_not_hold_up_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

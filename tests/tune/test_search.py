@@ -257,6 +257,21 @@ def test_stop_condition_of_the_run_holds_in_every_trial(tmp_path: Path) -> None:
     assert states(grid) == ["completed", "completed"]
 
 
+def test_trials_are_ranked_stopped_and_listed_by_nested_metrics(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        for step in range(1, 4):
+            drivetrain.report({"eval": {"score": step * config["x"]}})
+
+    grid = tune.Tuner(
+        DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=0)),
+        param_space={"train_loop_config": {"x": tune.grid_search([1, 4])}},
+        tune_config=tune.TuneConfig(metric="eval/score", mode="max"),
+        run_config=RunConfig(name="search", storage_path=tmp_path, verbose=0, stop={"eval/score": 8}),
+    ).fit()
+    assert list(grid.get_dataframe()["eval/score"]) == [3, 8]
+    assert grid.get_best_result().config["train_loop_config"]["x"] == 4
+
+
 def test_metric_that_nobody_reports_is_said(tmp_path: Path) -> None:
     grid = search(tmp_path, {"x": 1, "reports": 1}, {"metric": "skore"}).fit()
     (error,) = grid.errors

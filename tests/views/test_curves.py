@@ -101,9 +101,13 @@ def test_what_is_no_number_or_damaged_is_left_out_and_a_late_metric_is_not(tmp_p
     reader.update()
 
     panels = choose_curves(reader.curves())
-    assert {metric: curves["rank 0"].count for metric, curves in panels.items()} == {"loss": 100, "accuracy": 1}
+    assert {metric: curves["rank 0"].count for metric, curves in panels.items()} == {
+        "loss": 100,
+        "nested/x": 100,
+        "accuracy": 1,
+    }
     assert panels["accuracy"]["rank 0"].points()[0][0] == 101
-    with pytest.raises(ValueError, match="found no 'los'; there are: loss, accuracy"):
+    with pytest.raises(ValueError, match="found no 'los'; there are: loss, nested/x, accuracy"):
         choose_curves(reader.curves(), ["los"])
 
 

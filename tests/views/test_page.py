@@ -35,16 +35,16 @@ def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_timeline_has_each_attempt_with_its_end_and_workers(story: Result) -> None:
     record = read_run(story.storage)
 
-    kinds = [attempt.failure and attempt.failure["kind"] for attempt in record.attempts]
+    kinds = [attempt.failure and attempt.failure["kind"] for attempt in record.history.attempts]
     assert kinds == ["infrastructure", "user error", None]
-    assert record.attempts[0].resumed_from is None
-    assert record.attempts[2].resumed_from == 40
-    assert all([worker["rank"] for worker in attempt.workers] == [0, 1] for attempt in record.attempts)
-    times = [time for attempt in record.attempts for time in (attempt.began, attempt.ended)]
+    assert record.history.attempts[0].resumed_from is None
+    assert record.history.attempts[2].resumed_from == 40
+    assert all([worker["rank"] for worker in attempt.workers] == [0, 1] for attempt in record.history.attempts)
+    times = [time for attempt in record.history.attempts for time in (attempt.began, attempt.ended)]
     assert times == sorted(times)
-    assert "no such column: price" in record.attempts[1].failure["traceback"]
+    assert "no such column: price" in record.history.attempts[1].failure["traceback"]
     assert record.status == "finished"
-    assert record.environment["packages"]["fsspec"]
+    assert record.history.environment["packages"]["fsspec"]
     assert {10, 20, 30} <= {entry["iteration"] for entry in record.dropped}
 
 
@@ -97,7 +97,7 @@ def test_killed_run_is_told_from_one_that_ended(own_runs: Path) -> None:
 
     assert record.status == "ended"
     assert record.ended is None
-    assert record.attempts[-1].ended is None
+    assert record.history.attempts[-1].ended is None
     assert record.duration_s > 0
 
 

@@ -52,10 +52,10 @@ def test_each_driver_adds_its_attempts_and_its_end(tmp_path: Path) -> None:
     fit(tmp_path, [1, 2, 3])
     found = record(tmp_path)
     assert (found.status, found.error_line, found.iterations) == ("finished", "", 3)
-    assert [attempt.start for attempt in found.attempts] == [1, 2, 3]
-    assert found.attempts[0].failure is not None
+    assert [attempt.start for attempt in found.history.attempts] == [1, 2, 3]
+    assert found.history.attempts[0].failure is not None
     assert found.ended is not None
-    assert found.began <= found.attempts[0].began <= found.attempts[2].began <= found.ended
+    assert found.began <= found.history.attempts[0].began <= found.history.attempts[2].began <= found.ended
 
 
 def test_timeline_that_cannot_be_written_harms_no_run(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_line_after_one_that_a_kill_has_cut_is_whole(tmp_path: Path) -> None:
         file.write('{"time": 5, "event": "sta')
     fit(tmp_path, [1, 2])
     assert record(tmp_path).status == "finished"
-    assert [attempt.start for attempt in record(tmp_path).attempts] == [1, 2]
+    assert [attempt.start for attempt in record(tmp_path).history.attempts] == [1, 2]
 
 
 def test_arguments_and_variables_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

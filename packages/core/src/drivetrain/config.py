@@ -231,7 +231,8 @@ class CheckpointConfig(ShowsFields):
 
     Attributes:
         num_to_keep: how many committed checkpoints to keep, the best ones; None keeps all.
-        checkpoint_score_attribute: the reported metric that ranks checkpoints; None ranks by recency.
+        checkpoint_score_attribute: the reported metric that ranks checkpoints, of a nested one its name as
+            ``outer/inner``; None ranks by recency.
         checkpoint_score_order: ``"max"`` or ``"min"``: which end of that metric is better.
         keep_last: how many of the latest to keep on top of those.
         keep_every: keep every so many-th checkpoint of the run as well; None for no such rule.
@@ -362,7 +363,8 @@ class RunConfig(ShowsFields):
         callbacks: callbacks, or names of installed ones, on top of the JSON, CSV and progress ones; one of their class
             takes the place of the usual one.
         stop: ends the run without an error when a report of rank 0 meets it: a mapping from metric to the
-            value it has to reach, or a function of the trial id and the metrics that returns True.
+            value it has to reach, or a function of the trial id and the metrics that returns True. The metric in
+            ``{"eval": {"accuracy": 0.9}}`` is named ``eval/accuracy``.
         verbose: 0 prints nothing, 1 shows how the run is doing, 2 also prints a line per report of rank 0.
         log_to_file: write each worker's output to ``logs/rank_N.log`` in the run directory.
         worker_output: whose output is also shown here, with the rank in front: ``"rank0"``, ``"all"`` or ``"none"``.

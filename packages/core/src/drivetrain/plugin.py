@@ -24,6 +24,8 @@ from drivetrain._base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from drivetrain._base.console import Console
+    from drivetrain._base.metrics import find_metric, flatten
+    from drivetrain._base.outcome import RunOutcome, outcome_of
     from drivetrain._base.pickling import dumps
     from drivetrain._base.redact import redact
     from drivetrain._driver.arguments import check_param_space, merge_arguments
@@ -45,10 +47,13 @@ if TYPE_CHECKING:
     from drivetrain._worker.main import serve, settle_in
     from drivetrain._worker.output import LogFollower, log_name, open_log
     from drivetrain._worker.stacks import answer_to_signal, collect_stacks
-    from drivetrain.loggers.tracker import Entry, Ranks, TrackerCallback, numbers, parameters
+    from drivetrain.loggers.entries import Entry, Ranks
+    from drivetrain.loggers.tracker import TrackerCallback, numbers, parameters
 else:
     _SOURCES = {
         "drivetrain._base.console": "Console",
+        "drivetrain._base.metrics": "find_metric flatten",
+        "drivetrain._base.outcome": "outcome_of RunOutcome",
         "drivetrain._base.pickling": "dumps",
         "drivetrain._base.redact": "redact",
         "drivetrain._driver.arguments": "check_param_space merge_arguments",
@@ -70,7 +75,8 @@ else:
         "drivetrain._worker.main": "serve settle_in",
         "drivetrain._worker.output": "log_name LogFollower open_log",
         "drivetrain._worker.stacks": "answer_to_signal collect_stacks",
-        "drivetrain.loggers.tracker": "Entry numbers parameters Ranks TrackerCallback",
+        "drivetrain.loggers.entries": "Entry Ranks",
+        "drivetrain.loggers.tracker": "numbers parameters TrackerCallback",
     }
     __getattr__, __dir__ = lazy_names(__name__, _SOURCES)
 
@@ -89,6 +95,7 @@ __all__ = [
     "Ranks",
     "RemoteGroup",
     "RunLock",
+    "RunOutcome",
     "Runtime",
     "Shard",
     "SplitRequest",
@@ -101,6 +108,8 @@ __all__ = [
     "collect_stacks",
     "delete_checkpoints",
     "dumps",
+    "find_metric",
+    "flatten",
     "flush_output",
     "frame",
     "is_instance_of",
@@ -112,6 +121,7 @@ __all__ = [
     "open_storage",
     "order_gpus",
     "order_nodes",
+    "outcome_of",
     "parameters",
     "quick",
     "rank_environment",

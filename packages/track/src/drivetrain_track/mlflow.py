@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain import ConfigurationError
-from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters, redact
+from drivetrain.plugin import Entry, Ranks, RunOutcome, TrackerCallback, numbers, outcome_of, parameters, redact
 
 if TYPE_CHECKING:
     from drivetrain import CommittedCheckpoint, Run
@@ -19,6 +19,7 @@ _RUN_TAG = "drivetrain.run_id"
 _METRICS_AT_ONCE = 1000  # the REST API takes no more
 _PARAMETERS_AT_ONCE = 100
 _REFUSED = re.compile(r"[^\w\-. :/]")  # in names
+_STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.INTERRUPTED: "KILLED", RunOutcome.FAILED: "FAILED"}
 
 
 class MLflowLoggerCallback(TrackerCallback):
@@ -129,11 +130,10 @@ class MLflowLoggerCallback(TrackerCallback):
         self._client.log_artifacts(self._id, directory, artifact_path=checkpoint.name)
 
     def close(self, error: BaseException | None) -> None:
-        """Marks the run of MLflow as finished, failed or killed."""
+        """Marks the run of MLflow as finished, failed, or killed if it was interrupted."""
         if self._monitor is not None:
             self._monitor.finish()
-        status = "FINISHED" if error is None else "FAILED" if isinstance(error, Exception) else "KILLED"
-        self._client.set_terminated(self._id, status)
+        self._client.set_terminated(self._id, _STATUS[outcome_of(error)])
 
     def __getstate__(self) -> dict[str, Any]:
         """Without addresses that have credentials in them."""

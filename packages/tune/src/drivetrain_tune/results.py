@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import Result
+from drivetrain.plugin import find_metric, flatten
 
 if TYPE_CHECKING:
     import optuna
@@ -113,8 +114,8 @@ class ResultGrid(Sequence[TrialResult]):
             {
                 "trial": result.name,
                 "state": result.state,
-                **(result.metrics or {}),
-                **{f"config/{path}": value for path, value in _flatten(result.config)},
+                **flatten(result.metrics or {}),
+                **{f"config/{path}": value for path, value in flatten(result.config).items()},
                 "path": result.path,
             }
             for result in self._results
@@ -124,15 +125,7 @@ class ResultGrid(Sequence[TrialResult]):
 
 def value_of(metrics: Mapping[str, Any] | None, metric: str) -> float | None:
     """The value of a metric; None where there is none, or it is no number."""
-    value = (metrics or {}).get(metric)
+    value = find_metric(metrics or {}, metric)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         return None
     return value
-
-
-def _flatten(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{above}{key}/")
-        else:
-            yield f"{above}{key}", value

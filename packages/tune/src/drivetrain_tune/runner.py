@@ -21,7 +21,15 @@ from drivetrain import (
     RunHandle,
     ScalingConfig,
 )
-from drivetrain.plugin import Console, ForkServers, LocalRuntime, merge_arguments, required_runtime, visible_gpus
+from drivetrain.plugin import (
+    Console,
+    ForkServers,
+    LocalRuntime,
+    flatten,
+    merge_arguments,
+    required_runtime,
+    visible_gpus,
+)
 from drivetrain_tune.results import value_of
 from drivetrain_tune.search import ActiveTrial, Search, TuneConfig
 
@@ -286,7 +294,7 @@ class Progress:
 
 
 def _missing_metric(metric: str, result: Result) -> ConfigurationError:
-    found = ", ".join(name for name in (result.metrics or {}) if not name.startswith("_")) or "no metrics"
+    found = ", ".join(name for name in flatten(result.metrics or {}) if not name.startswith("_")) or "no metrics"
     return ConfigurationError(
         f"TuneConfig(metric={metric!r}) wants a number that rank 0 reports under that name, found {found}"
     )

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError, PluginNotFoundError, StorageError
-from drivetrain.plugin import Storage
+from drivetrain.plugin import Storage, find_metric
 from drivetrain_tune.results import value_of
 from drivetrain_tune.space import Space
 
@@ -36,7 +36,7 @@ class TuneConfig:
     """What a search looks for, and how.
 
     Attributes:
-        metric: the reported metric that ranks trials.
+        metric: the reported metric that ranks trials; a nested one is named ``outer/inner``.
         mode: ``"max"`` or ``"min"``: which end of it is better.
         num_samples: how many trials, or how many for each combination of grids.
         max_concurrent_trials: how many trials may run at a time; None for as many as the machine has CPUs and GPUs for.
@@ -158,7 +158,7 @@ class _Watch:
             return True
         if self._usual is None or callable(self._usual):
             return self._usual is not None and bool(self._usual(trial_id, metrics))
-        return any(metrics.get(key, -math.inf) >= bound for key, bound in self._usual.items())
+        return any(find_metric(metrics, key, -math.inf) >= bound for key, bound in self._usual.items())
 
     def __reduce__(self) -> tuple[object, ...]:
         """A run that is restored outside its search has no scheduler."""

@@ -7,13 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from drivetrain._base.metrics import flatten, has_metric, reported_metrics
 from drivetrain._cli.output import BAD, OK, Commands, MissingError, add_command, emit, find_run
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.manifest import read_manifest
 from drivetrain._storage.retention import rank_checkpoints
-from drivetrain._views.records import checkpoint_sizes, shown_metrics
+from drivetrain._views.records import checkpoint_sizes
 from drivetrain._views.terminal import amount, bytes_text, moment, table
 from drivetrain.errors import ConfigurationError, StorageError
 
@@ -70,7 +71,13 @@ def _list(arguments: argparse.Namespace) -> int:
     for entry in read_manifest(storage):
         size, files = checkpoint_sizes(storage, entry.name) or (None, None)
         checkpoint = Checkpoint.in_storage(storage, entry.name)
-        facts = {**asdict(entry), "bytes": size, "files": files, "pinned": checkpoint.is_pinned()}
+        facts = {
+            **asdict(entry),
+            "metrics": flatten(entry.metrics),
+            "bytes": size,
+            "files": files,
+            "pinned": checkpoint.is_pinned(),
+        }
         found.append({**facts, "path": checkpoint.path})
     emit(arguments, found, lambda: _list_text(found, storage))
     return OK
@@ -87,7 +94,7 @@ def _list_text(found: list[dict[str, Any]], storage: Storage) -> str:
             bytes_text(one["bytes"]),
             amount(one["files"]),
             "yes" if one["pinned"] else "",
-            ", ".join(f"{name} {amount(value)}" for name, value in shown_metrics(one["metrics"]).items()),
+            ", ".join(f"{name} {amount(value)}" for name, value in reported_metrics(one["metrics"]).items()),
         ]
         for one in found
     ]
@@ -121,9 +128,9 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.checkpoint == "best":
         if not arguments.metric or not arguments.mode:
             raise ConfigurationError("checkpoints export best wants --metric NAME and --mode max or min")
-        having = [entry for entry in entries if arguments.metric in entry.metrics]
+        having = [entry for entry in entries if has_metric(entry.metrics, arguments.metric)]
         if not having:
-            known = dict.fromkeys(name for entry in entries for name in shown_metrics(entry.metrics))
+            known = dict.fromkeys(name for entry in entries for name in reported_metrics(entry.metrics))
             raise MissingError(
                 f"--metric wants one that a kept checkpoint has, found no {arguments.metric!r} in {storage.root}; "
                 f"there are: {', '.join(known) or 'none'}"

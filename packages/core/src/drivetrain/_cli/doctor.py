@@ -26,7 +26,7 @@ from drivetrain._storage.directory import Storage
 from drivetrain._version import __version__
 from drivetrain._views.terminal import bytes_text, wrapped
 from drivetrain.errors import DrivetrainError, PluginError
-from drivetrain.loggers.timeline import installed_versions
+from drivetrain.loggers.versions import installed_versions
 
 __all__ = ["add_doctor"]
 

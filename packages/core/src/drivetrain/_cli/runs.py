@@ -1,25 +1,23 @@
-"""``drivetrain runs list|show|plot|compare|report|serve``: looking at runs."""
+"""``drivetrain runs list|show|plot|report|serve``: shows runs."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from drivetrain._base.metrics import reported_metrics
+from drivetrain._cli.compare import add_compare
 from drivetrain._cli.gc import add_gc
 from drivetrain._cli.output import OK, Commands, MissingError, add_command, emit, find_run, find_storage
 from drivetrain._cli.tail import add_tail
-from drivetrain._views.records import RunRecord, find_runs, read_run, shown_metrics
-from drivetrain._views.terminal import amount, bytes_text, duration, moment, plot, table, wrapped
+from drivetrain._views.records import RunRecord, find_runs, read_run
+from drivetrain._views.terminal import amount, bytes_text, duration, moment, table, wrapped
 from drivetrain.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from drivetrain._views.curves import Curve
 
 __all__ = ["add_runs"]
 
@@ -34,8 +32,13 @@ def add_runs(commands: Commands) -> None:
     group.set_defaults(usage_of=group)
     below = group.add_subparsers(metavar="COMMAND")
 
+    for add in (_add_list, _add_show, _add_plot, add_compare, _add_report, _add_serve, add_tail, add_gc):
+        add(below)
+
+
+def _add_list(commands: Commands) -> None:
     parser = add_command(
-        below,
+        commands,
         "list",
         _list,
         "list the runs of a directory, the newest first",
@@ -43,67 +46,6 @@ def add_runs(commands: Commands) -> None:
     )
     parser.add_argument("path", nargs="?", help="a directory of runs; default: DRIVETRAIN_STORAGE_PATH")
     parser.add_argument("--status", help="only those with that status, such as running or failed")
-
-    parser = add_command(
-        below,
-        "show",
-        _show,
-        "show a run: attempts, failures, checkpoints, where and with what it ran",
-        "  drivetrain runs show my_run\n  drivetrain runs show /data/runs/my_run --json | jq .status",
-    )
-    parser.add_argument("run", help="a run's directory or URI, or its name in the default storage path")
-
-    parser = add_command(
-        below,
-        "plot",
-        _plot,
-        "plot metrics, in the terminal or to a PNG or SVG file",
-        "  drivetrain runs plot my_run --metric loss\n  drivetrain runs plot my_run --metric loss -o loss.png",
-    )
-    parser.add_argument("run", help="a run's directory, URI or name")
-    parser.add_argument(
-        "--metric", action="append", metavar="NAME", help="which; may be repeated; default: all numbers"
-    )
-    parser.add_argument("--rank", action="append", type=int, metavar="N", help="whose; may be repeated; default: all")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="a .png, .svg or .pdf file to write instead")
-    parser.add_argument("--log", action="store_true", help="use a logarithmic axis of values")
-    parser.add_argument("--height", type=int, default=16, metavar="LINES", help="of each plot in the terminal (16)")
-
-    parser = add_command(
-        below,
-        "compare",
-        _compare,
-        "compare runs: what was different, and what came of it",
-        "  drivetrain runs compare baseline wider\n  drivetrain runs compare baseline wider --metric loss",
-    )
-    parser.add_argument("runs", nargs="+", metavar="run", help="the runs' directories, URIs or names")
-    parser.add_argument("--metric", metavar="NAME", help="also plot rank 0's curves of that metric")
-
-    parser = add_command(
-        below,
-        "report",
-        _report,
-        "write a run's page: one HTML file with everything, that needs no network",
-        "  drivetrain runs report my_run\n  drivetrain runs report my_run -o /tmp/my_run.html",
-    )
-    parser.add_argument("run", help="a run's directory, URI or name")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: <run's name>.html, here")
-
-    parser = add_command(
-        below,
-        "serve",
-        _serve,
-        "show runs live in a browser, until Ctrl-C",
-        "  drivetrain runs serve\n  drivetrain runs serve /data/runs --port 8080\n"
-        "  drivetrain runs serve --host 0.0.0.0      other machines may look, with a token",
-    )
-    parser.add_argument("path", nargs="?", help="a directory of runs, or a run; default: DRIVETRAIN_STORAGE_PATH")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1: only this machine)")
-    parser.add_argument("--port", type=int, default=0, help="the port (any that is free)")
-    parser.add_argument("--token", help="what others have to know; default: made up where the address is not 127.0.0.1")
-
-    add_tail(below)
-    add_gc(below)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -145,6 +87,17 @@ def _list_text(summaries: list[dict[str, Any]], place: str) -> str:
     return table(header, rows, spare=["CHECKPOINTS", "WORKERS", "BEGAN", *metrics[1:]])
 
 
+def _add_show(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "show",
+        _show,
+        "show a run: attempts, failures, checkpoints, where and with what it ran",
+        "  drivetrain runs show my_run\n  drivetrain runs show /data/runs/my_run --json | jq .status",
+    )
+    parser.add_argument("run", help="a run's directory or URI, or its name in the default storage path")
+
+
 def _show(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
     record = read_run(storage)
@@ -163,12 +116,12 @@ def _show_text(record: RunRecord) -> str:
         ("config", facts.get("train_loop_config")),
         ("scaling", facts.get("scaling_config")),
         ("reports", f"{record.iterations} of rank 0"),
-        ("latest", ", ".join(f"{name} {amount(value)}" for name, value in shown_metrics(record.metrics).items())),
-        ("driver", _driver_text(record.environment)),
+        ("latest", ", ".join(f"{name} {amount(value)}" for name, value in reported_metrics(record.metrics).items())),
+        ("driver", _driver_text(record.history.environment)),
     ]
     width = max(len(name) for name, _ in pairs)
     parts = [record.name, "\n".join(wrapped(f"  {name:<{width}}  ", str(value)) for name, value in pairs if value)]
-    if record.attempts:
+    if record.history.attempts:
         rows = [
             [
                 str(number),
@@ -181,7 +134,7 @@ def _show_text(record: RunRecord) -> str:
                     + ([attempt.failure["summary"]] if attempt.failure else [])
                 ),
             ]
-            for number, attempt in enumerate(record.attempts, start=1)
+            for number, attempt in enumerate(record.history.attempts, start=1)
         ]
         header = ["ATTEMPT", "BEGAN", "DURATION", "WORKERS", "WENT ON FROM", "FAILURE"]
         parts.append(table(header, rows, spare=["BEGAN", "WENT ON FROM"]))
@@ -215,12 +168,31 @@ def _driver_text(environment: dict[str, Any]) -> str:
 
 
 def _metrics_text(metrics: Any) -> str:
-    return ", ".join(f"{name} {amount(value)}" for name, value in shown_metrics(metrics).items())
+    return ", ".join(f"{name} {amount(value)}" for name, value in reported_metrics(metrics).items())
+
+
+def _add_plot(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "plot",
+        _plot,
+        "plot metrics, in the terminal or to a PNG or SVG file",
+        "  drivetrain runs plot my_run --metric loss\n  drivetrain runs plot my_run --metric loss -o loss.png",
+    )
+    parser.add_argument("run", help="a run's directory, URI or name")
+    parser.add_argument(
+        "--metric", action="append", metavar="NAME", help="which; may be repeated; default: all numbers"
+    )
+    parser.add_argument("--rank", action="append", type=int, metavar="N", help="whose; may be repeated; default: all")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="a .png, .svg or .pdf file to write instead")
+    parser.add_argument("--log", action="store_true", help="use a logarithmic axis of values")
+    parser.add_argument("--height", type=int, default=16, metavar="LINES", help="of each plot in the terminal (16)")
 
 
 def _plot(arguments: argparse.Namespace) -> int:
     from drivetrain._views.curves import CurveReader, choose_curves
     from drivetrain._views.figures import draw_figure
+    from drivetrain._views.plot import plot
 
     output: Path | None = arguments.output
     if output is not None and output.suffix not in (".png", ".svg", ".pdf"):
@@ -249,74 +221,16 @@ def _plot(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _compare(arguments: argparse.Namespace) -> int:
-    from drivetrain._views.curves import CurveReader
-
-    if len(arguments.runs) < 2:
-        raise ConfigurationError("runs compare wants two runs or more, found one")
-    storages = [find_run(run) for run in arguments.runs]
-    records = [read_run(storage) for storage in storages]
-    readers = [CurveReader(storage) for storage in storages]
-    for reader in readers:
-        reader.update()
-    rows = _comparison(records, [reader.curves() for reader in readers])
-    data: dict[str, Any] = {
-        "runs": [record.summary() for record in records],
-        "rows": [{"what": what, "values": values} for what, values in rows],
-    }
-
-    def text() -> str:
-        shown = [[what, *(amount(value) for value in values)] for what, values in rows]
-        parts = [table(["", *(record.name for record in records)], shown)]
-        if arguments.metric:
-            series = {
-                record.name: curve.points()
-                for record, reader in zip(records, readers, strict=True)
-                if (curve := reader.curves().get((0, arguments.metric))) is not None
-            }
-            if not series:
-                raise MissingError(f"--metric wants one that rank 0 has reported, found no {arguments.metric!r}")
-            parts.append(plot(series, title=arguments.metric))
-        return "\n\n".join(parts)
-
-    emit(arguments, data, text)
-    return OK
-
-
-def _comparison(records: list[RunRecord], curves: list[dict[tuple[int, str], Curve]]) -> list[tuple[str, list[Any]]]:
-    """What is compared, with the value of each run; of the configuration only what differs."""
-    rows: list[tuple[str, list[Any]]] = [
-        ("status", [record.status for record in records]),
-        ("duration", [duration(record.duration_s) for record in records]),
-        ("attempts", [len(record.attempts) for record in records]),
-        ("workers", [len(record.attempts[-1].workers) if record.attempts else None for record in records]),
-        ("reports", [record.iterations for record in records]),
-        ("checkpoints", [len(record.checkpoints) for record in records]),
-    ]
-    settings = [_settings(record) for record in records]
-    for name in dict.fromkeys(name for one in settings for name in one):
-        values = [one.get(name) for one in settings]
-        if len({str(value) for value in values}) > 1:
-            rows.append((name, values))
-    for metric in dict.fromkeys(name for one in curves for rank, name in one if rank == 0 and not name.startswith("_")):
-        found = [one.get((0, metric)) for one in curves]
-        rows.append((f"{metric}, last", [shown_metrics(record.metrics).get(metric) for record in records]))
-        for what, extreme in (("least", "lowest"), ("greatest", "highest")):
-            values = [None if curve is None else getattr(curve, extreme) for curve in found]
-            rows.append(
-                (f"{metric}, {what}", [None if value is None or math.isnan(value) else value for value in values])
-            )
-    return rows
-
-
-def _settings(record: RunRecord) -> dict[str, Any]:
-    """What a run was made with, in parts that can be compared."""
-    facts = record.facts
-    found = {name: facts.get(name) for name in ("train_function", "trainer", "train_loop_config", "scaling_config")}
-    found |= {f"{name} (driver)": version for name, version in record.environment.get("packages", {}).items()}
-    found["python"] = facts.get("python")
-    found["drivetrain"] = facts.get("drivetrain")
-    return found
+def _add_report(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "report",
+        _report,
+        "write a run's page: one HTML file with everything, that needs no network",
+        "  drivetrain runs report my_run\n  drivetrain runs report my_run -o /tmp/my_run.html",
+    )
+    parser.add_argument("run", help="a run's directory, URI or name")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: <run's name>.html, here")
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -327,6 +241,21 @@ def _report(arguments: argparse.Namespace) -> int:
     write_report(storage, path)
     emit(arguments, {"path": str(path.absolute()), "bytes": path.stat().st_size}, lambda: str(path))
     return OK
+
+
+def _add_serve(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "serve",
+        _serve,
+        "show runs live in a browser, until Ctrl-C",
+        "  drivetrain runs serve\n  drivetrain runs serve /data/runs --port 8080\n"
+        "  drivetrain runs serve --host 0.0.0.0      other machines may look, with a token",
+    )
+    parser.add_argument("path", nargs="?", help="a directory of runs, or a run; default: DRIVETRAIN_STORAGE_PATH")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1: only this machine)")
+    parser.add_argument("--port", type=int, default=0, help="the port (any that is free)")
+    parser.add_argument("--token", help="what others have to know; default: made up where the address is not 127.0.0.1")
 
 
 def _serve(arguments: argparse.Namespace) -> int:

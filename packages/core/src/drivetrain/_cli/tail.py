@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 
+from drivetrain._base.metrics import reported_metrics
 from drivetrain._cli.output import BAD, OK, Commands, MissingError, add_command, find_run
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import result_file
@@ -112,5 +113,5 @@ def _report_text(line: str) -> str:
     except ValueError:
         return line
     moment = time.strftime("%H:%M:%S", time.localtime(report.get("_timestamp", 0)))
-    shown = "  ".join(f"{name} {amount(value)}" for name, value in report.items() if not name.startswith("_"))
+    shown = "  ".join(f"{name} {amount(value)}" for name, value in reported_metrics(report).items())
     return f"{moment}  {report.get('_training_iteration', '?'):>6}  {shown}"

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drivetrain._base.metrics import find_metric
 from drivetrain._driver.ranks import Rank, Ranks
 from drivetrain._driver.reports import MatchedReport, ReportMatcher, combine
 from drivetrain._driver.services import RunServices
@@ -130,7 +131,7 @@ class Delivery:
         try:
             if callable(condition):
                 return bool(condition(self._services.run.id, metrics))
-            return any(metrics.get(key, -math.inf) >= bound for key, bound in (condition or {}).items())
+            return any(find_metric(metrics, key, -math.inf) >= bound for key, bound in (condition or {}).items())
         except Exception as error:  # raised by a user's function, or by comparing a metric that is not a number
             raise CallbackError(f"RunConfig(stop=...) raised {type(error).__name__}: {error}") from error
 

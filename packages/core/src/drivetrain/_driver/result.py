@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain._base.metrics import flatten, has_metric, reported_metrics
 from drivetrain._base.notebook import as_table
 from drivetrain._base.redact import redact
 from drivetrain._storage.checkpoint import Checkpoint
@@ -91,7 +92,9 @@ class Result:
 
     @property
     def metrics_dataframe(self) -> pd.DataFrame:
-        """Every report of rank 0, a row each; read when it is asked for. Needs pandas.
+        """Every report of rank 0, a row each, read on each access. Needs pandas.
+
+        Nested metrics are columns with names such as ``eval/accuracy``.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -104,13 +107,13 @@ class Result:
                 name=error.name,
             ) from error
 
-        return pd.DataFrame.from_records(list(_read_reports(self.storage)))
+        return pd.DataFrame.from_records([flatten(report) for report in _read_reports(self.storage)])
 
     def get_best_checkpoint(self, metric: str, mode: str = "max") -> Checkpoint | None:
         """The kept checkpoint with the best value of a metric.
 
         Args:
-            metric: the metric's name.
+            metric: the metric's name; of a nested one ``outer/inner``.
             mode: ``"max"`` or ``"min"``: which end of the metric is better.
 
         Returns:
@@ -121,7 +124,7 @@ class Result:
         """
         if mode not in ("max", "min"):
             raise ValueError(f"get_best_checkpoint(mode=...) wants 'max' or 'min', found {mode!r}")
-        having = [entry for entry in self._entries() if metric in entry.metrics]
+        having = [entry for entry in self._entries() if has_metric(entry.metrics, metric)]
         return self._checkpoint(rank_checkpoints(having, metric, mode)[0]) if having else None
 
     def plot(self, *metrics: str, ranks: Sequence[int] | None = None, log: bool = False) -> Figure:
@@ -130,7 +133,7 @@ class Result:
         Of more reports than can be seen, the line is their mean, in a band from the least to the greatest value.
 
         Args:
-            metrics: their names; none for every number that was reported.
+            metrics: their names, of nested ones ``outer/inner``; none for every number that was reported.
             ranks: whose; None for all ranks.
             log: use a logarithmic axis of values.
 
@@ -166,7 +169,7 @@ class Result:
         rows: dict[str, object] = {"path": self.path}
         if self.error is not None:
             rows["error"] = str(self.error).partition("\n")[0]
-        rows |= {name: value for name, value in (self.metrics or {}).items() if not name.startswith("_")}
+        rows |= reported_metrics(self.metrics)
         rows["checkpoints"] = ", ".join(entry.name for entry in entries) or "none"
         return as_table("Result: failed" if self.error else "Result", rows)
 

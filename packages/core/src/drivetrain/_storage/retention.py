@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from drivetrain._base.crashpoints import reach
+from drivetrain._base.metrics import find_metric
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
@@ -117,12 +118,12 @@ def rank_checkpoints(entries: Sequence[CommittedCheckpoint], metric: str, mode: 
 
     Args:
         entries: the checkpoints, oldest first.
-        metric: the metric's name.
+        metric: the metric's name; of a nested one ``outer/inner``.
         mode: ``"max"`` or ``"min"``: which end of the metric is better.
     """
 
     def score(entry: CommittedCheckpoint) -> tuple[bool, float, int]:
-        value = entry.metrics.get(metric)
+        value = find_metric(entry.metrics, metric)
         if not isinstance(value, (int, float)) or math.isnan(value):
             return (False, 0.0, entry.index)
         return (True, value if mode == "max" else -value, entry.index)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from drivetrain._base.metrics import flatten
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.reports import rank_files
 
@@ -250,7 +251,7 @@ def choose_curves(
 
     Args:
         curves: by rank and metric.
-        metrics: which; none for all that were reported.
+        metrics: which, nested ones as ``outer/inner``; none for all that were reported.
         ranks: whose; None for everybody's.
 
     Raises:
@@ -330,11 +331,18 @@ class _Tail:
 
 
 def _parse(lines: bytes) -> list[dict[str, Any]]:
-    """Reports from lines of JSON; a damaged line is left out."""
+    """Reads reports, with flat metrics, from lines of JSON; skips damaged lines."""
+    reports = _parse_json(lines)
+    if lines.count(b"{") == len(reports):  # no report is nested; flattening would double the time
+        return reports
+    return [flatten(report) for report in reports if isinstance(report, dict)]
+
+
+def _parse_json(lines: bytes) -> list[Any]:
     body = lines.strip(b"\n")
     try:
         # At once, in a third of the time: a line end is never inside of a value.
-        found: list[dict[str, Any]] = json.loads(b"[" + body.replace(b"\n", b",") + b"]")
+        found: list[Any] = json.loads(b"[" + body.replace(b"\n", b",") + b"]")
         return found
     except ValueError:
         reports = []
@@ -343,7 +351,7 @@ def _parse(lines: bytes) -> list[dict[str, Any]]:
                 reports.append(json.loads(line))
             except ValueError:
                 continue
-        return [report for report in reports if isinstance(report, dict)]
+        return reports
 
 
 def _column(reports: Sequence[Mapping[str, Any]], name: str, otherwise: Sequence[float]) -> Sequence[float]:

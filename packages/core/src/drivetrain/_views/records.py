@@ -1,4 +1,4 @@
-"""What there is to know about a run, read from its directory: of a run that has ended, or still goes on."""
+"""Reads everything about a run from its directory, whether it has ended or is still running."""
 
 from __future__ import annotations
 
@@ -6,70 +6,43 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from drivetrain._base.metrics import flatten, reported_metrics
 from drivetrain._storage.checkpoint import parse_listing
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import ERROR_FILE, LISTING_FILE, RUN_FILE, TIMELINE_FILE, USAGE_FILE
-from drivetrain._storage.lock import find_holder
+from drivetrain._storage.layout import ERROR_FILE, LISTING_FILE, RUN_FILE, USAGE_FILE
+from drivetrain._storage.lock import Holder, find_holder
 from drivetrain._storage.manifest import read_manifest
 from drivetrain._storage.reports import last_report, read_lines
+from drivetrain._storage.timeline import read_timeline
+from drivetrain._views.history import History
 from drivetrain.errors import StorageError
 
-__all__ = ["Attempt", "RunRecord", "find_runs", "read_run", "read_usage"]
+__all__ = ["RunRecord", "find_runs", "read_run", "read_usage"]
 
 _MAX_SAMPLES = 400
 
 
 @dataclass(kw_only=True)
-class Attempt:
-    """One attempt of a run.
-
-    Attributes:
-        start: which driver's, from 1.
-        number: which of that driver's, from 0.
-        began: Unix time in seconds at which its workers were up.
-        ended: when it was over; None while it goes on, or where nobody could note it.
-        workers: where each rank was, as :class:`~drivetrain.WorkerInfo` says it.
-        resumed_from: the iteration that it went on from; None for a start from the beginning.
-        failure: what ended it, as ``error.json`` says it, with ``traceback`` and ``log``; None if nothing did.
-        survived: likewise what did not end it, as only lost ranks were replaced; oldest first.
-    """
-
-    start: int
-    number: int
-    began: float
-    ended: float | None = None
-    workers: list[dict[str, Any]] = field(default_factory=list)
-    resumed_from: int | None = None
-    failure: dict[str, Any] | None = None
-    survived: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(kw_only=True)
 class RunRecord:
-    """A run, as its directory tells.
+    """A run, as described by the files in its directory.
 
     Attributes:
         name: the run's name.
         location: its directory, on its filesystem.
         status: ``running``, ``locked`` (a driver on another machine has it, or has died there), ``finished``,
-            ``failed``, ``interrupted``, ``ended`` (nobody works on it, and how it ended was not noted: its driver was
-            killed, or is of a version that did not).
-        holder: who works on it, in words; empty for nobody.
+            ``failed``, ``interrupted``, ``ended`` (no driver works on it, and the outcome was not noted: its driver was
+            killed, or is of a version that did not note it).
+        holder: the driver that works on it, in words; empty for none.
         facts: ``run.json``.
         began: Unix time in seconds at which its first driver began.
-        ended: when its last driver ended; None while it goes on, or where nobody could note it.
-        environment: where the last driver ran.
-        attempts: oldest first.
+        history: the drivers, attempts and commits so far.
         checkpoints: those that are committed and kept, oldest first.
-        dropped: name, iteration and time of those that were committed and are no longer kept.
         error: ``error.json``; None where there is none.
-        error_line: how the last driver ended, in a line; empty if well.
         metrics: the last report of rank 0; None without one.
-        last_time: Unix time in seconds of the last sign of life that was noted.
     """
 
     name: str
@@ -78,24 +51,41 @@ class RunRecord:
     holder: str
     facts: dict[str, Any]
     began: float
-    ended: float | None
-    environment: dict[str, Any]
-    attempts: list[Attempt]
+    history: History
     checkpoints: list[CommittedCheckpoint]
-    dropped: list[dict[str, Any]]
     error: dict[str, Any] | None
-    error_line: str
     metrics: dict[str, Any] | None
-    last_time: float
 
     @property
     def is_live(self) -> bool:
-        """Whether a driver works on it, or may."""
+        """Whether a driver is, or might still be, working on it."""
         return self.status in ("running", "locked")
 
     @property
+    def ended(self) -> float | None:
+        """Unix time in seconds at which its last driver ended; None while it runs, or if no driver could note it."""
+        return None if self.is_live else self.history.ended
+
+    @property
+    def error_line(self) -> str:
+        """The first line of the error that ended the last driver; empty without one."""
+        return "" if self.status == "running" else self.history.error_line
+
+    @property
+    def last_time(self) -> float:
+        """Unix time in seconds of the last sign of life."""
+        reported_at = float((self.metrics or {}).get("_timestamp", 0))
+        return max([self.history.last_time, reported_at, *(entry.time for entry in self.checkpoints[-1:])])
+
+    @property
+    def dropped(self) -> list[dict[str, Any]]:
+        """Name, iteration and time of the checkpoints that were committed and are no longer kept."""
+        kept = {checkpoint.name for checkpoint in self.checkpoints}
+        return [entry for name, entry in self.history.committed.items() if name not in kept]
+
+    @property
     def iterations(self) -> int:
-        """How many reports rank 0 has made."""
+        """The number of reports of rank 0."""
         return int((self.metrics or {}).get("_training_iteration", 0))
 
     @property
@@ -110,11 +100,11 @@ class RunRecord:
             "status": self.status,
             "began": self.began,
             "duration_s": round(self.duration_s, 3),
-            "attempts": len(self.attempts),
-            "workers": len(self.attempts[-1].workers) if self.attempts else None,
+            "attempts": len(self.history.attempts),
+            "workers": len(self.history.attempts[-1].workers) if self.history.attempts else None,
             "reports": self.iterations,
             "checkpoints": len(self.checkpoints),
-            "metrics": shown_metrics(self.metrics),
+            "metrics": reported_metrics(self.metrics),
             "error": self.error_line,
             "location": self.location,
         }
@@ -135,9 +125,11 @@ class RunRecord:
             "run_config": self.facts.get("run_config"),
             "drivetrain": self.facts.get("drivetrain"),
             "python": self.facts.get("python"),
-            "environment": self.environment,
-            "attempts": [asdict(attempt) for attempt in self.attempts],
-            "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
+            "environment": self.history.environment,
+            "attempts": [asdict(attempt) for attempt in self.history.attempts],
+            "checkpoints": [
+                {**asdict(checkpoint), "metrics": flatten(checkpoint.metrics)} for checkpoint in self.checkpoints
+            ],
             "dropped_checkpoints": self.dropped,
             "failure": self.error,
         }
@@ -163,95 +155,34 @@ def read_run(storage: Storage) -> RunRecord:
     facts = _read_json(storage, RUN_FILE)
     if not isinstance(facts, dict):
         raise StorageError(f"this wants the directory of a run, found no {RUN_FILE} in {storage.root}")
-    error = _read_json(storage, ERROR_FILE)
-    metrics = last_report(storage)
-    story = _Story()
-    for line in read_lines(storage, TIMELINE_FILE):
-        story.take(line)
-    checkpoints = read_manifest(storage)
+    history = History()
+    for record in read_timeline(storage):
+        history.add(record)
     holder = find_holder(storage)
-    if holder is not None:
-        status, story.ended = ("running" if holder.is_certain else "locked"), None
-    elif story.outcome:
-        status = story.outcome
-    else:
-        status = "failed" if error else "ended"
-    kept = {checkpoint.name for checkpoint in checkpoints}
-    times = [story.last_time, float((metrics or {}).get("_timestamp", 0)), *(entry.time for entry in checkpoints[-1:])]
-    if not storage.is_local:
-        began = float(facts.get("created", 0))
-    else:
-        began = float(facts.get("created") or os.stat(storage.path(RUN_FILE)).st_mtime)
+    error = _read_json(storage, ERROR_FILE)
+    began = float(facts.get("created") or 0)
+    if not began and storage.is_local:
+        began = os.stat(storage.path(RUN_FILE)).st_mtime
     return RunRecord(
         name=str(facts.get("name") or os.path.basename(storage.root)),
         location=storage.root,
-        status=status,
+        status=_status(holder, history, error),
         holder=holder.description if holder else "",
         facts=facts,
         began=began,
-        ended=story.ended,
-        environment=story.environment,
-        attempts=story.attempts,
-        checkpoints=checkpoints,
-        dropped=[entry for name, entry in story.committed.items() if name not in kept],
+        history=history,
+        checkpoints=read_manifest(storage),
         error=error,
-        error_line=story.error if status != "running" else "",
-        metrics=metrics,
-        last_time=max(times),
+        metrics=last_report(storage),
     )
 
 
-class _Story:
-    """What the lines of a timeline add up to."""
-
-    def __init__(self) -> None:
-        self.starts = 0
-        self.environment: dict[str, Any] = {}
-        self.attempts: list[Attempt] = []
-        self.committed: dict[str, dict[str, Any]] = {}
-        self.outcome = self.error = ""
-        self.ended: float | None = None
-        self.last_time = 0.0
-
-    def take(self, line: Mapping[str, Any]) -> None:
-        event, time = line.get("event"), float(line.get("time", 0))
-        current = self.attempts[-1] if self.attempts else None
-        if event == "start":
-            self._close(self.last_time)  # of a driver that was killed
-            self.starts += 1
-            self.environment = {**line["environment"], "packages": {}}
-            self.outcome, self.error, self.ended = "", "", None
-        elif event == "packages":
-            self.environment = {**self.environment, "packages": line["packages"]}
-        elif event == "attempt":
-            self._close(self.last_time)
-            self.attempts.append(
-                Attempt(start=self.starts, number=line["attempt"], began=time, workers=line["workers"])
-            )
-        elif event == "checkpoint":
-            self.committed[line["name"]] = {key: line[key] for key in ("name", "iteration", "time")}
-        elif event == "attempt end":
-            self._close(time)
-        elif event == "resume" and current is not None:
-            current.resumed_from = line["iteration"] or None
-        elif event == "failure" and current is not None:
-            failure = {
-                **line["failure"],
-                "retrying": line["retrying"],
-                "traceback": line["traceback"],
-                "log": line["log"],
-            }
-            if failure.get("survived"):
-                current.survived.append(failure)
-            else:
-                current.failure = failure
-        elif event == "end":
-            self.outcome, self.error, self.ended = line["outcome"], line["error"] or "", time
-        self.last_time = max(self.last_time, time)
-
-    def _close(self, time: float) -> None:
-        if self.attempts and self.attempts[-1].ended is None:
-            self.attempts[-1].ended = max(time, self.attempts[-1].began)
+def _status(holder: Holder | None, history: History, error: Mapping[str, Any] | None) -> str:
+    if holder is not None:
+        return "running" if holder.is_certain else "locked"
+    if history.outcome:
+        return history.outcome
+    return "failed" if error else "ended"
 
 
 def checkpoint_sizes(storage: Storage, name: str) -> tuple[int, int] | None:
@@ -288,11 +219,6 @@ def read_usage(storage: Storage) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def shown_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the train function reported, without what drivetrain fills in."""
-    return {name: value for name, value in (metrics or {}).items() if not name.startswith("_")}
 
 
 def _read_json(storage: Storage, name: str) -> Any:

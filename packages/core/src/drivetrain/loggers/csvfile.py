@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain._base.metrics import flatten
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._storage.layout import PROGRESS_FILE
 
@@ -23,7 +24,8 @@ _ITERATION = "_training_iteration"
 class CSVLoggerCallback(Callback):
     """Writes a row for every report of rank 0 to ``progress.csv``.
 
-    A metric that appears for the first time after the first report adds a column, for which the file is rewritten.
+    Nested metrics are columns with names such as ``eval/accuracy``. A metric that appears for the first time after the
+    first report adds a column, for which the file is rewritten.
     """
 
     def __init__(self) -> None:
@@ -36,7 +38,7 @@ class CSVLoggerCallback(Callback):
             return
         if self._file is None:
             self._file = self._open(run.path / PROGRESS_FILE)
-        metrics = report.metrics
+        metrics = flatten(report.metrics)
         if not self._columns or not metrics.keys() <= set(self._columns):
             self._file = self._widen(self._file, metrics)
         self._file.write(_row(metrics.get(column, "") for column in self._columns))

@@ -1,4 +1,4 @@
-"""How the run is doing as a small panel. ``rich`` makes its text, and takes nothing of the terminal."""
+"""The state of a run as a small panel. ``rich`` makes its text, and takes nothing of the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from drivetrain.loggers.standing import Metric, Standing, clock, short
+from drivetrain.loggers.status import Metric, Status, clock, short
 
 __all__ = ["render"]
 
@@ -22,22 +22,22 @@ _BAR = 24
 _LEAST_BAR = 8
 
 
-def render(standing: Standing, columns: int) -> list[str]:
+def render(status: Status, columns: int) -> list[str]:
     """The lines of the panel, with colors unless ``NO_COLOR`` is set.
 
     Args:
-        standing: how the run is doing.
+        status: the state of the run.
         columns: how many characters fit into a line.
     """
     width = min(columns, _MAX_COLUMNS)
-    title = Text(standing.name, style="bold")
-    title.append(f" · {standing.state} · {clock(standing.elapsed_s)}", style="not bold")
+    title = Text(status.name, style="bold")
+    title.append(f" · {status.state} · {clock(status.elapsed_s)}", style="not bold")
     rows: list[RenderableType] = [
         row
         for row in (
-            _progress(standing, width - _FRAME),
-            _metrics(standing.metrics, width - _FRAME),
-            Text(" · ".join(standing.storage()), style="dim"),
+            _progress(status, width - _FRAME),
+            _metrics(status.metrics, width - _FRAME),
+            Text(" · ".join(status.storage()), style="dim"),
         )
         if not isinstance(row, Text) or row
     ]
@@ -51,17 +51,17 @@ def render(standing: Standing, columns: int) -> list[str]:
     return text.getvalue().splitlines()
 
 
-def _progress(standing: Standing, columns: int) -> RenderableType:
+def _progress(status: Status, columns: int) -> RenderableType:
     """How far it is, with a bar where that is known and there is room."""
-    said = Text(" · ".join(standing.progress()), no_wrap=True, overflow="ellipsis")
-    if standing.fraction is None:
+    said = Text(" · ".join(status.progress()), no_wrap=True, overflow="ellipsis")
+    if status.fraction is None:
         return said
-    percent = f"{100 * standing.fraction:.0f}%"
+    percent = f"{100 * status.fraction:.0f}%"
     room = columns - said.cell_len - len(percent) - 2
     if room < _LEAST_BAR:
         return Text(f"{percent} · ", no_wrap=True, overflow="ellipsis") + said
     row = Table.grid(padding=(0, 1))
-    row.add_row(ProgressBar(total=1, completed=standing.fraction, width=min(room, _BAR)), percent, said)
+    row.add_row(ProgressBar(total=1, completed=status.fraction, width=min(room, _BAR)), percent, said)
     return row
 
 

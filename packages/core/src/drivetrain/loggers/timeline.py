@@ -1,20 +1,12 @@
-"""What happened to a run and when, a line for each event: ``timeline.jsonl`` in the run directory.
-
-It is a record for people and tools that look at a run, now or later, and nothing that a run needs to go on. So a line
-that cannot be written is left out, and whoever reads it does without what is not there.
-"""
+"""Writes the timeline of a run, whose format is defined in :mod:`drivetrain._storage.timeline`."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import json
 import os
 import platform
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,34 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain._base.outcome import outcome_of
 from drivetrain._hooks.callback import Callback
-from drivetrain._storage.layout import TIMELINE_FILE
+from drivetrain._storage.timeline import (
+    AttemptEnded,
+    AttemptFailed,
+    AttemptResumed,
+    AttemptStarted,
+    CheckpointCommitted,
+    DriverStarted,
+    RunEnded,
+    VersionsFound,
+    append_record,
+)
 from drivetrain._version import __version__
 from drivetrain.loggers.usage import UsageRecorder
+from drivetrain.loggers.versions import installed_versions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from drivetrain._base.failure import Failure
     from drivetrain._hooks.context import Run, WorkerInfo
     from drivetrain._storage.committed import CommittedCheckpoint
 
-__all__ = ["FRAMEWORKS", "Timeline", "append_line", "installed_versions"]
-
-FRAMEWORKS = (
-    *(
-        "torch",
-        "torch_xla",
-        "tensorflow",
-        "keras",
-        "jax",
-        "lightning",
-        "pytorch-lightning",
-        "transformers",
-        "accelerate",
-    ),
-    *("deepspeed", "xgboost", "xgboost-cpu", "lightgbm", "horovod", "ray", "numpy", "pandas", "pyarrow", "fsspec"),
-)
-"""The distributions whose versions are worth knowing."""
+__all__ = ["Timeline"]
 
 _TRACEBACK_CHARACTERS = 8000
 _STOP_WAIT_S = 2.0
@@ -67,10 +52,10 @@ class Timeline(Callback):
 
     def on_run_start(self, run: Run) -> None:
         """Notes the start of a driver, and where it is."""
-        self._note(run, "start", environment=_environment())
+        append_record(run.path, DriverStarted(environment=_environment()))
         # Looking at what is installed takes some ten milliseconds, for which no worker has to wait.
         self._packages = threading.Thread(
-            target=lambda: self._note(run, "packages", packages=installed_versions()),
+            target=lambda: append_record(run.path, VersionsFound(packages=installed_versions())),
             daemon=True,
             name="drivetrain versions",
         )
@@ -78,28 +63,29 @@ class Timeline(Callback):
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
         """Notes an attempt and its workers."""
-        self._note(run, "attempt", attempt=attempt, workers=[asdict(worker) for worker in workers])
+        append_record(run.path, AttemptStarted(attempt=attempt, workers=[asdict(worker) for worker in workers]))
         self._usage.start(run.path, workers)
 
     def on_resume(self, run: Run, iteration: int) -> None:
         """Notes from where the attempt goes on."""
-        self._note(run, "resume", iteration=iteration)
+        append_record(run.path, AttemptResumed(iteration=iteration))
 
     def on_checkpoint(self, run: Run, checkpoint: CommittedCheckpoint) -> None:
         """Notes the commit."""
-        self._note(run, "checkpoint", name=checkpoint.name, iteration=checkpoint.iteration)
+        append_record(run.path, CheckpointCommitted(name=checkpoint.name, iteration=checkpoint.iteration))
 
     def on_failure(self, run: Run, failure: Failure, retrying: bool) -> None:
         """Notes what ended the attempt, or what it has survived."""
         trace = ""
         if failure.exception is not None:
             trace = "".join(traceback.format_exception(failure.exception))[-_TRACEBACK_CHARACTERS:]
-        self._note(run, "failure", failure=failure.record(), retrying=retrying, traceback=trace, log=failure.log_tail)
+        record = AttemptFailed(failure=failure.record(), retrying=retrying, traceback=trace, log=failure.log_tail)
+        append_record(run.path, record)
 
     def on_group_stop(self, run: Run, attempt: int) -> None:
         """Notes that the attempt is over."""
         self._usage.stop()
-        self._note(run, "attempt end", attempt=attempt)
+        append_record(run.path, AttemptEnded(attempt=attempt))
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         """Notes how the run ended."""
@@ -107,24 +93,7 @@ class Timeline(Callback):
         if self._packages is not None:
             self._packages.join(_STOP_WAIT_S)
         said = None if error is None else (str(error) or type(error).__name__).strip().partition("\n")[0]
-        self._note(run, "end", outcome=outcome_of(error).value, error=said)
-
-    def _note(self, run: Run, event: str, **facts: Any) -> None:
-        append_line(run.path / TIMELINE_FILE, {"time": time.time(), "event": event, **facts})
-
-
-def append_line(path: Path, facts: dict[str, Any]) -> None:
-    """Appends a line of JSON to a local file; one that cannot be written is left out."""
-    line = json.dumps(facts, default=str).encode() + b"\n"
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            end = os.lseek(descriptor, 0, os.SEEK_END)
-            if end and os.pread(descriptor, 1, end - 1) != b"\n":  # a driver was killed in the middle of a line
-                line = b"\n" + line
-            os.write(descriptor, line)
-        finally:
-            os.close(descriptor)
+        append_record(run.path, RunEnded(outcome=outcome_of(error).value, error=said))
 
 
 def _environment() -> dict[str, Any]:
@@ -140,18 +109,6 @@ def _environment() -> dict[str, Any]:
         "script": sys.argv[0] if sys.argv else "",  # without its arguments, which may be secrets
         "directory": _working_directory(),
     }
-
-
-@functools.cache
-def installed_versions() -> dict[str, str]:
-    """The versions of the :data:`FRAMEWORKS` that are installed, by distribution; none of them is imported."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in FRAMEWORKS:
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 def _working_directory() -> str:

@@ -21,21 +21,21 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from drivetrain._base.metrics import flatten
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain.errors import CheckpointError, ConfigurationError, PluginNotFoundError
+from drivetrain.loggers.entries import Entries, Entry, Ranks
 
 if TYPE_CHECKING:
     from drivetrain._hooks.context import Run, WorkerInfo
     from drivetrain._storage.committed import CommittedCheckpoint
 
-__all__ = ["Entry", "Ranks", "TrackerCallback", "flatten", "numbers", "parameters"]
-
-Ranks = Literal["rank0", "all", "reduced"]
+__all__ = ["TrackerCallback", "numbers", "parameters"]
 
 _MOST_WAITING = 100_000
 """Jobs; of a tracker that hangs, what comes after these is left out."""
@@ -51,24 +51,6 @@ _LONGEST_PAUSE_S = 60.0
 _SILENT_S = 2.0
 _INTERRUPTED_S = 10.0
 """The longest wait at the end of a run whose driver was asked to end, which somebody else may do before long."""
-
-_MOST_HELD = 1000
-_AUTOFILLED = {"_training_iteration": "training_iteration", "_time_this_iter_s": "time_this_iter_s"}
-
-
-class Entry(NamedTuple):
-    """What a tracker is to log for an iteration.
-
-    Attributes:
-        iteration: the report's, from 1.
-        time: Unix time in seconds at which the driver has got the report.
-        metrics: values by name, those of nested metrics as ``outer/inner``; those of ranks other than 0 have
-            ``rank_<n>/`` in front.
-    """
-
-    iteration: int
-    time: float
-    metrics: dict[str, Any]
 
 
 class TrackerCallback(Callback):
@@ -180,57 +162,52 @@ class TrackerCallback(Callback):
 
 
 class _Feed:
-    """The line to a tracker for the time of one run: a bounded queue, and the thread that empties it."""
+    """Passes on one run to a tracker: a bounded queue, and the thread that empties it."""
 
     def __init__(self, tracker: TrackerCallback, run: Run) -> None:
         self._tracker = tracker
         self._run = run
-        self._title = tracker.title or type(tracker).__name__
+        self._warnings = _Warnings(run, tracker.title or type(tracker).__name__)
+        self._entries = Entries(tracker.ranks, can_rewind=tracker.can_rewind)
         self._jobs: queue.SimpleQueue[tuple[float, Report] | Callable[[], None]] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._over = False
-        self._opened = False
-        self._warned = False
         self._given = 0
         self._done = 0
-        self._sent: dict[int, int] = {}
-        self._known = 0
-        self._mean = _Mean()
-        self._thread = threading.Thread(target=self._work, daemon=True, name=f"drivetrain {self._title}")
+        self._thread = threading.Thread(target=self._work, daemon=True, name=f"drivetrain {self._warnings.title}")
         self._thread.start()
 
     def put(self, job: tuple[float, Report] | Callable[[], None]) -> None:
-        """Has something passed on; called on the controller's thread."""
+        """Queues a report or a call; called on the controller's thread."""
         is_report = isinstance(job, tuple)
         self._given += is_report
         if not is_report or self._jobs.qsize() < _MOST_WAITING:
             self._jobs.put(job)
 
     def finish(self, error: BaseException | None, timeout_s: float) -> None:
-        """Waits for what was put so far, and says what is missing; called on the controller's thread."""
+        """Waits until the queue is empty, and warns of what is missing; called on the controller's thread."""
         self._jobs.put(partial(self._close, error))
         self._ending.set()
         self._thread.join(min(timeout_s, _SILENT_S))
         if self._thread.is_alive() and timeout_s > _SILENT_S:
-            self._warn(f"waiting up to {timeout_s:g} s for what is not there yet", again=True)
+            self._warnings.show(f"waiting up to {timeout_s:g} s for what is not there yet")
             self._thread.join(timeout_s - _SILENT_S)
         if self._thread.is_alive():
-            self._warn(f"was not done {timeout_s:g} s after the end of the run (drain_timeout_s)", again=True)
+            self._warnings.show(f"was not done {timeout_s:g} s after the end of the run (drain_timeout_s)")
         if missing := self._given - self._done:
-            self._warn(f"{missing} of {self._given} reports are not there", again=True)
+            self._warnings.show(f"{missing} of {self._given} reports are not there")
 
     def regroup(self, size: int) -> None:
-        """The reports that follow are of so many ranks."""
-        self._log(self._mean.flush())
-        self._mean.size = size
+        """Notes the number of ranks that report from now on."""
+        self._log(self._entries.regroup(size))
 
     def rewind(self, iteration: int) -> None:
-        """What was reported after an iteration is reported again."""
-        self._mean.last = iteration
+        """Makes the tracker forget the iterations that are reported again."""
+        self._entries.rewind(iteration)
         self._tracker.rewind(iteration)
 
     def save(self, checkpoint: CommittedCheckpoint) -> None:
-        """Passes on a checkpoint's files, unless retention has deleted them by now."""
+        """Passes on a checkpoint's files, unless retention has deleted them meanwhile."""
         with (
             contextlib.suppress(CheckpointError),
             Checkpoint.in_storage(self._run.storage, checkpoint.name).as_directory() as directory,
@@ -239,11 +216,11 @@ class _Feed:
 
     def _close(self, error: BaseException | None) -> None:
         self._over = True
-        self._log(self._mean.flush())
+        self._log(self._entries.flush())
         self._tracker.close(error)
 
     def _work(self) -> None:
-        self._open()
+        self._over = not self._open()
         while not self._over:
             jobs = self._take()
             began = time.monotonic()
@@ -255,35 +232,32 @@ class _Feed:
                         self._try(job)  # type: ignore[arg-type] # likewise
             self._ending.wait(min(_REST * (time.monotonic() - began), _LONGEST_REST_S))
 
-    def _open(self) -> None:
-        """Connects, however often it takes, until the run ends."""
+    def _open(self) -> bool:
+        """Connects, with any number of attempts until the run ends; returns whether it succeeded."""
         pause_s = _PAUSES_S[0]
-        while not self._opened:
-            last = self._ending.is_set()
+        while True:
+            is_last = self._ending.is_set()
             try:
-                self._known = self._tracker.open(self._run) or 0
-                self._opened = True
+                self._entries.skip(self._tracker.open(self._run) or 0)
+                return True
             except (Exception, SystemExit) as error:
-                self._tell(error)
-                if last:
-                    self._over = True
-                    return
-            else:
-                return
+                self._warnings.show_error(error)
+            if is_last:
+                return False
             self._ending.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _take(self) -> list[tuple[float, Report] | Callable[[], None]]:
-        """What there is to do; waits for it."""
+        """Waits for jobs, and takes all that come at about the same time."""
         jobs = [self._jobs.get()]
-        self._ending.wait(_GATHER_S)  # for what comes with it
+        self._ending.wait(_GATHER_S)
         with contextlib.suppress(queue.Empty):
             while len(jobs) < _MOST_AT_ONCE:
                 jobs.append(self._jobs.get_nowait())
         return jobs
 
     def _pass_on(self, reports: Sequence[tuple[float, Report]]) -> None:
-        entries = list(self._entries(reports))
+        entries = [entry for moment, report in reports for entry in self._entries.make(report, moment)]
         if self._try(lambda: self._log(entries)):
             self._done += len(reports)
 
@@ -291,96 +265,36 @@ class _Feed:
         if entries:
             self._tracker.log(entries)
 
-    def _entries(self, reports: Iterable[tuple[float, Report]]) -> Iterator[Entry]:
-        for moment, report in reports:
-            if not self._tracker.can_rewind:
-                if report.iteration <= self._sent.get(report.rank, self._known):
-                    continue
-                self._sent[report.rank] = report.iteration
-            values = flatten(_public(report.metrics))
-            if self._tracker.ranks == "reduced":
-                yield from self._mean.add(report.rank, Entry(report.iteration, moment, values))
-            elif report.rank:
-                named = {f"rank_{report.rank}/{name}": value for name, value in values.items()}
-                yield Entry(report.iteration, moment, named)
-            else:
-                yield Entry(report.iteration, moment, values)
-
     def _try(self, job: Callable[[], None]) -> bool:
-        """Does something, three times if need be."""
+        """Calls a job up to three times; returns whether it succeeded."""
         for pause_s in (*_PAUSES_S, 0.0):
             try:
                 job()
                 return True
             except (Exception, SystemExit) as error:
-                self._tell(error)
+                self._warnings.show_error(error)
             self._ending.wait(pause_s)
         return False
 
-    def _tell(self, error: BaseException) -> None:
-        said = str(error).strip().partition("\n")[0]
-        self._warn(f"{type(error).__name__}: {said}; the run goes on, and this is tried again")
 
-    def _warn(self, text: str, *, again: bool = False) -> None:
-        if again or not self._warned:
-            self._run.console.print(f"{self._run.name}: {self._title}: {text}", error=True)
-        self._warned = True
+class _Warnings:
+    """Prints the problems of one tracker; of its errors only the first, and none after another warning."""
 
+    def __init__(self, run: Run, title: str) -> None:
+        self.title = title
+        self._run = run
+        self._shown = False
 
-class _Mean:
-    """The mean over ranks of what they report for the same iteration."""
+    def show(self, text: str) -> None:
+        """Prints a warning."""
+        self._run.console.print(f"{self._run.name}: {self.title}: {text}", error=True)
+        self._shown = True
 
-    def __init__(self) -> None:
-        self.size = 1
-        self._held: dict[int, dict[int, Entry]] = {}
-        self.last = 0
-
-    def add(self, rank: int, entry: Entry) -> Iterator[Entry]:
-        """Takes a rank's values, and gives those of iterations that are complete.
-
-        Where some ranks report less often than others, or not at all, older iterations count as complete in time, and
-        what comes for them later is left out.
-        """
-        if entry.iteration <= self.last:
-            return
-        ranks = self._held.setdefault(entry.iteration, {})
-        ranks[rank] = entry
-        if len(ranks) >= self.size:
-            yield self._combine(entry.iteration)
-        elif len(self._held) > _MOST_HELD:
-            yield self._combine(min(self._held))
-
-    def flush(self) -> list[Entry]:
-        """The values of all iterations that some rank has reported."""
-        return [self._combine(iteration) for iteration in sorted(self._held)]
-
-    def _combine(self, iteration: int) -> Entry:
-        held = self._held.pop(iteration)
-        self.last = iteration
-        entries = [held[rank] for rank in sorted(held)]
-        merged: dict[str, Any] = {}
-        for name in dict.fromkeys(name for entry in entries for name in entry.metrics):
-            values = [entry.metrics[name] for entry in entries if name in entry.metrics]
-            are_numbers = all(isinstance(value, (int, float)) for value in values)
-            merged[name] = sum(values) / len(values) if are_numbers and len(values) > 1 else values[0]
-        return Entry(iteration, entries[0].time, merged)
-
-
-def _public(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What was reported, and of the autofilled metrics those that say more than the tracker knows."""
-    named = {name: value for name, value in metrics.items() if not name.startswith("_")}
-    return named | {new: metrics[name] for name, new in _AUTOFILLED.items() if name in metrics}
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with names such as ``outer/inner``."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{name}/"))
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
+    def show_error(self, error: BaseException) -> None:
+        """Prints an error of the tracker, if it is the first problem."""
+        if not self._shown:
+            said = str(error).strip().partition("\n")[0]
+            self.show(f"{type(error).__name__}: {said}; the run goes on, and this is tried again")
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

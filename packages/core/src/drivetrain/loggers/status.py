@@ -1,4 +1,4 @@
-"""How a run is doing, as facts and in words."""
+"""The state of a run, as facts and in words."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MAX_METRICS", "Counter", "Metric", "Standing", "clock", "short"]
+__all__ = ["MAX_METRICS", "Counter", "Metric", "Status", "clock", "short"]
 
 MAX_METRICS = 6
-"""How many a line has room for."""
+"""How many metrics one line shows."""
 
 _QUIET_S = 60.0
 
@@ -47,8 +47,8 @@ class Metric:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
-    """How a run is doing, for one drawing of it.
+class Status:
+    """The state of a run at the moment at which it is drawn.
 
     Attributes:
         name: the run's name.
@@ -79,12 +79,12 @@ class Standing:
     quiet_s: float
 
     def parts(self) -> list[str]:
-        """What a line says, piece by piece."""
+        """The parts of one line."""
         said = [self.state, *self.progress(), *map(metric_text, self.metrics[:MAX_METRICS]), *self.storage()]
         return [part for part in said if part]
 
     def progress(self) -> list[str]:
-        """How far it is, how fast, and how long it takes."""
+        """The counters, their rate, and the time left."""
         said = [_counted(counter) for counter in self.counters]
         if self.rate is not None and self.counters:
             said.append(_rate_text(self.rate, self.counters[-1].name))
@@ -95,7 +95,7 @@ class Standing:
         return said
 
     def storage(self) -> list[str]:
-        """What is committed and on its way."""
+        """The last commit, and the uploads in flight."""
         said = [self.checkpoint] if self.checkpoint else []
         if self.checkpoint and self.checkpoint_age_s >= 1:
             said = [f"{self.checkpoint} {clock(self.checkpoint_age_s)} ago"]

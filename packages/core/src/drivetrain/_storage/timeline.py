@@ -1,0 +1,194 @@
+"""The format of ``timeline.jsonl``: what happened to a run and when, one JSON record per line.
+
+The file is for people and tools that look at a run; resuming a run does not need it. So a record that cannot be written
+is left out, and a reader skips unknown and incomplete records: newer versions may add records and fields.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import TIMELINE_FILE
+from drivetrain._storage.reports import read_lines
+
+__all__ = [
+    "AttemptEnded",
+    "AttemptFailed",
+    "AttemptResumed",
+    "AttemptStarted",
+    "CheckpointCommitted",
+    "DriverStarted",
+    "RunEnded",
+    "TimelineRecord",
+    "VersionsFound",
+    "append_record",
+    "read_timeline",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineRecord:
+    """Base of all records.
+
+    Attributes:
+        time: Unix time in seconds.
+    """
+
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverStarted(TimelineRecord):
+    """A driver started to work on the run: its first one, or one that resumes it.
+
+    Attributes:
+        environment: where the driver runs: host, operating system, CPUs, memory, and the version of Python.
+    """
+
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionsFound(TimelineRecord):
+    """The driver has determined the installed versions.
+
+    Attributes:
+        packages: the version of each distribution, by name.
+    """
+
+    packages: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptStarted(TimelineRecord):
+    """The workers of an attempt are up.
+
+    Attributes:
+        attempt: the number of the attempt, from 0 for each driver.
+        workers: the fields of each rank's :class:`~drivetrain.WorkerInfo`.
+    """
+
+    attempt: int
+    workers: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptResumed(TimelineRecord):
+    """The attempt continues from a checkpoint.
+
+    Attributes:
+        iteration: the checkpoint's iteration; 0 without a checkpoint.
+    """
+
+    iteration: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointCommitted(TimelineRecord):
+    """A checkpoint was committed.
+
+    Attributes:
+        name: the checkpoint's directory in the run directory.
+        iteration: the iteration of its report.
+    """
+
+    name: str
+    iteration: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptFailed(TimelineRecord):
+    """The attempt failed, or it lost ranks and continues.
+
+    Attributes:
+        failure: the root cause, in the form of ``error.json``.
+        retrying: whether another attempt follows.
+        traceback: the end of the exception's traceback; empty without an exception.
+        log: the end of the failed rank's output.
+    """
+
+    failure: dict[str, Any]
+    retrying: bool
+    traceback: str
+    log: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnded(TimelineRecord):
+    """The workers of an attempt are being terminated.
+
+    Attributes:
+        attempt: the number of the attempt, from 0 for each driver.
+    """
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(TimelineRecord):
+    """A driver has finished its work on the run.
+
+    Attributes:
+        outcome: a value of :class:`~drivetrain._base.outcome.RunOutcome`.
+        error: the first line of the error; None without one.
+    """
+
+    outcome: str
+    error: str | None
+
+
+_RECORDS: dict[str, type[TimelineRecord]] = {
+    "start": DriverStarted,
+    "packages": VersionsFound,
+    "attempt": AttemptStarted,
+    "resume": AttemptResumed,
+    "checkpoint": CheckpointCommitted,
+    "failure": AttemptFailed,
+    "attempt end": AttemptEnded,
+    "end": RunEnded,
+}
+"""The class of each record, by its value of ``event`` in the file."""
+
+_EVENTS = {kind: event for event, kind in _RECORDS.items()}
+
+
+def append_record(directory: Path, record: TimelineRecord) -> None:
+    """Appends a record to the file in a local run directory, unless the file cannot be written."""
+    values = {each.name: getattr(record, each.name) for each in fields(record)}
+    line = json.dumps({"time": record.time, "event": _EVENTS[type(record)], **values}, default=str).encode() + b"\n"
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory / TIMELINE_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            end = os.lseek(descriptor, 0, os.SEEK_END)
+            if end and os.pread(descriptor, 1, end - 1) != b"\n":  # a driver was killed in the middle of a line
+                line = b"\n" + line
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+
+def read_timeline(storage: Storage) -> Iterator[TimelineRecord]:
+    """Reads the records of a run, oldest first; none if there is no file."""
+    for line in read_lines(storage, TIMELINE_FILE):
+        record = _parse(line)
+        if record is not None:
+            yield record
+
+
+def _parse(line: Mapping[str, Any]) -> TimelineRecord | None:
+    kind = _RECORDS.get(str(line.get("event")))
+    if kind is None:
+        return None
+    values = {each.name: line[each.name] for each in fields(kind) if each.name in line}
+    try:
+        return kind(**{**values, "time": float(line.get("time", 0))})
+    except (TypeError, ValueError):  # a field is missing, or the time is no number
+        return None

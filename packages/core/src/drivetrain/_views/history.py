@@ -1,0 +1,113 @@
+"""The history of a run: what the records of its timeline add up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from drivetrain._storage.timeline import (
+    AttemptEnded,
+    AttemptFailed,
+    AttemptResumed,
+    AttemptStarted,
+    CheckpointCommitted,
+    DriverStarted,
+    RunEnded,
+    TimelineRecord,
+    VersionsFound,
+)
+
+__all__ = ["Attempt", "History"]
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """One attempt of a run.
+
+    Attributes:
+        start: the number of its driver, from 1.
+        number: its number among the attempts of that driver, from 0.
+        began: Unix time in seconds at which its workers were up.
+        ended: when it was over; None while it runs, or if no driver could note it.
+        workers: where each rank was, as the fields of :class:`~drivetrain.WorkerInfo`.
+        resumed_from: the iteration that it resumed from; None for a start from the beginning.
+        failure: the failure that ended it, in the form of ``error.json``, with ``traceback`` and ``log``; None without.
+        survived: likewise the failures that only replaced the lost ranks; oldest first.
+    """
+
+    start: int
+    number: int
+    began: float
+    ended: float | None = None
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    resumed_from: int | None = None
+    failure: dict[str, Any] | None = None
+    survived: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class History:
+    """The history of a run; :meth:`add` takes one record after the other.
+
+    Attributes:
+        starts: the number of drivers so far.
+        environment: where the last driver ran.
+        attempts: oldest first.
+        committed: name, iteration and time of every checkpoint that was committed, by name.
+        outcome: a value of :class:`~drivetrain._base.outcome.RunOutcome`; empty if the last driver noted none.
+        error_line: the first line of the error that ended the last driver; empty without one.
+        ended: Unix time in seconds at which the last driver ended; None if it did not note it.
+        last_time: Unix time in seconds of the last record.
+    """
+
+    starts: int = 0
+    environment: dict[str, Any] = field(default_factory=dict)
+    attempts: list[Attempt] = field(default_factory=list)
+    committed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    outcome: str = ""
+    error_line: str = ""
+    ended: float | None = None
+    last_time: float = 0.0
+
+    def add(self, record: TimelineRecord) -> None:
+        """Adds the next record."""
+        match record:
+            case DriverStarted():
+                self._end_attempt(self.last_time)  # the driver before was killed
+                self.starts += 1
+                self.environment = {**record.environment, "packages": {}}
+                self.outcome, self.error_line, self.ended = "", "", None
+            case VersionsFound():
+                self.environment = {**self.environment, "packages": record.packages}
+            case AttemptStarted():
+                self._end_attempt(self.last_time)
+                self.attempts.append(
+                    Attempt(start=self.starts, number=record.attempt, began=record.time, workers=record.workers)
+                )
+            case AttemptResumed():
+                if self.attempts:
+                    self.attempts[-1].resumed_from = record.iteration or None
+            case CheckpointCommitted():
+                entry = {"name": record.name, "iteration": record.iteration, "time": record.time}
+                self.committed[record.name] = entry
+            case AttemptFailed():
+                self._add_failure(record)
+            case AttemptEnded():
+                self._end_attempt(record.time)
+            case RunEnded():
+                self.outcome, self.error_line, self.ended = record.outcome, record.error or "", record.time
+        self.last_time = max(self.last_time, record.time)
+
+    def _add_failure(self, record: AttemptFailed) -> None:
+        if not self.attempts:
+            return
+        details = {"retrying": record.retrying, "traceback": record.traceback, "log": record.log}
+        failure = {**record.failure, **details}
+        if failure.get("survived"):
+            self.attempts[-1].survived.append(failure)
+        else:
+            self.attempts[-1].failure = failure
+
+    def _end_attempt(self, time: float) -> None:
+        if self.attempts and self.attempts[-1].ended is None:
+            self.attempts[-1].ended = max(time, self.attempts[-1].began)

@@ -1,0 +1,152 @@
+"""Collects the facts about a run that the progress shows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from drivetrain._base.metrics import reported_metrics
+from drivetrain._hooks.callback import Report
+from drivetrain.loggers.pace import COUNTERS, Pace
+from drivetrain.loggers.status import MAX_METRICS, Metric, Status, short
+
+if TYPE_CHECKING:
+    from drivetrain._hooks.context import Run
+    from drivetrain._storage.committed import CommittedCheckpoint
+
+__all__ = ["Checkpoints", "Monitor"]
+
+
+class Monitor:
+    """The state of one run. The controller's thread writes it, and the thread that draws reads it.
+
+    Args:
+        run: the run.
+        totals: the totals that the user has given, by metric.
+
+    Attributes:
+        state: the workers and the attempt in words, or the outcome.
+        started: when the run started, by the monotonic clock.
+        latest: the last report of rank 0.
+        checkpoints: the last commit, and the uploads in flight.
+    """
+
+    def __init__(self, run: Run, totals: Mapping[str, float]) -> None:
+        self.state = "starting"
+        self.started = time.monotonic()
+        self.latest: Report | None = None
+        self.checkpoints = Checkpoints()
+        self._name = run.name
+        self._reported_at = self.started
+        self._compared_iteration = -1
+        self._pace = Pace(run, totals)
+        self._changes = _Changes()
+        self._lock = threading.Lock()
+
+    def begin_attempt(self, state: str) -> None:
+        """The workers of an attempt are up."""
+        with self._lock:
+            self.state = state
+            self._pace.restart()
+            self.checkpoints.uploading.clear()
+
+    def note(self, report: Report) -> None:
+        """Rank 0 reported."""
+        self._pace.note(report)
+        self.latest = report
+        self._reported_at = time.monotonic()
+
+    def status(self) -> Status:
+        """The state of the run at this moment; metrics are compared with the last call."""
+        with self._lock:
+            now = time.monotonic()
+            report = self.latest
+            counters = self._pace.counters(report) if report is not None else []
+            if report is not None and report.iteration != self._compared_iteration:
+                self._compared_iteration = report.iteration
+                self._changes.compare(report)
+                self._pace.sample(self._reported_at, counters[-1])
+            fraction, left_s = self._pace.remaining(counters, now)
+            return Status(
+                name=self._name,
+                state=self.state,
+                elapsed_s=now - self.started,
+                counters=counters,
+                rate=self._pace.rate(),
+                left_s=left_s,
+                fraction=fraction,
+                metrics=self._changes.metrics,
+                checkpoint=self.checkpoints.committed,
+                checkpoint_age_s=now - self.checkpoints.committed_at,
+                uploads=len(self.checkpoints.uploading),
+                quiet_s=now - self._reported_at,
+            )
+
+    def last_report(self) -> list[str]:
+        """The state and the last report in words, including metrics that have not changed."""
+        parts = [self.state]
+        if self.latest is not None:
+            values = reported_metrics(self.latest.metrics)
+            parts.append(f"report {self.latest.iteration}")
+            parts += [f"{name} {short(value)}" for name, value in list(values.items())[:MAX_METRICS]]
+        return parts + ([self.checkpoints.committed] if self.checkpoints.committed else [])
+
+
+class Checkpoints:
+    """The checkpoints of a run as far as the progress shows them.
+
+    Attributes:
+        committed: the name of the last committed checkpoint; empty without one.
+        committed_at: when it was committed, by the monotonic clock.
+        committed_iteration: the highest iteration with a committed checkpoint.
+        uploading: the names of checkpoints that are reported and not committed.
+    """
+
+    def __init__(self) -> None:
+        self.committed = ""
+        self.committed_at = 0.0
+        self.committed_iteration = 0
+        self.uploading: set[str] = set()
+
+    def note(self, report: Report) -> None:
+        """A rank reported."""
+        if report.checkpoint is not None and report.iteration > self.committed_iteration:
+            self.uploading.add(report.checkpoint)
+
+    def commit(self, checkpoint: CommittedCheckpoint) -> None:
+        """A checkpoint was committed."""
+        self.uploading.discard(checkpoint.name)
+        self.committed, self.committed_at = checkpoint.name, time.monotonic()
+        self.committed_iteration = max(self.committed_iteration, checkpoint.iteration)
+
+
+class _Changes:
+    """The numbers in reports, and how they changed since they were shown.
+
+    Attributes:
+        metrics: those that have ever changed; all of them as long as none has.
+    """
+
+    def __init__(self) -> None:
+        self.metrics: list[Metric] = []
+        self._values: dict[str, float] = {}
+        self._changes: dict[str, float] = {}
+
+    def compare(self, report: Report) -> None:
+        """Updates :attr:`metrics`."""
+        values = {
+            name: value
+            for name, value in reported_metrics(report.metrics).items()
+            if isinstance(value, (int, float)) and name not in COUNTERS
+        }
+        if self._values:
+            self._changes |= {
+                name: value - self._values.get(name, value)
+                for name, value in values.items()
+                if name in self._changes or value != self._values.get(name)
+            }
+        self._values |= values
+        changes = self._changes or dict.fromkeys(self._values, 0.0)
+        self.metrics = [Metric(name=name, value=self._values[name], change=change) for name, change in changes.items()]
