@@ -97,8 +97,8 @@ def release(path: str) -> None:
 def wait_for_stop_step() -> None:
     """Waits, in a train function whose ranks are to stop, until the driver has sent this rank the stop step.
 
-    The stop step is one more than the largest number of steps of any rank. So it is known exactly if all ranks wait here
-    after the same step.
+    The stop step is one more than the largest number of steps of any rank. So it is known exactly if all ranks wait
+    here after the same step.
     """
     step = active_session("wait_for_stop_step").preemption.wait_for_stop_step(DEADLINE_S)
     assert step is not None, f"waited {DEADLINE_S} s for the stop step"
