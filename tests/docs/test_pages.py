@@ -132,12 +132,23 @@ def test_every_block_is_of_a_kind_that_is_checked() -> None:
     assert not unknown
 
 
+def exists(name: str) -> bool:
+    """Whether a file is in the repository, or in the core."""
+    return (ROOT / name).exists() or (ROOT / "packages/core/src/drivetrain" / name).exists()
+
+
 def test_files_in_figures_exist() -> None:
     figures = [block.content for page in PAGES for block in page.of_kind("text figure")]
     named = {name for figure in figures for name in re.findall(r"\w+/(?:\w+\.py)?|\w+\.py", figure)}
-    core = ROOT / "packages/core/src/drivetrain"
     assert "_driver/attempt.py" in named
-    assert not [name for name in sorted(named) if not (core / name.removeprefix("drivetrain/")).exists()]
+    assert not [name for name in sorted(named) if not exists(name.removeprefix("drivetrain/"))]
+
+
+def test_files_in_the_table_of_changes_exist() -> None:
+    rows = re.findall(r"^\|.*\|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([\w/]+(?:\.py|\.md|\.toml|/))`", row)}
+    assert "_wire/events.py" in named
+    assert not [name for name in sorted(named) if not exists(name)]
 
 
 def test_code_and_figures_fit_on_the_page() -> None:
