@@ -16,6 +16,7 @@ from typing import Any
 from drivetrain import Callback, Report
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem
+from drivetrain._worker.session import active_session
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 30.0
@@ -91,6 +92,16 @@ def release(path: str) -> None:
         os.write(descriptor, b".")
     finally:
         os.close(descriptor)
+
+
+def wait_for_stop_step() -> None:
+    """Waits, in a train function whose ranks are to stop, until the driver has sent this rank the stop step.
+
+    The stop step is one more than the largest number of steps of any rank. So it is known exactly if all ranks wait
+    here after the same step.
+    """
+    step = active_session("wait_for_stop_step").preemption.wait_for_stop_step(DEADLINE_S)
+    assert step is not None, f"waited {DEADLINE_S} s for the stop step"
 
 
 def wait_until_gone(pids: Iterable[int], *, deadline_s: float = DEADLINE_S) -> None:

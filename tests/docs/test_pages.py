@@ -121,7 +121,7 @@ def test_blocks_of_a_page_run_and_print_what_it_says(
 
 
 def test_every_block_is_of_a_kind_that_is_checked() -> None:
-    kinds = {"python", "shell", "text output", "toml"}
+    kinds = {"python", "shell", "text figure", "text output", "toml"}
     known_directives = re.compile(r"\{(toctree|eval-rst|literalinclude)\}")
     unknown = [
         f"{page}:{block.line} {block.info!r}"
@@ -132,13 +132,33 @@ def test_every_block_is_of_a_kind_that_is_checked() -> None:
     assert not unknown
 
 
-def test_code_fits_on_the_page() -> None:
+def exists(name: str) -> bool:
+    """Whether a file is in the repository, or in the core."""
+    return (ROOT / name).exists() or (ROOT / "packages/core/src/drivetrain" / name).exists()
+
+
+def test_files_in_figures_exist() -> None:
+    figures = [block.content for page in PAGES for block in page.of_kind("text figure")]
+    named = {name for figure in figures for name in re.findall(r"\w+/(?:\w+\.py)?|\w+\.py", figure)}
+    assert "_driver/attempt.py" in named
+    assert not [name for name in sorted(named) if not exists(name.removeprefix("drivetrain/"))]
+
+
+def test_files_in_the_table_of_changes_exist() -> None:
+    rows = re.findall(r"^\|.*\|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([\w/]+(?:\.py|\.md|\.toml|/))`", row)}
+    assert "_wire/events.py" in named
+    assert not [name for name in sorted(named) if not exists(name)]
+
+
+def test_code_and_figures_fit_on_the_page() -> None:
+    kinds = ("python", "shell", "text figure")
     long = [
         f"{page}:{block.line}"
         for page in PAGES
         if page.path.is_relative_to(DOCS)
         for block in page.blocks
-        if block.info in ("python", "shell") and max(map(len, block.content.splitlines())) > _LONGEST_LINE
+        if block.info in kinds and max(map(len, block.content.splitlines())) > _LONGEST_LINE
     ]
     assert not long
 

@@ -9,25 +9,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from drivetrain import ConfigurationError, SessionError, get_context
 from drivetrain_data._batches import (
+    ArrayBatches,
     Batches,
-    Columns,
-    batch_sizes,
-    is_array,
-    pieces,
-    prefetched,
-    rebatch,
-    shuffled,
+    BatchFormat,
+    TableBatches,
+    make_batches,
     to_tensors,
     to_tf_tensors,
-    without,
 )
-from drivetrain_data._position import BatchPlan, Position, Progress
+from drivetrain_data._columns import Columns, is_array
+from drivetrain_data._plan import BatchPlan
+from drivetrain_data._position import EpochState, Position
+from drivetrain_data._tables import shuffle, skip_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import tensorflow as tf
 
-__all__ = ["Reader", "TableShard"]
+__all__ = ["Reader", "Remainder", "TableShard"]
 
 _FORMATS = ("default", "numpy", "pandas", "pyarrow", None)
 
@@ -59,12 +58,12 @@ class TableShard:
     Attributes:
         name: of the dataset.
         reader: reads the rows.
-        rows: how many; None where only reading tells.
-        largest_shard: rows of the largest shard.
-        smallest_shard: rows of the smallest shard.
-        total: rows of the dataset; None where only reading tells.
+        rows: the number of rows; None if only reading reveals it.
+        largest_shard: the rows of the largest shard.
+        smallest_shard: the rows of the smallest shard.
+        total: the rows of the dataset; None if only reading reveals their number.
         world_size: the number of different shards.
-        continued: a position in an epoch, and the shard that this rank has of it with today's number of workers.
+        remainder: this rank's shard of the epoch that the run's checkpoint interrupted, if it has to be split again.
     """
 
     name: str
@@ -74,8 +73,8 @@ class TableShard:
     smallest_shard: int = 0
     total: int | None = None
     world_size: int = 1
-    continued: tuple[Position, TableShard] | None = None
-    _progress: Progress = field(default_factory=Progress, init=False, repr=False, compare=False)
+    remainder: Remainder | None = None
+    _state: EpochState = field(default_factory=EpochState, init=False, repr=False, compare=False)
 
     def iter_batches(
         self,
@@ -108,10 +107,10 @@ class TableShard:
             )
         plan = self._plan(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
         if batch_format == "pyarrow":
-            return self._batches(plan, prefetch_batches, _as_it_is, in_tables=True)
+            return self._batches(TableBatches(_unchanged), plan, prefetch_batches)
         if batch_format == "pandas":
-            return self._batches(plan, prefetch_batches, lambda table: table.to_pandas(), in_tables=True)
-        return self._batches(plan, prefetch_batches, Columns.arrays, slices=True)
+            return self._batches(TableBatches(lambda table: table.to_pandas()), plan, prefetch_batches)
+        return self._batches(ArrayBatches(Columns.arrays), plan, prefetch_batches, only_slices=True)
 
     def iter_torch_batches(
         self,
@@ -147,9 +146,9 @@ class TableShard:
             arrays = columns.arrays()
             return collate_fn(arrays) if collate_fn is not None else to_tensors(arrays, dtypes, place)
 
-        given = collate_fn is None
-        slices = given and dtypes is None and str(place) in ("None", "cpu")
-        return self._batches(plan, prefetch_batches, convert, writable=given, slices=slices)
+        batch_format = ArrayBatches(convert, writable=collate_fn is None)  # a tensor cannot view a read-only array
+        only_slices = collate_fn is None and dtypes is None and str(place) in ("None", "cpu")
+        return self._batches(batch_format, plan, prefetch_batches, only_slices=only_slices)
 
     def iter_tf_batches(
         self,
@@ -175,7 +174,8 @@ class TableShard:
             ConfigurationError: see :meth:`iter_batches`; or rows of a column are not of one shape.
         """
         plan = self._plan(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
-        return self._batches(plan, prefetch_batches, lambda columns: to_tf_tensors(columns.arrays(), dtypes))
+        batch_format = ArrayBatches(lambda columns: to_tf_tensors(columns.arrays(), dtypes))
+        return self._batches(batch_format, plan, prefetch_batches)
 
     def to_tf(
         self,
@@ -192,7 +192,7 @@ class TableShard:
         """The rows as a ``tf.data.Dataset`` of pairs (features, labels), as ``Model.fit`` takes them.
 
         One row is read first, for its types and shapes. Automatic sharding is off, as these are this worker's own rows;
-        a strategy of several replicas cuts each batch into as many pieces, one for each step.
+        a strategy of several replicas divides each batch among them in each step.
 
         Args:
             feature_columns: a column's name for one tensor of shape ``(batch_size, ...)``, or several names for a
@@ -249,59 +249,62 @@ class TableShard:
         return made.with_options(options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this epoch stands: save it with the model, and give it to :meth:`load_state_dict` to go on from there.
+        """The position in the current epoch. Save it with the model, and pass it to :meth:`load_state_dict` to resume.
 
-        All ranks are taken to have had as many batches as this one, as they have where they train together. After the
-        last batch of an epoch, when the loop over it has ended, it says that the next one begins.
+        It assumes that all ranks have read as many batches as this one, as they do if they train together. After the
+        loop over the batches has ended, it is the start of the next epoch.
 
         Returns:
-            Plain values that JSON knows. They also become a part of the next checkpoint that rank 0 reports, so that a
-            run that goes on with another number of workers can split what is left.
+            Values that JSON can represent. They also become part of the next checkpoint that rank 0 reports, so that a
+            run that resumes with another number of workers can split the unread rows.
 
         Raises:
             ConfigurationError: the rows are mixed without a ``local_shuffle_seed``.
         """
-        now = self._progress.now or self._progress.continued or Position(self.total, self.world_size)
-        if now.plan is not None and now.plan.buffer_rows is not None and now.plan.seed is None:
+        position = self._state.current or self._state.resume_from or Position(self.total, self.world_size)
+        plan = position.plan
+        if plan is not None and plan.buffer_rows is not None and plan.seed is None:
             raise ConfigurationError(
                 f"the state of dataset {self.name!r} wants an order that can be repeated, found "
                 "local_shuffle_buffer_size without a seed: add local_shuffle_seed=..., another one each epoch"
             )
-        self._progress.last_state = state = now.as_dict()
+        self._state.last_saved = state = position.as_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration over batches go on with the rows of an epoch that were not seen; later ones see all.
+        """Makes the next iteration over batches resume an epoch. Later iterations read all rows again.
 
-        With as many workers as before the same batches follow as without an interruption. With another number what is
-        left is split anew; where that is fewer rows than workers, some have none.
+        With the same number of workers, the same batches follow as without the interruption. With another number, the
+        unread rows are split again; if there are fewer of them than workers, some workers have none.
 
         Args:
-            state: what :meth:`state_dict` has returned, on any rank.
+            state: the return value of :meth:`state_dict`, from any rank.
 
         Raises:
-            ConfigurationError: it belongs to another dataset; or the number of workers has changed, and it is not that
-                of the checkpoint that the run goes on from, or rows of this dataset can only be read from the start.
+            ConfigurationError: the state belongs to another dataset; or the number of workers has changed, and the
+                state is not that of the checkpoint that the run resumes from, or the dataset can only be read from its
+                start.
         """
         position = Position.from_dict(state)
         if position.total != self.total:
             raise ConfigurationError(
                 f"dataset {self.name!r} wants the state of one of {self.total} rows, found that of {position.total}"
             )
-        here = position.world_size == self.world_size and position.rows is None
-        if not here and (self.continued is None or self.continued[0] != position):
+        of_this_shard = position.world_size == self.world_size and position.intervals is None
+        if not of_this_shard and (self.remainder is None or self.remainder.position != position):
             raise ConfigurationError(
                 f"dataset {self.name!r} wants a state of {self.world_size} workers, found one of "
                 f"{position.world_size}, which is only split anew if rank 0 reported it with the checkpoint that the "
                 "run goes on from, and rows are neither kept together nor only iterated: go on with as many workers, "
                 "or begin the epoch again"
             )
-        self._progress.continued = position if position.batches or position.rows is not None else None
-        self._progress.now = None
+        at_start = not position.batches and position.intervals is None
+        self._state.resume_from = None if at_start else position
+        self._state.current = None
 
     def take_state(self) -> dict[str, Any] | None:
-        """What :meth:`state_dict` has returned since this was last called; for the session, which reports it."""
-        state, self._progress.last_state = self._progress.last_state, None
+        """The latest return value of :meth:`state_dict` since the last call of this method. The session reports it."""
+        state, self._state.last_saved = self._state.last_saved, None
         return state
 
     def iter_tables(self) -> Iterator[pa.Table]:
@@ -347,97 +350,89 @@ class TableShard:
         return BatchPlan(batch_size, drop_last, buffer_rows, seed)
 
     def _batches(
-        self,
-        plan: BatchPlan,
-        count: int,
-        convert: Callable[[Any], Any],
-        *,
-        in_tables: bool = False,
-        writable: bool = False,
-        slices: bool = False,
+        self, batch_format: BatchFormat, plan: BatchPlan, prefetch_batches: int, *, only_slices: bool = False
     ) -> Batches[Any]:
-        """Batches as users get them.
+        """An iterable over epochs of batches.
 
         Args:
-            plan: how they are made.
-            count: of batches made ahead.
-            convert: makes one of :class:`Columns`.
-            in_tables: it makes one of a table.
-            writable: see :meth:`Columns.of`.
-            slices: it makes one of slices alone; then only the reading is worth a thread.
+            batch_format: makes the batches.
+            plan: how the rows become batches.
+            prefetch_batches: the number of batches that are made ahead.
+            only_slices: for columns of numbers, making a batch only slices arrays.
         """
-        if type(count) is not int or count < 0:
-            raise ConfigurationError(f"prefetch_batches wants an integer of at least 0, found {count!r}")
-        import pyarrow as pa
+        if type(prefetch_batches) is not int or prefetch_batches < 0:
+            raise ConfigurationError(f"prefetch_batches wants an integer of at least 0, found {prefetch_batches!r}")
+        only_slices = only_slices and self.rows is not None and all(is_array(kind) for kind in self.schema().types)
 
-        slices = slices and self.rows is not None and all(is_array(kind) for kind in self.schema().types)
+        def start_epoch() -> Iterator[Any]:
+            shard, position = self._start_epoch(plan)
+            tables, sizes = shard._rest_of_epoch(plan, position.batches)
+            batches = make_batches(
+                tables,
+                sizes,
+                batch_format,
+                plan,
+                prefetch_batches=prefetch_batches,
+                prefetch_tables=only_slices,
+                fresh=shard.reader.fresh,
+                drop_last=plan.drop_last and shard.rows is None,  # with known rows, the sizes leave the last batch out
+            )
+            return self._state.track(position, batches)
 
-        def epoch() -> Iterator[Any]:
-            shard, position = self._next_epoch(plan)
-            tables, sizes = shard._tables(plan, position.batches)
-            if in_tables:
-                read, join = tables, pa.concat_tables
-            else:
-                fresh = shard.reader.fresh and plan.buffer_rows is None
-                read = (Columns.of(t, writable=writable, fresh=fresh) for t in pieces(tables, plan.batch_size))
-                join = Columns.join
+        return Batches(start_epoch)
 
-            def finish(parts: Iterator[Any]) -> Iterator[Any]:
-                return map(convert, rebatch(parts, sizes, join, drop_last=plan.drop_last and shard.rows is None))
-
-            if slices:
-                size = plan.batch_size  # all rows in one batch: none of the parts fills it
-                weigh = (lambda part: part.num_rows / size) if size is not None else (lambda part: 0.0)
-                batches = finish(prefetched(lambda: read, count, weigh))
-            else:
-                batches = prefetched(lambda: finish(read), count)
-            return self._progress.counted(position, batches)
-
-        return Batches(epoch)
-
-    def _next_epoch(self, plan: BatchPlan) -> tuple[TableShard, Position]:
-        """The shard and the position that an iteration begins with."""
-        before, self._progress.continued = self._progress.continued, None
-        if before is None:
+    def _start_epoch(self, plan: BatchPlan) -> tuple[TableShard, Position]:
+        """The shard that an epoch reads, and the position that it starts at."""
+        resumed, self._state.resume_from = self._state.resume_from, None
+        if resumed is None:
             return self, Position(self.total, self.world_size, plan=plan)
-        if before.world_size != self.world_size:
-            assert self.continued is not None
-            return self.continued[1], Position(self.total, self.world_size, tuple(before.unseen()), plan=plan)
-        if before.batches and before.plan != plan:
-            self._progress.continued = before
+        if resumed.world_size != self.world_size:
+            assert self.remainder is not None
+            return self.remainder.shard, Position(self.total, self.world_size, tuple(resumed.unread()), plan=plan)
+        if resumed.batches and resumed.plan != plan:
+            self._state.resume_from = resumed
             raise ConfigurationError(
-                f"the epoch of dataset {self.name!r} that is continued wants batches made as before, {before.plan}, "
+                f"the epoch of dataset {self.name!r} that is continued wants batches made as before, {resumed.plan}, "
                 f"found {plan}"
             )
-        shard = self if before.rows is None or self.continued is None else self.continued[1]
-        return shard, replace(before, plan=plan)
+        shard = self if resumed.intervals is None or self.remainder is None else self.remainder.shard
+        return shard, replace(resumed, plan=plan)
 
-    def _tables(self, plan: BatchPlan, batches: int) -> tuple[Iterator[pa.Table], Iterator[int | None]]:
-        """The rows and the sizes of their batches, without the first ones of these."""
-        size, sizes = plan.batch_size, self._sizes(plan)
-        if size is None and batches:  # the only batch was the first one
+    def _rest_of_epoch(self, plan: BatchPlan, batches: int) -> tuple[Iterator[pa.Table], Iterator[int | None]]:
+        """The rows after the first batches of an epoch, and the sizes of the batches that they become."""
+        if plan.batch_size is None and batches:  # the first batch had all rows
             return iter(()), iter(())
-        seen = sum(rows or 0 for rows in itertools.islice(sizes, batches))
-        if plan.buffer_rows is None:
-            tables = self.reader.tables(skip=seen) if seen else self.reader.tables()
+        sizes = self._batch_sizes(plan)
+        read = sum(rows or 0 for rows in itertools.islice(sizes, batches))
+        if plan.buffer_rows is not None:
+            tables = skip_rows(shuffle(self.reader.tables(), plan.buffer_rows, plan.seed), read)
+        elif read:
+            tables = self.reader.tables(skip=read)
         else:
-            tables = without(shuffled(self.reader.tables(), plan.buffer_rows, plan.seed), seen)
+            tables = self.reader.tables()
         return tables, sizes
 
-    def _sizes(self, plan: BatchPlan) -> Iterator[int | None]:
-        """The sizes of the batches of an epoch; None for all rows in one, if their number is unknown."""
+    def _batch_sizes(self, plan: BatchPlan) -> Iterator[int | None]:
+        """The sizes of the batches of an epoch; None for all rows in one batch, if their number is unknown."""
         if self.rows is None:
             return itertools.repeat(plan.batch_size)
-        return batch_sizes(
-            self.rows,
-            self.largest_shard,
-            plan.batch_size,
-            drop_last=plan.drop_last,
-            smallest_shard=self.smallest_shard,
-        )
+        return plan.batch_sizes(self.rows, largest_shard=self.largest_shard, smallest_shard=self.smallest_shard)
 
 
-def _as_it_is(table: pa.Table) -> pa.Table:
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """The unread rows of an interrupted epoch, split among the present number of workers.
+
+    Attributes:
+        position: the position at which the epoch was interrupted.
+        shard: this rank's share of the unread rows.
+    """
+
+    position: Position
+    shard: TableShard
+
+
+def _unchanged(table: pa.Table) -> pa.Table:
     return table
 
 

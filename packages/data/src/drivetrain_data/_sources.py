@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain import ConfigurationError
 from drivetrain.plugin import SplitRequest, is_instance_of
-from drivetrain_data._batches import to_numpy, without
-from drivetrain_data._position import Interval, Position, split_rows
-from drivetrain_data._shard import Reader, TableShard
+from drivetrain_data._columns import to_numpy
+from drivetrain_data._plan import Interval, count_rows, split_rows
+from drivetrain_data._position import Position
+from drivetrain_data._shard import Reader, Remainder, TableShard
+from drivetrain_data._tables import skip_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,8 +44,16 @@ ACCEPTED = (
 )
 
 
-Piece = tuple[Any, Sequence[Interval]]
-"""A fragment of a pyarrow dataset, with rows of it, in order."""
+class FragmentRows(NamedTuple):
+    """Some rows of a fragment of a pyarrow dataset.
+
+    Attributes:
+        fragment: a ``pyarrow.dataset.Fragment``: a file, or a row group of one.
+        rows: the rows, in order.
+    """
+
+    fragment: Any
+    rows: Sequence[Interval]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +98,11 @@ class FileReader:
     """Rows of files.
 
     Attributes:
-        pieces: fragments of a pyarrow dataset, each with the rows of it, in order.
-        columns: the schema of all of them.
+        parts: the fragments to read, with the rows of each.
+        columns: the schema of the dataset.
     """
 
-    pieces: Sequence[Piece]
+    parts: Sequence[FragmentRows]
     columns: pa.Schema
 
     @property
@@ -100,37 +110,37 @@ class FileReader:
         """See :class:`~drivetrain_data.Reader`: fragments of a user's dataset may be in memory."""
         import pyarrow.dataset as ds
 
-        return all(isinstance(fragment, ds.FileFragment) for fragment, _ in self.pieces)
+        return all(isinstance(part.fragment, ds.FileFragment) for part in self.parts)
 
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """See :class:`~drivetrain_data.Reader`."""
-        pieces = collections.deque(self.pieces)
-        while pieces and skip >= (count := sum(stop - start for start, stop in pieces[0][1])):
-            skip -= count
-            pieces.popleft()
-        yield from without(self._read_all(pieces, columns), skip)
+        parts = collections.deque(self.parts)
+        while parts and skip >= (rows := count_rows(parts[0].rows)):
+            skip -= rows
+            parts.popleft()
+        yield from skip_rows(self._read_all(parts, columns), skip)
 
-    def _read_all(self, pieces: Iterable[Piece], columns: Sequence[str] | None) -> Iterator[pa.Table]:
-        for fragment, rows in _joined(pieces):
-            yield from self._read(fragment, rows, columns)
+    def _read_all(self, parts: Iterable[FragmentRows], columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        for part in _merge_row_groups(parts):
+            yield from self._read(part.fragment, part.rows, columns)
 
     def _read(self, fragment: Any, rows: Sequence[Interval], columns: Sequence[str] | None) -> Iterator[pa.Table]:
         import pyarrow as pa
 
-        left = collections.deque(rows)
+        unread = collections.deque(rows)
         end = 0
         for batch in fragment.to_batches(schema=self.columns, columns=columns, **_scan_options(fragment)):
             begin, end = end, end + batch.num_rows
-            parts = []
-            while left and left[0][0] < end:
-                start, stop = left.popleft()
-                parts.append(batch.slice(start - begin, min(stop, end) - start))
+            slices = []
+            while unread and unread[0][0] < end:
+                start, stop = unread.popleft()
+                slices.append(batch.slice(start - begin, min(stop, end) - start))
                 if stop > end:
-                    left.appendleft((end, stop))
+                    unread.appendleft((end, stop))
                     break
-            if parts:
-                yield pa.Table.from_batches(parts)
-            if not left:
+            if slices:
+                yield pa.Table.from_batches(slices)
+            if not unread:
                 return
 
     def schema(self) -> pa.Schema:
@@ -155,7 +165,7 @@ class HuggingFaceReader:
         dataset = self.dataset if columns is None else self.dataset.select_columns(list(columns))
         if skip and hasattr(dataset, "__len__"):  # one that is only iterated would skip other ranks' rows as well
             dataset, skip = dataset.skip(skip), 0
-        yield from without(dataset.with_format("arrow").iter(batch_size=self.chunk_rows), skip)
+        yield from skip_rows(dataset.with_format("arrow").iter(batch_size=self.chunk_rows), skip)
 
     def schema(self) -> pa.Schema:
         """See :class:`~drivetrain_data.Reader`."""
@@ -163,34 +173,35 @@ class HuggingFaceReader:
         return features.arrow_schema if features is not None else next(self.tables()).schema
 
 
-def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Row groups that follow one another in a file as one piece: it is opened once, and the next one read meanwhile."""
+def _merge_row_groups(parts: Iterable[FragmentRows]) -> Iterator[FragmentRows]:
+    """Merges consecutive row groups of a file, so that it is opened once and the next group is read ahead."""
     import pyarrow.dataset as ds
 
+    file: Any = None  # the file of the groups below; None before the first one
     groups: list[int] = []
-    joined: list[Interval] = []
-    last, length = None, 0
-    for fragment, rows in pieces:
+    merged: list[Interval] = []
+    length = 0
+    for fragment, rows in parts:
         if not isinstance(fragment, ds.ParquetFileFragment):
-            yield fragment, rows
+            yield FragmentRows(fragment, rows)
             continue
         (group,) = fragment.row_groups
-        if last is not None and (fragment.path != last.path or group.id <= groups[-1]):
-            yield last.subset(row_group_ids=groups), joined
-            groups, joined, length = [], [], 0
+        if file is not None and (fragment.path != file.path or group.id <= groups[-1]):
+            yield FragmentRows(file.subset(row_group_ids=groups), merged)
+            groups, merged, length = [], [], 0
         groups.append(group.id)
         for start, stop in rows:
-            adjoins = joined and joined[-1][1] == length + start
-            joined.append((joined.pop()[0] if adjoins else length + start, length + stop))
-        last, length = fragment, length + group.num_rows
-    if last is not None:
-        yield last.subset(row_group_ids=groups), joined
+            adjoins = merged and merged[-1][1] == length + start
+            merged.append((merged.pop()[0] if adjoins else length + start, length + stop))
+        file, length = fragment, length + group.num_rows
+    if file is not None:
+        yield FragmentRows(file.subset(row_group_ids=groups), merged)
 
 
 def _scan_options(fragment: Any) -> dict[str, Any]:
-    """How a piece is read: little at a time, and little ahead; a local file not as a whole before it is decoded.
+    """Makes Arrow read a fragment in small parts, with little read ahead, and decode a local file while it is read.
 
-    Without Arrow's own threads, which would read many row groups ahead, and can abort a process that ends meanwhile.
+    Arrow's own threads are off: they would read many row groups ahead, and can abort a process that exits meanwhile.
     """
     import pyarrow.dataset as ds
     from pyarrow.fs import LocalFileSystem
@@ -206,7 +217,7 @@ def _scan_options(fragment: Any) -> dict[str, Any]:
 
 
 class Source(ABC):
-    """A dataset that was opened."""
+    """An opened dataset."""
 
     @abstractmethod
     def split(self, request: SplitRequest) -> list[TableShard]:
@@ -214,10 +225,10 @@ class Source(ABC):
 
     @abstractmethod
     def keeping_together(self, column: str) -> Source:
-        """The same, but rows with equal values in a column stay in one part.
+        """The same dataset, but rows with equal values in a column stay in one shard.
 
         Raises:
-            ConfigurationError: there is no such column, or such rows are not next to each other.
+            ConfigurationError: the column does not exist, or such rows are not next to each other.
         """
 
     @abstractmethod
@@ -227,58 +238,69 @@ class Source(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Rows(Source):
-    """Rows that can be counted without reading them.
+    """A dataset whose rows can be counted without reading them.
 
     Attributes:
-        name: of the dataset.
-        count: of rows.
-        part: makes the reader of some of them.
-        starts: rows before which the dataset can be split; None for all.
+        name: the name of the dataset.
+        count: the number of rows.
+        make_reader: makes a reader of some of the rows.
+        boundaries: the rows before which a shard may start, and ``count``; None if it may start before any row.
     """
 
     name: str
     count: int
-    part: Callable[[Sequence[Interval]], Reader]
-    starts: np.ndarray[Any, Any] | None = None
+    make_reader: Callable[[Sequence[Interval]], Reader]
+    boundaries: np.ndarray[Any, Any] | None = None
 
     def split(self, request: SplitRequest) -> list[TableShard]:
-        """See :class:`Source`: contiguous parts, which are the same in every attempt with as many workers."""
-        parts = 1 if request.whole else request.world_size
-        shards = self._shards(self._split_rows(parts))
+        """See :class:`Source`: contiguous shards, which are the same in every attempt with as many workers."""
+        number = 1 if request.whole else request.world_size
+        if self.boundaries is None:
+            shards = self._make_shards(split_rows([(0, self.count)], number))
+        else:
+            shards = self._make_shards(self._split_at_boundaries(self.boundaries, number))
         position = None if request.position is None else Position.from_dict(request.position)
-        if position is not None and position.total == self.count and self.starts is None:
-            same = position.world_size == parts
-            if not same or position.rows is not None:
-                rows = position.rows if same and position.rows is not None else position.unseen()
-                rest = self._shards(split_rows(rows, parts))
-                shards = [replace(shard, continued=(position, left)) for shard, left in zip(shards, rest, strict=True)]
+        if position is not None and position.total == self.count and self.boundaries is None:
+            shards = self._with_remainders(shards, position)
         return [replace(shards[0]) for _ in range(request.world_size)] if request.whole else shards
 
-    def _split_rows(self, parts: int) -> list[list[Interval]]:
-        if (starts := self.starts) is None:
-            return split_rows([(0, self.count)], parts)
-        bounds = [self.count * rank // parts for rank in range(parts + 1)]
-        bounds[1:-1] = [int(starts[abs(starts - bound).argmin()]) for bound in bounds[1:-1]]
-        return [[bound] for bound in pairwise(bounds)]
+    def _with_remainders(self, shards: list[TableShard], position: Position) -> list[TableShard]:
+        """The shards, which can resume an epoch at a position that another split has led to."""
+        if position.world_size != len(shards):
+            intervals = position.unread()
+        elif position.intervals is not None:  # the epoch was already resumed, with as many workers as now
+            intervals = list(position.intervals)
+        else:
+            return shards
+        remaining = self._make_shards(split_rows(intervals, len(shards)))
+        return [
+            replace(shard, remainder=Remainder(position, unread))
+            for shard, unread in zip(shards, remaining, strict=True)
+        ]
 
-    def _shards(self, parts: Sequence[Sequence[Interval]]) -> list[TableShard]:
-        sizes = [sum(stop - start for start, stop in part) for part in parts]
+    def _split_at_boundaries(self, boundaries: np.ndarray[Any, Any], number: int) -> list[list[Interval]]:
+        bounds = [self.count * rank // number for rank in range(number + 1)]
+        bounds[1:-1] = [int(boundaries[abs(boundaries - bound).argmin()]) for bound in bounds[1:-1]]
+        return [[interval] for interval in pairwise(bounds)]
+
+    def _make_shards(self, rows_of_shards: Sequence[Sequence[Interval]]) -> list[TableShard]:
+        sizes = [count_rows(rows) for rows in rows_of_shards]
         return [
             TableShard(
                 self.name,
-                self.part(part),
+                self.make_reader(rows),
                 rows=size,
                 largest_shard=max(sizes),
                 smallest_shard=min(sizes),
                 total=self.count,
-                world_size=len(parts),
+                world_size=len(sizes),
             )
-            for part, size in zip(parts, sizes, strict=True)
+            for rows, size in zip(rows_of_shards, sizes, strict=True)
         ]
 
     def schema(self) -> pa.Schema:
         """See :class:`Source`."""
-        return self.part([]).schema()
+        return self.make_reader([]).schema()
 
     def keeping_together(self, column: str) -> Rows:
         """See :class:`Source`: reads that column."""
@@ -289,7 +311,7 @@ class Rows(Source):
                 f"dataset {self.name!r} wants a column {column!r} to keep rows together by, "
                 f"found {', '.join(map(repr, self.schema().names))}"
             )
-        tables = self.part([(0, self.count)]).tables([column])
+        tables = self.make_reader([(0, self.count)]).tables([column])
         values = np.concatenate([to_numpy(table.column(0)) for table in tables])
         changes = np.flatnonzero(values[1:] != values[:-1]) + 1
         if len(changes) + 1 != len(np.unique(values)):
@@ -297,7 +319,7 @@ class Rows(Source):
                 f"dataset {self.name!r} wants rows of one {column!r} next to each other, found some apart: sort it by "
                 f"{column!r}"
             )
-        return replace(self, starts=np.concatenate([[0], changes, [self.count]]))
+        return replace(self, boundaries=np.concatenate([[0], changes, [self.count]]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,16 +335,14 @@ class Stream(Source):
     dataset: Any
 
     def split(self, request: SplitRequest) -> list[TableShard]:
-        """See :class:`Source`: the number of rows of a part is unknown."""
+        """See :class:`Source`: the number of rows of a shard is unknown."""
         from datasets.distributed import split_dataset_by_node
 
         size = request.world_size
         if request.whole:
-            parts = [self.dataset] * size
-        else:
-            parts = [split_dataset_by_node(self.dataset, rank, size) for rank in range(size)]
-        world_size = 1 if request.whole else size
-        return [TableShard(self.name, HuggingFaceReader(part), world_size=world_size) for part in parts]
+            return [TableShard(self.name, HuggingFaceReader(self.dataset)) for _ in range(size)]
+        shards = [split_dataset_by_node(self.dataset, rank, size) for rank in range(size)]
+        return [TableShard(self.name, HuggingFaceReader(shard), world_size=size) for shard in shards]
 
     def keeping_together(self, column: str) -> Source:
         """See :class:`Source`: it cannot."""
@@ -383,24 +403,24 @@ def _slices(table: pa.Table, rows: Sequence[Interval]) -> pa.Table:
 
 
 def _rows_of_files(name: str, dataset: Any) -> Rows:
-    pieces = _pieces(dataset)
+    fragments = _count_fragments(dataset)
     columns: pa.Schema = dataset.schema
 
-    def part(rows: Sequence[Interval]) -> Reader:
-        chosen, position = [], 0
-        for fragment, count in pieces:
-            end = position + count
+    def make_reader(rows: Sequence[Interval]) -> Reader:
+        parts, first = [], 0
+        for fragment, count in fragments:
+            end = first + count
             inside = [
-                (max(start, position) - position, min(stop, end) - position)
+                (max(start, first) - first, min(stop, end) - first)
                 for start, stop in rows
-                if start < end and stop > position
+                if start < end and stop > first
             ]
             if inside:
-                chosen.append((fragment, inside))
-            position = end
-        return FileReader(chosen, columns)
+                parts.append(FragmentRows(fragment, inside))
+            first = end
+        return FileReader(parts, columns)
 
-    return Rows(name, sum(rows for _, rows in pieces), part)
+    return Rows(name, sum(count for _, count in fragments), make_reader)
 
 
 def _table_of(name: str, dataset: Any) -> pa.Table | None:
@@ -461,14 +481,14 @@ def _open_files(name: str, dataset: Any) -> Any:
         raise ConfigurationError(f"dataset {name!r} cannot be opened ({given}): {error}") from error
 
 
-def _pieces(dataset: Any) -> list[tuple[Any, int]]:
-    """The smallest parts that can be read alone, with their rows: the row groups of Parquet files, or other files."""
+def _count_fragments(dataset: Any) -> list[tuple[Any, int]]:
+    """The smallest fragments that can be read alone, with their numbers of rows: Parquet row groups, or files."""
     import pyarrow.dataset as ds
 
-    def measure(fragment: Any) -> list[tuple[Any, int]]:
+    def count(fragment: Any) -> list[tuple[Any, int]]:
         if isinstance(fragment, ds.ParquetFileFragment):
-            return [(part, part.row_groups[0].num_rows) for part in fragment.split_by_row_group()]
+            return [(group, group.row_groups[0].num_rows) for group in fragment.split_by_row_group()]
         return [(fragment, fragment.count_rows())]
 
     with ThreadPoolExecutor(_METADATA_THREADS) as pool:
-        return [piece for pieces in pool.map(measure, dataset.get_fragments()) for piece in pieces]
+        return [counted for counts in pool.map(count, dataset.get_fragments()) for counted in counts]

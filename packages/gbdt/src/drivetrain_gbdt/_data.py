@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError, DataConfig
 from drivetrain.plugin import OpenedDataset
+from drivetrain_gbdt._labels import LabelRules, Labels
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,26 +19,7 @@ __all__ = ["TRAIN", "Columns", "TableData"]
 
 TRAIN = "train"
 
-_LABELS_LOOKED_AT = 10_000_000
-_ABOVE_0 = math.nextafter(0.0, 1.0)
-_DOMAINS = {
-    "binary:logistic": (0, 1, False),
-    "binary:logitraw": (0, 1, False),
-    "reg:logistic": (0, 1, False),
-    "binary:hinge": (0, 1, True),
-    "cross_entropy": (0, 1, False),
-    "count:poisson": (0, math.inf, False),
-    "poisson": (0, math.inf, False),
-    "reg:tweedie": (0, math.inf, False),
-    "tweedie": (0, math.inf, False),
-    "reg:gamma": (_ABOVE_0, math.inf, False),
-    "gamma": (_ABOVE_0, math.inf, False),
-    "lambdarank": (0, math.inf, True),
-    "rank_xendcg": (0, math.inf, True),
-}
-"""By objective of either library: the least and the greatest label, and whether labels are whole numbers."""
-
-_CLASSES = ("multi:softmax", "multi:softprob", "multiclass", "softmax", "multiclassova", "ova")
+_MAX_CHECKED_LABELS = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,36 +136,13 @@ class TableData(DataConfig):
             self._note_categories(shard)
 
     def _check_labels(self, name: str, shard: TableShard) -> None:
-        import pyarrow.compute as pc
-
-        if not 0 < (shard.rows or 0) <= _LABELS_LOOKED_AT or (self._objective or "").startswith("survival:"):
-            return  # of survival times the bounds count, which are columns of their own, or the sign
-        column, what = self._columns.label, f"dataset {name!r} wants labels that are"
-        least, greatest, whole = math.inf, -math.inf, True
-        for table in shard.reader.tables([column]):
-            values = pc.cast(table.column(column), "float64")
-            if values.null_count or not pc.all(pc.is_finite(values), min_count=0).as_py():
-                raise ConfigurationError(f"{what} known and finite, found missing or infinite ones in {column!r}")
-            if len(values):
-                found = pc.min_max(values).as_py()
-                least, greatest = min(least, found["min"]), max(greatest, found["max"])
-                whole = whole and pc.all(pc.equal(pc.floor(values), values)).as_py()
-        domain = _DOMAINS.get(self._objective or "")
-        if self._objective in _CLASSES and self._classes:
-            domain = (0, self._classes - 1, True)
-        if domain is not None and (least < domain[0] or greatest > domain[1] or (domain[2] and not whole)):
-            kind, of = ("whole numbers" if domain[2] else "numbers"), f"objective {self._objective!r}"
-            low = "above 0" if domain[0] == _ABOVE_0 else f"from {domain[0]}"
-            raise ConfigurationError(
-                f"{what} {kind} {low}{f' to {domain[1]}' if domain[1] < math.inf else ''} for {of}, "
-                f"found {'' if whole else 'fractions '}from {least:g} to {greatest:g} in column {column!r}"
-            )
-        binary = self._objective == "binary"  # of which LightGBM takes all above 0 as one class
-        if name == TRAIN and (least == greatest or (binary and (least > 0) == (greatest > 0))):
-            raise ConfigurationError(
-                f"{what} of different {'classes' if binary else 'values'}, found only {least:g}"
-                f"{'' if least == greatest else f' to {greatest:g}'} in column {column!r}"
-            )
+        rules = LabelRules.of(self._objective, self._classes)
+        if rules is None or not 0 < (shard.rows or 0) <= _MAX_CHECKED_LABELS:
+            return
+        labels = Labels.read(name, self._columns.label, shard)
+        rules.check_domain(labels)
+        if name == TRAIN:
+            rules.check_differences(labels)
 
     def _note_categories(self, shard: TableShard) -> None:
         """Reads the columns of categories, and notes all of them where parts have different ones."""

@@ -55,15 +55,18 @@ class Preemption:
             self._before_poll()
         if not self._waits_for_stop_step:
             return None
-        with self._changed:
-            # The timeout is for a driver that was lost before it sent the step.
-            if not self._changed.wait_for(lambda: self._stop_step is not None, _STOP_STEP_WAIT_S):
-                return None
-        assert self._stop_step is not None
-        if self._steps < self._stop_step:
+        # The timeout is for a driver that was lost before it sent the step.
+        stop_step = self.wait_for_stop_step(_STOP_STEP_WAIT_S)
+        if stop_step is None or self._steps < stop_step:
             return None
         self.was_notified = True
         return self._info
+
+    def wait_for_stop_step(self, timeout_s: float) -> int | None:
+        """Waits for the driver's stop step; returns None if it has not been sent in that time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop_step is not None, timeout_s)
+            return self._stop_step
 
     def count_steps(self) -> None:
         """Sends the number of steps; the next step waits for :meth:`stop_after`."""

@@ -1,0 +1,94 @@
+"""How rows are divided: among the ranks, and each rank's rows into batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+__all__ = ["BatchPlan", "Interval", "count_rows", "select_rows", "split_rows"]
+
+Interval = tuple[int, int]
+"""Row numbers, from the first one up to but not including the second one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """How the rows of a shard become batches.
+
+    Attributes:
+        batch_size: the rows of a batch; None for all rows in one batch.
+        drop_last: leave out a last batch that is not full.
+        buffer_rows: the size of the shuffle buffer; None to keep the order of the rows.
+        seed: the seed of the shuffled order; None for another order in each epoch.
+    """
+
+    batch_size: int | None
+    drop_last: bool
+    buffer_rows: int | None
+    seed: int | None
+
+    def batch_sizes(self, rows: int, *, largest_shard: int, smallest_shard: int) -> Iterator[int]:
+        """The sizes of a shard's batches. Every rank has the same number of batches, as collective operations require.
+
+        The sizes of shards differ by at most one row. Where that row causes an additional batch, the ranks without it
+        divide their last batch into two. A batch of one row cannot be divided.
+
+        Args:
+            rows: the rows of this shard.
+            largest_shard: the rows of the largest shard.
+            smallest_shard: the rows of the smallest shard.
+        """
+        size = self.batch_size
+        if size is None:
+            return iter([rows] if rows else [])
+        if self.drop_last:
+            return itertools.repeat(size, smallest_shard // size)
+        full_batches, last_rows = divmod(rows, size)
+        sizes = [size] * full_batches + [last_rows] * bool(last_rows)
+        largest_number = -(-largest_shard // size)
+        if sizes and len(sizes) < largest_number and sizes[-1] > 1:
+            sizes[-1:] = [sizes[-1] - 1, 1]
+        return iter(sizes)
+
+
+def count_rows(intervals: Sequence[Interval]) -> int:
+    """The number of rows in some intervals."""
+    return sum(stop - start for start, stop in intervals)
+
+
+def split_rows(intervals: Sequence[Interval], shards: int) -> list[list[Interval]]:
+    """Splits rows into contiguous shards whose sizes differ by at most one row.
+
+    Args:
+        intervals: the rows, in order.
+        shards: the number of shards.
+    """
+    rows = count_rows(intervals)
+    bounds = [rows * rank // shards for rank in range(shards + 1)]
+    return [select_rows(intervals, [(start, stop)]) for start, stop in pairwise(bounds)]
+
+
+def select_rows(intervals: Sequence[Interval], selection: Sequence[Interval]) -> list[Interval]:
+    """Selects rows by their position within some intervals: ``select_rows([(10, 20)], [(2, 5)]) == [(12, 15)]``.
+
+    Args:
+        intervals: row numbers, in order.
+        selection: positions, counted over all intervals, in order.
+    """
+    selected: list[Interval] = []
+    offset = 0  # the position of the interval's first row
+    remaining = iter(selection)
+    chosen = next(remaining, None)
+    for start, stop in intervals:
+        rows = stop - start
+        while chosen is not None and chosen[0] < offset + rows:
+            first, last = max(chosen[0] - offset, 0), min(chosen[1] - offset, rows)
+            if first < last:
+                selected.append((start + first, start + last))
+            if chosen[1] > offset + rows:
+                break
+            chosen = next(remaining, None)
+        offset += rows
+    return selected

@@ -1,0 +1,177 @@
+"""Checks labels before a run starts: each objective accepts some numbers only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from drivetrain import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain_data import TableShard
+
+__all__ = ["LabelRules", "Labels"]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of one dataset.
+
+    Attributes:
+        dataset: the name of the dataset.
+        column: the name of the column.
+        minimum: the smallest label.
+        maximum: the largest label.
+        integers: all labels are whole numbers.
+    """
+
+    dataset: str
+    column: str
+    minimum: float
+    maximum: float
+    integers: bool
+
+    @classmethod
+    def read(cls, dataset: str, column: str, shard: TableShard) -> Labels:
+        """Reads the column of the labels.
+
+        Raises:
+            ConfigurationError: a label is missing or infinite.
+        """
+        import pyarrow.compute as pc
+
+        minimum, maximum, integers = math.inf, -math.inf, True
+        for table in shard.reader.tables([column]):
+            values = pc.cast(table.column(column), "float64")
+            if values.null_count or not pc.all(pc.is_finite(values), min_count=0).as_py():
+                raise ConfigurationError(
+                    f"dataset {dataset!r} wants labels that are known and finite, found missing or infinite ones in "
+                    f"{column!r}"
+                )
+            if len(values):
+                bounds = pc.min_max(values).as_py()
+                minimum, maximum = min(minimum, bounds["min"]), max(maximum, bounds["max"])
+                integers = integers and pc.all(pc.equal(pc.floor(values), values)).as_py()
+        return cls(dataset, column, minimum, maximum, integers)
+
+    @property
+    def range(self) -> str:
+        """The range in words: ``1 to 2``, or ``1`` if all labels are equal."""
+        return f"{self.minimum:g}" if self.minimum == self.maximum else f"{self.minimum:g} to {self.maximum:g}"
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The labels that an objective accepts.
+
+    Attributes:
+        minimum: the smallest label.
+        maximum: the largest label.
+        integers: only whole numbers.
+        positive: only numbers above 0.
+    """
+
+    minimum: float = 0
+    maximum: float = math.inf
+    integers: bool = False
+    positive: bool = False
+
+    def accepts(self, labels: Labels) -> bool:
+        """Whether all labels are in the domain."""
+        return (
+            self.minimum <= labels.minimum
+            and labels.maximum <= self.maximum
+            and (labels.integers or not self.integers)
+            and (labels.minimum > 0 or not self.positive)
+        )
+
+    def __str__(self) -> str:
+        kind = "whole numbers" if self.integers else "numbers"
+        if self.positive:
+            return f"{kind} above 0"
+        upper = f" to {self.maximum}" if self.maximum < math.inf else ""
+        return f"{kind} from {self.minimum}{upper}"
+
+
+_PROBABILITY = Domain(maximum=1)
+_NOT_NEGATIVE = Domain()
+_POSITIVE = Domain(positive=True)
+_RELEVANCE = Domain(integers=True)
+_DOMAINS = {
+    "binary:logistic": _PROBABILITY,
+    "binary:logitraw": _PROBABILITY,
+    "reg:logistic": _PROBABILITY,
+    "cross_entropy": _PROBABILITY,
+    "binary:hinge": Domain(maximum=1, integers=True),
+    "count:poisson": _NOT_NEGATIVE,
+    "poisson": _NOT_NEGATIVE,
+    "reg:tweedie": _NOT_NEGATIVE,
+    "tweedie": _NOT_NEGATIVE,
+    "reg:gamma": _POSITIVE,
+    "gamma": _POSITIVE,
+    "lambdarank": _RELEVANCE,
+    "rank_xendcg": _RELEVANCE,
+}
+"""By objective of either library."""
+
+_MULTICLASS = ("multi:softmax", "multi:softprob", "multiclass", "softmax", "multiclassova", "ova")
+
+
+@dataclass(frozen=True)
+class LabelRules:
+    """The requirements of an objective on labels.
+
+    Attributes:
+        objective: the name of the objective; None for a function, or the library's default.
+        domain: the labels that it accepts; None for all.
+    """
+
+    objective: str | None
+    domain: Domain | None
+
+    @classmethod
+    def of(cls, objective: str | None, classes: int | None) -> LabelRules | None:
+        """The rules of an objective; None if it has no labels to check.
+
+        Args:
+            objective: the name of the objective.
+            classes: the number of classes, if the objective has any.
+        """
+        if objective is None:
+            return cls(None, None)
+        if objective.startswith("survival:"):  # it is trained on bounds in other columns, or on the sign of labels
+            return None
+        if objective in _MULTICLASS and classes:
+            return cls(objective, Domain(maximum=classes - 1, integers=True))
+        return cls(objective, _DOMAINS.get(objective))
+
+    def check_domain(self, labels: Labels) -> None:
+        """Checks that the objective accepts the labels.
+
+        Raises:
+            ConfigurationError: it does not.
+        """
+        if self.domain is None or self.domain.accepts(labels):
+            return
+        fractions = "" if labels.integers else "fractions "
+        raise ConfigurationError(
+            f"dataset {labels.dataset!r} wants labels that are {self.domain} for objective {self.objective!r}, "
+            f"found {fractions}from {labels.minimum:g} to {labels.maximum:g} in column {labels.column!r}"
+        )
+
+    def check_differences(self, labels: Labels) -> None:
+        """Checks that there is something to learn: at least two values, or two classes.
+
+        Raises:
+            ConfigurationError: all labels are equal or of one class.
+        """
+        if self.objective == "binary":  # all labels above 0 are one class for LightGBM
+            kind, all_equal = "classes", (labels.minimum > 0) == (labels.maximum > 0)
+        else:
+            kind, all_equal = "values", labels.minimum == labels.maximum
+        if all_equal:
+            raise ConfigurationError(
+                f"dataset {labels.dataset!r} wants labels that are of different {kind}, "
+                f"found only {labels.range} in column {labels.column!r}"
+            )
