@@ -71,6 +71,13 @@ RICH = "rich==15.0.0"
 # A screen to look at, and what is shown on it.
 TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
 
+# What the tests use besides PyTorch and the frameworks built on it, on every interpreter.
+TEST_DEPENDENCIES = [
+    *(XGBOOST, LIGHTGBM, TENSORFLOW, RAY_TUNE, OPTUNA, PYARROW, MATPLOTLIB, SHTAB, RCLONE, S3FS),
+    *(*DATA, *TRACKERS, *TERMINAL, *NOTEBOOK),
+    *("scikit-learn", "pandas", "psutil", "pytest", "pytest-timeout", "pytest-xdist"),
+]
+
 # What builds our packages. `dev` installs it first, instead of once for each package into a temporary environment.
 BUILD = ("hatchling", "editables")
 
@@ -195,35 +202,9 @@ def dev(session: nox.Session) -> None:
     """Make the environment `.nox/dev`, which type checks, tests and docs share."""
     session.install(
         *BUILD,
-        TORCH,
-        *LIGHTNING,
-        XGBOOST,
-        LIGHTGBM,
-        TENSORFLOW,
-        RAY_TUNE,
-        OPTUNA,
-        TRANSFORMERS,
-        ACCELERATE,
-        DEEPSPEED,
-        MYPY,
-        PYARROW,
-        *DATA,
-        *TRACKERS,
-        *TERMINAL,
-        *NOTEBOOK,
-        MATPLOTLIB,
-        SHTAB,
-        RCLONE,
-        S3FS,
-        "scikit-learn",
-        "pandas",
-        "psutil",
-        "pytest",
-        "pytest-timeout",
-        "pytest-xdist",
-        "sphinx",
-        "furo",
-        "myst-parser",
+        *TEST_DEPENDENCIES,
+        *(TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, DEEPSPEED),
+        *(MYPY, "sphinx", "furo", "myst-parser"),
         env=WITHOUT_OPS,
     )
     session.install("--no-build-isolation", *EDITABLE, *PLUGINS)
@@ -321,22 +302,10 @@ WITHOUT_TORCH = ("core", "views", "data", "track", "tune", "ray", "gbdt", "tf", 
 @nox.session(python=["3.10", "3.12", "3.13"])
 def interpreters(session: nox.Session) -> None:
     """Test on the other interpreters that the packages support (`-- tests/core -k config` for a part)."""
-    pins = [XGBOOST, LIGHTGBM, TENSORFLOW, RAY_TUNE, OPTUNA, PYARROW, *DATA, *TRACKERS, *TERMINAL, *NOTEBOOK]
-    pins += [
-        MATPLOTLIB,
-        SHTAB,
-        RCLONE,
-        S3FS,
-        "scikit-learn",
-        "pandas",
-        "psutil",
-        "pytest",
-        "pytest-timeout",
-        "pytest-xdist",
-    ]
+    pins = TEST_DEPENDENCIES
     if session.python == "3.10":
         pins = [pin.partition("==")[0] if pin.startswith(NOT_ON_310) else pin for pin in pins]
-        pins.append("tomli")
+        pins = [*pins, "tomli"]
     if session.python == "3.13":
         pins = [pin for pin in pins if not pin.startswith("aim==")]  # it has no wheel for it
     packages = [option for name in PACKAGES_WITHOUT_TORCH for option in ("-e", f"packages/{name}")]
