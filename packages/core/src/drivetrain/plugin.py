@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from drivetrain._driver.arguments import check_param_space, merge_arguments
     from drivetrain._hooks.context import Trial
     from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest, is_instance_of
+    from drivetrain._hooks.finding import Finding, run_python
     from drivetrain._hooks.plugins import API_VERSION
     from drivetrain._hooks.providers import OpenedDataset, required_runtime
     from drivetrain._runtimes.base import Group, GroupSpec, Runtime, rank_environment
@@ -59,6 +60,7 @@ else:
         "drivetrain._driver.arguments": "check_param_space merge_arguments",
         "drivetrain._hooks.context": "Trial",
         "drivetrain._hooks.dataset": "DatasetProvider is_instance_of Shard SplitRequest",
+        "drivetrain._hooks.finding": "Finding run_python",
         "drivetrain._hooks.plugins": "API_VERSION",
         "drivetrain._hooks.providers": "OpenedDataset required_runtime",
         "drivetrain._runtimes.base": "Group GroupSpec rank_environment Runtime",
@@ -86,6 +88,7 @@ __all__ = [
     "Console",
     "DatasetProvider",
     "Entry",
+    "Finding",
     "ForkServers",
     "Group",
     "GroupSpec",
@@ -130,6 +133,7 @@ __all__ = [
     "redact",
     "redirect_output",
     "required_runtime",
+    "run_python",
     "runs_location",
     "serve",
     "settle_in",

@@ -29,7 +29,7 @@ from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
 from drivetrain._hooks.data_config import DataConfig
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.plugins import load_only_plugin, load_plugin
 from drivetrain._hooks.policy import RetryBudget
 from drivetrain._hooks.providers import check_runtime, required_runtime
 from drivetrain._runtimes.base import Runtime
@@ -224,7 +224,7 @@ class DataParallelTrainer:
         """
         return RunHandle(lambda interrupts: self._run(interrupts, raise_on_failure))
 
-    def as_trainable(self, *, autoscaling: bool = False) -> Callable[[dict[str, Any]], None]:
+    def as_trainable(self, system: str | None = None, *, autoscaling: bool = False) -> Callable[[dict[str, Any]], None]:
         """What ``ray.tune.Tuner`` and ``ray.tune.run`` take to try this trainer with other arguments.
 
         A trial's ``param_space`` has the names of this trainer's arguments, and is merged with what it was made with.
@@ -233,10 +233,12 @@ class DataParallelTrainer:
         :class:`drivetrain_tune.Tuner`.
 
         Args:
-            autoscaling: the cluster gets nodes when they are wanted, so that a trial may want more than there is now.
+            system: the name of an installed plugin for another system that runs trainers; None takes the only one.
+            autoscaling: the cluster adds nodes on demand, so a trial may request more than exists now.
 
         Raises:
             PluginNotFoundError: Ray Tune is not installed.
+            PluginError: several such plugins are installed, and ``system`` is None.
             SerializationError: an argument of the trainer cannot be sent to a trial.
 
         Example:
@@ -247,7 +249,7 @@ class DataParallelTrainer:
                 space = {"train_loop_config": {"lr": tune.grid_search([0.1, 0.01, 0.001])}}
                 tune.Tuner(trainer.as_trainable(), param_space=space).fit()
         """
-        return trainable_of(self, autoscaling=autoscaling)
+        return trainable_of(self, system=system, autoscaling=autoscaling)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -519,16 +521,24 @@ class DataParallelTrainer:
 
 
 def trainable_of(
-    trainer: DataParallelTrainer, *, argument: str | None = None, autoscaling: bool = False
+    trainer: DataParallelTrainer,
+    *,
+    system: str | None = None,
+    argument: str | None = None,
+    autoscaling: bool = False,
 ) -> Callable[[dict[str, Any]], None]:
-    """A trainer as a trainable of Ray Tune, which a plugin makes.
+    """What another system takes to run a trainer with other arguments; a plugin makes it.
 
     Args:
         trainer: the trainer.
+        system: see :meth:`DataParallelTrainer.as_trainable`.
         argument: the one of its arguments that a trial's config is; None where the config has arguments by name.
         autoscaling: see :meth:`DataParallelTrainer.as_trainable`.
     """
-    make = load_plugin("trainable", "ray-tune")
+    if system is None:
+        make = load_only_plugin("trainable", hint='For Ray Tune, run: pip install "drivetrain[ray-tune]"')
+    else:
+        make = load_plugin("trainable", system)
     made: Callable[[dict[str, Any]], None] = make(trainer, argument=argument, autoscaling=autoscaling)
     return made
 

@@ -91,6 +91,11 @@ class Providers:
         provider = accepting[0].provider
         return OpenedDataset(provider, provider.open(name, dataset, keep_together=keep_together))
 
+    def default_options(self) -> Any | None:
+        """The ``execution_options`` of the first provider that has any; None if no provider has."""
+        options = (installed.provider.default_options() for installed in self._installed)
+        return next((found for found in options if found is not None), None)
+
     def _accepts(self, installed: _Installed, dataset: object) -> bool:
         try:
             return bool(installed.provider.accepts(dataset))
