@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from drivetrain._base.outcome import RunOutcome, outcome_of
     from drivetrain._base.pickling import dumps
     from drivetrain._base.redact import redact
-    from drivetrain._driver.arguments import check_param_space, merge_arguments
+    from drivetrain._driver.arguments import TrainerArguments, check_param_space, merge_arguments
     from drivetrain._hooks.context import Trial
     from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest, is_instance_of
     from drivetrain._hooks.finding import Finding, run_python
@@ -57,7 +57,7 @@ else:
         "drivetrain._base.outcome": "outcome_of RunOutcome",
         "drivetrain._base.pickling": "dumps",
         "drivetrain._base.redact": "redact",
-        "drivetrain._driver.arguments": "check_param_space merge_arguments",
+        "drivetrain._driver.arguments": "check_param_space merge_arguments TrainerArguments",
         "drivetrain._hooks.context": "Trial",
         "drivetrain._hooks.dataset": "DatasetProvider is_instance_of Shard SplitRequest",
         "drivetrain._hooks.finding": "Finding run_python",
@@ -105,6 +105,7 @@ __all__ = [
     "Storage",
     "TrackerCallback",
     "TrainTask",
+    "TrainerArguments",
     "Trial",
     "answer_to_signal",
     "check_param_space",
