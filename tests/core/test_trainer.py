@@ -53,9 +53,7 @@ def test_trainer_for_a_backend_takes_its_configuration_under_its_name(tmp_path: 
 def test_trainer_for_a_backend_refuses_other_configurations() -> None:
     with pytest.raises(ConfigurationError, match=r"QuietTrainer\(quiet_config=...\): expected QuietConfig, got 'loud'"):
         QuietTrainer(train, quiet_config="loud")  # type: ignore[arg-type]
-    with pytest.raises(
-        TypeError, match=r"QuietTrainer.__init__\(\) got an unexpected .* 'backend_config'"
-    ):
+    with pytest.raises(TypeError, match=r"QuietTrainer.__init__\(\) got an unexpected .* 'backend_config'"):
         QuietTrainer(train, backend_config=QuietConfig())
     with pytest.raises(TypeError, match="unexpected keyword argument 'quiet_config'"):
         DataParallelTrainer(train, quiet_config=QuietConfig())

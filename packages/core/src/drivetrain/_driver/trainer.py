@@ -25,6 +25,7 @@ from drivetrain._driver.outcomes import RunFailed, Succeeded
 from drivetrain._driver.result import Result, last_metrics
 from drivetrain._driver.services import RunServices
 from drivetrain._driver.tasks import TaskFactory
+from drivetrain._driver.trainerfile import TrainerFile
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
@@ -36,7 +37,7 @@ from drivetrain._runtimes.base import Runtime
 from drivetrain._storage.checkpoint import Checkpoint, metadata_json
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import ERROR_FILE, ERROR_TEXT_FILE
-from drivetrain._storage.rundir import OpenRun, TrainerFile, open_run
+from drivetrain._storage.rundir import OpenRun, open_run
 from drivetrain._worker.session import POSITIONS
 from drivetrain.config import CheckpointConfig, RunConfig, ScalingConfig
 from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
@@ -292,8 +293,7 @@ class DataParallelTrainer(KeepsArguments):
         runtime = resolve_runtime(self._scaling, required=required_runtime(self._datasets))
         function = pickle_function(self._function, self._config, runtime.reduce)
         runtime.validate(self._scaling)
-        check_runtime(self._datasets, runtime.name)
-        datasets = self._data_config.open(self._datasets)
+        datasets = self._data_config.open(check_runtime(self._datasets, runtime.name))
         callbacks = make_callbacks(self._run_config)
         if self._resume_from is not None and not self._resume_from.exists():
             raise ConfigurationError(
@@ -301,7 +301,7 @@ class DataParallelTrainer(KeepsArguments):
             )
         if not runtime.in_driver:
             require_shared(self._run_config)
-        with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file()) as opened:
+        with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file().to_bytes()) as opened:
             try:
                 return self._fit(opened, function, datasets, runtime, callbacks, interrupts)
             except TrainingFailedError as error:
