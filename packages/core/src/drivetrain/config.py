@@ -160,8 +160,7 @@ def _callbacks(what: str, value: object) -> None:
 
 
 def _module_names(what: str, value: object) -> None:
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    if not is_list or not all(isinstance(name, str) for name in value):
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(name, str) for name in value):
         raise ConfigurationError(f"{what} wants a list of module names, found {value!r}")
 
 
