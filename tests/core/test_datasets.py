@@ -1,5 +1,6 @@
 """The hook for datasets: which provider reads a dataset, and what is said when none, several or a broken one do."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -169,10 +170,10 @@ def test_provider_declares_the_runtimes_that_can_read_its_shards(install: Instal
     assert required_runtime({"other": {"x": [1]}, "train": dataset}) == "cloud"
     assert required_runtime(DataConfig().open({"train": dataset})) == "cloud"
 
-    def fit(**scaling: Any) -> None:
+    def fit(given: Any = dataset, **scaling: Any) -> None:
         DataParallelTrainer(
             print,
-            datasets={"train": dataset},
+            datasets={"train": given},
             scaling_config=ScalingConfig(**scaling),
             run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0),
         ).fit()
@@ -182,7 +183,10 @@ def test_provider_declares_the_runtimes_that_can_read_its_shards(install: Instal
     with pytest.raises(PluginError, match="no runtime 'cloud' is installed"):
         fit(num_workers=1)
     assert not (tmp_path / "run").exists()
-    fit(num_workers=0)
+    with pytest.raises(ConfigurationError, match=r"'train': .*can read a Letters .*got 'local'\. Use .*'cloud'"):
+        fit(lambda: dataset, num_workers=1, runtime="local")
+    shutil.rmtree(tmp_path / "run")
+    fit(lambda: dataset, num_workers=0)
 
 
 def test_asking_the_providers_imports_no_library() -> None:

@@ -55,8 +55,6 @@ CLASSES_WITH_MANY_ATTRIBUTES: dict[str, int] = {
     "core/src/drivetrain/_runtimes/base.py GroupSpec": 13,
     "core/src/drivetrain/_runtimes/local.py LocalGroup": 15,
     "ray/src/drivetrain_ray/_actors.py Actors": 13,
-    "core/src/drivetrain/interactive/trainer.py Trainer": 13,
-    "tune/src/drivetrain_tune/runner.py Runner": 13,
     "horovod/src/drivetrain_horovod/_elastic.py ElasticRendezvous": 13,
 }
 

@@ -1,8 +1,10 @@
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,3 +167,54 @@ def test_runtime_whose_detection_raises_is_named_and_the_run_uses_another(instal
         result = trainer.fit()
 
     assert result.return_value == "ran"
+
+
+TRAINABLES = """
+def make(trainer, *, argument, autoscaling):
+    return lambda config: (argument, autoscaling, config)
+"""
+
+
+def test_one_of_several_trainables_is_selected_by_its_name(install: Install) -> None:
+    entry_points = {"drivetrain.trainables": {"cloud": "trainables_plugin:make"}}
+    install("trainables-plugin", "trainables_plugin", TRAINABLES, entry_points)
+    trainer = DataParallelTrainer(print)
+
+    with pytest.raises(PluginError, match=r"expected one installed trainable, got 'cloud' of trainables-plugin, .*ray"):
+        trainer.as_trainable()
+    made: Any = trainer.as_trainable("cloud", autoscaling=True)
+    assert made({"lr": 1}) == (None, True, {"lr": 1})
+
+
+CLOUD = """
+from drivetrain.plugin import Finding, LocalRuntime
+
+
+class Cloud(LocalRuntime):
+    name = "cloud"
+
+    @classmethod
+    def diagnose(cls, address):
+        if address is None:
+            raise RuntimeError("no sky")
+        return [Finding("the cloud", "warning", f"{address} is far away", "come closer")]
+"""
+
+
+def test_doctor_shows_the_findings_of_a_runtime_and_of_one_that_is_not_installed(
+    install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("cloud-plugin", "cloud_plugin", CLOUD, {"drivetrain.runtimes": {"cloud": "cloud_plugin:Cloud"}})
+    doctor = ["doctor", "--json", "--storage-path", str(tmp_path)]
+
+    def findings(*arguments: str) -> dict[str, dict[str, str]]:
+        main([*doctor, *arguments])
+        return {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+
+    raised = findings()["runtime cloud"]
+    assert (raised["status"], raised["found"]) == ("problem", "diagnose() raised RuntimeError: no sky")
+    named = findings("--address", "cloud=sky:1", "--address", "mars=red:2")
+    assert named["the cloud"]["found"] == "sky:1 is far away"
+    assert (named["runtime mars"]["status"], named["runtime mars"]["found"]) == ("problem", "is not installed")
+    monkeypatch.setenv("CLOUD_ADDRESS", "sky:3")
+    assert findings()["the cloud"]["found"] == "sky:3 is far away"

@@ -456,7 +456,7 @@ def test_mistakes_are_told_before_a_worker_is_started(options: dict[str, Any], m
 def test_configurations_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="at least 1, found 0"):
         XGBoostConfig(timeout_s=0)
-    with pytest.raises(ConfigurationError, match="wants an XGBoostConfig"):
+    with pytest.raises(ConfigurationError, match="expected XGBoostConfig, got"):
         XGBoostTrainer(train_sklearn, xgboost_config=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="the function calls it itself"):
         XGBoostTrainer(train_sklearn, params=BINARY)

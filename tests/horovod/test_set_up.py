@@ -170,7 +170,7 @@ def test_setting_out_of_range_is_refused(option: dict[str, Any], words: str):
 
 
 def test_trainer_wants_a_horovod_config():
-    with pytest.raises(ConfigurationError, match=r"horovod_config=\.\.\.\) wants a HorovodConfig, found 'gloo'"):
+    with pytest.raises(ConfigurationError, match=r"horovod_config=\.\.\.\): expected HorovodConfig, got 'gloo'"):
         HorovodTrainer(facts, horovod_config="gloo")  # type: ignore[arg-type]
 
 

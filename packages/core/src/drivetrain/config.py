@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from drivetrain._base.notebook import ShowsFields
 from drivetrain.errors import ConfigurationError
@@ -20,9 +20,7 @@ __all__ = ["CheckpointConfig", "CheckpointUploadMode", "FailureConfig", "RunConf
 
 StopCondition = Mapping[str, float] | Callable[[str, Mapping[str, Any]], bool]
 
-_PLACEMENT = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _RUN_NAME = re.compile(r"[^/\\\x00-\x1f]+")
-_T = TypeVar("_T")
 
 
 class CallbackLike(Protocol):
@@ -51,40 +49,137 @@ class RuntimeLike(Protocol):
         ...
 
 
-def _check_int(owner: str, name: str, value: object, *, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ConfigurationError(f"{owner}({name}=...) wants an integer of at least {minimum}, found {value!r}")
+Check = Callable[[str, object], None]
+"""Refuses a wrong value; the first argument is how the error calls it, such as ``ScalingConfig(use_gpu=...)``."""
 
 
-def _check_seconds(owner: str, name: str, value: object) -> None:
+def _check_fields(config: object, checks: Mapping[str, Check]) -> None:
+    """Checks the fields of a configuration that have a check of their own."""
+    for name, check in checks.items():
+        check(f"{type(config).__name__}({name}=...)", getattr(config, name))
+
+
+def _or_none(check: Check) -> Check:
+    def check_unless_none(what: str, value: object) -> None:
+        if value is not None:
+            check(what, value)
+
+    return check_unless_none
+
+
+def _int_from(minimum: int) -> Check:
+    def check(what: str, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise ConfigurationError(f"{what} wants an integer of at least {minimum}, found {value!r}")
+
+    return check
+
+
+def _one_of(*choices: object) -> Check:
+    def check(what: str, value: object) -> None:
+        if value not in choices:
+            raise ConfigurationError(f"{what} wants one of {', '.join(map(repr, choices))}, found {value!r}")
+
+    return check
+
+
+def _instance_of(kind: type[object]) -> Check:
+    def check(what: str, value: object) -> None:
+        if not isinstance(value, kind):
+            raise ConfigurationError(f"{what} wants a {kind.__name__}, found {value!r}")
+
+    return check
+
+
+def _object_with(method: str, description: str) -> Check:
+    def check(what: str, value: object) -> None:
+        if not callable(getattr(value, method, None)):
+            raise ConfigurationError(f"{what} wants {description}, found {value!r}")
+
+    return check
+
+
+def _seconds(what: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigurationError(f"{owner}({name}=...) wants a positive number of seconds, found {value!r}")
+        raise ConfigurationError(f"{what} wants a positive number of seconds, found {value!r}")
 
 
-def _check_bool(owner: str, name: str, value: object) -> None:
+def _bool(what: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{owner}({name}=...) wants True or False, found {value!r}")
+        raise ConfigurationError(f"{what} wants True or False, found {value!r}")
 
 
-def _check_choice(owner: str, name: str, value: object, choices: Sequence[object]) -> None:
-    if value not in choices:
-        raise ConfigurationError(f"{owner}({name}=...) wants one of {', '.join(map(repr, choices))}, found {value!r}")
-
-
-def _check_instance(owner: str, name: str, value: object, kind: type[object]) -> None:
-    if not isinstance(value, kind):
-        raise ConfigurationError(f"{owner}({name}=...) wants a {kind.__name__}, found {value!r}")
-
-
-def _check_resources(owner: str, name: str, value: object) -> None:
+def _resources(what: str, value: object) -> None:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f'{owner}({name}=...) wants a mapping such as {{"CPU": 2}}, found {value!r}')
+        raise ConfigurationError(f'{what} wants a mapping such as {{"CPU": 2}}, found {value!r}')
     for key, amount in value.items():
         good = isinstance(key, str) and isinstance(amount, (int, float)) and not isinstance(amount, bool)
         if not good or not 0 <= amount < math.inf:
             raise ConfigurationError(
-                f"{owner}({name}=...) wants resource names with amounts of at least 0, found {key!r}: {amount!r}"
+                f"{what} wants resource names with amounts of at least 0, found {key!r}: {amount!r}"
             )
+
+
+def _number_of_workers(what: str, value: object) -> None:
+    if not isinstance(value, (tuple, list)):
+        _int_from(0)(what, value)
+        return
+    if len(value) != 2:
+        raise ConfigurationError(f"{what} wants a number or a pair (min, max), found {value!r}")
+    for bound in value:
+        _int_from(1)(what, bound)
+    if value[0] > value[1]:
+        raise ConfigurationError(f"{what.replace('...', '(min, max)')} wants min to be at most max, found {value!r}")
+
+
+def _name_or_runtime(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        _object_with("launch", "a runtime's name or a Runtime")(what, value)
+
+
+def _run_name(what: str, value: object) -> None:
+    _instance_of(str)(what, value)
+    if not _RUN_NAME.fullmatch(str(value)) or value in (".", ".."):
+        raise ConfigurationError(
+            f"{what} wants a plain directory name without slashes, found {value!r}: put the directories before it into "
+            "storage_path"
+        )
+
+
+def _path(what: str, value: object) -> None:
+    if not isinstance(value, (str, os.PathLike)):
+        raise ConfigurationError(f"{what} wants a path or URI, found {value!r}")
+
+
+def _callbacks(what: str, value: object) -> None:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigurationError(f"{what} wants a list of callbacks or names, found {value!r}")
+    for callback in value:
+        if not isinstance(callback, str):
+            _object_with("on_report", "Callback objects or names")(what, callback)
+
+
+def _module_names(what: str, value: object) -> None:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(name, str) for name in value):
+        raise ConfigurationError(f"{what} wants a list of module names, found {value!r}")
+
+
+def _stop_condition(what: str, value: object) -> None:
+    if callable(value):
+        return
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{what} wants a mapping or a function, found {value!r}")
+    for key, bound in value.items():
+        if not isinstance(bound, (int, float)):
+            raise ConfigurationError(f"{what} wants a number for {key!r}, found {bound!r}")
+
+
+def _resume(what: str, value: object) -> None:
+    modes = ("never", "auto", "must")
+    if value not in modes and not isinstance(value, os.PathLike) and "/" not in str(value):
+        raise ConfigurationError(
+            f"{what} wants one of {', '.join(map(repr, modes))} or the path of a run directory, found {value!r}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,29 +228,25 @@ class ScalingConfig(ShowsFields):
     spare_workers: int = 0
 
     def __post_init__(self) -> None:
-        owner = "ScalingConfig"
+        _check_fields(
+            self,
+            {
+                "num_workers": _number_of_workers,
+                "use_gpu": _bool,
+                "resources_per_worker": _or_none(_resources),
+                "trainer_resources": _or_none(_resources),
+                "placement_strategy": _one_of("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"),
+                "accelerator_type": _or_none(_instance_of(str)),
+                "runtime": _or_none(_name_or_runtime),
+                "elastic_resize_monitor_interval_s": _seconds,
+                "spare_workers": _int_from(0),
+            },
+        )
         if isinstance(self.num_workers, (tuple, list)):
-            if len(self.num_workers) != 2:
-                raise ConfigurationError(
-                    f"ScalingConfig(num_workers=...) wants a number or a pair (min, max), found {self.num_workers!r}"
-                )
-            for bound in self.num_workers:
-                _check_int(owner, "num_workers", bound, minimum=1)
-            if self.num_workers[0] > self.num_workers[1]:
-                raise ConfigurationError(
-                    f"ScalingConfig(num_workers=(min, max)) wants min to be at most max, found {self.num_workers!r}"
-                )
             object.__setattr__(self, "num_workers", tuple(self.num_workers))
-        else:
-            _check_int(owner, "num_workers", self.num_workers, minimum=0)
-        _check_seconds(owner, "elastic_resize_monitor_interval_s", self.elastic_resize_monitor_interval_s)
-        _check_int(owner, "spare_workers", self.spare_workers, minimum=0)
-        _check_bool(owner, "use_gpu", self.use_gpu)
         for name in ("resources_per_worker", "trainer_resources"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_resources(owner, name, value)
-                object.__setattr__(self, name, dict(value))
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, dict(getattr(self, name)))
         gpus = (self.resources_per_worker or {}).get("GPU")
         if gpus and not self.use_gpu:
             raise ConfigurationError(
@@ -166,18 +257,10 @@ class ScalingConfig(ShowsFields):
             raise ConfigurationError(
                 "ScalingConfig(use_gpu=True) with 0 GPUs a worker: take GPU out of resources_per_worker, or use_gpu"
             )
-        _check_choice(owner, "placement_strategy", self.placement_strategy, _PLACEMENT)
-        if self.accelerator_type is not None:
-            _check_instance(owner, "accelerator_type", self.accelerator_type, str)
-        if isinstance(self.runtime, str):
-            if self.num_workers == 0 and self.runtime != "inprocess":
-                raise ConfigurationError(
-                    f"ScalingConfig(num_workers=0) runs in this process, and runtime={self.runtime!r} starts workers: "
-                    "ask for at least 1 worker, or take runtime out"
-                )
-        elif self.runtime is not None and not callable(getattr(self.runtime, "launch", None)):
+        if self.num_workers == 0 and isinstance(self.runtime, str) and self.runtime != "inprocess":
             raise ConfigurationError(
-                f"ScalingConfig(runtime=...) wants a runtime's name or a Runtime, found {self.runtime!r}"
+                f"ScalingConfig(num_workers=0) runs in this process, and runtime={self.runtime!r} starts workers: "
+                "ask for at least 1 worker, or take runtime out"
             )
 
     @property
@@ -254,25 +337,25 @@ class CheckpointConfig(ShowsFields):
     checkpoint_at_end: bool | None = None
 
     def __post_init__(self) -> None:
-        owner = "CheckpointConfig"
-        if self.num_to_keep is not None:
-            _check_int(owner, "num_to_keep", self.num_to_keep, minimum=1)
-        if self.checkpoint_score_attribute is not None:
-            _check_instance(owner, "checkpoint_score_attribute", self.checkpoint_score_attribute, str)
-        _check_choice(owner, "checkpoint_score_order", self.checkpoint_score_order, ("max", "min"))
-        _check_int(owner, "keep_last", self.keep_last, minimum=1)
-        if self.keep_every is not None:
-            _check_int(owner, "keep_every", self.keep_every, minimum=1)
+        _check_fields(
+            self,
+            {
+                "num_to_keep": _or_none(_int_from(1)),
+                "checkpoint_score_attribute": _or_none(_instance_of(str)),
+                "checkpoint_score_order": _one_of("max", "min"),
+                "keep_last": _int_from(1),
+                "keep_every": _or_none(_int_from(1)),
+                "max_uploads_in_flight": _int_from(1),
+                "checksums": _bool,
+                "checkpoint_frequency": _int_from(0),
+                "checkpoint_at_end": _or_none(_bool),
+            },
+        )
         if self.num_to_keep is None and (self.keep_last != 1 or self.keep_every is not None):
             raise ConfigurationError(
                 "CheckpointConfig(keep_last=..., keep_every=...) add to what num_to_keep keeps, and num_to_keep=None "
                 "keeps everything: set num_to_keep"
             )
-        _check_int(owner, "max_uploads_in_flight", self.max_uploads_in_flight, minimum=1)
-        _check_bool(owner, "checksums", self.checksums)
-        _check_int(owner, "checkpoint_frequency", self.checkpoint_frequency, minimum=0)
-        if self.checkpoint_at_end is not None:
-            _check_bool(owner, "checkpoint_at_end", self.checkpoint_at_end)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -299,21 +382,22 @@ class FailureConfig(ShowsFields):
     policy: PolicyLike | None = None
 
     def __post_init__(self) -> None:
-        _check_int("FailureConfig", "max_failures", self.max_failures, minimum=-1)
+        _check_fields(
+            self,
+            {
+                "max_failures": _int_from(-1),
+                "max_node_failures": _or_none(_int_from(1)),
+                "max_preemptions": _int_from(-1),
+                "preemption_grace_s": _seconds,
+                "policy": _or_none(_object_with("decide", "an object with decide(failure, history)")),
+            },
+        )
         if self.fail_fast != "raise":
-            _check_bool("FailureConfig", "fail_fast", self.fail_fast)
+            _bool("FailureConfig(fail_fast=...)", self.fail_fast)
         if self.fail_fast and self.max_failures != 0:
             raise ConfigurationError(
                 f"FailureConfig(fail_fast={self.fail_fast!r}) never retries, and max_failures={self.max_failures} "
                 "asks for retries: set one of them"
-            )
-        if self.max_node_failures is not None:
-            _check_int("FailureConfig", "max_node_failures", self.max_node_failures, minimum=1)
-        _check_int("FailureConfig", "max_preemptions", self.max_preemptions, minimum=-1)
-        _check_seconds("FailureConfig", "preemption_grace_s", self.preemption_grace_s)
-        if self.policy is not None and not callable(getattr(self.policy, "decide", None)):
-            raise ConfigurationError(
-                f"FailureConfig(policy=...) wants an object with decide(failure, history), found {self.policy!r}"
             )
 
 
@@ -340,11 +424,16 @@ class SyncConfig(ShowsFields):
     transfer_threads: int = 8
 
     def __post_init__(self) -> None:
-        _check_seconds("SyncConfig", "sync_period", self.sync_period)
-        _check_seconds("SyncConfig", "sync_timeout", self.sync_timeout)
-        _check_bool("SyncConfig", "sync_artifacts", self.sync_artifacts)
-        _check_bool("SyncConfig", "sync_artifacts_on_checkpoint", self.sync_artifacts_on_checkpoint)
-        _check_int("SyncConfig", "transfer_threads", self.transfer_threads, minimum=1)
+        _check_fields(
+            self,
+            {
+                "sync_period": _seconds,
+                "sync_timeout": _seconds,
+                "sync_artifacts": _bool,
+                "sync_artifacts_on_checkpoint": _bool,
+                "transfer_threads": _int_from(1),
+            },
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -402,78 +491,43 @@ class RunConfig(ShowsFields):
     hang_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        owner = "RunConfig"
-        if self.name is not None:
-            _check_instance(owner, "name", self.name, str)
-            if not _RUN_NAME.fullmatch(self.name) or self.name in (".", ".."):
-                raise ConfigurationError(
-                    f"RunConfig(name=...) wants a plain directory name without slashes, found {self.name!r}: "
-                    "put the directories before it into storage_path"
-                )
-        if self.storage_path is not None and not isinstance(self.storage_path, (str, os.PathLike)):
-            raise ConfigurationError(f"RunConfig(storage_path=...) wants a path or URI, found {self.storage_path!r}")
-        _default(self, "failure_config", FailureConfig)
-        _default(self, "checkpoint_config", CheckpointConfig)
-        _default(self, "sync_config", SyncConfig)
-        callbacks: object = self.callbacks or ()
-        if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
-            raise ConfigurationError(
-                f"RunConfig(callbacks=...) wants a list of callbacks or names, found {callbacks!r}"
-            )
-        for callback in callbacks:
-            if not isinstance(callback, str) and not callable(getattr(callback, "on_report", None)):
-                raise ConfigurationError(
-                    f"RunConfig(callbacks=...) wants Callback objects or names, found {callback!r}"
-                )
-        object.__setattr__(self, "callbacks", tuple(callbacks))
-        _check_stop(self.stop)
-        _check_choice(owner, "verbose", self.verbose, (0, 1, 2))
-        _check_bool(owner, "log_to_file", self.log_to_file)
-        _check_choice(owner, "worker_output", self.worker_output, ("rank0", "all", "none"))
-        self._check_resume()
-        _check_bool(owner, "chdir_to_trial_dir", self.chdir_to_trial_dir)
+        defaults = {
+            "failure_config": FailureConfig,
+            "checkpoint_config": CheckpointConfig,
+            "sync_config": SyncConfig,
+            "callbacks": tuple,
+        }
+        for name, make in defaults.items():  # None stands for the default, as in Ray Train
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, make())
+        _check_fields(
+            self,
+            {
+                "name": _or_none(_run_name),
+                "storage_path": _or_none(_path),
+                "failure_config": _instance_of(FailureConfig),
+                "checkpoint_config": _instance_of(CheckpointConfig),
+                "sync_config": _instance_of(SyncConfig),
+                "callbacks": _callbacks,
+                "stop": _or_none(_stop_condition),
+                "verbose": _one_of(0, 1, 2),
+                "log_to_file": _bool,
+                "worker_output": _one_of("rank0", "all", "none"),
+                "resume": _resume,
+                "chdir_to_trial_dir": _bool,
+                "detailed_metrics": _bool,
+                "preload": _module_names,
+                "start_timeout_s": _seconds,
+                "hang_timeout_s": _or_none(_seconds),
+            },
+        )
+        object.__setattr__(self, "callbacks", tuple(self.callbacks))
+        object.__setattr__(self, "preload", tuple(self.preload))
         if self.resume == "must" and self.name is None:
             raise ConfigurationError('RunConfig(resume="must") needs the name of the run to resume: set name')
-        _check_bool(owner, "detailed_metrics", self.detailed_metrics)
-        preload: object = self.preload
-        is_list = isinstance(preload, Sequence) and not isinstance(preload, str)
-        if not is_list or not all(isinstance(name, str) for name in self.preload):
-            raise ConfigurationError(f"RunConfig(preload=...) wants a list of module names, found {preload!r}")
-        object.__setattr__(self, "preload", tuple(self.preload))
-        _check_seconds(owner, "start_timeout_s", self.start_timeout_s)
-        if self.hang_timeout_s is not None:
-            _check_seconds(owner, "hang_timeout_s", self.hang_timeout_s)
-
-    def _check_resume(self) -> None:
-        modes = ("never", "auto", "must")
-        if self.resume in modes:
-            return
-        if not isinstance(self.resume, os.PathLike) and "/" not in str(self.resume):
-            raise ConfigurationError(
-                f"RunConfig(resume=...) wants one of {', '.join(map(repr, modes))} or the path of a run directory, "
-                f"found {self.resume!r}"
-            )
-        if self.name is not None or self.storage_path is not None:
+        is_path = self.resume not in ("never", "auto", "must")
+        if is_path and (self.name is not None or self.storage_path is not None):
             raise ConfigurationError(
                 "RunConfig(resume=<path>) names the run already: take name and storage_path out, or use "
                 'resume="must" with them'
             )
-
-
-def _check_stop(stop: object) -> None:
-    if stop is None or callable(stop):
-        return
-    if not isinstance(stop, Mapping):
-        raise ConfigurationError(f"RunConfig(stop=...) wants a mapping or a function, found {stop!r}")
-    for key, bound in stop.items():
-        if not isinstance(bound, (int, float)):
-            raise ConfigurationError(f"RunConfig(stop=...) wants a number for {key!r}, found {bound!r}")
-
-
-def _default(config: RunConfig, name: str, kind: type[_T]) -> None:
-    """Puts a default where None was given, as the documented signature allows, and refuses other types."""
-    value = getattr(config, name)
-    if value is None:
-        object.__setattr__(config, name, kind())
-    else:
-        _check_instance("RunConfig", name, value, kind)

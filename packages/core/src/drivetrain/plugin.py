@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from drivetrain._base.outcome import RunOutcome, outcome_of
     from drivetrain._base.pickling import dumps
     from drivetrain._base.redact import redact
-    from drivetrain._driver.arguments import check_param_space, merge_arguments
+    from drivetrain._driver.arguments import TrainerArguments, check_param_space, merge_arguments
     from drivetrain._hooks.context import Trial
     from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest, is_instance_of
+    from drivetrain._hooks.finding import Finding, run_python
     from drivetrain._hooks.plugins import API_VERSION
     from drivetrain._hooks.providers import OpenedDataset, required_runtime
     from drivetrain._runtimes.base import Group, GroupSpec, Runtime, rank_environment
@@ -56,9 +57,10 @@ else:
         "drivetrain._base.outcome": "outcome_of RunOutcome",
         "drivetrain._base.pickling": "dumps",
         "drivetrain._base.redact": "redact",
-        "drivetrain._driver.arguments": "check_param_space merge_arguments",
+        "drivetrain._driver.arguments": "check_param_space merge_arguments TrainerArguments",
         "drivetrain._hooks.context": "Trial",
         "drivetrain._hooks.dataset": "DatasetProvider is_instance_of Shard SplitRequest",
+        "drivetrain._hooks.finding": "Finding run_python",
         "drivetrain._hooks.plugins": "API_VERSION",
         "drivetrain._hooks.providers": "OpenedDataset required_runtime",
         "drivetrain._runtimes.base": "Group GroupSpec rank_environment Runtime",
@@ -86,6 +88,7 @@ __all__ = [
     "Console",
     "DatasetProvider",
     "Entry",
+    "Finding",
     "ForkServers",
     "Group",
     "GroupSpec",
@@ -102,6 +105,7 @@ __all__ = [
     "Storage",
     "TrackerCallback",
     "TrainTask",
+    "TrainerArguments",
     "Trial",
     "answer_to_signal",
     "check_param_space",
@@ -130,6 +134,7 @@ __all__ = [
     "redact",
     "redirect_output",
     "required_runtime",
+    "run_python",
     "runs_location",
     "serve",
     "settle_in",

@@ -173,7 +173,7 @@ def _reserve_port() -> int:
     raise ResourceError(f"LightGBM wants a free port between {low} and {first}, found none in {_TRIES} tries")
 
 
-class LightGBMTrainer(DataParallelTrainer):
+class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
     """Runs LightGBM on every worker, connected to the others.
 
     Either with a train function of yours, or, without one, on tables: each worker trains on its part of the dataset
@@ -216,8 +216,6 @@ class LightGBMTrainer(DataParallelTrainer):
         5
     """
 
-    _backend_argument = "lightgbm_config"
-
     def __init__(
         self,
         train_loop_per_worker: Loop | None = None,
@@ -236,9 +234,6 @@ class LightGBMTrainer(DataParallelTrainer):
         dataset_params: Mapping[str, Mapping[str, Any]] | None = None,
         **train_kwargs: Any,
     ) -> None:
-        config: object = LightGBMConfig() if lightgbm_config is None else lightgbm_config
-        if not isinstance(config, LightGBMConfig):
-            raise ConfigurationError(f"LightGBMTrainer(lightgbm_config=...) wants a LightGBMConfig, found {config!r}")
         if train_loop_per_worker is None:
             train_loop_per_worker = _train_on_tables
             train_loop_config, dataset_config, run_config = _TABLES.arrange(
@@ -257,7 +252,7 @@ class LightGBMTrainer(DataParallelTrainer):
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=config,
+            lightgbm_config=lightgbm_config,
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,

@@ -122,7 +122,7 @@ def _serve_tracker(address: str, size: int, timeout_s: int) -> dict[str, str]:
     return {name: str(value) for name, value in _tracker.worker_args().items()}
 
 
-class XGBoostTrainer(DataParallelTrainer):
+class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
     """Runs XGBoost on every worker, inside one collective.
 
     Either with a train function of yours, or, without one, on tables: each worker trains on its part of the dataset
@@ -170,8 +170,6 @@ class XGBoostTrainer(DataParallelTrainer):
         5
     """
 
-    _backend_argument = "xgboost_config"
-
     def __init__(
         self,
         train_loop_per_worker: Loop | None = None,
@@ -190,9 +188,6 @@ class XGBoostTrainer(DataParallelTrainer):
         dmatrix_params: Mapping[str, Mapping[str, Any]] | None = None,
         **train_kwargs: Any,
     ) -> None:
-        config: object = XGBoostConfig() if xgboost_config is None else xgboost_config
-        if not isinstance(config, XGBoostConfig):
-            raise ConfigurationError(f"XGBoostTrainer(xgboost_config=...) wants an XGBoostConfig, found {config!r}")
         if train_loop_per_worker is None:
             train_loop_per_worker = _train_on_tables
             train_loop_config, dataset_config, run_config = _TABLES.arrange(
@@ -211,7 +206,7 @@ class XGBoostTrainer(DataParallelTrainer):
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=config,
+            xgboost_config=xgboost_config,
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,

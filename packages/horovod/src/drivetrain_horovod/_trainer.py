@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
-from drivetrain import Checkpoint, ConfigurationError, DataConfig, DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain import DataParallelTrainer
 from drivetrain_horovod._config import HorovodConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from typing_extensions import Unpack
+
+    from drivetrain.plugin import TrainerArguments
 
 __all__ = ["HorovodTrainer"]
 
 
-class HorovodTrainer(DataParallelTrainer):
+class HorovodTrainer(DataParallelTrainer, config=HorovodConfig):
     """Runs a Horovod train function on every worker; in it, ``hvd.init()`` finds the other ranks.
 
     Args:
@@ -44,32 +51,12 @@ class HorovodTrainer(DataParallelTrainer):
         2
     """
 
-    _backend_argument = "horovod_config"
+    if TYPE_CHECKING:  # the constructor is that of the base; this declares the name and type of its configuration
 
-    def __init__(
-        self,
-        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
-        *,
-        train_loop_config: Mapping[str, Any] | None = None,
-        horovod_config: HorovodConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-        datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        resume_from_checkpoint: Checkpoint | None = None,
-    ) -> None:
-        config: object = HorovodConfig() if horovod_config is None else horovod_config
-        if not isinstance(config, HorovodConfig):
-            raise ConfigurationError(f"HorovodTrainer(horovod_config=...) wants a HorovodConfig, found {config!r}")
-        super().__init__(
-            train_loop_per_worker,
-            train_loop_config=train_loop_config,
-            backend_config=config,
-            scaling_config=scaling_config,
-            run_config=run_config,
-            datasets=datasets,
-            dataset_config=dataset_config,
-            metadata=metadata,
-            resume_from_checkpoint=resume_from_checkpoint,
-        )
+        def __init__(
+            self,
+            train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+            *,
+            horovod_config: HorovodConfig | None = None,
+            **arguments: Unpack[TrainerArguments],
+        ) -> None: ...

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
     from drivetrain import ScalingConfig, WorkerInfo
-    from drivetrain.plugin import GroupSpec
+    from drivetrain.plugin import Finding, GroupSpec
     from drivetrain_ray._actors import Actors
     from drivetrain_ray._cluster import Reservation
     from drivetrain_ray._group import RayGroup
@@ -55,6 +55,13 @@ class RayRuntime(Runtime):
             return True
         ray = sys.modules.get("ray")
         return bool(ray is not None and ray.is_initialized())
+
+    @classmethod
+    def diagnose(cls, address: str | None) -> Iterable[Finding]:
+        """The checks of ``drivetrain doctor``: whether Ray is installed, and whether a cluster can be reached."""
+        from drivetrain_ray._diagnosis import diagnose
+
+        return diagnose(address)
 
     def reduce(self, value: Any) -> Any:
         """Pickles references to objects along with their owner, as only Ray does: a worker would wait for ever."""

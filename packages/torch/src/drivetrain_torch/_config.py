@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from drivetrain import Backend, BackendConfig, ConfigurationError
+from drivetrain.plugin import Finding, run_python, visible_gpus
 from drivetrain_torch._backend import TorchBackend, TorchXLABackend
 
 __all__ = ["TorchConfig", "TorchXLAConfig"]
@@ -55,6 +58,19 @@ class TorchConfig(BackendConfig):
         """The backend that these settings describe."""
         return TorchBackend(self.backend, self.init_method, self.timeout_s)
 
+    @classmethod
+    def diagnose(cls) -> Iterable[Finding]:
+        """The check of ``drivetrain doctor``: whether PyTorch can use the GPUs of this machine, if it has any."""
+        if not visible_gpus() or importlib.util.find_spec("torch") is None:
+            return ()
+        code = "import torch; print(torch.cuda.is_available(), torch.version.cuda, torch.cuda.device_count())"
+        output = run_python(code)
+        found = f"is available, CUDA, devices: {output}"
+        if output.startswith("True"):
+            return (Finding("PyTorch on GPUs", "ok", found),)
+        advice = "install a PyTorch that was built for CUDA, and for a version that the driver has"
+        return (Finding("PyTorch on GPUs", "problem", found, advice),)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchXLAConfig(TorchConfig):
@@ -73,3 +89,8 @@ class TorchXLAConfig(TorchConfig):
     def create(self) -> Backend:
         """The backend that these settings describe."""
         return TorchXLABackend(self.backend, self.init_method, self.timeout_s)
+
+    @classmethod
+    def diagnose(cls) -> Iterable[Finding]:
+        """No checks: those of CUDA do not apply to XLA devices."""
+        return ()

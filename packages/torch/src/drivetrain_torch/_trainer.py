@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
-from drivetrain import Checkpoint, ConfigurationError, DataConfig, DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain import DataParallelTrainer
 from drivetrain_torch._config import TorchConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from typing_extensions import Unpack
+
+    from drivetrain.plugin import TrainerArguments
 
 __all__ = ["TorchTrainer"]
 
 
-class TorchTrainer(DataParallelTrainer):
+class TorchTrainer(DataParallelTrainer, config=TorchConfig):
     """Runs a PyTorch train function on every worker, inside one process group.
 
     Args:
@@ -43,32 +50,12 @@ class TorchTrainer(DataParallelTrainer):
         2.0
     """
 
-    _backend_argument = "torch_config"
+    if TYPE_CHECKING:  # the constructor is that of the base; this declares the name and type of its configuration
 
-    def __init__(
-        self,
-        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
-        *,
-        train_loop_config: Mapping[str, Any] | None = None,
-        torch_config: TorchConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-        datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        resume_from_checkpoint: Checkpoint | None = None,
-    ) -> None:
-        config: object = TorchConfig() if torch_config is None else torch_config
-        if not isinstance(config, TorchConfig):
-            raise ConfigurationError(f"TorchTrainer(torch_config=...) wants a TorchConfig, found {config!r}")
-        super().__init__(
-            train_loop_per_worker,
-            train_loop_config=train_loop_config,
-            backend_config=config,
-            scaling_config=scaling_config,
-            run_config=run_config,
-            datasets=datasets,
-            dataset_config=dataset_config,
-            metadata=metadata,
-            resume_from_checkpoint=resume_from_checkpoint,
-        )
+        def __init__(
+            self,
+            train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+            *,
+            torch_config: TorchConfig | None = None,
+            **arguments: Unpack[TrainerArguments],
+        ) -> None: ...

@@ -33,7 +33,7 @@ from drivetrain.plugin import (
 from drivetrain_tune.results import value_of
 from drivetrain_tune.search import ActiveTrial, Search, TuneConfig
 
-__all__ = ["Runner"]
+__all__ = ["Progress", "Runner", "Trials"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,39 +83,76 @@ class _Running:
     share: _Share
 
 
+class Trials:
+    """Makes the runs of trials.
+
+    Args:
+        make: makes the trainer of a trial, with some arguments replaced.
+        given: the arguments that all trials' trainers are made with.
+        changes: the changes that a trial's config makes to them.
+        servers: the processes that workers are forked from.
+    """
+
+    def __init__(
+        self,
+        *,
+        make: Callable[..., DataParallelTrainer],
+        given: Mapping[str, Any],
+        changes: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        servers: ForkServers,
+    ) -> None:
+        self._make = make
+        self._given = given
+        self._changes = changes
+        self._servers = servers
+
+    def scaling(self, config: Mapping[str, Any]) -> ScalingConfig:
+        """The scaling of a trial with a config."""
+        chosen = {name: value for name, value in self._changes(config).items() if name == "scaling_config"}
+        scaling: ScalingConfig | None = merge_arguments(self._given, chosen).get("scaling_config")
+        return scaling or ScalingConfig()
+
+    def is_local(self, scaling: ScalingConfig) -> bool:
+        """Whether the workers of a trial are processes of this machine."""
+        if scaling.max_workers == 0 or scaling.runtime not in (None, "local"):
+            return False
+        return required_runtime(self._given.get("datasets") or {}) in (None, "local")
+
+    def start(self, trial: ActiveTrial, scaling: ScalingConfig, share: _Share, *, alone: bool) -> RunHandle:
+        """Starts the run of a trial.
+
+        Args:
+            trial: the trial.
+            scaling: its scaling.
+            share: the part of the machine that it has.
+            alone: no other trial runs on the machine at the same time.
+        """
+        replaced: dict[str, Any] = {}
+        if self.is_local(scaling):
+            if not alone:
+                scaling = replace(scaling, resources_per_worker={"CPU": 1.0, **(scaling.resources_per_worker or {})})
+            runtime = LocalRuntime(gpus=share.gpus, servers=self._servers)
+            replaced["scaling_config"] = replace(scaling, runtime=runtime)
+        return self._make(trial, **replaced).start(raise_on_failure=False)
+
+
 class Runner:
     """Runs a search to its end.
 
     Args:
         search: says which trials there are.
         config: how many at a time, for how long.
-        make: makes the trainer of a trial, with some arguments replaced.
-        given: the arguments that all trials' trainers are made with.
-        changes: what a trial's config changes in them.
-        servers: where the processes are kept that workers are forked from.
+        trials: makes their runs.
         progress: told of every change.
 
     Attributes:
         results: by the number of the trial, those of the runs that are over.
     """
 
-    def __init__(
-        self,
-        search: Search,
-        config: TuneConfig,
-        *,
-        make: Callable[..., DataParallelTrainer],
-        given: Mapping[str, Any],
-        changes: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-        servers: ForkServers,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, search: Search, config: TuneConfig, trials: Trials, progress: Progress) -> None:
         self._search = search
         self._config = config
-        self._make = make
-        self._given = given
-        self._changes = changes
-        self._servers = servers
+        self._trials = trials
         self._progress = progress
         self._machine = _Machine()
         self._running: dict[int, _Running] = {}
@@ -151,11 +188,11 @@ class Runner:
         while not self._time_is_over:
             if self._upcoming is None:
                 # What is drawn now should know of the trials that are over by then.
-                known = None if self._search.changes("scaling_config") else self._scaling({})
+                known = None if self._search.changes("scaling_config") else self._trials.scaling({})
                 if not self._search.has_next or (known is not None and not self._has_room(known)):
                     return
                 self._upcoming = self._search.next()
-            scaling = self._scaling(self._changes(self._upcoming.config))
+            scaling = self._trials.scaling(self._upcoming.config)
             if not self._has_room(scaling):
                 return
             trial, self._upcoming = self._upcoming, None
@@ -163,16 +200,9 @@ class Runner:
 
     def _start(self, trial: ActiveTrial, scaling: ScalingConfig) -> None:
         share = self._machine.take(scaling)
+        alone = self._limit(scaling) <= 1 or share.cpus >= self._machine.all_cpus
         try:
-            replaced: dict[str, Any] = {}
-            if self._is_local(scaling):
-                if self._limit(scaling) > 1 and share.cpus < self._machine.all_cpus:  # it is not alone on the machine
-                    scaling = replace(
-                        scaling, resources_per_worker={"CPU": 1.0, **(scaling.resources_per_worker or {})}
-                    )
-                runtime = LocalRuntime(gpus=share.gpus, servers=self._servers)
-                replaced["scaling_config"] = replace(scaling, runtime=runtime)
-            handle = self._make(trial, **replaced).start(raise_on_failure=False)
+            handle = self._trials.start(trial, scaling, share, alone=alone)
         except BaseException:
             self._machine.give_back(share)
             raise
@@ -214,19 +244,9 @@ class Runner:
         given = self._config.max_concurrent_trials
         if scaling.max_workers == 0:  # in this process, which has room for one train function
             return 1
-        if self._is_local(scaling):
+        if self._trials.is_local(scaling):
             return given or math.inf
         return given or 1
-
-    def _scaling(self, changes: Mapping[str, Any]) -> ScalingConfig:
-        chosen = {name: value for name, value in changes.items() if name == "scaling_config"}
-        scaling: ScalingConfig | None = merge_arguments(self._given, chosen).get("scaling_config")
-        return scaling or ScalingConfig()
-
-    def _is_local(self, scaling: ScalingConfig) -> bool:
-        if scaling.max_workers == 0 or scaling.runtime not in (None, "local"):
-            return False
-        return required_runtime(self._given.get("datasets") or {}) in (None, "local")
 
     def _cancel(self) -> None:
         for running in self._running.values():

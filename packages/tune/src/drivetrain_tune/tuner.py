@@ -38,7 +38,7 @@ from drivetrain.plugin import (
     runs_location,
 )
 from drivetrain_tune.results import ResultGrid, TrialResult
-from drivetrain_tune.runner import Progress, Runner
+from drivetrain_tune.runner import Progress, Runner, Trials
 from drivetrain_tune.search import STATE_FILE, ActiveTrial, Search, TrialRecord, TuneConfig, read_records
 from drivetrain_tune.space import Space
 
@@ -207,15 +207,13 @@ class Tuner:
             if self._restored is None:
                 self._store(storage)
             progress = Progress(os.path.basename(storage.root), self._config, console, self._run_config.verbose)
-            runner = Runner(
-                search,
-                self._config,
+            trials = Trials(
                 make=partial(self._make, storage),
                 given=self._trainer.given,
                 changes=self._changes,
                 servers=stack.enter_context(contextlib.closing(ForkServers(limit=len(os.sched_getaffinity(0))))),
-                progress=progress,
             )
+            runner = Runner(search, self._config, trials, progress)
             try:
                 runner.run()
             finally:

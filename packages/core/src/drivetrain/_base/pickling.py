@@ -1,17 +1,26 @@
-"""How what workers run and are given is pickled."""
+"""Pickling of train functions, configurations and tasks.
+
+Names that a facade of drivetrain re-exports are pickled as names of the facade, and not of the internal module that
+defines them. So ``restore`` can load a run that was written before a file has moved.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
+import pkgutil
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 
 __all__ = ["dumps"]
+
+_FACADES = ("drivetrain.loggers", "drivetrain.plugin", "drivetrain")
+"""The modules that re-export names. If several have the same name, the last one counts."""
 
 
 def dumps(value: Any, reduce: Callable[[Any], Any] | None = None) -> bytes:
@@ -27,7 +36,10 @@ def dumps(value: Any, reduce: Callable[[Any], Any] | None = None) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Also pickles modules of a class of their own, as ``torch.backends.cudnn`` is, which go by name."""
+    """Pickles public names of drivetrain by their facade, and modules of special classes by name.
+
+    An example of the latter is ``torch.backends.cudnn``.
+    """
 
     def __init__(self, file: io.BytesIO, reduce: Callable[[Any], Any] | None) -> None:
         super().__init__(file)
@@ -36,6 +48,21 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
             return importlib.import_module, (obj.__name__,)
+        if isinstance(obj, (type, FunctionType)):
+            public = _public_names().get((obj.__module__, obj.__qualname__))
+            if public is not None:
+                return pkgutil.resolve_name, (public,)
         if self._reduce is not None and (reduced := self._reduce(obj)) is not NotImplemented:
             return reduced
         return super().reducer_override(obj)
+
+
+@functools.cache
+def _public_names() -> dict[tuple[str, str], str]:
+    """The public path of each name that a facade re-exports, such as ``drivetrain:Checkpoint``, by module and name."""
+    return {
+        (module, name): f"{facade}:{name}"
+        for facade in _FACADES
+        for module, names in vars(importlib.import_module(facade))["_SOURCES"].items()
+        for name in names.split()
+    }

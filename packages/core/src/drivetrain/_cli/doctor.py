@@ -14,18 +14,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from drivetrain._cli.output import BAD, OK, Commands, add_command, emit, find_storage
-from drivetrain._hooks.plugins import KINDS, list_plugins
+from drivetrain._hooks.finding import Finding
+from drivetrain._hooks.plugins import KINDS, Plugin, install_commands, list_plugins, missing_runtimes
 from drivetrain._storage.directory import Storage
 from drivetrain._version import __version__
 from drivetrain._views.terminal import bytes_text, wrapped
-from drivetrain.errors import DrivetrainError, PluginError
+from drivetrain.errors import ConfigurationError, DrivetrainError, PluginError
 from drivetrain.loggers.versions import installed_versions
 
 __all__ = ["add_doctor"]
@@ -39,29 +40,6 @@ _LEAST_SHARED_MEMORY = 256 << 20
 _LEAST_FILES = 1024
 _ANSWER_S = 20.0
 _CONNECT_S = 5.0
-_RAY_QUESTION = """
-import json, sys, ray
-ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
-alive = [node for node in ray.nodes() if node["Alive"]]
-print("ANSWER", len(alive), json.dumps(ray.cluster_resources()), ray.__version__)
-"""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one look has found.
-
-    Attributes:
-        name: what was looked at.
-        status: whether it is fine.
-        found: in words.
-        advice: what to do about it.
-    """
-
-    name: str
-    status: Literal["ok", "warning", "problem"]
-    found: str
-    advice: str = ""
 
 
 def add_doctor(commands: Commands) -> None:
@@ -72,25 +50,32 @@ def add_doctor(commands: Commands) -> None:
         _doctor,
         "look at what runs need here, say what is wrong and what to do; status 1 if something is",
         "  drivetrain doctor\n  drivetrain doctor --storage-path s3://bucket/runs\n"
-        "  drivetrain doctor --ray-address ray-head:6379",
+        "  drivetrain doctor --address ray=ray-head:6379",
     )
     parser.add_argument("--storage-path", metavar="PATH", help="where runs are to be kept (DRIVETRAIN_STORAGE_PATH)")
-    parser.add_argument("--ray-address", metavar="ADDRESS", help="of the cluster to reach (RAY_ADDRESS)")
+    parser.add_argument(
+        "--address",
+        metavar="RUNTIME=ADDRESS",
+        action="append",
+        default=[],
+        help="the cluster to reach, and the runtime that it is for (<RUNTIME>_ADDRESS)",
+    )
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    address = arguments.ray_address or os.environ.get("RAY_ADDRESS")
+    addresses = dict(_parse_address(text) for text in arguments.address)
     looks: list[Callable[[], Iterator[Finding]]] = [
         _python,
         _processors,
         _memory,
         _limits,
         _gpus,
+        _backends,
         _frameworks,
         _plugins,
         partial(_storage, arguments.storage_path),
         _network,
-        partial(_ray, address),
+        partial(_runtimes, addresses),
     ]
     findings = []
     for look in looks:
@@ -103,6 +88,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
     data = {"ok": not problems, "findings": [asdict(finding) for finding in findings]}
     emit(arguments, data, lambda: _text(findings))
     return BAD if problems else OK
+
+
+def _parse_address(text: str) -> tuple[str, str]:
+    runtime, _, address = text.partition("=")
+    if not runtime or not address:
+        raise ConfigurationError(f"doctor --address: expected RUNTIME=ADDRESS, such as ray=ray-head:6379, got {text!r}")
+    return runtime, address
 
 
 def _text(findings: list[Finding]) -> str:
@@ -192,16 +184,6 @@ def _gpus() -> Iterator[Finding]:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = "; ".join(lines) + (f"; CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else "")
     yield Finding("GPUs", "warning" if hidden == "" else "ok", found, "all of them are hidden" if hidden == "" else "")
-    if lines and "torch" in installed_versions():
-        yield _torch_sees_gpus()
-
-
-def _torch_sees_gpus() -> Finding:
-    question = "import torch; print(torch.cuda.is_available(), torch.version.cuda, torch.cuda.device_count())"
-    answer = _ask_python(question)
-    fine = answer.startswith("True")
-    advice = "install a PyTorch that was built for CUDA, and for a version that the driver has" if not fine else ""
-    return Finding("PyTorch on GPUs", "ok" if fine else "problem", f"is available, CUDA, devices: {answer}", advice)
 
 
 def _frameworks() -> Iterator[Finding]:
@@ -314,48 +296,35 @@ def _can_connect(address: str) -> bool:
         return False
 
 
-def _ray(address: str | None) -> Iterator[Finding]:
-    version = installed_versions().get("ray")
-    if version is None:
-        problem = address is not None
-        advice = 'pip install "drivetrain[ray]"' if problem else ""
-        yield Finding("Ray", "problem" if problem else "ok", "is not installed", advice)
-        return
-    if address is None:
-        yield Finding("Ray", "ok", f"{version}; no cluster is asked for (RAY_ADDRESS, --ray-address)")
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdecimal():  # which takes Ray half a minute to find out
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-        except OSError as error:
-            advice = "start it (ray start --head), mend the address, or open the port"
-            yield Finding("Ray", "problem", f"nothing answers at {address} ({error})", advice)
-            return
-    answer = _ask_python(_RAY_QUESTION, address)
-    found = next((line for line in answer.splitlines() if line.startswith("ANSWER")), "")
-    if found:
-        _, nodes, resources = found.split(" ", 2)
-        yield Finding("Ray", "ok", f"{address}: {nodes} nodes, {resources}")
-    else:
-        advice = "start it (ray start --head), mend the address, or open its ports; its Ray and Python must be these"
-        yield Finding("Ray", "problem", f"{address} was not reached with Ray {version}: {answer[-300:]}", advice)
+def _runtimes(addresses: Mapping[str, str]) -> Iterator[Finding]:
+    """The checks of the installed runtimes, and the runtimes that have an address and are not installed."""
+    installed = list_plugins("runtime")
+    for plugin in installed:
+        address = addresses.get(plugin.name) or os.environ.get(f"{plugin.name.upper()}_ADDRESS")
+        yield from _diagnose(plugin, address)
+    for name in sorted({*addresses, *missing_runtimes()} - {plugin.name for plugin in installed}):
+        advice = "; ".join(install_commands(name)) or f"install the plugin that provides the runtime {name!r}"
+        yield Finding(f"runtime {name}", "problem", "is not installed", advice)
 
 
-def _ask_python(code: str, *arguments: str) -> str:
-    """What a fresh Python prints, or says went wrong: what it imports stays out of this process."""
+def _backends() -> Iterator[Finding]:
+    for plugin in list_plugins("backend"):
+        yield from _diagnose(plugin)
+
+
+def _diagnose(plugin: Plugin, *arguments: Any) -> Iterator[Finding]:
+    """The findings of a plugin's own checks; :func:`_plugins` reports a plugin that cannot be loaded."""
     try:
-        asked = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer within {_ANSWER_S:g} s"
-    return (asked.stdout if asked.returncode == 0 else asked.stdout + asked.stderr).strip() or "nothing"
+        diagnose = getattr(plugin.load(), "diagnose", None)
+    except PluginError:
+        return
+    try:
+        findings = list(diagnose(*arguments)) if diagnose is not None else []
+    except Exception as error:  # raised by a plugin
+        found = f"diagnose() raised {type(error).__name__}: {error}"
+        advice = f"upgrade or uninstall {plugin.distribution}"
+        findings = [Finding(f"{plugin.kind} {plugin.name}", "problem", found, advice)]
+    yield from findings
 
 
 def _cgroup_number(name: str) -> float | None:

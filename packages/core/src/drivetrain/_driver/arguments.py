@@ -1,17 +1,101 @@
-"""What a trial changes in a trainer: its arguments, merged with those that the trainer was made with."""
+"""The arguments that a trainer was made with, and how a trial changes them."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
-from drivetrain.config import ScalingConfig
+from drivetrain._hooks.data_config import DataConfig
+from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError
 
-__all__ = ["check_param_space", "merge_arguments"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["KeepsArguments", "TrainerArguments", "check_param_space", "merge_arguments"]
 
 _OF_THE_RUN = ("run_config", "tune_config")
+
+
+class TrainerArguments(TypedDict, total=False):
+    """The arguments that every trainer takes, except for the train function and the configuration of its backend.
+
+    A subclass can declare its constructor for type checkers and editors with
+    ``**arguments: Unpack[TrainerArguments]``. See :class:`drivetrain.DataParallelTrainer` for each of them.
+    """
+
+    train_loop_config: Mapping[str, Any] | None
+    scaling_config: ScalingConfig | None
+    run_config: RunConfig | None
+    datasets: Mapping[str, Any] | None
+    dataset_config: DataConfig | None
+    metadata: Mapping[str, Any] | None
+    resume_from_checkpoint: Checkpoint | None
+
+
+class KeepsArguments:
+    """Keeps the arguments of its constructor, so that an object like it can be made with some of them changed.
+
+    Python passes the arguments of a constructor to ``__new__`` first. So they are kept as the user wrote them, also in
+    subclasses with constructors of their own, whose arguments differ from those of the base.
+    """
+
+    __signature__: ClassVar[inspect.Signature]
+    _call: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        made._call = args, kwargs
+        return made
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.__signature__ = cls._constructor_signature()  # otherwise, some tools show the one of __new__
+
+    @classmethod
+    def _constructor_signature(cls) -> inspect.Signature:
+        """The signature of the constructor, as users call it."""
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments that it was made with, by name."""
+        given: dict[str, Any] = {}
+        bound = self._bound_call()
+        for name, value in bound.arguments.items():
+            kind = bound.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                given.update(value)
+            elif kind is not inspect.Parameter.VAR_POSITIONAL:
+                given[name] = value
+        return given
+
+    @property
+    def known_arguments(self) -> frozenset[str] | None:
+        """The names of the arguments that it takes; None for any."""
+        parameters = self.__signature__.parameters.values()
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            return None
+        return frozenset(parameter.name for parameter in parameters)
+
+    def _with_arguments(self, arguments: Mapping[str, Any]) -> Self:
+        """Another object of this class, with the same ``*args`` and other arguments by name."""
+        bound = self._bound_call()
+        variadic = [
+            value
+            for name, values in bound.arguments.items()
+            if bound.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            for value in values
+        ]
+        return type(self)(*variadic, **arguments)
+
+    def _bound_call(self) -> inspect.BoundArguments:
+        args, kwargs = self._call
+        return self.__signature__.bind(*args, **kwargs)
 
 
 def check_param_space(param_space: Mapping[str, Any], known: Collection[str] | None) -> None:

@@ -19,7 +19,7 @@ from drivetrain._driver.services import RunServices
 from drivetrain._driver.tasks import TaskFactory, scaling_for
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import WorkerInfo
-from drivetrain._hooks.policy import FailurePolicy, avoided_nodes, target_size
+from drivetrain._hooks.policy import FailurePolicy, avoided_nodes
 from drivetrain._runtimes.base import Group, GroupSpec, Runtime
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.committed import CommittedCheckpoint
@@ -242,9 +242,10 @@ class Controller:
             ) from error
 
     def _target_size(self, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """How many workers an elastic run could have now."""
+        """How many workers an elastic run could have now: as many as there is room for, within its bounds."""
         scaling = self._run.scaling_config
-        return target_size(scaling, self._runtime.room(scaling, running, avoided))
+        room = self._runtime.room(scaling, running, avoided)
+        return max(scaling.min_workers, min(scaling.max_workers, room))
 
     @property
     def _is_elastic(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, cast
 
 from drivetrain._base.pickling import dumps
 from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
-from drivetrain._hooks.plugins import installed_plugins, load_plugin
+from drivetrain._hooks.plugins import installed_plugins, load_plugin, missing_runtimes
 from drivetrain._runtimes.base import Runtime
 from drivetrain._runtimes.inprocess import InProcessRuntime
 from drivetrain._runtimes.local import LocalRuntime
@@ -24,9 +23,6 @@ __all__ = [
     "resolve_backend",
     "resolve_runtime",
 ]
-
-_RUNTIME_VARIABLES = {"RAY_ADDRESS": "ray"}
-"""The variables of the reference that select a runtime, and the name of the runtime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +67,7 @@ def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> R
         return InProcessRuntime()
     name = scaling.runtime or required or _detect_runtime()
     if name is None:
+        _refuse_missing_runtime()
         return LocalRuntime()
     try:
         runtime: Runtime = load_plugin("runtime", name)()
@@ -82,11 +79,7 @@ def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> R
 
 
 def _detect_runtime() -> str | None:
-    """The first runtime of a plugin that the environment selects.
-
-    A variable that selects a runtime selects it also if its package is missing. Loading it then says what to install,
-    and the run does not silently start on this machine.
-    """
+    """The name of the first runtime of a plugin that the environment selects."""
     for plugin in installed_plugins("runtime"):
         if plugin.distribution == "drivetrain":  # these are chosen by the number of workers
             continue
@@ -98,7 +91,18 @@ def _detect_runtime() -> str | None:
         except Exception as error:  # raised by a plugin that this run may not need
             problem = f"detect() raised {type(error).__name__}: {error}"
             warnings.warn(f"runtime {plugin.name!r} of {plugin.distribution}: {problem}", stacklevel=2)
-    return next((name for variable, name in _RUNTIME_VARIABLES.items() if os.environ.get(variable)), None)
+    return None
+
+
+def _refuse_missing_runtime() -> None:
+    """Refuses to run on this machine if the environment selects a runtime whose package is missing."""
+    missing = missing_runtimes()
+    if missing:
+        name, variable = next(iter(missing.items()))
+        raise PluginNotFoundError(
+            f"the environment variable {variable} selects the runtime {name!r}, which is not installed. "
+            f'Run: pip install "drivetrain[{name}]", or select another one: ScalingConfig(runtime="local")'
+        )
 
 
 def pickle_function(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.notebook import as_table
 from drivetrain._base.pickling import dumps
 from drivetrain._base.redact import redact
+from drivetrain._driver.arguments import KeepsArguments, check_param_space, merge_arguments
 from drivetrain._driver.callbacks import make_callbacks
 from drivetrain._driver.control import listen
 from drivetrain._driver.controller import Controller
@@ -25,20 +25,21 @@ from drivetrain._driver.outcomes import RunFailed, Succeeded
 from drivetrain._driver.result import Result, last_metrics
 from drivetrain._driver.services import RunServices
 from drivetrain._driver.tasks import TaskFactory
+from drivetrain._driver.trainerfile import TrainerFile
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
 from drivetrain._hooks.data_config import DataConfig
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.plugins import load_only_plugin, load_plugin
 from drivetrain._hooks.policy import RetryBudget
 from drivetrain._hooks.providers import check_runtime, required_runtime
 from drivetrain._runtimes.base import Runtime
 from drivetrain._storage.checkpoint import Checkpoint, metadata_json
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import ERROR_FILE, ERROR_TEXT_FILE
-from drivetrain._storage.rundir import OpenRun, TrainerFile, open_run
+from drivetrain._storage.rundir import OpenRun, open_run
 from drivetrain._worker.session import POSITIONS
-from drivetrain.config import RunConfig, ScalingConfig
+from drivetrain.config import CheckpointConfig, RunConfig, ScalingConfig
 from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
 
 if TYPE_CHECKING:
@@ -48,27 +49,14 @@ __all__ = ["DataParallelTrainer"]
 
 
 _ATTEMPTS_TOLD = 5
-_Init = TypeVar("_Init", bound=Callable[..., None])
 
 
-def _recording(init: _Init) -> _Init:
-    """A constructor that also notes what it was called with: the outermost one of an object."""
-
-    @functools.wraps(init)
-    def recording_init(self: DataParallelTrainer, *args: Any, **kwargs: Any) -> None:
-        if not hasattr(self, "_given"):
-            try:
-                self._given = inspect.signature(init).bind(None, *args, **kwargs)  # self would hold itself
-            except TypeError:  # as the call below does, with Python's own words
-                init(self, *args, **kwargs)
-                raise
-        init(self, *args, **kwargs)
-
-    return cast("_Init", recording_init)
-
-
-class DataParallelTrainer:
+class DataParallelTrainer(KeepsArguments):
     """Runs one function on every worker of a group.
+
+    A trainer for one backend is a subclass with the class of the backend's configuration. After
+    ``class JaxTrainer(DataParallelTrainer, config=JaxConfig)``, the trainer takes an argument ``jax_config`` instead of
+    ``backend_config``.
 
     Args:
         train_loop_per_worker: the train function; it takes no argument, or the config.
@@ -84,6 +72,7 @@ class DataParallelTrainer:
         metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back; values
             that JSON knows, or bytes.
         resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run.
+        **named_config: in a trainer for one backend: the configuration of the backend, under its own name.
 
     Raises:
         ConfigurationError: an argument is of the wrong type, or the function cannot be called as described.
@@ -104,18 +93,34 @@ class DataParallelTrainer:
         2
     """
 
-    _default_backend: ClassVar[type[BackendConfig]] = BackendConfig
-    _backend_argument: ClassVar[str] = "backend_config"
+    _config_type: ClassVar[type[BackendConfig] | None] = None
+    _config_argument: ClassVar[str] = "backend_config"
     _all_values: ClassVar[bool] = False  # Result.return_value is the list of all ranks' values
-    _given: inspect.BoundArguments
     _trial: Trial | None = None
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, *, config: type[BackendConfig] | None = None, **options: Any) -> None:
+        if config is not None:
+            cls._config_type = config
+            cls._config_argument = f"{config.__name__.removesuffix('Config').lower()}_config"
         super().__init_subclass__(**options)
-        if "__init__" in vars(cls):
-            type.__setattr__(cls, "__init__", _recording(vars(cls)["__init__"]))
 
-    @_recording
+    @classmethod
+    def _constructor_signature(cls) -> inspect.Signature:
+        """The signature of the constructor, with the argument for the configuration of the backend under its name."""
+        signature = super()._constructor_signature()
+        if "named_config" not in signature.parameters:  # a subclass has a constructor of its own
+            return signature
+        parameters = [parameter for name, parameter in signature.parameters.items() if name != "named_config"]
+        if cls._config_type is not None:
+            config = inspect.Parameter(
+                cls._config_argument,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=f"{cls._config_type.__name__} | None",
+            )
+            parameters = [config if parameter.name == "backend_config" else parameter for parameter in parameters]
+        return signature.replace(parameters=parameters)
+
     def __init__(
         self,
         train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
@@ -128,6 +133,7 @@ class DataParallelTrainer:
         dataset_config: DataConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
+        **named_config: BackendConfig | None,
     ) -> None:
         _check_function(train_loop_per_worker)
         _check_optional("train_loop_config", train_loop_config, Mapping)
@@ -143,23 +149,33 @@ class DataParallelTrainer:
             raise ConfigurationError(f"metadata wants values that JSON knows, or bytes: {error}") from error
         self._function = train_loop_per_worker
         self._config = None if train_loop_config is None else dict(train_loop_config)
-        self._given_backend = backend_config
-        self._backend = resolve_backend(self._default_backend() if backend_config is None else backend_config)
+        self._given_backend = self._choose_config(backend_config, named_config)
+        self._backend = resolve_backend(self._given_backend)
         self._scaling = scaling_config or ScalingConfig()
         self._run_config = run_config or RunConfig()
         self._datasets = dict(datasets or {})
         self._data_config = dataset_config or DataConfig()
         self._metadata = dict(metadata or {})
         self._resume_from = resume_from_checkpoint
-        frequency, at_end = (
-            self._run_config.checkpoint_config.checkpoint_frequency,
-            self._run_config.checkpoint_config.checkpoint_at_end,
-        )
-        if frequency or at_end:
-            raise ConfigurationError(
-                f"CheckpointConfig(checkpoint_frequency={frequency}, checkpoint_at_end={at_end}) is for trainers that "
-                "own the training loop, and here the train function does: call report(..., checkpoint=...) in it"
-            )
+        _check_checkpoint_rules(self._run_config.checkpoint_config)
+
+    def _choose_config(
+        self, backend_config: BackendConfig | Backend | str | None, named: Mapping[str, BackendConfig | None]
+    ) -> BackendConfig | Backend | str:
+        """The configuration of the backend, from ``backend_config`` or from the argument that ``config=`` has named."""
+        owner, kind, argument = type(self).__name__, self._config_type, self._config_argument
+        given: dict[str, Any] = dict(named)
+        if backend_config is not None:
+            given["backend_config"] = backend_config
+        unexpected = sorted(given.keys() - {argument})
+        if unexpected:
+            raise TypeError(f"{owner}.__init__() got an unexpected keyword argument {unexpected[0]!r}")
+        config: BackendConfig | Backend | str | None = given.get(argument)
+        if config is None:
+            return BackendConfig() if kind is None else kind()
+        if kind is not None and not isinstance(config, kind):
+            raise ConfigurationError(f"{owner}({argument}=...): expected {kind.__name__}, got {config!r}")
+        return config
 
     def _repr_html_(self) -> str:
         facts = self._facts()
@@ -224,7 +240,7 @@ class DataParallelTrainer:
         """
         return RunHandle(lambda interrupts: self._run(interrupts, raise_on_failure))
 
-    def as_trainable(self, *, autoscaling: bool = False) -> Callable[[dict[str, Any]], None]:
+    def as_trainable(self, system: str | None = None, *, autoscaling: bool = False) -> Callable[[dict[str, Any]], None]:
         """What ``ray.tune.Tuner`` and ``ray.tune.run`` take to try this trainer with other arguments.
 
         A trial's ``param_space`` has the names of this trainer's arguments, and is merged with what it was made with.
@@ -233,10 +249,12 @@ class DataParallelTrainer:
         :class:`drivetrain_tune.Tuner`.
 
         Args:
-            autoscaling: the cluster gets nodes when they are wanted, so that a trial may want more than there is now.
+            system: the name of an installed plugin for another system that runs trainers; None takes the only one.
+            autoscaling: the cluster adds nodes on demand, so a trial may request more than exists now.
 
         Raises:
             PluginNotFoundError: Ray Tune is not installed.
+            PluginError: several such plugins are installed, and ``system`` is None.
             SerializationError: an argument of the trainer cannot be sent to a trial.
 
         Example:
@@ -247,27 +265,7 @@ class DataParallelTrainer:
                 space = {"train_loop_config": {"lr": tune.grid_search([0.1, 0.01, 0.001])}}
                 tune.Tuner(trainer.as_trainable(), param_space=space).fit()
         """
-        return trainable_of(self, autoscaling=autoscaling)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The arguments that it was made with, by name."""
-        given: dict[str, Any] = {}
-        for name, value in list(self._given.arguments.items())[1:]:
-            kind = self._given.signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                given.update(value)
-            elif kind is not inspect.Parameter.VAR_POSITIONAL:
-                given[name] = value
-        return given
-
-    @property
-    def known_arguments(self) -> frozenset[str] | None:
-        """The names of the arguments that it takes; None for any."""
-        parameters = list(self._given.signature.parameters.values())[1:]
-        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-            return None
-        return frozenset(parameter.name for parameter in parameters)
+        return trainable_of(self, system=system, autoscaling=autoscaling)
 
     def vary(self, changes: Mapping[str, Any], *, trial: Trial | None = None, **replaced: Any) -> Self:
         """Another trainer, made as this one was but for some arguments.
@@ -286,16 +284,8 @@ class DataParallelTrainer:
             >>> trainer.vary({"train_loop_config": {"lr": 0.2}}).given["train_loop_config"]
             {'lr': 0.2, 'epochs': 3}
         """
-        from drivetrain._driver.arguments import check_param_space, merge_arguments
-
         check_param_space(changes, self.known_arguments)
-        positional = [
-            each
-            for name, value in self._given.arguments.items()
-            if self._given.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-            for each in value
-        ]
-        varied = type(self)(*positional, **{**merge_arguments(self.given, changes), **replaced})
+        varied = self._with_arguments({**merge_arguments(self.given, changes), **replaced})
         varied._trial = trial
         return varied
 
@@ -303,8 +293,7 @@ class DataParallelTrainer:
         runtime = resolve_runtime(self._scaling, required=required_runtime(self._datasets))
         function = pickle_function(self._function, self._config, runtime.reduce)
         runtime.validate(self._scaling)
-        check_runtime(self._datasets, runtime.name)
-        datasets = self._data_config.open(self._datasets)
+        datasets = self._data_config.open(check_runtime(self._datasets, runtime.name))
         callbacks = make_callbacks(self._run_config)
         if self._resume_from is not None and not self._resume_from.exists():
             raise ConfigurationError(
@@ -312,7 +301,7 @@ class DataParallelTrainer:
             )
         if not runtime.in_driver:
             require_shared(self._run_config)
-        with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file()) as opened:
+        with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file().to_bytes()) as opened:
             try:
                 return self._fit(opened, function, datasets, runtime, callbacks, interrupts)
             except TrainingFailedError as error:
@@ -358,7 +347,7 @@ class DataParallelTrainer:
         stored = TrainerFile.read(path, storage_filesystem)
         if train_loop_per_worker is not None:
             arguments["train_loop_per_worker"] = train_loop_per_worker
-        known = ("train_loop_config", "scaling_config", "run_config", "metadata", cls._backend_argument)
+        known = ("train_loop_config", "scaling_config", "run_config", "metadata", cls._config_argument)
         values = stored.load({"train_loop_per_worker", *known} - arguments.keys())
         values.update(arguments)
         where = os.fspath(path)
@@ -488,7 +477,7 @@ class DataParallelTrainer:
                 "scaling_config": self._scaling,
                 "run_config": replace(self._run_config, storage_filesystem=None),
                 "metadata": self._metadata,
-                self._backend_argument: self._given_backend,
+                self._config_argument: self._given_backend,
             },
         )
 
@@ -519,16 +508,24 @@ class DataParallelTrainer:
 
 
 def trainable_of(
-    trainer: DataParallelTrainer, *, argument: str | None = None, autoscaling: bool = False
+    trainer: DataParallelTrainer,
+    *,
+    system: str | None = None,
+    argument: str | None = None,
+    autoscaling: bool = False,
 ) -> Callable[[dict[str, Any]], None]:
-    """A trainer as a trainable of Ray Tune, which a plugin makes.
+    """What another system takes to run a trainer with other arguments; a plugin makes it.
 
     Args:
         trainer: the trainer.
+        system: see :meth:`DataParallelTrainer.as_trainable`.
         argument: the one of its arguments that a trial's config is; None where the config has arguments by name.
         autoscaling: see :meth:`DataParallelTrainer.as_trainable`.
     """
-    make = load_plugin("trainable", "ray-tune")
+    if system is None:
+        make = load_only_plugin("trainable", hint='For Ray Tune, run: pip install "drivetrain[ray-tune]"')
+    else:
+        make = load_plugin("trainable", system)
     made: Callable[[dict[str, Any]], None] = make(trainer, argument=argument, autoscaling=autoscaling)
     return made
 
@@ -536,6 +533,15 @@ def trainable_of(
 def _check_optional(name: str, value: object, kind: type[Any]) -> None:
     if value is not None and not isinstance(value, kind):
         raise ConfigurationError(f"{name} wants a {kind.__name__}, found {value!r}")
+
+
+def _check_checkpoint_rules(rules: CheckpointConfig) -> None:
+    if rules.checkpoint_frequency or rules.checkpoint_at_end:
+        raise ConfigurationError(
+            f"CheckpointConfig(checkpoint_frequency={rules.checkpoint_frequency}, "
+            f"checkpoint_at_end={rules.checkpoint_at_end}) is for trainers that own the training loop, and here the "
+            "train function does: call report(..., checkpoint=...) in it"
+        )
 
 
 def _check_function(function: object) -> None:

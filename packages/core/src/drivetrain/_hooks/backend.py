@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from drivetrain._hooks.context import TrainContext, WorkerInfo
+from drivetrain._hooks.finding import Finding
 
 __all__ = ["Backend", "BackendConfig", "NoBackend", "WorkerGroup"]
 
@@ -122,3 +123,8 @@ class BackendConfig:
     def create(self) -> Backend:
         """The backend that these settings describe."""
         return NoBackend()
+
+    @classmethod
+    def diagnose(cls) -> Iterable[Finding]:
+        """The checks of ``drivetrain doctor`` for the framework on this machine."""
+        return ()

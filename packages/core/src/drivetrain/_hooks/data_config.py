@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drivetrain._hooks.dataset import SplitRequest
-from drivetrain._hooks.plugins import load_plugin
 from drivetrain._hooks.providers import OpenedDataset, Providers
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, PluginNotFoundError
 
 __all__ = ["DataConfig"]
 
@@ -113,12 +112,18 @@ class DataConfig:
 
     @staticmethod
     def default_ingest_options() -> Any:
-        """The ``ray.data.ExecutionOptions`` that are used where none are given.
+        """The ``execution_options`` that are used where none are given: a ``ray.data.ExecutionOptions``.
 
         Raises:
-            PluginNotFoundError: the provider for Ray datasets is not installed.
+            PluginNotFoundError: no provider with such options is installed, such as the one for Ray datasets.
         """
-        return load_plugin("dataset", "ray")().default_options()
+        options = Providers().default_options()
+        if options is None:
+            raise PluginNotFoundError(
+                "no installed dataset provider has execution options. "
+                'For those of Ray Data, run: pip install "drivetrain[ray]"'
+            )
+        return options
 
     def _open(self, datasets: Mapping[str, Any]) -> dict[str, OpenedDataset]:
         """Opens the datasets that are not open yet."""

@@ -7,6 +7,7 @@ which distribution it is and shows the error. A name selects; nothing activates 
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,17 @@ from typing import Any
 
 from drivetrain.errors import PluginBrokenError, PluginError, PluginNotFoundError
 
-__all__ = ["API_VERSION", "KINDS", "Plugin", "install_commands", "installed_plugins", "list_plugins", "load_plugin"]
+__all__ = [
+    "API_VERSION",
+    "KINDS",
+    "Plugin",
+    "install_commands",
+    "installed_plugins",
+    "list_plugins",
+    "load_only_plugin",
+    "load_plugin",
+    "missing_runtimes",
+]
 
 API_VERSION = 1
 """Increases when a change breaks plugins."""
@@ -111,6 +122,27 @@ def load_plugin(kind: str, name: str) -> Any:
     return candidates[0].load()
 
 
+def load_only_plugin(kind: str, *, hint: str) -> Any:
+    """Imports the plugin of a kind of which usually one is installed.
+
+    Args:
+        kind: a key of :data:`KINDS`.
+        hint: the end of the error message if no plugin is installed.
+
+    Raises:
+        PluginNotFoundError: no plugin is installed.
+        PluginError: several are installed.
+        PluginBrokenError: importing it failed.
+    """
+    installed = list_plugins(kind)
+    if not installed:
+        raise PluginNotFoundError(f"no {kind} is installed. {hint}")
+    if len(installed) > 1:
+        names = ", ".join(f"{plugin.name!r} of {plugin.distribution}" for plugin in installed)
+        raise PluginError(f"expected one installed {kind}, got {names}. Select one by its name")
+    return installed[0].load()
+
+
 def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
     known = ", ".join(repr(plugin.name) for plugin in installed) or "none"
     message = f"no {kind} {name!r} is installed; installed are: {known}"
@@ -144,3 +176,21 @@ def install_commands(*names: str) -> list[str]:
     there = {distribution.name for distribution in distributions()}
     missing = [name for name in dict.fromkeys(names) if name in extras and extras[name] not in there]
     return [f'pip install "drivetrain[{name}]"' for name in missing]
+
+
+def missing_runtimes() -> dict[str, str]:
+    """The runtimes that the environment has an address for, although their package is not installed.
+
+    A runtime with the name ``x`` is configured with the variable ``X_ADDRESS``. If it is one of ours, the extra ``x``
+    of the core installs its distribution ``drivetrain-x``.
+
+    Returns:
+        The variable of each runtime, by the name of the runtime.
+    """
+    variables = [name for name, value in os.environ.items() if name.endswith("_ADDRESS") and value]
+    if not variables:
+        return {}
+    named = {variable.removesuffix("_ADDRESS").lower(): variable for variable in variables}
+    extras = _our_extras()
+    ours = [name for name in named if extras.get(name) == f"drivetrain-{name}"]
+    return {name: named[name] for name in ours if install_commands(name)}

@@ -1,4 +1,4 @@
-"""Decisions, as functions from facts: whether to try again after a failure, with how many workers, and where."""
+"""Decisions after a failure: whether to start another attempt, and which nodes it avoids."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from drivetrain.errors import FailureKind
 
 if TYPE_CHECKING:
     from drivetrain._base.failure import Failure
-    from drivetrain.config import FailureConfig, ScalingConfig
+    from drivetrain.config import FailureConfig
 
-__all__ = ["FailurePolicy", "RetryBudget", "avoided_nodes", "target_size"]
+__all__ = ["FailurePolicy", "RetryBudget", "avoided_nodes"]
 
 
 class FailurePolicy(Protocol):
@@ -41,11 +41,6 @@ class RetryBudget:
         limit = self._preemptions if preempted else self._failures
         before = sum((earlier.kind is FailureKind.PREEMPTION) is preempted for earlier in history)
         return limit < 0 or before < limit
-
-
-def target_size(scaling: ScalingConfig, room: int) -> int:
-    """How many workers a run is to have: as many as there is room for, within its bounds."""
-    return max(scaling.min_workers, min(scaling.max_workers, room))
 
 
 def avoided_nodes(history: Sequence[Failure], limit: int | None) -> frozenset[str]:

@@ -6,7 +6,8 @@ provider accepts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +92,11 @@ class Providers:
         provider = accepting[0].provider
         return OpenedDataset(provider, provider.open(name, dataset, keep_together=keep_together))
 
+    def default_options(self) -> Any | None:
+        """The ``execution_options`` of the first provider that has any; None if no provider has."""
+        options = (installed.provider.default_options() for installed in self._installed)
+        return next((found for found in options if found is not None), None)
+
     def _accepts(self, installed: _Installed, dataset: object) -> bool:
         try:
             return bool(installed.provider.accepts(dataset))
@@ -130,15 +136,18 @@ def required_runtime(datasets: Mapping[str, Any]) -> str | None:
     return next((runtimes[0] for runtimes in needed.values()), None)
 
 
-def check_runtime(datasets: Mapping[str, Any], runtime: str) -> None:
+def check_runtime(datasets: Mapping[str, Any], runtime: str) -> dict[str, Any]:
     """Checks that the workers of a runtime can read datasets.
 
     Args:
         datasets: see :func:`required_runtime`.
         runtime: the name of the runtime.
 
+    Returns:
+        The same datasets. In place of each function there is another one, which checks the dataset that it makes.
+
     Raises:
-        ConfigurationError: they cannot.
+        ConfigurationError: the workers cannot read them.
     """
     for name, runtimes in _needed_runtimes(datasets).items():
         if runtime not in runtimes:
@@ -146,6 +155,17 @@ def check_runtime(datasets: Mapping[str, Any], runtime: str) -> None:
                 f"dataset {name!r}: expected a runtime whose workers can read a {type(datasets[name]).__qualname__} "
                 f"({', '.join(map(repr, runtimes))}), got {runtime!r}. Use ScalingConfig(runtime={runtimes[0]!r})"
             )
+    return {
+        name: functools.partial(_make_checked, name, dataset, runtime) if callable(dataset) else dataset
+        for name, dataset in datasets.items()
+    }
+
+
+def _make_checked(name: str, function: Callable[[], Any], runtime: str) -> Any:
+    """Calls the function that makes a dataset, and checks that the workers can read the dataset."""
+    made = function()
+    check_runtime({name: made}, runtime)
+    return made
 
 
 def _needed_runtimes(datasets: Mapping[str, Any]) -> dict[str, list[str]]:

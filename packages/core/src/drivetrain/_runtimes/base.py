@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from drivetrain._base.console import Console
     from drivetrain._base.interrupts import Interrupts
     from drivetrain._hooks.context import WorkerInfo
+    from drivetrain._hooks.finding import Finding
     from drivetrain._wire.commands import RunningTaskCommand
     from drivetrain._wire.task import TrainTask
     from drivetrain.config import ScalingConfig
@@ -117,6 +118,9 @@ class Group(WorkerGroup, Protocol):
 class Runtime(ABC):
     """Starts worker groups.
 
+    A runtime that is configured with the address of a cluster reads it from the environment variable
+    ``<NAME>_ADDRESS``, where ``<NAME>`` is its name in upper case.
+
     Attributes:
         name: what selects it.
         in_driver: the train function runs in the driver's own process.
@@ -129,6 +133,15 @@ class Runtime(ABC):
     def detect(cls) -> bool:
         """Whether the environment selects this runtime where no other is named; called without loading a library."""
         return False
+
+    @classmethod
+    def diagnose(cls, address: str | None) -> Iterable[Finding]:
+        """The checks of ``drivetrain doctor`` for this runtime.
+
+        Args:
+            address: the address of a cluster, from the command line or the environment; None without one.
+        """
+        return ()
 
     def reduce(self, value: Any) -> Any:
         """How to pickle an object that only this runtime can send to workers: as ``__reduce__`` says it.

@@ -6,7 +6,6 @@ import contextlib
 import fnmatch
 import json
 import os
-import pickle
 import platform
 import posixpath
 import secrets
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain._base.console import Console
-from drivetrain._base.pickling import dumps
 from drivetrain._base.redact import redact
 from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
 from drivetrain._storage.layout import (
@@ -42,11 +40,13 @@ from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Limits
 from drivetrain._version import __version__
 from drivetrain.config import RunConfig
-from drivetrain.errors import RunExistsError, SerializationError, StorageError
+from drivetrain.errors import RunExistsError, StorageError
 
-__all__ = ["OpenRun", "TrainerFile", "open_run"]
+__all__ = ["VERSION", "OpenRun", "open_run"]
 
 VERSION = 1
+"""The version of the run directory's format."""
+
 _GROWING = ("result*.json", "progress.csv", TIMELINE_FILE, USAGE_FILE)
 _DRAFTS = tuple(f".{name}.????????" for name in (MANIFEST, RUN_FILE, TRAINER_FILE, *ERROR_FILES))
 
@@ -78,86 +78,9 @@ class OpenRun:
     push: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerFile:
-    """What a trainer was made with, each argument pickled on its own."""
-
-    parts: Mapping[str, bytes]
-
-    @classmethod
-    def of(cls, *, pickled: Mapping[str, bytes], values: Mapping[str, Any]) -> TrainerFile:
-        """The file of a trainer; what cannot be pickled is left out, and has to be given anew.
-
-        Args:
-            pickled: arguments that are known to be possible to pickle, each on its own, so that one that can no
-                longer be loaded is no hindrance where it is given anew.
-            values: the other arguments.
-        """
-        parts = dict(pickled)
-        for name, value in values.items():
-            with contextlib.suppress(Exception):  # whatever a user's object may raise
-                parts[name] = dumps(value)
-        return cls(parts)
-
-    @classmethod
-    def read(cls, path: str | os.PathLike[str], filesystem: Any | None) -> TrainerFile:
-        """Reads it from a run directory.
-
-        Raises:
-            StorageError: there is none.
-        """
-        storage = Storage(*locate(path, filesystem, what="restore(path)"))
-        data = storage.read_bytes(TRAINER_FILE)
-        if data is None or not storage.exists(RUN_FILE):
-            raise StorageError(
-                f"restore wants a run directory with {RUN_FILE} and {TRAINER_FILE}, found none in "
-                f"{redact(os.fspath(path))}: can_restore(path) tells"
-            )
-        try:
-            stored = pickle.loads(data)
-            if stored["version"] > VERSION:
-                raise StorageError(
-                    f"{storage.path(TRAINER_FILE)} was written by a newer drivetrain: upgrade drivetrain"
-                )
-            return cls(stored["parts"])
-        except StorageError:
-            raise
-        except Exception as error:  # whatever damaged pickles raise
-            raise StorageError(
-                f"{storage.path(TRAINER_FILE)} cannot be read ({error!r}): make a trainer with its arguments and "
-                "RunConfig(resume=<path>) instead"
-            ) from error
-
-    @staticmethod
-    def exists(path: str | os.PathLike[str], filesystem: Any | None) -> bool:
-        """Whether :meth:`read` finds one."""
-        storage = Storage(*locate(path, filesystem, what="can_restore(path)"))
-        return storage.exists(RUN_FILE) and storage.exists(TRAINER_FILE)
-
-    def write(self, storage: Storage) -> None:
-        """Puts it into a run directory."""
-        storage.write_bytes(TRAINER_FILE, pickle.dumps({"version": VERSION, "parts": dict(self.parts)}))
-
-    def load(self, names: set[str]) -> dict[str, Any]:
-        """The arguments of those names.
-
-        Raises:
-            SerializationError: one cannot be loaded here.
-        """
-        values: dict[str, Any] = {}
-        for name in sorted(names & self.parts.keys()):
-            try:
-                values[name] = pickle.loads(self.parts[name])
-            except Exception as error:  # whatever a user's object may raise
-                raise SerializationError(
-                    f"restore cannot load the stored {name} here ({type(error).__name__}: {error}): give it anew"
-                ) from error
-        return values
-
-
 @contextlib.contextmanager
 def open_run(
-    config: RunConfig, facts: Mapping[str, Any], metadata: Mapping[str, Any], trainer: TrainerFile
+    config: RunConfig, facts: Mapping[str, Any], metadata: Mapping[str, Any], trainer: bytes
 ) -> Iterator[OpenRun]:
     """Opens the run directory for the time of a ``with`` block, and says what was found.
 
@@ -165,7 +88,7 @@ def open_run(
         config: which run, and whether it is to be resumed.
         facts: what to write to ``run.json``.
         metadata: what every checkpoint carries.
-        trainer: what to continue the run with later.
+        trainer: the content of ``trainer.pkl``, with which the run can be continued later.
 
     Raises:
         RunExistsError: the run exists, and resuming was not asked for; or there is something else.
@@ -208,7 +131,7 @@ def open_run(
             pull()
             last_index = _take_stock(config, storage, name, checkpoints, console)
         storage.write_bytes(RUN_FILE, json.dumps(record, indent=2).encode())
-        trainer.write(storage)
+        storage.write_bytes(TRAINER_FILE, trainer)
         for stale in ERROR_FILES:
             storage.delete(stale)
         yield OpenRun(

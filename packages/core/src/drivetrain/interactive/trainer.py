@@ -31,6 +31,7 @@ from drivetrain.config import CheckpointConfig, FailureConfig, RunConfig, Scalin
 from drivetrain.errors import CheckpointError, ConfigurationError, FailureKind, SessionError
 from drivetrain.interactive import dicts
 from drivetrain.interactive.iterator import Feed, TrainingIterator
+from drivetrain.interactive.latest import LatestRun, as_path, filesystem_of
 from drivetrain.interactive.warm import WarmRuntime
 
 if TYPE_CHECKING:
@@ -149,10 +150,7 @@ class Trainer:
         self._close: Callable[[], object] = lambda: None
         self._turn = threading.Lock()
         self._end_iterated: Callable[[], object] = lambda: None
-        self._latest: Storage | None = None
-        self._rules = self._config.checkpoint_config
-        self._unstored: dict[str, Any] | None = None
-        self._result: Result | None = None
+        self._latest: LatestRun | None = None
 
     def _repr_html_(self) -> str:
         rows = {
@@ -230,8 +228,8 @@ class Trainer:
         """
         arguments = train_func, config, callbacks or (), dataset, checkpoint, checkpoint_strategy
         with self._in_turn(), self._prepared(*arguments) as run:
-            self._result = run.fit()
-        values: list[Any] = self._result.return_value
+            result = self._keep(run.fit())
+        values: list[Any] = result.return_value
         return values
 
     def run_iterator(
@@ -270,8 +268,7 @@ class Trainer:
 
             def fit(interrupts: Interrupts) -> Result:
                 with afterwards:
-                    self._result = run.fit_until(interrupts)
-                return self._result
+                    return self._keep(run.fit_until(interrupts))
 
             iterator = TrainingIterator(fit, feed)
             self._end_iterated = iterator.close  # which does not hold the iterator
@@ -313,12 +310,12 @@ class Trainer:
     @property
     def logdir(self) -> Path | str:
         """The directory that the runs' are in; a path on its filesystem where that is not this machine's."""
-        return _as_path(self._logs)
+        return as_path(self._logs)
 
     @property
     def latest_run_dir(self) -> Path | str | None:
         """The directory of the latest run; None before the first."""
-        return None if self._latest is None else _as_path(self._latest)
+        return None if self._latest is None else as_path(self._latest.storage)
 
     @property
     def latest_checkpoint_dir(self) -> Path | str | None:
@@ -332,29 +329,23 @@ class Trainer:
         Raises:
             CheckpointError: it is a directory that :func:`~drivetrain.report` was given.
         """
-        if self._unstored is not None:
-            return self._unstored
-        result = self.latest_result
-        if result is None or result.checkpoint is None:
-            return None
-        return dicts.load(result.checkpoint, "latest_checkpoint", "latest_result.checkpoint")
+        return None if self._latest is None else self._latest.load_checkpoint()
 
     @property
     def best_checkpoint_path(self) -> Path | str | None:
         """The directory of the latest run's best checkpoint by its strategy, the most recent one by default."""
-        result, metric = self.latest_result, self._rules.checkpoint_score_attribute
-        if result is None:
-            return None
-        best = result.get_best_checkpoint(metric, self._rules.checkpoint_score_order) if metric else None
-        checkpoint = best or result.checkpoint
-        return None if checkpoint is None else Path(checkpoint.path) if checkpoint.is_local else checkpoint.path
+        return None if self._latest is None else self._latest.best_checkpoint_path()
 
     @property
     def latest_result(self) -> Result | None:
         """The latest run's metrics and checkpoints, also while it goes on or if it failed; None before the first."""
-        if self._latest is None:
-            return None
-        return self._result or Result.from_path(self._latest.root, _filesystem(self._latest))
+        return None if self._latest is None else self._latest.load_result()
+
+    def _keep(self, result: Result) -> Result:
+        """Keeps the result of a run that has succeeded, which is the latest one."""
+        assert self._latest is not None
+        self._latest.result = result
+        return result
 
     @contextlib.contextmanager
     def _in_turn(self) -> Iterator[None]:
@@ -392,8 +383,7 @@ class Trainer:
         rules = self._config.checkpoint_config if strategy is None else strategy.config
 
         def begin() -> None:
-            self._latest, self._rules = Storage(self._logs.filesystem, self._logs.path(name)), rules
-            self._result = self._unstored = None
+            self._latest = LatestRun(Storage(self._logs.filesystem, self._logs.path(name)), rules)
 
         with contextlib.ExitStack() as afterwards:
             if isinstance(checkpoint, Mapping):
@@ -414,7 +404,7 @@ class Trainer:
                     self._config,
                     name=name,
                     storage_path=self._logs.root,
-                    storage_filesystem=_filesystem(self._logs),
+                    storage_filesystem=filesystem_of(self._logs),
                     callbacks=(*self._config.callbacks, *callbacks, _Beginning(begin)),
                     checkpoint_config=rules,
                     failure_config=self._failures,
@@ -426,10 +416,10 @@ class Trainer:
     def _take_from_storage(self, name: str) -> None:
         """Remembers the values of a run's latest checkpoint, and deletes its checkpoints."""
         storage = Storage(self._logs.filesystem, self._logs.path(name))
-        if self._latest is None or self._latest.root != storage.root:  # it was refused
+        if self._latest is None or self._latest.storage.root != storage.root:  # the run was refused
             return
-        with contextlib.suppress(CheckpointError):  # it is no dict
-            self._unstored = self.latest_checkpoint
+        with contextlib.suppress(CheckpointError):  # the checkpoint is not a dict
+            self._latest.unstored = self._latest.load_checkpoint()
         delete_checkpoints(storage)
 
 
@@ -483,12 +473,3 @@ def _locate_logs(logdir: str | os.PathLike[str] | None, filesystem: Any | None) 
         return runs_location(where, filesystem)
     runs = runs_location(None)
     return Storage(runs.filesystem, runs.path(where))
-
-
-def _filesystem(storage: Storage) -> Any | None:
-    """What a path in the storage is on, as far as that has to be said."""
-    return None if storage.is_local else storage.filesystem.handle
-
-
-def _as_path(storage: Storage) -> Path | str:
-    return Path(storage.root) if storage.is_local else storage.root

@@ -1,0 +1,97 @@
+"""``trainer.pkl``: the arguments of a run's trainer, from which ``restore`` makes a trainer that continues the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain._base.pickling import dumps
+from drivetrain._base.redact import redact
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import RUN_FILE, TRAINER_FILE
+from drivetrain._storage.remote import locate
+from drivetrain._storage.rundir import VERSION
+from drivetrain.errors import SerializationError, StorageError
+
+__all__ = ["TrainerFile"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerFile:
+    """What a trainer was made with, each argument pickled on its own."""
+
+    parts: Mapping[str, bytes]
+
+    @classmethod
+    def of(cls, *, pickled: Mapping[str, bytes], values: Mapping[str, Any]) -> TrainerFile:
+        """The file of a trainer; what cannot be pickled is left out, and has to be given anew.
+
+        Args:
+            pickled: arguments that are known to be possible to pickle, each on its own, so that one that can no
+                longer be loaded is no hindrance where it is given anew.
+            values: the other arguments.
+        """
+        parts = dict(pickled)
+        for name, value in values.items():
+            with contextlib.suppress(Exception):  # whatever a user's object may raise
+                parts[name] = dumps(value)
+        return cls(parts)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], filesystem: Any | None) -> TrainerFile:
+        """Reads it from a run directory.
+
+        Raises:
+            StorageError: there is none.
+        """
+        storage = Storage(*locate(path, filesystem, what="restore(path)"))
+        data = storage.read_bytes(TRAINER_FILE)
+        if data is None or not storage.exists(RUN_FILE):
+            raise StorageError(
+                f"restore wants a run directory with {RUN_FILE} and {TRAINER_FILE}, found none in "
+                f"{redact(os.fspath(path))}: can_restore(path) tells"
+            )
+        try:
+            stored = pickle.loads(data)
+            if stored["version"] > VERSION:
+                raise StorageError(
+                    f"{storage.path(TRAINER_FILE)} was written by a newer drivetrain: upgrade drivetrain"
+                )
+            return cls(stored["parts"])
+        except StorageError:
+            raise
+        except Exception as error:  # whatever damaged pickles raise
+            raise StorageError(
+                f"{storage.path(TRAINER_FILE)} cannot be read ({error!r}): make a trainer with its arguments and "
+                "RunConfig(resume=<path>) instead"
+            ) from error
+
+    @staticmethod
+    def exists(path: str | os.PathLike[str], filesystem: Any | None) -> bool:
+        """Whether :meth:`read` finds one."""
+        storage = Storage(*locate(path, filesystem, what="can_restore(path)"))
+        return storage.exists(RUN_FILE) and storage.exists(TRAINER_FILE)
+
+    def to_bytes(self) -> bytes:
+        """The content of the file."""
+        return pickle.dumps({"version": VERSION, "parts": dict(self.parts)})
+
+    def load(self, names: set[str]) -> dict[str, Any]:
+        """The arguments of those names.
+
+        Raises:
+            SerializationError: one cannot be loaded here.
+        """
+        values: dict[str, Any] = {}
+        for name in sorted(names & self.parts.keys()):
+            try:
+                values[name] = pickle.loads(self.parts[name])
+            except Exception as error:  # whatever a user's object may raise
+                raise SerializationError(
+                    f"restore cannot load the stored {name} here ({type(error).__name__}: {error}): give it anew"
+                ) from error
+        return values

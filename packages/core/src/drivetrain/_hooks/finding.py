@@ -1,0 +1,54 @@
+"""The results of ``drivetrain doctor``, which runtimes and backends contribute to with their ``diagnose()``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Finding", "run_python"]
+
+_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check of ``drivetrain doctor``.
+
+    Attributes:
+        name: what was checked.
+        status: whether it works.
+        found: the result, in words.
+        advice: what to do about it; empty if there is nothing to do.
+    """
+
+    name: str
+    status: Literal["ok", "warning", "problem"]
+    found: str
+    advice: str = ""
+
+
+def run_python(code: str, *arguments: str) -> str:
+    """Runs code in a new Python process, so that what it imports stays out of this one.
+
+    Args:
+        code: Python source.
+        arguments: the values of ``sys.argv[1:]``.
+
+    Returns:
+        The standard output, followed by the standard error if the process failed. After 20 seconds the process is
+        killed, and the return value says so.
+    """
+    try:
+        process = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {_TIMEOUT_S:g} s"
+    return (process.stdout if process.returncode == 0 else process.stdout + process.stderr).strip() or "nothing"

@@ -1,0 +1,85 @@
+"""The arguments of trainers: those of a trainer for one backend, and those that a trainer was made with."""
+
+import copy
+import inspect
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drivetrain
+from drivetrain import BackendConfig, ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain.plugin import TrainerArguments
+
+
+def train(config: dict[str, Any]) -> int:
+    drivetrain.report(epoch=config["epochs"])
+    return drivetrain.get_context().get_world_size()
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuietConfig(BackendConfig):
+    level: int = 0
+
+
+class QuietTrainer(DataParallelTrainer, config=QuietConfig):
+    """A trainer for one backend, without a constructor of its own."""
+
+
+class QuieterTrainer(QuietTrainer):
+    """A trainer with arguments of its own."""
+
+    def __init__(self, *levels: int, epochs: int = 1, **arguments: Any) -> None:
+        config = QuietConfig(level=sum(levels))
+        super().__init__(train, train_loop_config={"epochs": epochs}, quiet_config=config, **arguments)
+
+
+def test_trainer_for_a_backend_takes_its_configuration_under_its_name(tmp_path: Path) -> None:
+    trainer = QuietTrainer(
+        train,
+        quiet_config=QuietConfig(level=3),
+        train_loop_config={"epochs": 2},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0),
+    )
+    assert trainer.fit().return_value == 1
+    restored = QuietTrainer.restore(tmp_path / "run")
+    assert restored.given["quiet_config"] == QuietConfig(level=3)
+    assert trainer.vary({"quiet_config": {"level": 4}}).given["quiet_config"] == QuietConfig(level=4)
+
+
+def test_trainer_for_a_backend_refuses_other_configurations() -> None:
+    with pytest.raises(ConfigurationError, match=r"QuietTrainer\(quiet_config=...\): expected QuietConfig, got 'loud'"):
+        QuietTrainer(train, quiet_config="loud")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"QuietTrainer.__init__\(\) got an unexpected .* 'backend_config'"):
+        QuietTrainer(train, backend_config=QuietConfig())
+    with pytest.raises(TypeError, match="unexpected keyword argument 'quiet_config'"):
+        DataParallelTrainer(train, quiet_config=QuietConfig())
+
+
+def test_signature_shows_the_arguments_as_they_are_passed() -> None:
+    common = ["train_loop_per_worker", "train_loop_config", "scaling_config", "run_config", "datasets"]
+    common += ["dataset_config", "metadata", "resume_from_checkpoint"]
+    assert set(inspect.signature(DataParallelTrainer).parameters) == {*common, "backend_config"}
+    assert set(inspect.signature(QuietTrainer).parameters) == {*common, "quiet_config"}
+    assert list(inspect.signature(QuieterTrainer).parameters) == ["levels", "epochs", "arguments"]
+    assert {*TrainerArguments.__annotations__, "train_loop_per_worker"} == set(common)
+
+
+def test_arguments_of_a_trainer_with_its_own_constructor_are_kept_as_they_were_passed() -> None:
+    trainer = QuieterTrainer(1, 2, epochs=3, metadata={"of": "a test"})
+    assert trainer.given == {"epochs": 3, "metadata": {"of": "a test"}}
+    assert trainer.known_arguments is None
+    varied = trainer.vary({"epochs": 4})
+    assert varied.given == {"epochs": 4, "metadata": {"of": "a test"}}
+    assert varied.vary({}).given == varied.given
+    assert QuietTrainer(train).known_arguments == set(inspect.signature(QuietTrainer).parameters)
+
+
+@pytest.mark.parametrize("clone", [copy.copy, lambda trainer: pickle.loads(pickle.dumps(trainer))])
+def test_copy_of_a_trainer_has_its_arguments(clone: Any) -> None:
+    trainer = QuietTrainer(train, train_loop_config={"epochs": 1}, quiet_config=QuietConfig(level=1))
+    assert clone(trainer).given == trainer.given
+    assert clone(trainer).vary({"quiet_config": {"level": 2}}).given["quiet_config"].level == 2
