@@ -14,9 +14,10 @@ from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.resources import partition_gpus, visible_gpus
 from drivetrain._wire.commands import RunningTaskCommand
-from drivetrain._wire.events import Event
+from drivetrain._wire.events import Event, Failed, Returned
 from drivetrain._wire.task import TrainTask
-from drivetrain._worker.execute import RunningTask, execute
+from drivetrain._worker.execute import Finished, Raised, RunningTask, flush_output, run_in_session
+from drivetrain._worker.session import Outbox
 from drivetrain._worker.stacks import own_stacks
 from drivetrain.errors import ConfigurationError
 
@@ -80,9 +81,9 @@ class InProcessGroup:
             if is_over:  # once more if the train function has caught the exception
                 raise _Unwind from None
 
-        self._running = RunningTask(0, take_turn, take_turn)
+        self._running = RunningTask(0, Outbox(take_turn, from_threads=False), take_turn)
         with contextlib.suppress(_Unwind):
-            execute(task, self._running, in_driver=True)
+            _report_outcome(run_in_session(task, self._running), task, self._running)
         if raised is not None:
             raise raised
 
@@ -108,6 +109,24 @@ class InProcessGroup:
     def renew(self, spec: GroupSpec) -> bool:
         """See :meth:`rest`."""
         return False
+
+
+def _report_outcome(outcome: Finished | Raised, task: TrainTask, running: RunningTask) -> None:
+    """Reports an outcome within the driver: the value and the exception stay the objects that they are.
+
+    Raises:
+        KeyboardInterrupt: the outcome; Ctrl-C was meant for the driver.
+        SystemExit: the outcome; ``sys.exit()`` ends the driver.
+    """
+    flush_output()
+    match outcome:
+        case Finished():
+            value = outcome.value if task.wants_value else None
+            running.outbox.emit(Returned(running.rank, value, running.preemption.was_notified))
+        case Raised(error=KeyboardInterrupt() | SystemExit()):
+            raise outcome.error
+        case Raised():
+            running.outbox.emit(Failed(running.rank, outcome.time, outcome.state, outcome.error))
 
 
 class InProcessRuntime(Runtime):

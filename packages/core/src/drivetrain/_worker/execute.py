@@ -1,4 +1,8 @@
-"""Runs a train function once, in its session, and emits how it ended."""
+"""Runs a train function once, in its session.
+
+The outcome is a value: :class:`Finished` or :class:`Raised`. The caller reports it: a worker process with
+:func:`report_outcome`, the in-process runtime without pickling anything.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +14,70 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
 from drivetrain._base.failure import capture_failure
 from drivetrain._wire.commands import CountSteps, Renumber, RunningTaskCommand, StopAfter
-from drivetrain._wire.events import Event, Failed, PhaseEntered, Pickled, RankState, Renumbered, Returned
+from drivetrain._wire.events import Failed, PhaseEntered, Pickled, RankState, Renumbered, Returned
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.preemption import Preemption
 from drivetrain._worker.session import Outbox, Session, activate
 from drivetrain._worker.workspace import open_workspace
 
-__all__ = ["RunningTask", "execute", "flush_output", "redirect_output"]
+__all__ = [
+    "Finished",
+    "Raised",
+    "RunningTask",
+    "flush_output",
+    "redirect_output",
+    "report_outcome",
+    "run_in_session",
+]
 
 
 def flush_output() -> None:
-    """Has everything that was printed reach the standard output and error."""
+    """Flushes standard output and standard error."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
 
 
 def redirect_output(descriptor: int) -> None:
-    """Has the standard output and error go elsewhere, and closes the descriptor that says where."""
+    """Redirects standard output and standard error to a descriptor, and closes it."""
     flush_output()
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The train function returned, or called ``sys.exit()`` with success.
+
+    Attributes:
+        value: the value that it returned.
+    """
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The train function raised, or something did that runs before or after it.
+
+    Attributes:
+        error: the exception.
+        state: the state of the rank at that moment.
+        time: that moment, as Unix time in seconds.
+    """
+
+    error: BaseException
+    state: RankState
+    time: float
 
 
 class RunningTask:
@@ -46,14 +85,15 @@ class RunningTask:
 
     Args:
         rank: the rank.
-        emit: sends an event to the driver.
+        outbox: sends events to the driver.
         before_poll: see :class:`~drivetrain._worker.preemption.Preemption`.
     """
 
-    def __init__(self, rank: int, emit: Callable[[Event], None], before_poll: Callable[[], None] | None = None) -> None:
+    def __init__(self, rank: int, outbox: Outbox, before_poll: Callable[[], None] | None = None) -> None:
         self.rank = rank
-        self.emit = emit
-        self.preemption = Preemption(rank, emit, before_poll)
+        self.outbox = outbox
+        self.preemption = Preemption(rank, outbox.emit, before_poll)
+        self.state = RankState.WAITING
         self.session: Session | None = None
         self.is_over = False
 
@@ -61,6 +101,11 @@ class RunningTask:
     def can_end_gracefully(self) -> bool:
         """Whether the train function is running and polls for notices."""
         return self.preemption.is_polled and not self.is_over
+
+    def enter(self, state: RankState) -> None:
+        """Enters a state, and notifies the driver."""
+        self.state = state
+        self.outbox.emit(PhaseEntered(self.rank, state, time.time()))
 
     def perform(self, command: RunningTaskCommand) -> None:
         """Performs a command; called from another thread than the train function's."""
@@ -73,66 +118,66 @@ class RunningTask:
                 self.preemption.restart_count()
                 if self.session is not None:
                     self.session.renumber(command.last_report)
-                self.emit(Renumbered(self.rank))
+                self.outbox.emit(Renumbered(self.rank))
 
 
-def execute(
-    task: TrainTask,
-    running: RunningTask,
-    *,
-    settle_output: Callable[[], None] = flush_output,
-    in_driver: bool = False,
-) -> None:
-    """Runs a train function in its session, and emits how it ended.
+def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
+    """Runs a train function in its session.
+
+    ``sys.exit()`` with success counts as a return. ``KeyboardInterrupt`` and any other ``SystemExit`` are outcomes too:
+    only the caller knows whether they concern the train function or the whole process.
 
     Args:
-        task: what to run.
-        running: receives the driver's commands meanwhile, and sends the events.
-        settle_output: see :func:`drivetrain._worker.main.serve`.
-        in_driver: this is the driver's own process: values and exceptions stay the objects that they are, and
-            Ctrl-C and ``sys.exit()`` mean the driver.
+        task: the train function and everything that it needs.
+        running: performs the driver's commands meanwhile, and sends the events.
     """
-    rank, emit = running.rank, running.emit
-    state = RankState.WAITING
-
-    def enter(entered: RankState) -> None:
-        nonlocal state
-        state = entered
-        emit(PhaseEntered(rank, entered, time.time()))
-
-    value: Any = None
     failed_at: float | None = None
     try:
-        enter(RankState.LOADING)
+        running.enter(RankState.LOADING)
         function, config = pickle.loads(task.function)
-        enter(RankState.SETTING_UP)
+        running.enter(RankState.SETTING_UP)
         with open_workspace(task.context, task.options) as (context, on_checkpoint):
-            outbox = Outbox(emit, from_threads=not in_driver)
-            session = running.session = Session(task, context, outbox, running.preemption, on_checkpoint)
+            session = running.session = Session(task, context, running.outbox, running.preemption, on_checkpoint)
             with activate(session), task.backend.session(context, task.rendezvous):
-                enter(RankState.TRAINING)
+                running.enter(RankState.TRAINING)
                 try:
-                    with contextlib.suppress(_CleanExit), _exit_as_return():
+                    try:
                         value = function(config) if takes_config(function) else function()
+                    except SystemExit as error:
+                        if error.code not in (None, 0):
+                            raise
+                        value = None
                     session.finish()
                 except BaseException as error:
-                    failed_at = time.time()  # before the backend is left, which may take its time or fail others
-                    if in_driver and isinstance(error, Exception):  # no end of a process ends its uploads
-                        session.wait_for_uploads()
+                    failed_at = time.time()  # now, as leaving the backend may take long or fail itself
+                    session.abandon(error)
                     raise
-                enter(RankState.TEARING_DOWN)
-    except Exception as error:
-        settle_output()
-        emit(Failed(rank, failed_at or time.time(), state, error if in_driver else capture_failure(error)))
-    except (KeyboardInterrupt, SystemExit) as error:
-        if in_driver:
-            raise
-        settle_output()
-        emit(Failed(rank, failed_at or time.time(), state, capture_failure(error)))
-    else:
-        returned = None if not task.wants_value else value if in_driver else _pickle_value(value)
-        settle_output()
-        emit(Returned(rank, returned, running.preemption.was_notified))
+                running.enter(RankState.TEARING_DOWN)
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        return Raised(error, running.state, failed_at or time.time())
+    return Finished(value)
+
+
+def report_outcome(
+    outcome: Finished | Raised, task: TrainTask, running: RunningTask, settle_output: Callable[[], None]
+) -> None:
+    """Reports an outcome from a worker process to the driver, with the value or the exception pickled.
+
+    Args:
+        outcome: the outcome.
+        task: the task that was run.
+        running: sends the event.
+        settle_output: called before the event is sent, so that the output of the train function precedes it.
+    """
+    event: Returned | Failed
+    match outcome:
+        case Finished():
+            value = _pickle_value(outcome.value) if task.wants_value else None
+            event = Returned(running.rank, value, running.preemption.was_notified)
+        case Raised():
+            event = Failed(running.rank, outcome.time, outcome.state, capture_failure(outcome.error))
+    settle_output()
+    running.outbox.emit(event)
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
@@ -142,20 +187,6 @@ def takes_config(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):  # some callables written in C have no signature
         return False
     return any(parameter.kind is not parameter.KEYWORD_ONLY for parameter in parameters)
-
-
-class _CleanExit(BaseException):
-    """The train function left by sys.exit() with success."""
-
-
-@contextlib.contextmanager
-def _exit_as_return() -> Iterator[None]:
-    try:
-        yield
-    except SystemExit as error:
-        if error.code in (None, 0):
-            raise _CleanExit from None
-        raise
 
 
 def _pickle_value(value: Any) -> Pickled | None:

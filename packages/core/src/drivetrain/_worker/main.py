@@ -22,8 +22,9 @@ from drivetrain._base.failure import capture_failure
 from drivetrain._wire.commands import Call, Command, FreeMemory, Train
 from drivetrain._wire.events import Failed, RankState, SigtermReceived
 from drivetrain._wire.frames import Channel
-from drivetrain._worker.execute import RunningTask, execute, flush_output, redirect_output
+from drivetrain._worker.execute import RunningTask, flush_output, redirect_output, report_outcome, run_in_session
 from drivetrain._worker.output import open_log
+from drivetrain._worker.session import Outbox
 from drivetrain._worker.signals import Signals
 
 __all__ = ["serve", "settle_in"]
@@ -109,7 +110,7 @@ class _Listener:
             case Call():
                 self.for_main_thread.put(partial(self._call, command))
             case Train():  # the task is loaded on the main thread, which may take long: commands can come meanwhile
-                self._running = RunningTask(command.rank, self._channel.send_event)
+                self._running = RunningTask(command.rank, Outbox(self._channel.send_event))
                 self.for_main_thread.put(partial(self._train, command, self._running))
             case FreeMemory():
                 self.for_main_thread.put(gc.collect)
@@ -124,9 +125,9 @@ class _Listener:
         try:
             task = pickle.loads(command.task)
         except Exception as error:  # a package of the task is missing on this node, for example
-            running.emit(Failed(command.rank, time.time(), RankState.LOADING, capture_failure(error)))
+            running.outbox.emit(Failed(command.rank, time.time(), RankState.LOADING, capture_failure(error)))
         else:
-            execute(task, running, settle_output=self._settle_output)
+            report_outcome(run_in_session(task, running), task, running, self._settle_output)
         running.is_over, running.session = True, None
 
     def _on_sigterm(self) -> None:
@@ -134,7 +135,7 @@ class _Listener:
         graceful = self._running is not None and self._running.can_end_gracefully
         if self._running is not None:
             with contextlib.suppress(OSError):
-                self._running.emit(SigtermReceived(self._running.rank, graceful))
+                self._running.outbox.emit(SigtermReceived(self._running.rank, graceful))
         if not graceful:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -53,6 +53,11 @@ class Outbox:
         self._from_threads = from_threads
         self._waiting: deque[Event] = deque()
 
+    @property
+    def keeps_events(self) -> bool:
+        """Whether events of other threads wait for :meth:`flush`."""
+        return not self._from_threads
+
     def emit_from_thread(self, event: Event) -> None:
         """Sends an event, or keeps it for :meth:`flush`; may be called from any thread."""
         if self._from_threads:
@@ -170,11 +175,16 @@ class Session:
         self._uploads.drain()
         self._outbox.flush()
 
-    def wait_for_uploads(self) -> None:
-        """Waits for the uploads in the background, and reports those that succeed."""
-        with contextlib.suppress(StorageError):
-            self._uploads.drain()
-        self._outbox.flush()
+    def abandon(self, error: BaseException) -> None:
+        """Ends the session of a train function that raised.
+
+        In a worker process, each upload in the background sends its own event. If events are kept for the train
+        function's thread instead, this waits for the uploads and sends them, as no other call will.
+        """
+        if self._outbox.keeps_events and isinstance(error, Exception):
+            with contextlib.suppress(StorageError):
+                self._uploads.drain()
+            self._outbox.flush()
 
     def renumber(self, last_report: ReportNumber) -> None:
         """Makes the next report follow another number; called from another thread."""
