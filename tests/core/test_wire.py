@@ -5,13 +5,14 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from drivetrain._base.interrupts import Interrupts
-from drivetrain._runtimes.remote import RemoteGroup
-from drivetrain._wire.commands import Call, Command, CountSteps, FreeMemory, Renumber, StopAfter, Train
+from drivetrain._runtimes.connected import ConnectedGroup
+from drivetrain._wire.commands import Call, Command, CountSteps, FreeMemory, JoinRun, Renumber, StopAfter, Train
 from drivetrain._wire.events import (
     Event,
     Exited,
@@ -119,6 +120,7 @@ def test_message_larger_than_every_buffer_arrives_whole(ends: tuple[socket.socke
 
 COMMANDS: list[Command] = [
     Call(b"payload"),
+    JoinRun(1, Path("logs"), shown=True, module_path=("src",), environment={"RANK": "1"}, since=2.5),
     Train(1, b"task"),
     FreeMemory(),
     CountSteps(),
@@ -148,7 +150,7 @@ def test_frame_is_a_length_and_a_pickle() -> None:
 def test_end_of_a_worker_is_noted_at_once_while_somebody_keeps_its_line_open():
     ours, theirs = socket.socketpair()
     interrupts = Interrupts()
-    group = RemoteGroup(time.monotonic() + 60, interrupts)
+    group = ConnectedGroup(time.monotonic() + 60, interrupts)
     group.add_line(0, ours)
     with theirs, contextlib.closing(interrupts):
         Channel(theirs).send_event(PhaseEntered(0, RankState.TRAINING, 1.0))

@@ -34,20 +34,17 @@ if TYPE_CHECKING:
     from drivetrain._hooks.finding import Finding, run_python
     from drivetrain._hooks.plugins import API_VERSION
     from drivetrain._hooks.providers import OpenedDataset, required_runtime
-    from drivetrain._runtimes.base import Group, GroupSpec, Runtime, rank_environment
+    from drivetrain._runtimes.base import Group, GroupSpec, Runtime
     from drivetrain._runtimes.local import ForkServers, LocalRuntime
     from drivetrain._runtimes.remote import RemoteGroup
-    from drivetrain._runtimes.resources import order_gpus, order_nodes, visible_gpus
+    from drivetrain._runtimes.resources import visible_gpus
     from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
     from drivetrain._storage.lock import RunLock
     from drivetrain._storage.manifest import delete_checkpoints
     from drivetrain._storage.remote import locate
-    from drivetrain._wire.frames import Channel, frame, receive, receive_bytes
-    from drivetrain._wire.task import TrainTask
-    from drivetrain._worker.execute import flush_output, redirect_output
-    from drivetrain._worker.main import serve, settle_in
-    from drivetrain._worker.output import LogFollower, log_name, open_log
-    from drivetrain._worker.stacks import answer_to_signal, collect_stacks
+    from drivetrain._wire.handshake import DriverAddress, Introduction, WorkerListener
+    from drivetrain._worker.main import worker_main
+    from drivetrain._worker.stacks import read_stacks
     from drivetrain.loggers.entries import Entry, Ranks
     from drivetrain.loggers.tracker import TrackerCallback, numbers, parameters
 else:
@@ -63,20 +60,17 @@ else:
         "drivetrain._hooks.finding": "Finding run_python",
         "drivetrain._hooks.plugins": "API_VERSION",
         "drivetrain._hooks.providers": "OpenedDataset required_runtime",
-        "drivetrain._runtimes.base": "Group GroupSpec rank_environment Runtime",
-        "drivetrain._runtimes.local": "ForkServers LocalRuntime",
+        "drivetrain._runtimes.base": "Group GroupSpec Runtime",
         "drivetrain._runtimes.remote": "RemoteGroup",
-        "drivetrain._runtimes.resources": "order_gpus order_nodes visible_gpus",
+        "drivetrain._runtimes.local": "ForkServers LocalRuntime",
+        "drivetrain._runtimes.resources": "visible_gpus",
         "drivetrain._storage.directory": "open_storage quick runs_location Storage",
         "drivetrain._storage.lock": "RunLock",
         "drivetrain._storage.manifest": "delete_checkpoints",
         "drivetrain._storage.remote": "locate",
-        "drivetrain._wire.frames": "Channel frame receive receive_bytes",
-        "drivetrain._wire.task": "TrainTask",
-        "drivetrain._worker.execute": "flush_output redirect_output",
-        "drivetrain._worker.main": "serve settle_in",
-        "drivetrain._worker.output": "log_name LogFollower open_log",
-        "drivetrain._worker.stacks": "answer_to_signal collect_stacks",
+        "drivetrain._wire.handshake": "DriverAddress Introduction WorkerListener",
+        "drivetrain._worker.main": "worker_main",
+        "drivetrain._worker.stacks": "read_stacks",
         "drivetrain.loggers.entries": "Entry Ranks",
         "drivetrain.loggers.tracker": "numbers parameters TrackerCallback",
     }
@@ -84,16 +78,16 @@ else:
 
 __all__ = [
     "API_VERSION",
-    "Channel",
     "Console",
     "DatasetProvider",
+    "DriverAddress",
     "Entry",
     "Finding",
     "ForkServers",
     "Group",
     "GroupSpec",
+    "Introduction",
     "LocalRuntime",
-    "LogFollower",
     "OpenedDataset",
     "Ranks",
     "RemoteGroup",
@@ -104,39 +98,27 @@ __all__ = [
     "SplitRequest",
     "Storage",
     "TrackerCallback",
-    "TrainTask",
     "TrainerArguments",
     "Trial",
-    "answer_to_signal",
+    "WorkerListener",
     "check_param_space",
-    "collect_stacks",
     "delete_checkpoints",
     "dumps",
     "find_metric",
     "flatten",
-    "flush_output",
-    "frame",
     "is_instance_of",
     "locate",
-    "log_name",
     "merge_arguments",
     "numbers",
-    "open_log",
     "open_storage",
-    "order_gpus",
-    "order_nodes",
     "outcome_of",
     "parameters",
     "quick",
-    "rank_environment",
-    "receive",
-    "receive_bytes",
+    "read_stacks",
     "redact",
-    "redirect_output",
     "required_runtime",
     "run_python",
     "runs_location",
-    "serve",
-    "settle_in",
     "visible_gpus",
+    "worker_main",
 ]

@@ -2,81 +2,53 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hmac
-import re
-import secrets
-import socket
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from drivetrain import FailureKind
-from drivetrain.plugin import receive, receive_bytes
-from drivetrain_ray._worker import HELLO_WAIT_S, Devices, RayWorker
+from drivetrain.plugin import Introduction, WorkerListener
+from drivetrain_ray._deaths import Deaths
+from drivetrain_ray._worker import RayWorker
 
 if TYPE_CHECKING:
     from drivetrain_ray._cluster import Reservation
 
-__all__ = ["UNREACHABLE", "Actors", "Hello", "kind_of_death", "names_node"]
+__all__ = ["Actors"]
 
-UNREACHABLE = "cannot be reached any more (its node is gone, or the network to it)"
-"""What is said of an actor of which Ray does not know yet whether it has ended."""
-
-_TOKEN_BYTES = 32
 _END_WAIT_S = 10.0
 _SPARES_AFTER_S = 2.0
 """How long a group trains before its spares are started, which costs the nodes some work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """What an actor says of itself, the first time that it is heard of.
-
-    Attributes:
-        facts: what a :class:`~drivetrain.WorkerInfo` wants of it, but for the ranks and the GPUs.
-        devices: what Ray has given it.
-        connection: the driver's end of its line.
-    """
-
-    facts: Mapping[str, Any]
-    devices: Devices
-    connection: socket.socket
-
-
 class Actors:
-    """Starts actors, and hears of their beginning and their end.
+    """Starts and ends actors.
 
-    It outlives the groups of a run, and is closed with the run. A spare belongs to a node and holds no resources: those
-    of the group whose worker it becomes are its too.
+    It outlives the groups of a run, and is closed with the run. A spare belongs to a node and holds no resources of its
+    own: it uses those of the group whose worker it becomes.
+
+    Args:
+        host: the IP address of the driver.
 
     Attributes:
         reservation: the share of the cluster that the next group may use again.
-        hellos: by index, the actors that have connected.
-        dead: by index, what Ray said of the end of those that have ended.
-        nodes: those of the last group, in the order of their ranks.
+        introductions: the actors that have connected, by index.
+        deaths: the actors that have ended.
+        nodes: the nodes of the last group, in the order of their ranks.
     """
 
     def __init__(self, host: str) -> None:
         self.reservation: Reservation | None = None
-        self.hellos: dict[int, Hello] = {}
-        self.dead: dict[int, str] = {}
+        self.introductions: dict[int, Introduction] = {}
+        self.deaths = Deaths()
         self.nodes: Sequence[str] = ()
+        self._listener = WorkerListener(host)
         self._session: str | None = None
         self._handles: dict[int, Any] = {}
         self._spares: dict[int, str] = {}
         self._stocking: threading.Timer | None = None
-        self._ended: deque[tuple[int, str]] = deque()
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
-        self._listener = socket.create_server((host, 0), backlog=128)
-        self._listener.setblocking(False)
-        self._wake_read, self._wake_write = socket.socketpair()
-        for end in (self._wake_read, self._wake_write):
-            end.setblocking(False)
 
     def join_session(self) -> None:
         """Belongs to the cluster that is connected from now on."""
@@ -87,9 +59,9 @@ class Actors:
         """Whether the cluster that is connected is still the same one."""
         return self._session == _session()
 
-    def sources(self) -> Sequence[tuple[socket.socket, Callable[[], None]]]:
-        """What a group waits for beside its workers' lines, and what to call when it can be read."""
-        return (self._listener, self._accept), (self._wake_read, self._hear_ray)
+    def sources(self) -> Sequence[tuple[int, Callable[[], None]]]:
+        """The descriptors that a group waits for, each with a function to call when it can be read."""
+        return (self._listener.fileno(), self._accept), (self.deaths.fileno(), self.deaths.collect)
 
     def start(self, preload: Sequence[str], **options: Any) -> int:
         """Starts an actor.
@@ -102,10 +74,9 @@ class Actors:
             Its index, the order in which they were asked for.
         """
         index = len(self._handles)
-        address = self._listener.getsockname()[:2]
-        actor = _actor_class().options(max_restarts=0, **options).remote(index, address, self._token)
+        actor = _actor_class().options(max_restarts=0, **options).remote(index, self._listener.address)
         self._handles[index] = actor
-        actor.serve.remote(tuple(preload)).future().add_done_callback(lambda ended: self._tell(index, ended))
+        actor.serve.remote(tuple(preload)).future().add_done_callback(lambda ended: self.deaths.report(index, ended))
         return index
 
     def stock(self, nodes: Sequence[str], preload: Sequence[str]) -> None:
@@ -123,9 +94,9 @@ class Actors:
 
     def take_spare(self, node: str) -> int | None:
         """The index of a spare on a node, which is none any more, or None."""
-        self._hear_ray()
+        self.deaths.collect()
         for index, place in self._spares.items():
-            if place == node and index in self.hellos and index not in self.dead:
+            if place == node and index in self.introductions and index not in self.deaths.by_index:
                 del self._spares[index]
                 return index
         return None
@@ -139,23 +110,19 @@ class Actors:
         for index in indices:
             ray.kill(self._handles[index])
         deadline = time.monotonic() + _END_WAIT_S
-        while not self.dead.keys() >= set(indices) and (remaining := deadline - time.monotonic()) > 0:
-            self._wake_read.settimeout(remaining)
-            with contextlib.suppress(TimeoutError):
-                self._wake_read.recv(1)
-            self._wake_read.setblocking(False)
-            self._hear_ray()
+        while not self.deaths.by_index.keys() >= set(indices) and (remaining := deadline - time.monotonic()) > 0:
+            self.deaths.wait(remaining)
 
     def close(self) -> None:
         """Ends the spares, and gives the reservation back."""
         self.settle()
-        self.end([index for index in self._spares if index not in self.dead])
+        self.end([index for index in self._spares if index not in self.deaths.by_index])
         if self.reservation is not None:
             self.reservation.release()
-        for hello in self.hellos.values():
-            hello.connection.close()
-        for opened in (self._listener, self._wake_read, self._wake_write):
-            opened.close()
+        for introduction in self.introductions.values():
+            introduction.connection.close()
+        self._listener.close()
+        self.deaths.close()
 
     def _stock(self, nodes: Sequence[str], preload: Sequence[str]) -> None:
         import ray
@@ -163,7 +130,7 @@ class Actors:
 
         wanted = Counter(nodes)
         for index, node in list(self._spares.items()):
-            if index in self.dead:
+            if index in self.deaths.by_index:
                 del self._spares[index]
             elif wanted[node] > 0:
                 wanted[node] -= 1
@@ -174,38 +141,10 @@ class Actors:
             place = NodeAffinitySchedulingStrategy(node, soft=False)
             self._spares[self.start(preload, num_cpus=0, scheduling_strategy=place)] = node
 
-    def _tell(self, index: int, ended: Any) -> None:
-        """On a thread of Ray's: passes on that an actor is gone."""
-        self._ended.append((index, _brief_death(ended.exception())))
-        with contextlib.suppress(OSError):
-            self._wake_write.send(b"!")
-
-    def _hear_ray(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake_read.recv(4096)
-        while self._ended:
-            index, reason = self._ended.popleft()
-            self.dead[index] = reason
-
     def _accept(self) -> None:
-        """Takes an actor's connection, if it knows the token."""
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:  # taken already, by a wait within the one that has seen it
-            return
-        connection.settimeout(HELLO_WAIT_S)
-        try:
-            sent = receive_bytes(connection, _TOKEN_BYTES)
-            said = receive(connection) if sent is not None and hmac.compare_digest(sent, self._token) else None
-        except OSError:
-            said = None
-        if said is None:
-            connection.close()
-            return
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        index, facts, devices = said
-        self.hellos[index] = Hello(facts, devices, connection)
+        introduction = self._listener.accept()
+        if introduction is not None:
+            self.introductions[introduction.index] = introduction
 
 
 def _session() -> str | None:
@@ -221,32 +160,3 @@ def _actor_class() -> Any:
     import ray
 
     return ray.remote(RayWorker)
-
-
-def _brief_death(error: BaseException | None) -> str:
-    """What Ray says about the end of an actor, in one line."""
-    from ray.exceptions import ActorDiedError, ActorUnavailableError
-
-    if error is None:
-        return "ended"
-    if isinstance(error, ActorDiedError) and error.preempted:
-        return "ended with its node, which was drained"
-    if isinstance(error, ActorUnavailableError):
-        return UNREACHABLE
-    text = " ".join(str(error).split()).partition(" Some common causes")[0]
-    detail = re.search(r".*(?:Worker exit detail: |The actor is dead because )(.*)", text)
-    return f"died, says Ray: {detail[1] if detail else text}"[:500].rstrip(".")
-
-
-def kind_of_death(reason: str) -> FailureKind:
-    """The class of failure that the end of an actor is, by what Ray says about it."""
-    if re.search(r"running low on memory|OOM|out of memory", reason):
-        return FailureKind.OUT_OF_MEMORY
-    if re.search(r"SIGTERM|preempt|drain", reason):
-        return FailureKind.PREEMPTION
-    return FailureKind.INFRASTRUCTURE
-
-
-def names_node(reason: str) -> bool:
-    """Whether the end of an actor may be that of its node, by what Ray says about it."""
-    return re.search(r"\bnode\b", reason) is not None

@@ -87,7 +87,8 @@ class Reservation:
         asked: what it was made for; of use for a group that asks for the same.
         devices: by bundle, what Ray gave the process that it started there.
         first: the bundle of the first worker.
-        borrowed: it belongs to somebody else, and is not ours to give back.
+        borrowed: it belongs to another program, so it is not released.
+        reusable: the next group of the run may use it.
     """
 
     group: PlacementGroup
@@ -95,6 +96,7 @@ class Reservation:
     devices: dict[int, Devices] = field(default_factory=dict)
     first: int = 0
     borrowed: bool = False
+    reusable: bool = True
 
     def require(self, workers: int, scaling: ScalingConfig) -> None:
         """Makes sure that there is a bundle for each worker.

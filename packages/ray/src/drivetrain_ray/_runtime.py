@@ -90,7 +90,7 @@ class RayRuntime(Runtime):
         """Reserves resources and starts the actors; on leaving, those are ended."""
         from drivetrain_ray._actors import Actors
         from drivetrain_ray._cluster import connect
-        from drivetrain_ray._group import RayGroup
+        from drivetrain_ray._group import launch_group
 
         connect(spec.scaling)
         spec.interrupts.replace_handlers_of("ray")
@@ -100,5 +100,5 @@ class RayRuntime(Runtime):
 
             actors = self._actors[spec.run_resources] = Actors(ray.util.get_node_ip_address())
             spec.run_resources.callback(actors.close)
-        with contextlib.ExitStack() as resources:
-            yield RayGroup(spec, actors, resources, self._given)
+        with launch_group(spec, actors, self._given) as group:
+            yield group

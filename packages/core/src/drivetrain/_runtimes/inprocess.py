@@ -16,7 +16,8 @@ from drivetrain._runtimes.resources import partition_gpus, visible_gpus
 from drivetrain._wire.commands import RunningTaskCommand
 from drivetrain._wire.events import Event, Failed, Returned
 from drivetrain._wire.task import TrainTask
-from drivetrain._worker.execute import Finished, Raised, RunningTask, flush_output, run_in_session
+from drivetrain._worker.execute import Finished, Raised, RunningTask, run_in_session
+from drivetrain._worker.output import flush_output
 from drivetrain._worker.session import Outbox
 from drivetrain._worker.stacks import own_stacks
 from drivetrain.errors import ConfigurationError

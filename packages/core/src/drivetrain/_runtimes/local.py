@@ -15,16 +15,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes import forkserver
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
-from drivetrain._runtimes.remote import RemoteGroup
+from drivetrain._runtimes.connected import ConnectedGroup
 from drivetrain._runtimes.resources import OomCounter, partition_gpus, threads_per_worker, visible_gpus
-from drivetrain._worker.main import settle_in
+from drivetrain._wire.commands import JoinRun
 from drivetrain._worker.output import OutputPipe, open_log
 from drivetrain._worker.stacks import collect_stacks
 from drivetrain.errors import FailureKind, WorkerDiedError
@@ -154,7 +154,28 @@ _kept_servers = ForkServers()
 atexit.register(_kept_servers.close)
 
 
-class LocalGroup(RemoteGroup):
+@dataclass(slots=True)
+class _Process:
+    """A worker process.
+
+    Attributes:
+        stacks: the descriptor to read its stacks from.
+        pid: its process id; 0 until the server has forked it.
+        pidfd: the descriptor that can be read when it exits; None if it is not running yet, or exited at once.
+    """
+
+    stacks: int
+    pid: int = 0
+    pidfd: int | None = None
+
+    def close(self) -> None:
+        """Closes the descriptors."""
+        os.close(self.stacks)
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+
+
+class LocalGroup(ConnectedGroup):
     """Workers forked from a server."""
 
     def __init__(
@@ -167,9 +188,7 @@ class LocalGroup(RemoteGroup):
         self._server = server
         self._spec = spec
         self._ranks: dict[int, int] = {}  # token -> rank
-        self._pids: dict[int, int] = {}
-        self._processes: dict[int, int] = {}  # rank -> descriptor that tells of its process's end
-        self._stack_pipes: dict[int, int] = {}
+        self._processes: dict[int, _Process] = {}  # by rank
         self._outputs: list[OutputPipe] = []
         self._oom_kills = OomCounter()
         self._environment = environment
@@ -179,21 +198,18 @@ class LocalGroup(RemoteGroup):
 
     def replace(self, ranks: Sequence[int]) -> None:
         """See :meth:`drivetrain.plugin.Group.replace`."""
-        self._deadline = time.monotonic() + self._spec.start_timeout_s
+        self.restart_deadline(self._spec.start_timeout_s)
         # What the server still has to say of the old ones finds no rank.
         self._ranks = {token: rank for token, rank in self._ranks.items() if rank not in ranks}
         for rank in ranks:
             self.forget_rank(rank)
-            os.close(self._stack_pipes.pop(rank))
-            if (process := self._processes.pop(rank, None)) is not None:
-                os.close(process)
-            self._pids.pop(rank, None)
+            self._processes.pop(rank).close()
         self._start_all(ranks)
 
     def _start_all(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             self._start(rank, self._gpus[rank], self._environment)
-        while missing := [rank for rank in ranks if rank not in self._pids]:
+        while missing := [rank for rank in ranks if not self._processes[rank].pid]:
             if self.broken:
                 raise WorkerDiedError("the process that workers are started from ended while importing the framework")
             self.wait(f"the processes of ranks {missing} to start", missing)
@@ -201,8 +217,8 @@ class LocalGroup(RemoteGroup):
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """See :meth:`drivetrain.plugin.Group.stacks`."""
-        asked = [rank for rank in ranks if rank in self._pids and rank not in self._gone]
-        return collect_stacks({rank: (self._pids[rank], self._stack_pipes[rank]) for rank in asked})
+        running = {rank: process for rank, process in self._processes.items() if process.pid and rank not in self._gone}
+        return collect_stacks({rank: (running[rank].pid, running[rank].stacks) for rank in ranks if rank in running})
 
     def rest(self) -> bool:
         """See :meth:`drivetrain.plugin.Group.rest`."""
@@ -214,25 +230,26 @@ class LocalGroup(RemoteGroup):
         """See :meth:`drivetrain.plugin.Group.renew`."""
         return _surroundings(spec) == self._surroundings and super().renew(spec) and not self.broken
 
-    def settle_in(self, spec: GroupSpec) -> Sequence[bool]:
-        """Has the workers write to the run's logs; those that are shown write to the driver, which does."""
+    def join_next_run(self, spec: GroupSpec) -> Sequence[bool]:
+        """See :meth:`ConnectedGroup.join_next_run`. A shown worker writes to a pipe, and the driver to its log."""
         self._spec = spec
         for output in self._outputs:
             output.redirect(open_log(spec.log_directory, output.rank), spec.console)
         ranks = range(spec.num_workers)
         logs = [None if rank in spec.shown_ranks else spec.log_directory for rank in ranks]
-        return self.run_each(settle_in, {rank: (rank, logs[rank], self._started) for rank in ranks})
+        return self.join_run({rank: JoinRun(rank, logs[rank], since=self._started) for rank in ranks})
 
     def line_closed(self, rank: int) -> None:
         """Waits for the end of the process, which the kernel tells only after it has closed all that it had open.
 
         So a rank whose process dies is the cause of the errors that others have when their lines to it close.
         """
-        if (process := self._processes.get(rank)) is not None:
+        process = self._processes[rank]
+        if process.pidfd is not None:
             end = select.poll()
-            end.register(process, select.POLLIN)
+            end.register(process.pidfd, select.POLLIN)
             if end.poll(1000 * _DEATH_WAIT_S):
-                self._note_end(rank, _exit_code_of_zombie(self._pids[rank]))
+                self._note_end(rank, _exit_code_of_zombie(process.pid))
 
     def end(self, *, grace_s: float) -> None:
         """Ends every worker that is left, and waits until none is; closes everything."""
@@ -254,7 +271,7 @@ class LocalGroup(RemoteGroup):
         spec = self._spec
         ours, theirs = socket.socketpair()
         stacks_read, stacks_write = os.pipe()
-        self._stack_pipes[rank] = stacks_read
+        self._processes[rank] = _Process(stacks_read)
         log = open_log(spec.log_directory, rank)
         if rank in spec.shown_ranks:
             pipe = OutputPipe(rank, log, spec.console)
@@ -293,7 +310,7 @@ class LocalGroup(RemoteGroup):
             node_id="localhost",
             hostname=socket.gethostname(),
             ip="127.0.0.1",
-            pid=self._pids.get(rank, 0),
+            pid=self._processes[rank].pid,
             accelerator_ids=gpus,
         )
 
@@ -310,20 +327,21 @@ class LocalGroup(RemoteGroup):
         if rank is None:
             return  # of a group that is over
         if kind == "forked":
-            self._pids[rank] = value
             self._watch_process(rank, value)
         elif kind == "exited":
             self._note_end(rank, value)
 
     def _watch_process(self, rank: int, pid: int) -> None:
         """Notices the end of a process by itself, as the server may be busy importing."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended already, and the server says so
-            process = self._processes[rank] = os.pidfd_open(pid)
-            self.watch(process, lambda: self._note_end(rank, _exit_code_of_zombie(pid)))
+        process = self._processes[rank]
+        process.pid = pid
+        with contextlib.suppress(ProcessLookupError):  # it has exited already, which the server reports
+            process.pidfd = os.pidfd_open(pid)
+            self.watch(process.pidfd, lambda: self._note_end(rank, _exit_code_of_zombie(pid)))
 
     def _note_end(self, rank: int, exit_code: int | None) -> None:
-        if (process := self._processes.get(rank)) is not None:
-            self.forget(process)
+        if (pidfd := self._processes[rank].pidfd) is not None:
+            self.forget(pidfd)
         if exit_code is not None:  # otherwise the server has taken it, and says so
             self._read_output(rank)
             self.note_exit(rank, exit_code, *self._explain_end(exit_code))
@@ -347,11 +365,11 @@ class LocalGroup(RemoteGroup):
 
     def _signal_all(self, number: int) -> None:
         for rank, process in self._processes.items():
-            if rank not in self._gone:
+            if rank not in self._gone and process.pidfd is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(process, number)
+                    signal.pidfd_send_signal(process.pidfd, number)
                     if number == signal.SIGKILL:  # with whatever it has started; the server ends what is left
-                        os.killpg(self._pids[rank], number)
+                        os.killpg(process.pid, number)
 
     def _wait_for_exits(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -362,8 +380,8 @@ class LocalGroup(RemoteGroup):
             self._select(self._selector, remaining)
 
     def _close_pipes(self) -> None:
-        for descriptor in (*self._stack_pipes.values(), *self._processes.values()):
-            os.close(descriptor)
+        for process in self._processes.values():
+            process.close()
         for output in self._outputs:
             output.close()
 

@@ -1,16 +1,28 @@
 """The commands that the driver sends to workers. :mod:`drivetrain._wire.events` has the messages in return.
 
-A worker performs ``Call``, ``Train`` and ``FreeMemory`` on its main thread, one after another. The others concern the
-train function that is running: another thread performs them at once, and the rank answers with an event.
+A worker performs ``Call``, ``JoinRun``, ``Train`` and ``FreeMemory`` on its main thread, one after another. The others
+concern the train function that is running: another thread performs them at once, and the rank answers with an event.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from drivetrain._wire.events import PreemptionInfo, ReportNumber
 
-__all__ = ["Call", "Command", "CountSteps", "FreeMemory", "Renumber", "RunningTaskCommand", "StopAfter", "Train"]
+__all__ = [
+    "Call",
+    "Command",
+    "CountSteps",
+    "FreeMemory",
+    "JoinRun",
+    "Renumber",
+    "RunningTaskCommand",
+    "StopAfter",
+    "Train",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +34,33 @@ class Call:
     """
 
     payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRun:
+    """Become a worker of a run, the first one of the process or a later one.
+
+    The result is sent back: whether the process uses modules that are out of date.
+
+    Attributes:
+        rank: the rank of this worker.
+        log_directory: where to write the output. None leaves it where it is, and so does a directory of a run that this
+            node does not have.
+        shown: whether the output is also sent to the driver.
+        module_path: the entries of the driver's ``sys.path``; missing ones are appended.
+        environment: environment variables to set.
+        defaults: environment variables to set unless they are set already.
+        since: Unix time in seconds. An imported module is out of date if its file was changed later. None checks no
+            modules.
+    """
+
+    rank: int
+    log_directory: Path | None
+    shown: bool = False
+    module_path: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +113,4 @@ class Renumber:
 
 
 RunningTaskCommand = CountSteps | StopAfter | Renumber
-Command = Call | Train | FreeMemory | RunningTaskCommand
+Command = Call | JoinRun | Train | FreeMemory | RunningTaskCommand

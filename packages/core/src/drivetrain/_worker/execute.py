@@ -6,11 +6,8 @@ The outcome is a value: :class:`Finished` or :class:`Raised`. The caller reports
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import os
 import pickle
-import sys
 import time
 import traceback
 import warnings
@@ -32,26 +29,9 @@ __all__ = [
     "Finished",
     "Raised",
     "RunningTask",
-    "flush_output",
-    "redirect_output",
     "report_outcome",
     "run_in_session",
 ]
-
-
-def flush_output() -> None:
-    """Flushes standard output and standard error."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-
-
-def redirect_output(descriptor: int) -> None:
-    """Redirects standard output and standard error to a descriptor, and closes it."""
-    flush_output()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

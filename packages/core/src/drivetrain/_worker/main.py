@@ -1,90 +1,105 @@
-"""What runs in a worker process, whoever started it: take commands, run the train function on the main thread."""
+"""The main function of a worker process, whichever runtime started it.
+
+The main thread runs train functions and other calls. Another thread receives the driver's commands.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import pickle
 import queue
 import select
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import cloudpickle
 
 from drivetrain._base.failure import capture_failure
-from drivetrain._wire.commands import Call, Command, FreeMemory, Train
+from drivetrain._wire.commands import Call, Command, FreeMemory, JoinRun, Train
 from drivetrain._wire.events import Failed, RankState, SigtermReceived
 from drivetrain._wire.frames import Channel
-from drivetrain._worker.execute import RunningTask, flush_output, redirect_output, report_outcome, run_in_session
-from drivetrain._worker.output import open_log
+from drivetrain._wire.handshake import DriverAddress, connect_to_driver
+from drivetrain._worker.execute import RunningTask, report_outcome, run_in_session
+from drivetrain._worker.joining import join_run
+from drivetrain._worker.output import WorkerOutput
 from drivetrain._worker.session import Outbox
 from drivetrain._worker.signals import Signals
+from drivetrain._worker.stacks import answer_to_signal
 
-__all__ = ["serve", "settle_in"]
-
-_INSTALLED = ("site-packages", "dist-packages")
+__all__ = ["serve", "worker_main"]
 
 
-def serve(channel: Channel, settle_output: Callable[[], None] = flush_output) -> None:
+def worker_main(
+    address: DriverAddress,
+    index: int,
+    *,
+    node_id: str | None = None,
+    ip: str | None = None,
+    details: Any = None,
+    preload: Sequence[str] = (),
+) -> None:
+    """The main function of a worker process: connects to the driver and performs its commands.
+
+    It returns when the driver closes the connection. Call it on the main thread.
+
+    Args:
+        address: where the driver listens, see :class:`~drivetrain.plugin.WorkerListener`.
+        index: the number under which the runtime knows this process.
+        node_id: the id of this node, None for the host name.
+        ip: the address of this node, None for the one that the connection to the driver uses.
+        details: an object for the runtime, which finds it in the introduction of this process.
+        preload: modules to import before the first command.
+
+    Raises:
+        ConnectionError: the driver is unreachable.
+    """
+    stacks, write_end = os.pipe()
+    answer_to_signal(write_end)
+    connection = connect_to_driver(address, index, node_id=node_id, ip=ip, details=details, stacks=stacks)
+    _preload(preload)
+    serve(Channel(connection))
+
+
+def serve(channel: Channel) -> None:
     """Performs commands until the channel closes. Call it on the main thread.
 
     Another thread receives the commands, so that the train function can be notified while it runs. A process may run
     one train function after another.
-
-    Args:
-        channel: where commands come from.
-        settle_output: called before the end of the train function is reported, so that its output comes before it.
     """
     signals = Signals()
-    listener = _Listener(channel, signals, settle_output)
+    listener = _Listener(channel, signals)
     with signals.watched():
         threading.Thread(target=listener.run, daemon=True, name="drivetrain commands").start()
         while (perform := listener.for_main_thread.get()) is not None:
             perform()
 
 
-def settle_in(rank: int, log_directory: Path | None, since: float) -> bool:
-    """In a worker that goes on to another run: writes to that one's log.
-
-    Args:
-        rank: the worker's.
-        log_directory: where the log is; None leaves the output where it goes.
-        since: Unix time in seconds at which the process was started.
-
-    Returns:
-        Whether the file of a module that it has imported was changed after that. What is installed does not count.
-    """
-    if log_directory is not None:
-        redirect_output(open_log(log_directory, rank))
-    places = [os.path.join(place or os.getcwd(), "") for place in sys.path]
-    edited = tuple(place for place in places if not any(name in place for name in _INSTALLED))
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return any(_changed_since(file, since) for file in files if isinstance(file, str) and file.startswith(edited))
-
-
-def _changed_since(file: str, since: float) -> bool:
-    try:
-        return not any(name in file for name in _INSTALLED) and os.stat(file).st_mtime > since
-    except OSError:
-        return False
+def _preload(names: Sequence[str]) -> None:
+    """Imports modules without garbage collection, which would take a fifth of the time."""
+    gc.disable()
+    for name in names:
+        with contextlib.suppress(Exception):  # the backend's set-up raises the same error, and reports it
+            importlib.import_module(name)
+    gc.freeze()  # later collections skip the objects of the modules
+    gc.enable()
 
 
 class _Listener:
     """Receives commands and signals for a worker process."""
 
-    def __init__(self, channel: Channel, signals: Signals, settle_output: Callable[[], None]) -> None:
+    def __init__(self, channel: Channel, signals: Signals) -> None:
         self.for_main_thread: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._running: RunningTask | None = None
         self._channel = channel
         self._signals = signals
-        self._settle_output = settle_output
+        self._output = WorkerOutput(channel.send)
 
     def run(self) -> None:
         """Returns when the channel closes, and then ends the main thread's wait."""
@@ -108,7 +123,9 @@ class _Listener:
         """Performs a command, or passes it to the main thread; the only place that knows all commands."""
         match command:
             case Call():
-                self.for_main_thread.put(partial(self._call, command))
+                self.for_main_thread.put(partial(self._respond, partial(_call, command.payload)))
+            case JoinRun():
+                self.for_main_thread.put(partial(self._respond, partial(join_run, command, self._output)))
             case Train():  # the task is loaded on the main thread, which may take long: commands can come meanwhile
                 self._running = RunningTask(command.rank, Outbox(self._channel.send_event))
                 self.for_main_thread.put(partial(self._train, command, self._running))
@@ -118,8 +135,13 @@ class _Listener:
                 assert self._running is not None
                 self._running.perform(command)
 
-    def _call(self, command: Call) -> None:
-        self._channel.send(("result", *_call(command.payload)))
+    def _respond(self, function: Callable[[], Any]) -> None:
+        """Calls a function, and sends its result or its exception."""
+        try:
+            succeeded, data = True, cloudpickle.dumps(function())
+        except Exception as error:
+            succeeded, data = False, capture_failure(error)
+        self._channel.send(("result", succeeded, data))
 
     def _train(self, command: Train, running: RunningTask) -> None:
         try:
@@ -127,7 +149,7 @@ class _Listener:
         except Exception as error:  # a package of the task is missing on this node, for example
             running.outbox.emit(Failed(command.rank, time.time(), RankState.LOADING, capture_failure(error)))
         else:
-            report_outcome(run_in_session(task, running), task, running, self._settle_output)
+            report_outcome(run_in_session(task, running), task, running, self._output.settle)
         running.is_over, running.session = True, None
 
     def _on_sigterm(self) -> None:
@@ -140,9 +162,6 @@ class _Listener:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _call(payload: bytes) -> tuple[bool, bytes]:
-    try:
-        function, arguments = pickle.loads(payload)
-        return True, cloudpickle.dumps(function(*arguments))
-    except Exception as error:
-        return False, capture_failure(error)
+def _call(payload: bytes) -> Any:
+    function, arguments = pickle.loads(payload)
+    return function(*arguments)

@@ -7,13 +7,15 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from drivetrain._base.console import Console
 
-__all__ = ["LineEcho", "LogFollower", "OutputPipe", "log_name", "open_log", "tail_log"]
+__all__ = ["LineEcho", "LogFollower", "OutputPipe", "WorkerOutput", "flush_output", "log_name", "open_log", "tail_log"]
 
 _READ_BYTES = 1 << 16
 _CATCH_UP_S = 1.0
@@ -47,6 +49,21 @@ def tail_log(directory: Path | None, rank: int, *, lines: int = 20, limit_bytes:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     except FileNotFoundError:
         return ""
+
+
+def flush_output() -> None:
+    """Flushes standard output and standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def _redirect_output(descriptor: int) -> None:
+    """Redirects standard output and standard error to a descriptor, and closes it."""
+    flush_output()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
 
 
 class _Row:
@@ -236,3 +253,36 @@ class LogFollower:
                 with self._advanced:
                     self._position += len(data)
                     self._advanced.notify_all()
+
+
+class WorkerOutput:
+    """Where the standard output and error of a worker process go.
+
+    Args:
+        send: sends a message to the driver.
+    """
+
+    def __init__(self, send: Callable[[Any], None]) -> None:
+        self._send = send
+        self._follower: LogFollower | None = None
+
+    def redirect(self, directory: Path, rank: int, *, shown: bool) -> None:
+        """Redirects the output to a rank's log.
+
+        Args:
+            directory: the directory of the logs.
+            rank: the rank.
+            shown: whether the output is also sent to the driver.
+        """
+        _redirect_output(open_log(directory, rank))
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+        if shown:
+            self._follower = LogFollower(directory / log_name(rank), lambda data: self._send(("output", data)))
+
+    def settle(self) -> None:
+        """Waits until everything that was printed is in the log, and at the driver if that shows it."""
+        flush_output()
+        if self._follower is not None:
+            self._follower.catch_up()

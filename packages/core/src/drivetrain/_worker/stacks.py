@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["NO_ANSWER", "answer_to_signal", "collect_stacks", "own_stacks"]
+__all__ = ["NO_ANSWER", "answer_to_signal", "collect_stacks", "own_stacks", "read_stacks"]
 
 NO_ANSWER = "  no answer"
 """How the text begins that stands for the stacks of a process which does not tell them."""
@@ -63,6 +63,26 @@ def collect_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
                 answers[key.data] += os.read(key.fd, 1 << 16)
     found = {rank: text.decode(errors="replace").rstrip() for rank, text in answers.items()}
     return {rank: found[rank] or _why_silent(pid) for rank, (pid, _) in targets.items()}
+
+
+def read_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
+    """Reads the stacks of worker processes on this node that called :func:`~drivetrain.plugin.worker_main`.
+
+    Args:
+        targets: by rank, the process id and the descriptor in that process; see
+            :meth:`~drivetrain.plugin.RemoteGroup.stack_targets`.
+
+    Returns:
+        The stacks of each rank, or why it did not answer. Ranks whose process has exited are left out.
+    """
+    with contextlib.ExitStack() as opened:
+        ours: dict[int, tuple[int, int]] = {}
+        for rank, (pid, descriptor) in targets.items():
+            with contextlib.suppress(OSError):
+                pipe = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
+                opened.callback(os.close, pipe)
+                ours[rank] = (pid, pipe)
+        return collect_stacks(ours)
 
 
 def _why_silent(pid: int) -> str:

@@ -1,0 +1,44 @@
+"""Makes a worker process a worker of a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from drivetrain._wire.commands import JoinRun
+from drivetrain._worker.output import WorkerOutput
+
+__all__ = ["join_run"]
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def join_run(command: JoinRun, output: WorkerOutput) -> bool:
+    """Performs :class:`JoinRun`; see there.
+
+    Returns:
+        Whether the process uses modules that are out of date.
+    """
+    os.environ.update(command.environment)
+    for name, value in command.defaults.items():
+        os.environ.setdefault(name, value)
+    sys.path.extend(entry for entry in command.module_path if entry not in sys.path)
+    directory = command.log_directory
+    if directory is not None and directory.parent.exists():
+        output.redirect(directory, command.rank, shown=command.shown)
+    return command.since is not None and _uses_old_modules(command.since)
+
+
+def _uses_old_modules(since: float) -> bool:
+    """Whether the file of an imported module was changed after a Unix time; installed modules do not count."""
+    places = [os.path.join(place or os.getcwd(), "") for place in sys.path]
+    edited = tuple(place for place in places if not any(name in place for name in _INSTALLED))
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return any(_changed_since(file, since) for file in files if isinstance(file, str) and file.startswith(edited))
+
+
+def _changed_since(file: str, since: float) -> bool:
+    try:
+        return not any(name in file for name in _INSTALLED) and os.stat(file).st_mtime > since
+    except OSError:
+        return False

@@ -1,0 +1,110 @@
+"""The ends of actors: why they ended, and how the driver's thread learns of them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain import FailureKind
+
+__all__ = ["Death", "Deaths", "explain_death", "read_message"]
+
+_MAX_LENGTH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why an actor ended.
+
+    Attributes:
+        reason: one line that follows the words "the worker".
+        kind: the category of the failure.
+        lost_node: its node may have been lost with it.
+        is_certain: Ray has noticed that the process exited. Otherwise the actor is only unreachable.
+    """
+
+    reason: str
+    kind: FailureKind = FailureKind.INFRASTRUCTURE
+    lost_node: bool = False
+    is_certain: bool = True
+
+
+class Deaths:
+    """Collects the deaths of actors, which Ray reports on its own threads.
+
+    Attributes:
+        by_index: the deaths that were collected, by the index of the actor.
+    """
+
+    def __init__(self) -> None:
+        self.by_index: dict[int, Death] = {}
+        self._reported: deque[tuple[int, Death]] = deque()
+        self._wake_read, self._wake_write = socket.socketpair()
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+
+    def fileno(self) -> int:
+        """The descriptor that can be read when a death was reported."""
+        return self._wake_read.fileno()
+
+    def report(self, index: int, ended: Any) -> None:
+        """Reports a death; called on a thread of Ray's with the future of the actor's only call."""
+        self._reported.append((index, explain_death(ended.exception())))
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"!")
+
+    def collect(self) -> None:
+        """Collects the deaths that were reported."""
+        with contextlib.suppress(BlockingIOError):
+            self._wake_read.recv(4096)
+        while self._reported:
+            index, death = self._reported.popleft()
+            self.by_index[index] = death
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for a report, and collects it."""
+        self._wake_read.settimeout(timeout_s)
+        with contextlib.suppress(TimeoutError):
+            self._wake_read.recv(1)
+        self._wake_read.setblocking(False)
+        self.collect()
+
+    def close(self) -> None:
+        """Closes the descriptors."""
+        for end in (self._wake_read, self._wake_write):
+            end.close()
+
+
+def explain_death(error: BaseException | None) -> Death:
+    """Explains the end of an actor by the error of its only call, or by None if the call returned."""
+    from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+    if error is None:
+        return Death("ended")
+    if isinstance(error, ActorDiedError) and error.preempted:
+        return Death("ended with its node, which was drained", FailureKind.PREEMPTION, lost_node=True)
+    if isinstance(error, ActorUnavailableError):
+        return Death(
+            "cannot be reached any more (its node is gone, or the network to it)", lost_node=True, is_certain=False
+        )
+    return read_message(str(error))
+
+
+def read_message(message: str) -> Death:
+    """Reads the cause of an actor's death out of Ray's message, as Ray has no other interface for it.
+
+    The only place that depends on the wording. ``tests/ray/deaths`` has messages recorded from each version of Ray.
+    """
+    text = " ".join(message.split()).partition(" Some common causes")[0]
+    detail = re.search(r".*(?:Worker exit detail: |The actor is dead because )(.*)", text)
+    reason = f"died, says Ray: {detail[1] if detail else text}"[:_MAX_LENGTH].rstrip(".")
+    kind = FailureKind.INFRASTRUCTURE
+    if re.search(r"running low on memory|OOM|out of memory", reason):
+        kind = FailureKind.OUT_OF_MEMORY
+    elif re.search(r"SIGTERM|preempt|drain", reason):
+        kind = FailureKind.PREEMPTION
+    return Death(reason, kind, lost_node=re.search(r"\bnode\b", reason) is not None)
