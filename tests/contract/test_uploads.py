@@ -213,13 +213,13 @@ def test_directory_in_the_run_directory_is_adopted_as_it_is(runtime: RuntimeUnde
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
-        ("../elsewhere", "wants a directory of its own in the run directory"),
-        ("run/../elsewhere", "wants a directory of its own in the run directory"),
-        ("run", "wants a directory of its own in the run directory"),
-        ("run/artifacts", "wants a directory of its own in the run directory"),
-        ("run/logs", "wants a directory of its own in the run directory"),
-        ("run/.pending", "wants a directory of its own in the run directory"),
-        ("run/missing", "with at least one file, found none in 'missing'"),
+        ("../elsewhere", "a directory of its own in the run directory"),
+        ("run/../elsewhere", "a directory of its own in the run directory"),
+        ("run", "a directory of its own in the run directory"),
+        ("run/artifacts", "a directory of its own in the run directory"),
+        ("run/logs", "a directory of its own in the run directory"),
+        ("run/.pending", "a directory of its own in the run directory"),
+        ("run/missing", "with at least one file, got none in 'missing'"),
     ],
 )
 @on_one_machine
@@ -278,9 +278,9 @@ def test_function_of_the_users_own_stores_the_checkpoint(runtime: RuntimeUnderTe
 @pytest.mark.parametrize(
     ("returned", "reason"),
     [
-        ("None", "wants to return the Checkpoint as it is in the run directory, found None"),
-        ("checkpoint", "wants a directory of its own in the run directory"),
-        ("Checkpoint(run_directory(config) / 'other')", "wants to be in 'checkpoint_000001' .* found 'other'"),
+        ("None", "expected it to return the Checkpoint in the run directory, got None"),
+        ("checkpoint", "a directory of its own in the run directory"),
+        ("Checkpoint(run_directory(config) / 'other')", "checkpoint in 'checkpoint_000001' .* got 'other'"),
     ],
 )
 @on_one_machine

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from drivetrain._runtimes.local import ForkServers, LocalRuntime
     from drivetrain._runtimes.remote import RemoteGroup
     from drivetrain._runtimes.resources import visible_gpus
+    from drivetrain._storage.checkpoint import checkpoint_in
     from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
     from drivetrain._storage.lock import RunLock
     from drivetrain._storage.manifest import delete_checkpoints
@@ -64,6 +65,7 @@ else:
         "drivetrain._runtimes.remote": "RemoteGroup",
         "drivetrain._runtimes.local": "ForkServers LocalRuntime",
         "drivetrain._runtimes.resources": "visible_gpus",
+        "drivetrain._storage.checkpoint": "checkpoint_in",
         "drivetrain._storage.directory": "open_storage quick runs_location Storage",
         "drivetrain._storage.lock": "RunLock",
         "drivetrain._storage.manifest": "delete_checkpoints",
@@ -102,6 +104,7 @@ __all__ = [
     "Trial",
     "WorkerListener",
     "check_param_space",
+    "checkpoint_in",
     "delete_checkpoints",
     "dumps",
     "find_metric",

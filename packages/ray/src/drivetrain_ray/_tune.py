@@ -39,6 +39,7 @@ from drivetrain.plugin import (
     Storage,
     Trial,
     check_param_space,
+    checkpoint_in,
     delete_checkpoints,
     dumps,
     locate,
@@ -281,7 +282,7 @@ class _Reporter(Callback):
         for name in names:
             del self._committed[name]
         self._last = report
-        checkpoint = Checkpoint.in_storage(self._storage, names[-1]) if names else None
+        checkpoint = checkpoint_in(self._storage, names[-1]) if names else None
         if checkpoint is None or not checkpoint.exists():  # retention may have been faster than a slow upload
             tune.report(metrics)
             return

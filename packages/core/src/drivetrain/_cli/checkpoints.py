@@ -9,7 +9,7 @@ from typing import Any
 
 from drivetrain._base.metrics import flatten, has_metric, reported_metrics
 from drivetrain._cli.output import BAD, OK, Commands, MissingError, add_command, emit, find_run
-from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.checkpoint import checkpoint_in
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.manifest import read_manifest
@@ -70,7 +70,7 @@ def _list(arguments: argparse.Namespace) -> int:
     found = []
     for entry in read_manifest(storage):
         size, files = checkpoint_sizes(storage, entry.name) or (None, None)
-        checkpoint = Checkpoint.in_storage(storage, entry.name)
+        checkpoint = checkpoint_in(storage, entry.name)
         facts = {
             **asdict(entry),
             "metrics": flatten(entry.metrics),
@@ -113,7 +113,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     for entry in entries:
         damage = None
         try:
-            Checkpoint.in_storage(storage, entry.name).verify(checksums=arguments.checksums)
+            checkpoint_in(storage, entry.name).verify(checksums=arguments.checksums)
         except StorageError as error:
             damage = str(error)
         found.append({"name": entry.name, "ok": damage is None, "damage": damage})
@@ -140,7 +140,7 @@ def _export(arguments: argparse.Namespace) -> int:
         entry = _find(entries, arguments.checkpoint, storage)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigurationError(f"checkpoints export wants a directory that is new or empty, found {target}")
-    checkpoint = Checkpoint.in_storage(storage, entry.name)
+    checkpoint = checkpoint_in(storage, entry.name)
     checkpoint.to_directory(target, include=arguments.include, exclude=arguments.exclude)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     data = {"checkpoint": entry.name, "iteration": entry.iteration, "path": str(target.absolute()), "bytes": size}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain._base.metrics import flatten, has_metric, reported_metrics
 from drivetrain._base.notebook import as_table
 from drivetrain._base.redact import redact
-from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import ERROR_FILE, RUN_FILE, result_file
@@ -177,7 +177,7 @@ class Result:
         return read_manifest(self.storage)
 
     def _checkpoint(self, entry: CommittedCheckpoint) -> Checkpoint:
-        return Checkpoint.in_storage(self.storage, entry.name)
+        return checkpoint_in(self.storage, entry.name)
 
 
 def last_metrics(storage: Storage) -> dict[str, Any] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -16,12 +15,13 @@ from typing import Any
 from drivetrain._base.notebook import as_table
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import StoredFile
+from drivetrain._storage.holds import hold
 from drivetrain._storage.layout import LISTING_FILE, METADATA_FILE, PIN_FILE
-from drivetrain._storage.node import share_directory, try_lock
+from drivetrain._storage.node import share_directory
 from drivetrain._storage.remote import locate
 from drivetrain.errors import CheckpointError, StorageError
 
-__all__ = ["VERSION", "Checkpoint", "own_files", "parse_listing"]
+__all__ = ["VERSION", "Checkpoint", "checkpoint_in", "own_files", "parse_listing"]
 
 _BYTES = "__bytes__"
 VERSION = 1
@@ -54,13 +54,6 @@ class Checkpoint:
 
     def __init__(self, path: str | os.PathLike[str], filesystem: Any | None = None) -> None:
         self._storage = Storage(*locate(path, filesystem, what="Checkpoint"))
-
-    @classmethod
-    def in_storage(cls, storage: Storage, name: str) -> Checkpoint:
-        """The checkpoint in a directory of a run directory."""
-        checkpoint = cls.__new__(cls)
-        checkpoint._storage = Storage(storage.filesystem, storage.path(name), storage.limits)
-        return checkpoint
 
     def __repr__(self) -> str:
         where = "" if self._storage.is_local else f", filesystem={type(self.filesystem).__name__}"
@@ -132,8 +125,8 @@ class Checkpoint:
             StorageError: it cannot be downloaded.
         """
         if self._storage.is_local:
-            self._require()
-            with self._held():
+            with hold(self._storage):
+                self._require()  # once it is held, it cannot be deleted
                 yield self.path
             return
         listing = self._storage.read_bytes(LISTING_FILE)
@@ -252,55 +245,6 @@ class Checkpoint:
         """Whether :meth:`pin` was called, and :meth:`unpin` not since."""
         return self._storage.exists(PIN_FILE)
 
-    def is_held(self) -> bool:
-        """Whether some process is inside :meth:`as_directory` of this local checkpoint."""
-        with self._locked_for_deletion() as locked:
-            return not locked
-
-    def delete_unless_held(self) -> bool:
-        """Deletes the files, unless some process is inside :meth:`as_directory` of this local checkpoint.
-
-        Returns:
-            Whether they were deleted.
-        """
-        with self._locked_for_deletion() as locked:
-            if locked:
-                self._storage.delete("")
-            return locked
-
-    @contextlib.contextmanager
-    def _locked_for_deletion(self) -> Iterator[bool]:
-        descriptor = -1
-        if self._storage.is_local:
-            with contextlib.suppress(OSError):
-                descriptor = os.open(self._storage.path(LISTING_FILE), os.O_RDWR | os.O_CLOEXEC)
-        try:
-            locked = True
-            if descriptor >= 0:
-                with contextlib.suppress(OSError):  # a filesystem without locks
-                    locked = try_lock(descriptor, fcntl.LOCK_EX)
-            yield locked
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-
-    @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
-        try:
-            descriptor = os.open(self._storage.path(LISTING_FILE), os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # not committed, so nobody but its owner would delete it
-            yield
-            return
-        try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-            self._require()  # it may have been deleted while the lock was waited for
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-
     def _fill(self, target: str) -> None:
         self._fetch(target)
 
@@ -316,6 +260,13 @@ class Checkpoint:
     def _require(self) -> None:
         if not self.exists():
             raise CheckpointError(f"a checkpoint wants a directory that exists, found none at {self.path}")
+
+
+def checkpoint_in(storage: Storage, name: str) -> Checkpoint:
+    """The checkpoint in a directory of a run directory."""
+    checkpoint = Checkpoint.__new__(Checkpoint)
+    checkpoint._storage = Storage(storage.filesystem, storage.path(name), storage.limits)
+    return checkpoint
 
 
 def own_files(files: Mapping[str, StoredFile]) -> dict[str, StoredFile]:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from drivetrain._base.crashpoints import reach
 from drivetrain._storage.copying import Claims, copy_files, copy_part, duplicates_of, same_content
@@ -33,6 +33,8 @@ from drivetrain._storage.transfer import Job, Limits, explain, run_jobs
 from drivetrain.errors import CheckpointError, StorageError
 
 __all__ = ["Storage", "open_storage", "quick", "runs_location"]
+
+T = TypeVar("T")
 
 _BATCH_FILES = 64
 _PROBE_S = 30.0
@@ -66,7 +68,7 @@ class Storage:
 
     def exists(self, name: str) -> bool:
         """Whether a file or directory of that name is there."""
-        return bool(self.call(f"look for {name}", lambda: self.filesystem.exists(self.path(name))))
+        return self.call(f"look for {name}", lambda: self.filesystem.exists(self.path(name)))
 
     def read_bytes(self, name: str) -> bytes | None:
         """The content of a file, or None where there is none."""
@@ -77,8 +79,7 @@ class Storage:
             except FileNotFoundError:
                 return None
 
-        data: bytes | None = self.call(f"read {name}", read)
-        return data
+        return self.call(f"read {name}", read)
 
     def write_bytes(
         self, name: str, data: bytes, *, durable: bool = True, midway: Callable[[], None] | None = None
@@ -110,15 +111,11 @@ class Storage:
 
     def list_names(self, name: str = "") -> tuple[list[str], list[str]]:
         """The names of the directories and of the files directly in a directory, each sorted."""
-        found: tuple[list[str], list[str]] = self.call(
-            f"list {name or 'the run'}", lambda: self.filesystem.list_names(self.path(name))
-        )
-        return found
+        return self.call(f"list {name or 'the run'}", lambda: self.filesystem.list_names(self.path(name)))
 
     def walk(self, name: str) -> dict[str, int]:
         """The size in bytes of each file under a directory, by relative path."""
-        found: dict[str, int] = self.call(f"list {name}", lambda: self.filesystem.walk(self.path(name)))
-        return found
+        return self.call(f"list {name}", lambda: self.filesystem.walk(self.path(name)))
 
     def delete(self, name: str) -> None:
         """Deletes a file or a directory tree; nothing happens where there is none."""
@@ -273,7 +270,7 @@ class Storage:
         for relative in files or ():
             if relative not in sizes and is_wanted(relative):
                 raise CheckpointError(f"{self.path(name, relative)} is missing: use another checkpoint")
-        jobs: list[Job] = []
+        jobs: list[Job[None]] = []
         os.makedirs(target, exist_ok=True)
         made: set[str] = set()
         for relative, size in sorted(sizes.items(), key=lambda item: -item[1]):
@@ -352,7 +349,7 @@ class Storage:
     def _copy_claimed(self, source: str, found: Mapping[str, os.stat_result], claims: Claims, limits: Limits) -> None:
         target = claims.target
         made: set[str] = set()
-        jobs: list[Job] = []
+        jobs: list[Job[None]] = []
         batch: list[tuple[str, str, int]] = []
         for relative, status in found.items():
             origin = os.path.join(source, relative)
@@ -377,10 +374,18 @@ class Storage:
         limits = replace(limits, threads=min(limits.threads, os.cpu_count() or 1))
         run_jobs(jobs, what=f"copy of {source} to {target}", limits=limits, in_thread=len(jobs) > 1)
 
-    def call(self, what: str, call: Callable[[], Any]) -> Any:
-        """A single operation, with a deadline where it crosses a network."""
+    def call(self, action: str, operation: Callable[[], T]) -> T:
+        """Calls an operation of the filesystem and returns its result, with a deadline if it uses a network.
+
+        Args:
+            action: what the operation does, for messages: ``"read run.json"``.
+            operation: the call.
+
+        Raises:
+            StorageError: it failed, or took too long.
+        """
         (result,) = run_jobs(
-            [Job(self.root, call)], what=f"cannot {what}:", limits=self.limits, in_thread=not self.is_local
+            [Job(self.root, operation)], what=f"cannot {action}:", limits=self.limits, in_thread=not self.is_local
         )
         return result
 

@@ -20,10 +20,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from drivetrain._base.crashpoints import reach
-from drivetrain._storage.checkpoint import VERSION, Checkpoint, own_files, parse_listing
+from drivetrain._storage.checkpoint import VERSION, Checkpoint, checkpoint_in, own_files, parse_listing
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import StoredFile
+from drivetrain._storage.holds import delete_unless_held, is_held
 from drivetrain._storage.layout import CHECKPOINT_NAME, LISTING_FILE, MANIFEST, PENDING, announcement, checkpoint_name
 from drivetrain._storage.retention import Janitor, retained
 from drivetrain.config import CheckpointConfig
@@ -73,7 +74,7 @@ class CheckpointManager:
 
     def checkpoint(self, entry: CommittedCheckpoint) -> Checkpoint:
         """The files of a committed checkpoint."""
-        return Checkpoint.in_storage(self._storage, entry.name)
+        return checkpoint_in(self._storage, entry.name)
 
     def verify(self) -> CommittedCheckpoint | None:
         """Finds the newest checkpoint whose files are all there and complete, and says which were not."""
@@ -127,7 +128,7 @@ class CheckpointManager:
         if not all(files.values()):  # a rank uploaded nothing, as it was in place
             merged = {path: StoredFile(size) for path, size in self._storage.walk(name).items()} | merged
         if self._metadata:
-            checkpoint = Checkpoint.in_storage(self._storage, name)
+            checkpoint = checkpoint_in(self._storage, name)
             checkpoint.set_metadata({**self._metadata, **checkpoint.get_metadata()})
         entry = known or CommittedCheckpoint(
             name=name,
@@ -192,7 +193,7 @@ class CheckpointManager:
         deleted = []
         for name in orphans:
             reach("during sweep")
-            if Checkpoint.in_storage(self._storage, name).delete_unless_held():
+            if delete_unless_held(self._storage, name):
                 deleted.append(name)
         for name in announced:
             if name in deleted or name not in orphans:
@@ -224,8 +225,7 @@ class CheckpointManager:
         self._janitor.close()
 
     def _is_protected(self, entry: CommittedCheckpoint) -> bool:
-        checkpoint = self.checkpoint(entry)
-        return checkpoint.is_held() or checkpoint.is_pinned()
+        return is_held(self._storage, entry.name) or self.checkpoint(entry).is_pinned()
 
     def _listed(self, name: str) -> dict[str, StoredFile]:
         data = self._storage.read_bytes(f"{name}/{LISTING_FILE}")

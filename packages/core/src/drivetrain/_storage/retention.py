@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from drivetrain._base.crashpoints import reach
 from drivetrain._base.metrics import find_metric
-from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
+from drivetrain._storage.holds import delete_unless_held
 from drivetrain._storage.layout import CHECKPOINT_NAME, announcement
 from drivetrain.config import CheckpointConfig
 from drivetrain.errors import StorageError
@@ -84,7 +84,7 @@ class Janitor:
         self._work.task_done()
 
     def _delete(self, name: str) -> bool:
-        if not Checkpoint.in_storage(self._storage, name).delete_unless_held():
+        if not delete_unless_held(self._storage, name):
             return False
         if not CHECKPOINT_NAME.fullmatch(name):
             self._storage.delete(announcement(name))

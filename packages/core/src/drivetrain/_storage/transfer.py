@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from drivetrain.errors import StorageError
 
@@ -56,11 +56,17 @@ class Limits:
     polite: bool = False
 
 
-class Job(NamedTuple):
-    """A piece of a transfer, and what to call it."""
+@dataclass(frozen=True, slots=True)
+class Job(Generic[T]):
+    """A piece of a transfer.
+
+    Attributes:
+        name: what messages call it.
+        call: does it.
+    """
 
     name: str
-    call: Callable[[], Any]
+    call: Callable[[], T]
 
 
 def is_transient(error: BaseException) -> bool:
@@ -74,7 +80,7 @@ def is_transient(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in _NETWORK_LIBRARIES
 
 
-def run_jobs(jobs: Sequence[Job], *, what: str, limits: Limits, in_thread: bool = True) -> list[Any]:
+def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bool = True) -> list[T]:
     """Runs all jobs, several at a time.
 
     Args:
@@ -142,7 +148,7 @@ def run_jobs(jobs: Sequence[Job], *, what: str, limits: Limits, in_thread: bool 
     return results
 
 
-def _attempt(job: Job, deadline: float, gate: threading.Event, attempts: int) -> Any:
+def _attempt(job: Job[T], deadline: float, gate: threading.Event, attempts: int) -> T:
     pause = _FIRST_PAUSE_S
     for attempt in range(1, attempts + 1):
         try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from drivetrain._hooks.context import TrainContext
 from drivetrain._hooks.dataset import DatasetShard
-from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
 from drivetrain._storage.filesystem import StoredFile
 from drivetrain._storage.layout import is_reserved
 from drivetrain._wire.events import Event, PreemptionInfo, Reported, ReportNumber, Uploaded
@@ -148,11 +148,11 @@ class Session:
             storage.require_run(self.context.run_id, self._task.options.start)
             self._add_positions(upload.checkpoint)
             prepared = self._uploads.prepare(upload, number)
-            stored = Checkpoint.in_storage(storage, prepared.directory)
+            stored = checkpoint_in(storage, prepared.directory)
             files, directory = prepared.files, prepared.directory
             self._number, self._iteration = number, iteration
             self._outbox.emit(Reported(rank, number, iteration, time.time(), values, files, reduce, directory, quiet))
-            if prepared.finish is None:
+            if prepared.pending is None:
                 self._note_stored(number, stored)
             else:
                 self._uploads.begin(prepared, lambda files: self._on_uploaded(number, stored, files))

@@ -1,8 +1,13 @@
 """How the files of a reported checkpoint get to the storage: before ``report`` returns, or in the background.
 
-What waits for a background upload is out of reach of whatever the train function does to its directory next: it was
-copied, or moved where the function gave it away. A copy on the storage's own filesystem would be one too many, so
-there the files go to their place at once.
+There are four ways, one class each:
+
+- :class:`_InPlace`: the files are in the run directory already.
+- :class:`_FromSource`: they are copied or moved from the reported directory before ``report`` returns. An asynchronous
+  report uses it too if the storage is on the same filesystem, because a private copy would take as long.
+- :class:`_FromPrivateCopy`: they are first copied to a private directory (or moved there if the train function gave
+  them away) and stored from there in the background. The train function may change its directory meanwhile.
+- :class:`_ByFunction`: the user's function stores them.
 """
 
 from __future__ import annotations
@@ -15,8 +20,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage
@@ -45,17 +49,156 @@ class UploadRequest:
 
 
 class Upload(NamedTuple):
-    """A checkpoint on its way.
+    """A checkpoint that was reported.
 
     Attributes:
         directory: its directory in the run directory.
-        files: the files that were stored, by relative path; None while they are being.
-        finish: stores them; None where nothing is left to do.
+        files: the files that were stored, by relative path; None if that happens in the background.
+        pending: stores them in the background; None if they are stored.
     """
 
     directory: str
     files: dict[str, StoredFile] | None
-    finish: Callable[[], dict[str, StoredFile]] | None
+    pending: _Method | None
+
+
+class _Method(Protocol):
+    """A way to store the files of a checkpoint."""
+
+    def store(self) -> dict[str, StoredFile]:
+        """Stores the files, and returns them by relative path."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Destination:
+    """The run directory, as one rank stores checkpoints in it.
+
+    Attributes:
+        storage: the run directory.
+        rank: the rank.
+        checksums: whether checksums are taken.
+    """
+
+    storage: Storage
+    rank: int
+    checksums: bool
+
+    def put(self, source: str, directory: str, *, give_away: bool, polite: bool) -> dict[str, StoredFile]:
+        """Stores the files of a local directory, which is deleted if it may be given away."""
+        files = self.storage.put_directory(
+            source, directory, rank=self.rank, give_away=give_away, checksums=self.checksums, polite=polite
+        )
+        if give_away:
+            shutil.rmtree(source, ignore_errors=True)
+        return files
+
+    def name_of(self, checkpoint: Checkpoint) -> str | None:
+        """The directory of a checkpoint in the run directory, or None if it is elsewhere."""
+        if checkpoint.is_local != self.storage.is_local:
+            return None
+        if not checkpoint.is_local and checkpoint.filesystem != self.storage.filesystem.handle:
+            return None
+        path = posixpath.normpath(checkpoint.path)
+        name = path.removeprefix(f"{posixpath.normpath(self.storage.root)}/")
+        return None if name == path or is_reserved(name) else name
+
+    def is_on_same_filesystem(self, checkpoint: Checkpoint) -> bool:
+        """Whether the files of a checkpoint can be moved here, or copied here as fast as anywhere else."""
+        if not self.storage.is_local or not checkpoint.is_local:
+            return False
+        try:
+            return os.stat(checkpoint.path).st_dev == os.stat(self.storage.root).st_dev
+        except FileNotFoundError:
+            return True  # storing the files raises the error
+
+
+class _InPlace:
+    """Uses the files of a checkpoint that is in the run directory already.
+
+    Args:
+        checkpoint: the checkpoint.
+        directory: the name that it must have; None for any.
+        destination: the run directory.
+
+    Raises:
+        CheckpointError: it is elsewhere, has another name, or has no files.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, directory: str | None, destination: _Destination) -> None:
+        name = destination.name_of(checkpoint)
+        if name is None:
+            raise CheckpointError(
+                "report(): expected a checkpoint in a directory of its own in the run directory "
+                f"{destination.storage.root}, as it is not uploaded; got {checkpoint.path}"
+            )
+        if directory is not None and name != directory:
+            raise CheckpointError(
+                f"report(): expected the checkpoint in {directory!r} of the run directory, got {name!r}"
+            )
+        if not destination.storage.walk(name):
+            raise CheckpointError(f"report(): expected a checkpoint with at least one file, got none in {name!r}")
+        self.directory = name
+
+    def store(self) -> dict[str, StoredFile]:
+        """Stores nothing; the commit lists the files."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class _FromSource:
+    """Stores the files from the reported directory itself."""
+
+    request: UploadRequest
+    directory: str
+    destination: _Destination
+
+    def store(self) -> dict[str, StoredFile]:
+        with self.request.checkpoint.as_directory() as source:
+            return self.destination.put(source, self.directory, give_away=self.request.delete_local, polite=False)
+
+
+class _FromPrivateCopy:
+    """Stores the files from a private copy, which it makes at once."""
+
+    def __init__(self, request: UploadRequest, directory: str, destination: _Destination) -> None:
+        self._directory = directory
+        self._destination = destination
+        with contextlib.ExitStack() as stack:
+            source = stack.enter_context(request.checkpoint.as_directory())
+            private = stack.enter_context(share_directory("uploads", secrets.token_hex(8)))
+            copies = Storage(LocalFilesystem(), private, destination.storage.limits)
+            copies.put_directory(source, _FILES, give_away=request.delete_local)
+            if request.delete_local:
+                shutil.rmtree(source, ignore_errors=True)
+            self._source = os.path.join(private, _FILES)
+            self._held = stack.pop_all()
+
+    def store(self) -> dict[str, StoredFile]:
+        """Stores the files, and deletes the private copy."""
+        with self._held:
+            return self._destination.put(self._source, self._directory, give_away=True, polite=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _ByFunction:
+    """Has the user's function store the files."""
+
+    request: UploadRequest
+    function: UploadFunction
+    directory: str
+    destination: _Destination
+
+    def store(self) -> dict[str, StoredFile]:
+        stored = self.function(self.request.checkpoint, self.directory)
+        if not isinstance(stored, Checkpoint):
+            raise CheckpointError(
+                f"checkpoint_upload_fn: expected it to return the Checkpoint in the run directory, got {stored!r}"
+            )
+        files = _InPlace(stored, self.directory, self.destination).store()
+        if self.request.delete_local and self.request.checkpoint.is_local and self.request.checkpoint != stored:
+            shutil.rmtree(self.request.checkpoint.path, ignore_errors=True)
+        return files
 
 
 class Uploads:
@@ -69,8 +212,8 @@ class Uploads:
 
     def __init__(self, storage: Storage, rank: int, config: CheckpointConfig) -> None:
         self._storage = storage
-        self._rank = rank
         self._config = config
+        self._destination = _Destination(storage, rank, config.checksums)
         self._free = threading.BoundedSemaphore(config.max_uploads_in_flight)
         self._threads: list[threading.Thread] = []
         self._failures: list[Exception] = []
@@ -99,35 +242,37 @@ class Uploads:
             CheckpointError: there is nothing to store, or it is in the wrong place.
             StorageError: it could not be stored.
         """
-        upload = self._prepare(request, request.directory or checkpoint_name(index))
+        checkpoint = request.checkpoint
+        if request.delete_local and self._is_of_run(checkpoint):
+            request = replace(request, delete_local=False)  # the run may have to resume from it
+        if request.mode is CheckpointUploadMode.NO_UPLOAD and request.function is None:
+            in_place = _InPlace(checkpoint, request.directory, self._destination)
+            upload = Upload(in_place.directory, in_place.store(), None)
+        else:
+            if request.directory is not None:
+                self._announce(request.directory)
+            upload = self._prepare(request, request.directory or checkpoint_name(index))
         self._used.add(upload.directory)
         return upload
 
     def _prepare(self, request: UploadRequest, directory: str) -> Upload:
-        if request.delete_local and self._is_of_run(request.checkpoint):
-            request = replace(request, delete_local=False)  # the run may have to go on from it
-        if request.mode is CheckpointUploadMode.NO_UPLOAD and request.function is None:
-            return self._adopt(request.checkpoint, request.directory)
-        if request.directory is not None:
-            self._announce(request.directory)
+        in_background = request.mode is CheckpointUploadMode.ASYNC
+        method: _Method
         if request.function is not None:
-            finish: Callable[[], dict[str, StoredFile]] = partial(
-                self._have_uploaded, request, request.function, directory
-            )
-        elif request.mode is CheckpointUploadMode.ASYNC and not self._goes_at_once(request):
-            finish = self._set_aside(request, directory)
+            method = _ByFunction(request, request.function, directory, self._destination)
+        elif in_background and not self._destination.is_on_same_filesystem(request.checkpoint):
+            method = _FromPrivateCopy(request, directory, self._destination)
         else:
-            with request.checkpoint.as_directory() as source:
-                files = self._put(source, directory, request.delete_local, polite=False)
-            return Upload(directory, files, None)
-        if request.mode is CheckpointUploadMode.ASYNC:
-            return Upload(directory, None, finish)
-        return Upload(directory, finish(), None)
+            method = _FromSource(request, directory, self._destination)
+            in_background = False
+        if in_background:
+            return Upload(directory, None, method)
+        return Upload(directory, method.store(), None)
 
     def begin(self, upload: Upload, deliver: Callable[[dict[str, StoredFile]], None]) -> None:
-        """Finishes an upload in the background; waits first while too many are in flight."""
-        finish = upload.finish
-        assert finish is not None
+        """Stores the files of an upload in the background; waits first if too many uploads are in flight."""
+        pending = upload.pending
+        assert pending is not None
         if not self._free.acquire(timeout=self._storage.limits.deadline_s):
             raise StorageError(
                 f"waited {self._storage.limits.deadline_s:g} s (SyncConfig.sync_timeout) for one of "
@@ -136,7 +281,7 @@ class Uploads:
 
         def work() -> None:
             try:
-                deliver(finish())
+                deliver(pending.store())
             except Exception as error:
                 self._used.discard(upload.directory)
                 self._failures.append(error)
@@ -159,85 +304,16 @@ class Uploads:
                 raise StorageError(f"{thread.name} took longer than {self._storage.limits.deadline_s:g} s")
         self.raise_failure()
 
-    def _put(self, source: str, directory: str, give_away: bool, *, polite: bool) -> dict[str, StoredFile]:
-        files = self._storage.put_directory(
-            source, directory, rank=self._rank, give_away=give_away, checksums=self._config.checksums, polite=polite
-        )
-        if give_away:
-            shutil.rmtree(source, ignore_errors=True)
-        return files
-
-    def _goes_at_once(self, request: UploadRequest) -> bool:
-        """Whether the files can be moved to their place, or the copy that safety needs can be the one there."""
-        if not self._storage.is_local or not request.checkpoint.is_local:
-            return False
-        try:
-            return os.stat(request.checkpoint.path).st_dev == os.stat(self._storage.root).st_dev
-        except FileNotFoundError:
-            return True  # which will be said when the files are looked for
-
-    def _set_aside(self, request: UploadRequest, directory: str) -> Callable[[], dict[str, StoredFile]]:
-        with contextlib.ExitStack() as stack:
-            source = stack.enter_context(request.checkpoint.as_directory())
-            aside = stack.enter_context(share_directory("uploads", secrets.token_hex(8)))
-            place = Storage(LocalFilesystem(), aside, self._storage.limits)
-            place.put_directory(source, _FILES, give_away=request.delete_local)
-            if request.delete_local:
-                shutil.rmtree(source, ignore_errors=True)
-            kept = stack.pop_all()
-
-        def finish() -> dict[str, StoredFile]:
-            with kept:
-                return self._put(os.path.join(aside, _FILES), directory, True, polite=True)
-
-        return finish
-
-    def _have_uploaded(self, request: UploadRequest, function: UploadFunction, directory: str) -> dict[str, StoredFile]:
-        """Stores a checkpoint with the user's own function."""
-        stored = function(request.checkpoint, directory)
-        if not isinstance(stored, Checkpoint):
-            raise CheckpointError(
-                f"checkpoint_upload_fn wants to return the Checkpoint as it is in the run directory, found {stored!r}"
-            )
-        files = self._adopt(stored, directory).files or {}
-        if request.delete_local and request.checkpoint.is_local and request.checkpoint != stored:
-            shutil.rmtree(request.checkpoint.path, ignore_errors=True)
-        return files
-
     def _is_of_run(self, checkpoint: Checkpoint) -> bool:
         """Whether it is a checkpoint of this run, in its place."""
-        name = self._name_of(checkpoint)
+        name = self._destination.name_of(checkpoint)
         return name is not None and (name in self._used or self._storage.exists(f"{name}/{LISTING_FILE}"))
 
-    def _name_of(self, checkpoint: Checkpoint) -> str | None:
-        """Its directory in the run directory; None where it is elsewhere."""
-        if checkpoint.is_local != self._storage.is_local:
-            return None
-        if not checkpoint.is_local and checkpoint.filesystem != self._storage.filesystem.handle:
-            return None
-        path = posixpath.normpath(checkpoint.path)
-        name = path.removeprefix(f"{posixpath.normpath(self._storage.root)}/")
-        return None if name == path or is_reserved(name) else name
-
-    def _adopt(self, checkpoint: Checkpoint, directory: str | None) -> Upload:
-        """Takes a directory for a checkpoint that is in the run directory already."""
-        name = self._name_of(checkpoint)
-        if name is None:
-            raise CheckpointError(
-                "a checkpoint that is not to be uploaded wants a directory of its own in the run directory "
-                f"{self._storage.root}, found {checkpoint.path}"
-            )
-        if directory is not None and name != directory:
-            raise CheckpointError(f"the checkpoint wants to be in {directory!r} of the run directory, found {name!r}")
-        if not self._storage.walk(name):
-            raise CheckpointError(f"a checkpoint wants a directory with at least one file, found none in {name!r}")
-        return Upload(name, {}, None)
-
     def _announce(self, directory: str) -> None:
-        """Leaves word of a directory that no pattern tells, so that it is swept if it is never committed."""
+        """Notes the name of a directory that no pattern matches, so that it is deleted if it is never committed."""
         if directory in self._used or self._storage.exists(f"{directory}/{LISTING_FILE}"):
             raise CheckpointError(
-                f"report(checkpoint_dir_name=...) wants a name that is new in the run, found {directory!r}, which a "
-                "checkpoint has already"
+                f"report(checkpoint_dir_name=...): expected a name that is new in the run, got {directory!r}, which "
+                "another checkpoint has"
             )
         self._storage.write_bytes(announcement(directory), b"", durable=False)

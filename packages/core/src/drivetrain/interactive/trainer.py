@@ -24,7 +24,7 @@ from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.policy import RetryBudget
 from drivetrain._hooks.providers import required_runtime
-from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
 from drivetrain._storage.directory import Storage, runs_location
 from drivetrain._storage.manifest import delete_checkpoints
 from drivetrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
@@ -390,7 +390,7 @@ class Trainer:
                 given = f".{name}"
                 afterwards.callback(self._logs.delete, given)
                 self._logs.write_bytes(f"{given}/{dicts.DICT_FILE}", dicts.dump(checkpoint))
-                checkpoint = Checkpoint.in_storage(self._logs, given)
+                checkpoint = checkpoint_in(self._logs, given)
             elif isinstance(checkpoint, (str, os.PathLike)):
                 checkpoint = Checkpoint(checkpoint)
             if strategy is not None and strategy.num_to_keep == 0:

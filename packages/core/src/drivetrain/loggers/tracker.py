@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain._base.metrics import flatten
 from drivetrain._hooks.callback import Callback, Report
-from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.checkpoint import checkpoint_in
 from drivetrain.errors import CheckpointError, ConfigurationError, PluginNotFoundError
 from drivetrain.loggers.entries import Entries, Entry, Ranks
 
@@ -210,7 +210,7 @@ class _Feed:
         """Passes on a checkpoint's files, unless retention has deleted them meanwhile."""
         with (
             contextlib.suppress(CheckpointError),
-            Checkpoint.in_storage(self._run.storage, checkpoint.name).as_directory() as directory,
+            checkpoint_in(self._run.storage, checkpoint.name).as_directory() as directory,
         ):
             self._tracker.save(checkpoint, directory)
 

@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain._base.crashpoints import ADDRESS, POINTS
-from drivetrain._storage.checkpoint import Checkpoint, parse_listing
+from drivetrain._storage.checkpoint import checkpoint_in, parse_listing
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import LISTING_FILE, METADATA_FILE, PENDING, PIN_FILE
@@ -380,7 +380,7 @@ class _Case:
         committed = read_manifest(self._storage, lambda line: self._findings.extend(_DAMAGE.findall(line) and [line]))
         for entry in committed:
             try:
-                Checkpoint.in_storage(self._storage, entry.name).verify(checksums=True)
+                checkpoint_in(self._storage, entry.name).verify(checksums=True)
             except (CheckpointError, StorageError) as error:
                 self._findings.append(f"after {which}: {error}")
         newest = committed[-1] if committed else None
@@ -423,7 +423,7 @@ class _Case:
         digests = {}
         if committed and self._job.same_files:
             with tempfile.TemporaryDirectory(dir=self._directory) as copy:
-                Checkpoint.in_storage(storage, committed[-1].name).to_directory(copy)
+                checkpoint_in(storage, committed[-1].name).to_directory(copy)
                 for file in sorted(Path(copy).rglob("*")):
                     if file.is_file():
                         digests[str(file.relative_to(copy))] = hashlib.sha256(file.read_bytes()).hexdigest()

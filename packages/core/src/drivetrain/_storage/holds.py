@@ -1,0 +1,77 @@
+"""Keeps a committed local checkpoint from being deleted while a process reads it.
+
+A reader holds a shared lock on the listing file, and a deletion takes an exclusive one. The kernel releases the lock of
+a process that dies. Checkpoints that are not local are never held, as readers copy them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import LISTING_FILE
+from drivetrain._storage.node import try_lock
+
+__all__ = ["delete_unless_held", "hold", "is_held"]
+
+
+@contextlib.contextmanager
+def hold(storage: Storage) -> Iterator[None]:
+    """Holds a checkpoint for the duration of a ``with`` block.
+
+    Args:
+        storage: the directory of the checkpoint. If it is not committed, nobody but its owner would delete it.
+    """
+    descriptor = _open(storage.path(LISTING_FILE), os.O_RDONLY)
+    try:
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # a filesystem without locks
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+def is_held(storage: Storage, name: str) -> bool:
+    """Whether some process holds the checkpoint in a directory."""
+    with _locked_for_deletion(storage, name) as locked:
+        return not locked
+
+
+def delete_unless_held(storage: Storage, name: str) -> bool:
+    """Deletes the checkpoint in a directory, unless some process holds it.
+
+    Returns:
+        Whether it was deleted.
+    """
+    with _locked_for_deletion(storage, name) as locked:
+        if locked:
+            storage.delete(name)
+        return locked
+
+
+@contextlib.contextmanager
+def _locked_for_deletion(storage: Storage, name: str) -> Iterator[bool]:
+    descriptor = _open(storage.path(name, LISTING_FILE), os.O_RDWR) if storage.is_local else None
+    try:
+        locked = True
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # a filesystem without locks
+                locked = try_lock(descriptor, fcntl.LOCK_EX)
+        yield locked
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _open(path: str, flags: int) -> int | None:
+    try:
+        return os.open(path, flags | os.O_CLOEXEC)
+    except OSError:
+        return None
