@@ -47,13 +47,9 @@ MAX_LINES_OF_FUNCTION = 60
 MAX_ATTRIBUTES = 12
 
 # Units above a limit, with their sizes. No entry may be added or grow.
-LONG_FILES: dict[str, int] = {
-    "core/src/drivetrain/testing/crash.py": 506,
-}
+LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 CLASSES_WITH_MANY_ATTRIBUTES: dict[str, int] = {
-    "core/src/drivetrain/_runtimes/base.py GroupSpec": 13,
-    "horovod/src/drivetrain_horovod/_elastic.py ElasticRendezvous": 13,
 }
 
 PUBLIC_NAMES = set(

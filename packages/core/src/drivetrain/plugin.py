@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from drivetrain._hooks.finding import Finding, run_python
     from drivetrain._hooks.plugins import API_VERSION
     from drivetrain._hooks.providers import OpenedDataset, required_runtime
-    from drivetrain._runtimes.base import Group, GroupSpec, Runtime
+    from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec, Runtime
     from drivetrain._runtimes.local import ForkServers, LocalRuntime
     from drivetrain._runtimes.remote import RemoteGroup
     from drivetrain._runtimes.resources import visible_gpus
@@ -61,7 +61,7 @@ else:
         "drivetrain._hooks.finding": "Finding run_python",
         "drivetrain._hooks.plugins": "API_VERSION",
         "drivetrain._hooks.providers": "OpenedDataset required_runtime",
-        "drivetrain._runtimes.base": "Group GroupSpec Runtime",
+        "drivetrain._runtimes.base": "Group GroupOutput GroupSpec Runtime",
         "drivetrain._runtimes.remote": "RemoteGroup",
         "drivetrain._runtimes.local": "ForkServers LocalRuntime",
         "drivetrain._runtimes.resources": "visible_gpus",
@@ -87,6 +87,7 @@ __all__ = [
     "Finding",
     "ForkServers",
     "Group",
+    "GroupOutput",
     "GroupSpec",
     "Introduction",
     "LocalRuntime",

@@ -71,8 +71,8 @@ class HorovodBackend(Backend):
         if len(workers) > 1 and self.survives_losses:
             self._elastic = ElasticRendezvous(plan, workers[0].ip, self.timeout_s, verbose)
             shared["HOROVOD_ELASTIC"] = "1"
-            shared["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = self._elastic.address
-            shared["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(self._elastic.port)
+            shared["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = self._elastic.server.address
+            shared["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(self._elastic.server.port)
         elif len(workers) > 1:
             (port,) = group.run(_serve, plan, verbose, ranks=[0])
             shared["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = interfaces[0][1] or workers[0].ip

@@ -274,7 +274,8 @@ def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reser
         if reserved.wait(min(_QUIET_WAIT_S, max(0.0, deadline - time.monotonic()))):
             return Reservation(group, asked)
         wanted = f"{spec.num_workers} x {bundle}" + (f" and {trainer} for the trainer" if trainer else "")
-        spec.console.print(f"waiting for resources on the Ray cluster: asked for {wanted}; {_inventory()}", error=True)
+        message = f"waiting for resources on the Ray cluster: asked for {wanted}; {_inventory()}"
+        spec.output.console.print(message, error=True)
         while not reserved.wait(max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
             spec.interrupts.act()
             if time.monotonic() < deadline:

@@ -64,6 +64,11 @@ def _reserved(spec: GroupSpec, actors: Actors, deadline: float, given: Reservati
             reservation.release()
 
 
+def _needs(spec: GroupSpec) -> object:
+    """The properties of a spec that the actors of a group depend on."""
+    return spec.num_workers, spec.scaling, spec.output.shown_ranks
+
+
 class RayGroup(RemoteGroup):
     """Workers that are Ray actors.
 
@@ -133,8 +138,7 @@ class RayGroup(RemoteGroup):
 
     def renew(self, spec: GroupSpec) -> bool:
         """See :meth:`drivetrain.plugin.Group.renew`."""
-        mine = self.spec
-        same = (spec.num_workers, spec.scaling, spec.shown_ranks) == (mine.num_workers, mine.scaling, mine.shown_ranks)
+        same = _needs(spec) == _needs(self.spec)
         avoided = any(worker.node_id in spec.avoided for worker in self.workers)
         if not same or avoided or not self._actors.are_of_this_session:
             return False

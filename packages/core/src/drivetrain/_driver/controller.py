@@ -20,7 +20,7 @@ from drivetrain._driver.tasks import TaskFactory, scaling_for
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._hooks.policy import FailurePolicy, avoided_nodes
-from drivetrain._runtimes.base import Group, GroupSpec, Runtime
+from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec, Runtime
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
@@ -255,12 +255,12 @@ class Controller:
         """The next group. A run that is not elastic waits until there is room for all its workers."""
         scaling = self._run.scaling_config
         size = self._target_size((), avoided) if self._is_elastic else max(1, scaling.max_workers)
+        config, services = self._run.run_config, self._services
+        spec = group_spec(config, scaling_for(scaling, size), services.backend, services.interrupts)
+        logs = self._run.path / LOGS if config.log_to_file else None
         return replace(
-            group_spec(
-                self._run.run_config, scaling_for(scaling, size), self._services.backend, self._services.interrupts
-            ),
-            log_directory=self._run.path / LOGS if self._run.run_config.log_to_file else None,
-            console=self._run.console,
+            spec,
+            output=replace(spec.output, console=self._run.console, log_directory=logs),
             run_resources=self._run_resources,
             elastic=self._is_elastic,
             avoided=avoided,
@@ -308,9 +308,7 @@ def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, inte
         preload=(*backend.preload, *config.preload),
         warmup=backend.warmup,
         preload_environment=backend.preload_environment,
-        log_directory=None,
-        shown_ranks=shown[config.worker_output],
-        console=Console(),
+        output=GroupOutput(console=Console(), shown_ranks=shown[config.worker_output]),
         start_timeout_s=config.start_timeout_s,
         interrupts=interrupts,
         run_resources=contextlib.ExitStack(),

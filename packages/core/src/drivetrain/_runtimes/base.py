@@ -22,7 +22,22 @@ if TYPE_CHECKING:
     from drivetrain._wire.task import TrainTask
     from drivetrain.config import ScalingConfig
 
-__all__ = ["Group", "GroupSpec", "Runtime", "rank_environment"]
+__all__ = ["Group", "GroupOutput", "GroupSpec", "Runtime", "rank_environment"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupOutput:
+    """Where the output of workers goes.
+
+    Attributes:
+        console: where the output of shown ranks appears.
+        shown_ranks: the ranks whose output is shown on the console.
+        log_directory: the directory of the ``rank_N.log`` files; None writes none.
+    """
+
+    console: Console
+    shown_ranks: frozenset[int]
+    log_directory: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +50,7 @@ class GroupSpec:
         preload: see :class:`~drivetrain.Backend`.
         warmup: see :class:`~drivetrain.Backend`.
         preload_environment: see :class:`~drivetrain.Backend`.
-        log_directory: where ``rank_N.log`` files go; None for nowhere.
-        shown_ranks: whose output is also shown on the console.
-        console: where it is shown.
+        output: where the output of the workers goes.
         start_timeout_s: seconds until every worker must be running the train function.
         interrupts: what ends the run from outside; looked after wherever the group waits.
         run_resources: what a runtime keeps from one group of a run for the next is given back when this is closed.
@@ -50,9 +63,7 @@ class GroupSpec:
     preload: Sequence[str]
     warmup: Sequence[str]
     preload_environment: Sequence[str]
-    log_directory: Path | None
-    shown_ranks: frozenset[int]
-    console: Console
+    output: GroupOutput
     start_timeout_s: float
     interrupts: Interrupts
     run_resources: ExitStack

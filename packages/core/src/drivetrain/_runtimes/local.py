@@ -234,9 +234,9 @@ class LocalGroup(ConnectedGroup):
         """See :meth:`ConnectedGroup.join_next_run`. A shown worker writes to a pipe, and the driver to its log."""
         self._spec = spec
         for output in self._outputs:
-            output.redirect(open_log(spec.log_directory, output.rank), spec.console)
+            output.redirect(open_log(spec.output.log_directory, output.rank), spec.output.console)
         ranks = range(spec.num_workers)
-        logs = [None if rank in spec.shown_ranks else spec.log_directory for rank in ranks]
+        logs = [None if rank in spec.output.shown_ranks else spec.output.log_directory for rank in ranks]
         return self.join_run({rank: JoinRun(rank, logs[rank], since=self._started) for rank in ranks})
 
     def line_closed(self, rank: int) -> None:
@@ -272,9 +272,9 @@ class LocalGroup(ConnectedGroup):
         ours, theirs = socket.socketpair()
         stacks_read, stacks_write = os.pipe()
         self._processes[rank] = _Process(stacks_read)
-        log = open_log(spec.log_directory, rank)
-        if rank in spec.shown_ranks:
-            pipe = OutputPipe(rank, log, spec.console)
+        log = open_log(spec.output.log_directory, rank)
+        if rank in spec.output.shown_ranks:
+            pipe = OutputPipe(rank, log, spec.output.console)
             self._outputs.append(pipe)
             self.watch(pipe.read_end, lambda: self._show(pipe))
             output = pipe.take_write_end()
@@ -454,7 +454,7 @@ def _environment(spec: GroupSpec) -> dict[str, str]:
 
 def _surroundings(spec: GroupSpec) -> object:
     """What a worker process has from the driver, and from the run, from its first moment on."""
-    asked = spec.num_workers, spec.scaling, spec.shown_ranks, tuple(spec.preload)
+    asked = spec.num_workers, spec.scaling, spec.output.shown_ranks, tuple(spec.preload)
     return *asked, _environment(spec), os.getcwd(), tuple(sys.path)
 
 

@@ -136,7 +136,7 @@ class RemoteGroup(ConnectedGroup):
         self.add_line(rank, process.connection)
 
     def _join(self, rank: int, spec: GroupSpec) -> JoinRun:
-        shown = rank in spec.shown_ranks
+        shown = rank in spec.output.shown_ranks
         if shown:
-            self.show_output(rank, spec.console)
-        return JoinRun(rank, log_directory=spec.log_directory, shown=shown, module_path=tuple(sys.path))
+            self.show_output(rank, spec.output.console)
+        return JoinRun(rank, log_directory=spec.output.log_directory, shown=shown, module_path=tuple(sys.path))

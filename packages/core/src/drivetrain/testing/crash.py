@@ -24,7 +24,6 @@ Without ``command`` the harness runs :mod:`drivetrain.testing.crashjob`, which i
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import hashlib
 import io
@@ -33,11 +32,7 @@ import os
 import random
 import re
 import secrets
-import selectors
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -47,64 +42,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drivetrain._base.crashpoints import ADDRESS, POINTS
+from drivetrain._base.crashpoints import POINTS
 from drivetrain._storage.checkpoint import checkpoint_in, parse_listing
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import LISTING_FILE, METADATA_FILE, PENDING, PIN_FILE
 from drivetrain._storage.manifest import read_manifest
 from drivetrain._storage.remote import locate
-from drivetrain.errors import CheckpointError, ConfigurationError, StorageError
+from drivetrain.errors import CheckpointError, StorageError
+from drivetrain.testing.crashstart import VICTIMS, Crash, JobSpec, JobStart
 
 __all__ = ["POINTS", "VICTIMS", "Crash", "CrashFound", "CrashHarness", "CrashReport", "main"]
 
-VICTIMS = ("driver", "worker", "workers", "both")
-"""Whom a crash ends: the driver; the worker that is at the point, or any; all workers; everything that runs."""
-
-_MARK = "DRIVETRAIN_CRASH_MARK"
 _STORAGE = "DRIVETRAIN_STORAGE_PATH"
 _WITHOUT_WORKERS = ("during sweep",)
 _LOCAL_STEPS = 60
 _REMOTE_STEPS = 8
-_END_S = 10.0
-_LOOK_S = 0.01
 _ITERATION = "_training_iteration"
 _CONTINUES = re.compile(r"resume=.*, found .*, (?:continues from ([^\s(]+)|starts from the beginning)")
 _DAMAGE = re.compile(r"is damaged|left as it is|could not be deleted")
-
-
-@dataclass(frozen=True, slots=True)
-class Crash:
-    """When to end whom.
-
-    Attributes:
-        victim: one of :data:`VICTIMS`.
-        point: the point of the protocol, one of :data:`POINTS`; None for a moment instead.
-        occurrence: the how-manieth time that any process comes to the point, from 1.
-        after_s: the moment: seconds after the start, or after the crash before if that has left the driver alive.
-
-    Raises:
-        ConfigurationError: there are both a point and a moment or none, or one of the names is unknown.
-    """
-
-    victim: str = "driver"
-    point: str | None = None
-    occurrence: int = 1
-    after_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.victim not in VICTIMS:
-            raise ConfigurationError(f"Crash(victim=...) wants one of {', '.join(VICTIMS)}, found {self.victim!r}")
-        if (self.point is None) == (self.after_s is None):
-            raise ConfigurationError(
-                f"Crash wants either a point or a moment, found point={self.point!r}, after_s={self.after_s}"
-            )
-        if self.point is not None and self.point not in POINTS:
-            raise ConfigurationError(f"Crash(point=...) wants one of {', '.join(POINTS)}, found {self.point!r}")
-
-    def __str__(self) -> str:
-        when = f"after {self.after_s:.3f} s" if self.after_s is not None else f"{self.point}, time {self.occurrence}"
-        return f"{self.victim} {when}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,7 +144,7 @@ class CrashHarness:
     ) -> None:
         self._directory = Path(directory).absolute()
         path = os.fspath(storage_path) if storage_path is not None else str(self._directory / "storage")
-        self._job = _Job(
+        self._job = JobSpec(
             command=tuple(command or _own_command(path)),
             environment=dict(environment or {}),
             storage_path=path if "://" in path else os.path.abspath(path),
@@ -265,17 +221,6 @@ class CrashHarness:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Job:
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    storage_path: str
-    name: str
-    metrics: frozenset[str] | None
-    same_files: bool
-    deadline_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Outcome:
     """What a run has left.
 
@@ -295,7 +240,7 @@ class _Outcome:
 class _Case:
     """One run, from its first start to its undisturbed end."""
 
-    def __init__(self, job: _Job, directory: Path, name: str) -> None:
+    def __init__(self, job: JobSpec, directory: Path, name: str) -> None:
         self.undisturbed_s = 0.0
         """Seconds of the first start, if nothing has happened to it."""
         self._job = job
@@ -304,7 +249,7 @@ class _Case:
         self._temporary.mkdir(parents=True)
         self._storage_path = _join(job.storage_path, name)
         self._storage = Storage(*locate(_join(self._storage_path, job.name), what="CrashHarness(storage_path=...)"))
-        self._starts: list[_Start] = []
+        self._starts: list[JobStart] = []
         self._killed: list[int] = []
         self._findings: list[str] = []
 
@@ -347,11 +292,11 @@ class _Case:
         Storage(*locate(self._storage_path, what="CrashHarness(storage_path=...)")).delete("")
         return report
 
-    def _start(self, waiting: deque[Crash]) -> _Start:
+    def _start(self, waiting: deque[Crash]) -> JobStart:
         """Starts the job, and takes the crashes that happen from those that wait."""
         variables = {_STORAGE: self._storage_path, "TMPDIR": str(self._temporary)}
         output = self._directory / f"start_{len(self._starts) + 1}.txt"
-        start = _Start(self._job, variables, output, armed=any(crash.point for crash in waiting))
+        start = JobStart(self._job, variables, output, armed=any(crash.point for crash in waiting))
         self._starts.append(start)
         before = len(waiting)
         self._findings += start.play(waiting)
@@ -365,7 +310,7 @@ class _Case:
                 self._findings.append(f"the run was over before {missed}")
         return start
 
-    def _check_progress(self, start: _Start, expected: CommittedCheckpoint | None) -> CommittedCheckpoint | None:
+    def _check_progress(self, start: JobStart, expected: CommittedCheckpoint | None) -> CommittedCheckpoint | None:
         """Whether it continued from where it should, and what is committed now is whole; returns the newest."""
         which = f"start {len(self._starts)}"
         self._findings += [f"{which}: {line}" for line in start.output.splitlines() if _DAMAGE.search(line)]
@@ -457,176 +402,6 @@ def _compare(outcome: _Outcome, reference: _Outcome) -> Iterator[str]:
     for name in sorted(outcome.files.keys() | reference.files.keys()):
         if outcome.files.get(name) != reference.files.get(name):
             yield f"{name} of the last checkpoint is not that of an undisturbed run"
-
-
-class _Start:
-    """One start of the job: its driver, and everything that this has started and that inherits its environment.
-
-    Args:
-        job: what to start.
-        variables: of this start.
-        output: the file that takes its output.
-        armed: its processes tell when they come to a point, and wait there.
-    """
-
-    def __init__(self, job: _Job, variables: Mapping[str, str], output: Path, *, armed: bool) -> None:
-        self.killed: list[int] = []
-        self.driver_was_killed = False
-        self.seconds = 0.0
-        self._deadline_s = job.deadline_s
-        self._output = output
-        self._armed = armed
-        self._mark = secrets.token_hex(8)
-        self._waiting: deque[Crash] = deque()
-        self._reached = 0
-        self._environment = {**os.environ, **job.environment, **variables, _MARK: self._mark}
-        self._environment.pop(ADDRESS, None)
-        self._command = job.command
-
-    @property
-    def output(self) -> str:
-        """What it has printed so far."""
-        return self._output.read_text(errors="replace")
-
-    def play(self, waiting: deque[Crash]) -> list[str]:
-        """Runs it to the end of its driver, and takes the crashes that have happened from those that wait.
-
-        Returns:
-            What was not as it has to be.
-        """
-        self._waiting = waiting
-        with contextlib.ExitStack() as stack:
-            selector = stack.enter_context(selectors.DefaultSelector())
-            if self._armed:
-                address = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='drivetrain-crash-'))}/points"
-                listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-                listener.bind(address)
-                listener.listen(128)
-                self._environment[ADDRESS] = address
-                selector.register(listener, selectors.EVENT_READ, lambda: self._take(listener, selector, stack))
-            with self._output.open("wb") as output:
-                self._process = subprocess.Popen(
-                    self._command,
-                    env=self._environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            ended = os.pidfd_open(self._process.pid)
-            stack.callback(os.close, ended)
-            selector.register(ended, selectors.EVENT_READ, lambda: None)
-            try:
-                return self._follow(selector)
-            except BaseException:
-                self._kill_all()
-                raise
-
-    def close(self) -> list[str]:
-        """Waits until nothing runs any more; what does all the same is ended, and told."""
-        deadline = time.monotonic() + _END_S
-        while left := self._processes():
-            if time.monotonic() > deadline:
-                commands = [_read(f"/proc/{pid}/cmdline").replace("\0", " ") for pid in left]
-                self._kill_all()
-                return [f"still running {_END_S:g} s after their driver: {commands}"]
-            time.sleep(_LOOK_S)
-        return []
-
-    def _follow(self, selector: selectors.BaseSelector) -> list[str]:
-        began = since = time.monotonic()
-        deadline = began + self._deadline_s
-        while self._process.poll() is None:
-            now = time.monotonic()
-            if now > deadline:
-                self._kill_all()
-                self.driver_was_killed = True
-                return [f"the job had not ended {self._deadline_s:g} s after its start"]
-            moment = deadline
-            if self._waiting and self._waiting[0].after_s is not None and not self.driver_was_killed:
-                moment = since + self._waiting[0].after_s
-                if now >= moment:
-                    self._strike(self._waiting.popleft())
-                    since = now
-                    continue
-            for key, _ in selector.select(max(0.0, min(moment, deadline) - now)):
-                key.data()
-        self.seconds = time.monotonic() - began
-        if self._process.returncode and not self.driver_was_killed:
-            last = "\n".join(self.output.splitlines()[-20:])
-            return [f"the job ended with status {self._process.returncode}:\n{last}"]
-        return []
-
-    def _take(self, listener: socket.socket, selector: selectors.BaseSelector, stack: contextlib.ExitStack) -> None:
-        line, _ = listener.accept()
-        stack.callback(line.close)
-        selector.register(line, selectors.EVENT_READ, lambda: self._hear(line, selector))
-
-    def _hear(self, line: socket.socket, selector: selectors.BaseSelector) -> None:
-        """A process has come to a point: this is the moment, or it may go on."""
-        selector.unregister(line)
-        with contextlib.suppress(ConnectionError):
-            pid, _, point = line.recv(1000).decode().strip().partition(" ")
-            if self._waiting and self._waiting[0].point == point and not self.driver_was_killed:
-                self._reached += 1
-                if self._reached == self._waiting[0].occurrence:
-                    self._reached = 0
-                    self._strike(self._waiting.popleft(), int(pid))
-            line.sendall(b".")
-
-    def _strike(self, crash: Crash, at_point: int | None = None) -> None:
-        if crash.victim == "both":
-            self.killed.append(self._kill_all())
-        else:
-            victims = self._choose(crash.victim, at_point)
-            for pid in victims:
-                _kill(pid)
-            self.killed.append(len(victims))
-        self.driver_was_killed = crash.victim in ("driver", "both")
-
-    def _choose(self, victim: str, at_point: int | None) -> list[int]:
-        driver = self._process.pid
-        if victim == "driver":
-            return [driver]
-        processes = self._processes()
-        servers = {pid for pid, parent in processes.items() if parent == driver}
-        workers = sorted(pid for pid, parent in processes.items() if parent in servers)
-        if victim == "workers" or not workers:
-            return workers
-        return [at_point if at_point in workers else random.choice(workers)]
-
-    def _processes(self) -> dict[int, int]:
-        """What runs, each with its parent."""
-        mark = f"{_MARK}={self._mark}"
-        found = {}
-        for entry in os.listdir("/proc"):
-            if entry.isdecimal() and mark in _read(f"/proc/{entry}/environ").split("\0"):
-                fields = _read(f"/proc/{entry}/stat").rpartition(")")[2].split()
-                if fields and fields[0] not in "ZX":
-                    found[int(entry)] = int(fields[1])
-        return found
-
-    def _kill_all(self) -> int:
-        """Ends everything, also what is started meanwhile; returns how many that were."""
-        ended: set[int] = set()
-        deadline = time.monotonic() + _END_S
-        while (left := self._processes()) and time.monotonic() < deadline:
-            for pid in left:
-                _kill(pid)
-            ended.update(left)
-        return len(ended)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_bytes().decode(errors="replace")
-    except OSError:  # it has ended, or is another user's
-        return ""
 
 
 def _join(path: str, name: str) -> str:
