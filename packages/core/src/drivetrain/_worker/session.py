@@ -43,7 +43,8 @@ class Outbox:
     """Sends a rank's events to the driver.
 
     Args:
-        emit: sends an event; blocks while the driver is too far behind.
+        emit: sends an event; blocks while the driver is too far behind. In a worker process it is the method
+            ``send_event`` of the :class:`~drivetrain._wire.frames.Channel`.
         from_threads: ``emit`` may be called from any thread. Otherwise events of other threads are sent with the next
             report.
     """
