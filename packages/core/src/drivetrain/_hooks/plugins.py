@@ -112,10 +112,12 @@ def load_plugin(kind: str, name: str) -> Any:
         PluginError: two distributions provide it.
         PluginBrokenError: importing it failed.
     """
-    installed = list_plugins(kind)
-    candidates = [plugin for plugin in installed if plugin.name == name]
-    if not candidates:
-        raise PluginNotFoundError(_explain_missing(kind, name, installed))
+    candidates = [plugin for plugin in installed_plugins(kind) if plugin.name == name]
+    if not candidates:  # it may have been installed since they were looked up
+        installed = list_plugins(kind)
+        candidates = [plugin for plugin in installed if plugin.name == name]
+        if not candidates:
+            raise PluginNotFoundError(_explain_missing(kind, name, installed))
     if len(candidates) > 1:
         claimants = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in candidates)
         raise PluginError(f"the {kind} {name!r} is claimed by {claimants}: uninstall one of them")
