@@ -122,7 +122,7 @@ ISOLATED = {
     "tf": "drivetrain[tensorflow]",
     "horovod": "drivetrain[horovod]",
 }
-NEED_TORCH = ("torch", "lightning", "hf", "horovod")
+NEED_TORCH = ("torch", "lightning", "hf")
 # What `check` runs next to the tests of `dev`: most of them need an environment of their own.
 SECOND_LANE = ["test_lowest_hf", "types", "test_lowest_lightning", *(f"isolation({name})" for name in ISOLATED)]
 

@@ -18,7 +18,7 @@ from drivetrain import (
     ScalingConfig,
 )
 from drivetrain._cli import main
-from drivetrain._hooks.plugins import list_plugins, load_plugin
+from drivetrain._hooks.plugins import list_plugins, load_plugin, missing_runtimes
 from tests.core.conftest import Install
 
 BACKEND = """
@@ -167,6 +167,27 @@ def test_runtime_whose_detection_raises_is_named_and_the_run_uses_another(instal
         result = trainer.fit()
 
     assert result.return_value == "ran"
+
+
+def test_run_does_not_start_elsewhere_if_its_configured_runtime_is_broken(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("far-runtime", "far_runtime", "import no_such_module", {"drivetrain.runtimes": {"far": "far_runtime:Far"}})
+    monkeypatch.setenv("FAR_ADDRESS", "head:6379")
+    trainer = DataParallelTrainer(
+        lambda: "ran",
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path=tmp_path / "runs", verbose=0),
+    )
+
+    with pytest.warns(UserWarning, match="no_such_module"), pytest.raises(PluginBrokenError, match="no_such_module"):
+        trainer.fit()
+
+
+def test_address_of_something_that_is_no_runtime_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA_ADDRESS", "database:5432")
+
+    assert missing_runtimes() == {}
 
 
 TRAINABLES = """

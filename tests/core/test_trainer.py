@@ -83,3 +83,28 @@ def test_copy_of_a_trainer_has_its_arguments(clone: Any) -> None:
     trainer = QuietTrainer(train, train_loop_config={"epochs": 1}, quiet_config=QuietConfig(level=1))
     assert clone(trainer).given == trainer.given
     assert clone(trainer).vary({"quiet_config": {"level": 2}}).given["quiet_config"].level == 2
+
+
+def test_subclass_with_a_more_specific_configuration_keeps_the_name_of_the_argument() -> None:
+    class QuieterConfig(QuietConfig):
+        pass
+
+    class QuieterTrainer(QuietTrainer, config=QuieterConfig):
+        pass
+
+    config = QuieterConfig()
+    assert QuieterTrainer(print, quiet_config=config).given["quiet_config"] is config
+    with pytest.raises(ConfigurationError, match="expected QuieterConfig, got QuietConfig"):
+        QuieterTrainer(print, quiet_config=QuietConfig())
+
+
+def test_arguments_that_a_base_class_has_dropped_are_an_error_that_says_so() -> None:
+    class Mixin:
+        def __new__(cls, *args: object, **kwargs: object) -> Any:
+            return super().__new__(cls)
+
+    class Mixed(Mixin, DataParallelTrainer):
+        pass
+
+    with pytest.raises(ConfigurationError, match="pass all arguments on"):
+        _ = Mixed(print).given

@@ -95,7 +95,13 @@ class KeepsArguments:
 
     def _bound_call(self) -> inspect.BoundArguments:
         args, kwargs = self._call
-        return self.__signature__.bind(*args, **kwargs)
+        try:
+            return self.__signature__.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"the arguments of this {type(self).__name__} are unknown ({error}). If one of its base classes has a "
+                "__new__, pass all arguments on: super().__new__(cls, *args, **kwargs)"
+            ) from error
 
 
 def check_param_space(param_space: Mapping[str, Any], known: Collection[str] | None) -> None:

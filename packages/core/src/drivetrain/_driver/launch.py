@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from drivetrain._base.pickling import dumps
 from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
-from drivetrain._hooks.plugins import installed_plugins, load_plugin, missing_runtimes
+from drivetrain._hooks.plugins import has_address, installed_plugins, load_plugin, missing_runtimes
 from drivetrain._runtimes.base import Runtime
 from drivetrain._runtimes.inprocess import InProcessRuntime
 from drivetrain._runtimes.local import LocalRuntime
@@ -91,6 +91,10 @@ def _detect_runtime() -> str | None:
         except Exception as error:  # raised by a plugin that this run may not need
             problem = f"detect() raised {type(error).__name__}: {error}"
             warnings.warn(f"runtime {plugin.name!r} of {plugin.distribution}: {problem}", stacklevel=2)
+        else:
+            continue
+        if has_address(plugin.name):  # the run must not start elsewhere; using the broken plugin shows its error
+            return plugin.name
     return None
 
 

@@ -100,8 +100,9 @@ class DataParallelTrainer(KeepsArguments):
 
     def __init_subclass__(cls, *, config: type[BackendConfig] | None = None, **options: Any) -> None:
         if config is not None:
+            if cls._config_type is None:  # a subclass with a more specific configuration keeps the argument's name
+                cls._config_argument = f"{config.__name__.removesuffix('Config').lower()}_config"
             cls._config_type = config
-            cls._config_argument = f"{config.__name__.removesuffix('Config').lower()}_config"
         super().__init_subclass__(**options)
 
     @classmethod

@@ -20,6 +20,7 @@ __all__ = [
     "API_VERSION",
     "KINDS",
     "Plugin",
+    "has_address",
     "install_commands",
     "installed_plugins",
     "list_plugins",
@@ -38,6 +39,9 @@ KINDS = {
     "runtime": "drivetrain.runtimes",
     "trainable": "drivetrain.trainables",
 }
+
+_RUNTIME_EXTRAS = ("ray",)
+"""The extras of the core that install a runtime with the same name."""
 
 _OUR_EXTRA = re.compile(r"""(drivetrain-[\w-]+).*extra == ['"]([\w.-]+)['"]""")
 
@@ -183,16 +187,18 @@ def install_commands(*names: str) -> list[str]:
 def missing_runtimes() -> dict[str, str]:
     """The runtimes that the environment has an address for, although their package is not installed.
 
-    A runtime with the name ``x`` is configured with the variable ``X_ADDRESS``. If it is one of ours, the extra ``x``
-    of the core installs its distribution ``drivetrain-x``.
-
     Returns:
         The variable of each runtime, by the name of the runtime.
     """
-    variables = [name for name, value in os.environ.items() if name.endswith("_ADDRESS") and value]
-    if not variables:
-        return {}
-    named = {variable.removesuffix("_ADDRESS").lower(): variable for variable in variables}
-    extras = _our_extras()
-    ours = [name for name in named if extras.get(name) == f"drivetrain-{name}"]
-    return {name: named[name] for name in ours if install_commands(name)}
+    installed = {plugin.name for plugin in installed_plugins("runtime")}
+    missing = [name for name in _RUNTIME_EXTRAS if name not in installed and has_address(name)]
+    return {name: _address_variable(name) for name in missing}
+
+
+def has_address(runtime: str) -> bool:
+    """Whether the environment configures a runtime: the runtime ``x`` has the variable ``X_ADDRESS``."""
+    return bool(os.environ.get(_address_variable(runtime)))
+
+
+def _address_variable(runtime: str) -> str:
+    return f"{runtime.upper()}_ADDRESS"

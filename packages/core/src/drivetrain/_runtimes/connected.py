@@ -1,4 +1,4 @@
-"""A group whose workers are other processes, each at the end of a line: what the local and the Ray runtime share."""
+"""The base of groups whose workers are other processes, each at the end of a connection."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import re
 __all__ = ["installed_versions"]
 
 _CORE = "drivetrain"
+_VARIANTS = ("", "-cpu", "-gpu")  # builds of a framework that are published under names of their own
 _NAME = re.compile(r"^Name: (.+)$", re.MULTILINE)
 _VERSION = re.compile(r"^Version: (.+)$", re.MULTILINE)
 _REQUIREMENT = re.compile(r"^Requires-Dist: ([\w.-]+)(.*)$", re.MULTILINE)
@@ -27,7 +28,10 @@ def installed_versions() -> dict[str, str]:
     required: set[str] = set()
     for distribution in distributions():
         # Searching the header takes a fraction of the time that importlib takes to parse it.
-        header = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
+        try:
+            header = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
+        except (OSError, UnicodeDecodeError):  # a damaged installation of a package that the run may not need
+            continue
         name, version = _NAME.search(header), _VERSION.search(header)
         if name is None or version is None:
             continue
@@ -38,7 +42,8 @@ def installed_versions() -> dict[str, str]:
         elif any(other == _CORE for other, _ in requirements):
             plugins.add(_normalized(name[1]))
             required |= {other for other, _ in requirements}
-    return {name: versions[name] for name in sorted(required - plugins) if name in versions}
+    names = {f"{name}{variant}" for name in required - plugins for variant in _VARIANTS}
+    return {name: versions[name] for name in sorted(names) if name in versions}
 
 
 def _normalized(name: str) -> str:
