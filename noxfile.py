@@ -103,6 +103,7 @@ LOGS = ROOT / ".nox" / "logs"
 PARALLEL = ("-n", "3", "--dist", "loadfile")
 
 CAMPAIGN = {
+    "DRIVETRAIN_ATTACKS": "all",
     "DRIVETRAIN_FAULTS": "all",
     "DRIVETRAIN_CRASHES": "200",
     "DRIVETRAIN_SOAK": "200",
@@ -360,8 +361,8 @@ def check(session: nox.Session) -> None:
 
 @nox.session(requires=["dev"], venv_backend="none")
 def campaign(session: nox.Session) -> None:
-    """Run the long campaigns: every fault on every runtime, hundreds of kills, and soaks. This takes about an hour."""
-    run_in_dev(session, "pytest", "tests/faults", "tests/crash", *session.posargs, **CAMPAIGN)
+    """Run the long campaigns: every fault on every runtime, hundreds of kills, soaks, and attacks: an hour."""
+    run_in_dev(session, "pytest", "tests/faults", "tests/crash", "tests/security", *session.posargs, **CAMPAIGN)
 
 
 @nox.session

@@ -495,7 +495,7 @@ def delete_the_manifest_and_a_file(run: Path) -> None:
         (truncate_a_file, 4, "run/checkpoint_000006/0.txt has 0 bytes instead of 1"),
         (delete_a_file, 4, "run/checkpoint_000006/0.txt is missing"),
         (delete_the_directory, 4, "found no .checkpoint.json in"),
-        (damage_the_list, 4, "run/checkpoint_000006/.checkpoint.json wants the list of a checkpoint's files"),
+        (damage_the_list, 4, "run/checkpoint_000006/.checkpoint.json: expected JSON"),
         (delete_the_manifest, 6, "run/manifest.json is missing"),
         (damage_the_manifest, 6, "run/manifest.json is damaged"),
         (damage_the_manifest_and_truncate_a_file, 4, "run/manifest.json is damaged"),

@@ -270,6 +270,8 @@ class TransformersTrainer(TorchTrainer):
     ) -> TorchTrainer:
         """A trainer that continues a run: see :meth:`drivetrain.DataParallelTrainer.restore`.
 
+        This unpickles ``trainer.pkl``, which can execute code: restore only runs that you trust.
+
         Args:
             path: the run directory.
             trainer_init_per_worker: in place of the stored function and its datasets.

@@ -321,5 +321,5 @@ def read_records(storage: Storage) -> list[TrialRecord]:
             TrialRecord(**{**trial, "reports": {int(step): value for step, value in trial["reports"].items()}})
             for trial in state["trials"]
         ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{storage.path(STATE_FILE)} wants the state of a search, found {error!r}") from error

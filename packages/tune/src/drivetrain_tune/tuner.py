@@ -127,6 +127,8 @@ class Tuner:
     ) -> Tuner:
         """A tuner that continues a search; :meth:`fit` runs what is left of it.
 
+        This unpickles ``tuner.pkl``, which can execute code: restore only searches that you trust.
+
         Args:
             path: the directory of the search.
             trainable: what the search was begun with.

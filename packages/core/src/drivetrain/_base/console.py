@@ -16,6 +16,9 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from drivetrain._base.printable import printable_text
+from drivetrain._base.redact import redact
+
 __all__ = ["Console", "cut"]
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
@@ -71,7 +74,12 @@ class Console:
                 self._redraw()
 
     def print(self, text: str, *, error: bool = False) -> None:
-        """Prints whole lines to the standard output, or to the standard error."""
+        """Prints whole lines: a worker's output to the standard output, or a message to the standard error.
+
+        A message may contain text from someone else's run directory, so control characters and credentials are removed.
+        """
+        if error:
+            text = redact(printable_text(text))
         with self._lock:
             self._erase()
             _write(sys.stderr if error else sys.stdout, f"{text}\n")

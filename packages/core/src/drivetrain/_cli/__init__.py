@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from drivetrain._cli.checkpoints import add_checkpoints
 from drivetrain._cli.doctor import add_doctor
-from drivetrain._cli.output import BAD, MISSING, OK, USAGE, Commands, MissingError, add_command, emit, find_run
+from drivetrain._cli.output import BAD, MISSING, OK, USAGE, Commands, MissingError, add_command, emit, find_run, write
 from drivetrain._cli.run import add_run
 from drivetrain._cli.runs import add_runs
 from drivetrain._driver.control import ask
@@ -61,9 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except (DrivetrainError, TimeoutError, ModuleNotFoundError) as error:
         if chosen.json:
-            print(json.dumps({"error": str(error), "type": type(error).__name__}), file=sys.stderr)
+            write(json.dumps({"error": str(error), "type": type(error).__name__}), error=True)
         else:
-            print(f"drivetrain: {error}", file=sys.stderr)
+            write(f"drivetrain: {error}", error=True)
         if isinstance(error, MissingError):
             return MISSING
         return USAGE if isinstance(error, (ConfigurationError, PluginError, RunExistsError)) else BAD
@@ -101,7 +101,8 @@ def _add_stacks(commands: Commands) -> None:
 
 def _stacks(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
-    answer = ask(json.loads(storage.read_bytes(RUN_FILE) or b"{}")["id"], "stacks")
+    facts = storage.read_json(RUN_FILE)
+    answer = None if facts is None else ask(facts.text("id"), "stacks")
     if answer is None:
         raise StorageError(
             f"stacks wants a run whose driver works on this machine, found none for {storage.root}: it has ended, or "

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from drivetrain._base.metrics import reported_metrics
 from drivetrain._cli.output import OK, Commands, MissingError, add_command, emit, find_run
 from drivetrain._storage.directory import Storage
+from drivetrain._storage.reading import damage_of
 from drivetrain._views.curves import Curve, CurveReader
 from drivetrain._views.plot import plot
 from drivetrain._views.records import RunRecord, read_run
@@ -49,13 +50,14 @@ class _Row(NamedTuple):
 def _compare(arguments: argparse.Namespace) -> int:
     if len(arguments.runs) < 2:
         raise ConfigurationError("runs compare wants two runs or more, found one")
-    runs = [_read(find_run(run)) for run in arguments.runs]
-    rows = [*_general_rows(runs), *_different_settings(runs), *_metric_rows(runs)]
+    with damage_of("runs compare"):
+        runs = [_read(find_run(run)) for run in arguments.runs]
+        rows = [*_general_rows(runs), *_different_settings(runs), *_metric_rows(runs)]
     data: dict[str, Any] = {
         "runs": [run.record.summary() for run in runs],
         "rows": [{"what": row.what, "values": row.values} for row in rows],
     }
-    emit(arguments, data, lambda: _text(runs, rows, arguments.metric))
+    emit(arguments, data, lambda: _text(runs, rows, arguments.metric), colored=True)
     return OK
 
 

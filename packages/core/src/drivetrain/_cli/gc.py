@@ -12,6 +12,7 @@ from drivetrain._cli.output import OK, Commands, MissingError, add_command, emit
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.lock import RunLock, find_holder
 from drivetrain._storage.manifest import CheckpointManager
+from drivetrain._storage.reading import damage_of
 from drivetrain._views.records import find_runs
 from drivetrain._views.terminal import bytes_text, table
 from drivetrain.config import CheckpointConfig
@@ -76,15 +77,16 @@ def _gc(arguments: argparse.Namespace) -> int:
 def _look(storage: Storage, keep_last: int | None, *, delete: bool) -> _Finding:
     """What can be deleted of a run; and deletes it, if it is told to."""
     finding = _Finding(storage.root)
-    holder = find_holder(storage)
-    if holder is not None and holder.is_certain:
-        finding.skipped = f"being worked on by {holder.description}"
-        return finding
-    if holder is not None and not delete:
-        finding.skipped = f"locked by {holder.description}: --yes finds out whether that is still there"
-        return finding
     try:
+        holder = find_holder(storage)
+        if holder is not None and holder.is_certain:
+            finding.skipped = f"being worked on by {holder.description}"
+            return finding
+        if holder is not None and not delete:
+            finding.skipped = f"locked by {holder.description}: --yes finds out whether that is still there"
+            return finding
         with contextlib.ExitStack() as stack:
+            stack.enter_context(damage_of(storage.root))
             if delete:  # what was seen before somebody else began is worth nothing
                 stack.enter_context(RunLock(storage, Console()).hold())
             _tidy(storage, keep_last, finding, delete=delete)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
+from drivetrain._base.printable import printable_text
+from drivetrain._base.redact import redact
 from drivetrain._storage.directory import Storage, runs_location
 from drivetrain._storage.layout import RUN_FILE
 from drivetrain._storage.remote import locate
@@ -25,6 +28,7 @@ __all__ = [
     "emit",
     "find_run",
     "find_storage",
+    "write",
 ]
 
 OK, BAD, USAGE, MISSING = 0, 1, 2, 3
@@ -58,9 +62,24 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
-def emit(arguments: argparse.Namespace, data: Any, text: Callable[[], str]) -> None:
+def emit(arguments: argparse.Namespace, data: Any, text: Callable[[], str], *, colored: bool = False) -> None:
     """Prints a result: as JSON if that was asked for, and else as text."""
-    print(json.dumps(plain(data), default=str) if arguments.json else text(), flush=True)
+    write(json.dumps(plain(data), default=str) if arguments.json else text(), colored=colored)
+
+
+def write(text: str, *, error: bool = False, colored: bool = False, show_secrets: bool = False) -> None:
+    """Prints text. All commands print through this function, as text may come from someone else's run directory.
+
+    Control characters, such as those of terminal escapes, and credentials in URIs are removed.
+
+    Args:
+        text: the text, without the end of its last line.
+        error: print to the standard error.
+        colored: keep the colors of a plot.
+        show_secrets: keep credentials: the text is the address of our own server.
+    """
+    text = printable_text(text, colored=colored)
+    print(text if show_secrets else redact(text), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def find_storage(path: str | None) -> Storage:

@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from drivetrain._cli.output import BAD, OK, Commands, add_command, emit
+from drivetrain._cli.output import BAD, OK, Commands, add_command, emit, write
 from drivetrain.errors import ConfigurationError, TrainingFailedError
 
 __all__ = ["Script", "add_run", "load_target"]
@@ -123,7 +123,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if result.error is not None and not arguments.json:
         if result.error.__cause__ is not None:
             traceback.print_exception(result.error.__cause__)
-        print(f"drivetrain: {result.error}", file=sys.stderr)
+        write(f"drivetrain: {result.error}", error=True)
     return OK if result.error is None else BAD
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import signal
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from drivetrain._base.metrics import reported_metrics
+from drivetrain._base.printable import printable
+from drivetrain._base.redact import redact
 from drivetrain._cli.compare import add_compare
 from drivetrain._cli.gc import add_gc
-from drivetrain._cli.output import OK, Commands, MissingError, add_command, emit, find_run, find_storage
+from drivetrain._cli.output import OK, Commands, MissingError, add_command, emit, find_run, find_storage, write
 from drivetrain._cli.tail import add_tail
-from drivetrain._views.records import RunRecord, find_runs, read_run
+from drivetrain._storage.reading import damage_of, is_number
+from drivetrain._views.records import RunRecord, find_runs, read_run, summarize_run
 from drivetrain._views.terminal import amount, bytes_text, duration, moment, table, wrapped
 from drivetrain.errors import ConfigurationError
 
@@ -52,10 +55,9 @@ def _list(arguments: argparse.Namespace) -> int:
     storage = find_storage(arguments.path)
     if not storage.list_names()[0] and not storage.exists(""):
         raise MissingError(f"runs list wants a directory of runs, found none at {storage.root}")
-    records = sorted((read_run(run) for run in find_runs(storage)), key=lambda record: -record.began)
+    summaries = sorted((summarize_run(run) for run in find_runs(storage)), key=lambda summary: -summary["began"])
     if arguments.status:
-        records = [record for record in records if record.status == arguments.status]
-    summaries = [record.summary() for record in records]
+        summaries = [summary for summary in summaries if summary["status"] == arguments.status]
     emit(arguments, summaries, lambda: _list_text(summaries, storage.root))
     return OK
 
@@ -84,7 +86,10 @@ def _list_text(summaries: list[dict[str, Any]], place: str) -> str:
         ]
         for summary in summaries
     ]
-    return table(header, rows, spare=["CHECKPOINTS", "WORKERS", "BEGAN", *metrics[1:]])
+    text = table(header, rows, spare=["CHECKPOINTS", "WORKERS", "BEGAN", *metrics[1:]])
+    unreadable = [summary for summary in summaries if summary["status"] == "unreadable"]
+    notes = [wrapped(f"  {printable(summary['name'])}: ", summary["error"]) for summary in unreadable]
+    return "\n".join([text, "unreadable:", *notes] if notes else [text])
 
 
 def _add_show(commands: Commands) -> None:
@@ -100,8 +105,9 @@ def _add_show(commands: Commands) -> None:
 
 def _show(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
-    record = read_run(storage)
-    emit(arguments, record.details(), lambda: _show_text(record))
+    with damage_of(storage.root):
+        record = read_run(storage)
+        emit(arguments, record.details(), lambda: _show_text(record))
     return OK
 
 
@@ -130,8 +136,8 @@ def _show_text(record: RunRecord) -> str:
                 _places(attempt.workers),
                 str(attempt.resumed_from or "-"),
                 "; ".join(
-                    [f"{loss['summary']} (survived)" for loss in attempt.survived]
-                    + ([attempt.failure["summary"]] if attempt.failure else [])
+                    [f"{loss.get('summary')} (survived)" for loss in attempt.survived]
+                    + ([str(attempt.failure.get("summary"))] if attempt.failure else [])
                 ),
             ]
             for number, attempt in enumerate(record.history.attempts, start=1)
@@ -151,7 +157,7 @@ def _show_text(record: RunRecord) -> str:
 
 def _places(workers: list[dict[str, Any]]) -> str:
     """How many workers were where."""
-    hosts = Counter(worker["hostname"] for worker in workers)
+    hosts = Counter(str(worker.get("hostname")) for worker in workers)
     return ", ".join(f"{count} on {host}" for host, count in hosts.items()) or "in the driver"
 
 
@@ -163,8 +169,10 @@ def _driver_text(environment: dict[str, Any]) -> str:
     if not environment:
         return ""
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
-    memory = bytes_text(environment["memory_bytes"])
-    return f"{environment['host']}, {environment['cpus']} CPUs, {memory}, Python {environment['python']}, {packages}"
+    size = environment.get("memory_bytes")
+    memory = bytes_text(size if is_number(size) else None)
+    facts = [environment.get(name) for name in ("host", "cpus", "python")]
+    return f"{facts[0]}, {facts[1]} CPUs, {memory}, Python {facts[2]}, {packages}"
 
 
 def _metrics_text(metrics: Any) -> str:
@@ -213,11 +221,12 @@ def _plot(arguments: argparse.Namespace) -> int:
         emit(arguments, data, str)
     elif output is not None:
         draw_figure(panels, log=arguments.log).savefig(output)
-        print(output)
+        write(str(output))
     else:
         for metric, curves in panels.items():
             series = {name: curve.points() for name, curve in curves.items()}
-            print(plot(series, title=metric, height=max(3, arguments.height), log=arguments.log))
+            text = plot(series, title=metric, height=max(3, arguments.height), log=arguments.log)
+            write(text, colored=True)
     return OK
 
 
@@ -265,9 +274,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     if not storage.list_names()[0] and not storage.exists(""):
         raise MissingError(f"runs serve wants a directory of runs, found none at {storage.root}")
     server = RunsServer(storage, host=arguments.host, port=arguments.port, token=arguments.token)
-    emit(arguments, {"url": server.url}, lambda: f"runs of {storage.root}: {server.url}\nCtrl-C ends it")
+    text = f"runs of {redact(storage.root)}: {server.url}\nCtrl-C ends it"
+    write(json.dumps({"url": server.url}) if arguments.json else text, show_secrets=True)
     if not server.is_loopback:
-        print("this is plain HTTP: whoever can read the network's traffic can read the token", file=sys.stderr)
+        write("this is plain HTTP: whoever can read the network's traffic can read the token", error=True)
     with contextlib.suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         server.serve()

@@ -9,13 +9,15 @@ import time
 from collections.abc import Iterator
 
 from drivetrain._base.metrics import reported_metrics
-from drivetrain._cli.output import BAD, OK, Commands, MissingError, add_command, find_run
+from drivetrain._cli.output import BAD, OK, Commands, MissingError, add_command, find_run, write
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import result_file
+from drivetrain._storage.reading import MAX_LINE_BYTES, Fields, parse_json
 from drivetrain._storage.reports import tail_lines
 from drivetrain._views.records import read_run
-from drivetrain._views.terminal import amount
+from drivetrain._views.terminal import amount, moment
 from drivetrain._worker.output import log_name
+from drivetrain.errors import StorageError
 
 __all__ = ["add_tail"]
 
@@ -51,9 +53,9 @@ def _tail(arguments: argparse.Namespace) -> int:
     for line in _follow(storage, name, arguments.lines, arguments.follow):
         text = line.decode(errors="replace")
         if arguments.logs:
-            print(json.dumps({"rank": arguments.rank, "line": text}) if arguments.json else text, flush=True)
+            write(json.dumps({"rank": arguments.rank, "line": text}) if arguments.json else text)
         else:
-            print(text if arguments.json else _report_text(text), flush=True)
+            write(text if arguments.json else _report_text(text))
     return BAD if arguments.follow and read_run(storage).status == "failed" else OK
 
 
@@ -77,9 +79,10 @@ def _whole_bytes(storage: Storage, name: str) -> int:
     if not storage.is_local:
         return (storage.read_bytes(name) or b"").rfind(b"\n") + 1
     try:
-        with open(storage.path(name), "rb") as file:
+        with storage.open_local(name) as file:
             end = file.seek(0, os.SEEK_END)
-            while end:
+            size = end
+            while end and size - end < MAX_LINE_BYTES:
                 start = max(0, end - (1 << 16))
                 file.seek(start)
                 if (cut := file.read(end - start).rfind(b"\n")) >= 0:
@@ -94,10 +97,10 @@ def _lines_from(storage: Storage, name: str, position: int) -> Iterator[tuple[by
     """Whole lines after a position, each with where it ends; a file that was cut is read from its new end on."""
     if storage.is_local:
         try:
-            with open(storage.path(name), "rb") as file:
+            with storage.open_local(name) as file:
                 position = min(position, file.seek(0, os.SEEK_END))
                 file.seek(position)
-                data = file.read()
+                data = file.read(MAX_LINE_BYTES)  # the rest follows with the next look
         except FileNotFoundError:
             return
     else:
@@ -109,9 +112,9 @@ def _lines_from(storage: Storage, name: str, position: int) -> Iterator[tuple[by
 
 def _report_text(line: str) -> str:
     try:
-        report = json.loads(line)
-    except ValueError:
+        report = Fields(parse_json(line, ""), "")
+        clock = moment(report.number("_timestamp", 0)).rpartition(" ")[2]
+    except StorageError:
         return line
-    moment = time.strftime("%H:%M:%S", time.localtime(report.get("_timestamp", 0)))
-    shown = "  ".join(f"{name} {amount(value)}" for name, value in reported_metrics(report).items())
-    return f"{moment}  {report.get('_training_iteration', '?'):>6}  {shown}"
+    shown = "  ".join(f"{name} {amount(value)}" for name, value in reported_metrics(report.values).items())
+    return f"{clock}  {amount(report.values.get('_training_iteration', '?')):>6}  {shown}"

@@ -1,22 +1,28 @@
 """Questions to a driver from another process of the same user on its machine, such as where its workers are.
 
 The driver listens on a Unix socket in the abstract namespace, named after the run's id: there is no file that a killed
-driver could leave behind.
+driver could leave behind. Every user of the machine can take an address of that namespace, so each side verifies that
+the other one is a process of the same user, or of root.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
+
+from drivetrain.errors import StorageError
 
 __all__ = ["ask", "listen"]
 
 _WAIT_S = 5.0
 _ANSWER_S = 30.0
+_MAX_ANSWER_BYTES = 16 << 20
 
 
 def _address(run_id: str) -> str:
@@ -56,8 +62,7 @@ def _serve(listener: socket.socket, answer: Callable[[str], str]) -> None:
             return
         with line, contextlib.suppress(OSError):
             line.settimeout(_WAIT_S)
-            _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if uid not in (0, os.getuid()):
+            if _peer_uid(line) not in (0, os.getuid()):
                 continue
             question = line.recv(1000).decode()
             try:
@@ -71,16 +76,38 @@ def ask(run_id: str, question: str) -> str | None:
     """Asks the driver of a run; None if none on this machine works on it.
 
     Raises:
-        TimeoutError: it does not answer within half a minute.
+        StorageError: the run's id is not valid, or the socket belongs to another user, who may have taken its address.
+        TimeoutError: the driver does not answer within half a minute.
     """
+    if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", run_id):
+        raise StorageError(f"expected the id of a run to be letters and digits, got {run_id!r}")
+    deadline = time.monotonic() + _ANSWER_S
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(_ANSWER_S)
         try:
             line.connect(_address(run_id))
         except ConnectionRefusedError:
             return None
+        if (uid := _peer_uid(line)) not in (0, os.getuid()):
+            raise StorageError(
+                f"expected the driver of run {run_id} to be a process of this user, got one of user id {uid}. "
+                "Its answer was not read"
+            )
         line.sendall(question.encode())
-        parts = []
-        while part := line.recv(1 << 16):
-            parts.append(part)
-        return b"".join(parts).decode(errors="replace") or None
+        answer = bytearray()
+        while part := _receive(line, deadline):
+            answer += part
+            if len(answer) > _MAX_ANSWER_BYTES:
+                raise StorageError(f"expected an answer of at most {_MAX_ANSWER_BYTES:,} bytes, got more")
+        return answer.decode(errors="replace") or None
+
+
+def _receive(line: socket.socket, deadline: float) -> bytes:
+    line.settimeout(max(0.001, deadline - time.monotonic()))
+    return line.recv(1 << 16)
+
+
+def _peer_uid(line: socket.socket) -> int:
+    """The user id of the process that connected to a Unix socket, or that listens on it."""
+    _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)

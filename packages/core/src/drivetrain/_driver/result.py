@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from drivetrain._base.metrics import flatten, has_metric, reported_metrics
 from drivetrain._base.notebook import as_table
@@ -18,8 +18,9 @@ from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import ERROR_FILE, RUN_FILE, result_file
 from drivetrain._storage.manifest import read_manifest
+from drivetrain._storage.reading import Fields, parse_json
 from drivetrain._storage.remote import locate
-from drivetrain._storage.reports import last_report
+from drivetrain._storage.reports import last_report, read_line
 from drivetrain._storage.retention import rank_checkpoints
 from drivetrain.errors import FailureKind, StorageError, TrainingFailedError
 
@@ -50,24 +51,22 @@ class Result:
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any | None = None) -> Result:
         """Reads the result of a run from its directory; the run may have finished, have failed, or still go on.
 
+        Nothing in the directory is unpickled or executed, so it may come from someone else.
+
         Args:
             path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
             storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
 
         Raises:
-            StorageError: there is no run.
+            StorageError: there is no run, or its files are damaged; the message names the file.
             ConfigurationError: the path is on a storage that cannot be used.
         """
         storage = Storage(*locate(path, storage_filesystem, what="Result.from_path"))
-        if storage.read_bytes(RUN_FILE) is None:
+        if storage.read_json(RUN_FILE) is None:
             raise StorageError(
                 f"Result.from_path wants a run directory with a {RUN_FILE}, found none in {redact(os.fspath(path))}"
             )
-        error = None
-        if (data := storage.read_bytes(ERROR_FILE)) is not None:
-            record = json.loads(data)
-            error = TrainingFailedError(record["message"], kind=FailureKind(record["kind"]), rank=record["rank"])
-        return cls(metrics=last_metrics(storage), storage=storage, error=error)
+        return cls(metrics=last_metrics(storage), storage=storage, error=_read_error(storage))
 
     @property
     def path(self) -> str:
@@ -185,14 +184,30 @@ def last_metrics(storage: Storage) -> dict[str, Any] | None:
     return last_report(storage)
 
 
+def _read_error(storage: Storage) -> TrainingFailedError | None:
+    """The error that ended the run; None without ``error.json``.
+
+    Raises:
+        StorageError: the file is damaged.
+    """
+    fields = storage.read_json(ERROR_FILE)
+    if fields is None:
+        return None
+    kind = fields.text("kind")
+    if kind not in [known.value for known in FailureKind]:
+        raise StorageError(f"{fields.where}: expected 'kind' to be that of a failure, got {kind!r}")
+    rank = None if fields.values.get("rank") is None else fields.integer("rank")
+    return TrainingFailedError(fields.text("message"), kind=FailureKind(kind), rank=rank)
+
+
 def _read_reports(storage: Storage) -> Iterator[dict[str, Any]]:
+    where = storage.path(result_file(0))
     with contextlib.ExitStack() as stack:
-        lines: Iterable[bytes] = ()
+        file: BinaryIO = io.BytesIO()
         if not storage.is_local:
-            lines = (storage.read_bytes(result_file(0)) or b"").splitlines(keepends=True)
+            file = io.BytesIO(storage.read_bytes(result_file(0)) or b"")
         else:
             with contextlib.suppress(FileNotFoundError):
-                lines = stack.enter_context(open(storage.path(result_file(0)), "rb"))
-        for line in lines:
-            if line.endswith(b"\n"):  # a run that was killed, or still goes on, may have written a part
-                yield json.loads(line)
+                file = stack.enter_context(storage.open_local(result_file(0)))
+        while (line := read_line(file, where)).endswith(b"\n"):  # a kill may have left a part of a line
+            yield Fields(parse_json(line, where), where).values

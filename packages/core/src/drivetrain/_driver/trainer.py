@@ -333,6 +333,9 @@ class DataParallelTrainer(KeepsArguments):
 
         ``fit()`` goes on from the run's latest committed checkpoint, in its directory, with its metrics files.
 
+        This unpickles ``trainer.pkl``, which can execute code: restore only runs that you trust.
+        ``RunConfig(resume=path)`` continues a run without unpickling anything.
+
         Args:
             path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
             train_loop_per_worker: the train function, if it is not to be the stored one.
@@ -465,9 +468,9 @@ class DataParallelTrainer(KeepsArguments):
         return {
             "trainer": type(self).__name__,
             "train_function": getattr(self._function, "__qualname__", type(self._function).__qualname__),
-            "scaling_config": repr(self._scaling),
+            "scaling_config": redact(repr(self._scaling)),
             "run_config": redact(repr(self._run_config)),
-            "train_loop_config": repr(self._config),
+            "train_loop_config": redact(repr(self._config)),
         }
 
     def _trainer_file(self) -> TrainerFile:
@@ -501,8 +504,8 @@ class DataParallelTrainer(KeepsArguments):
             "earlier_attempts": [earlier.record() for earlier in failed.history],
         }
         try:
-            storage.write_bytes(ERROR_FILE, json.dumps(record, indent=2).encode())
-            storage.write_bytes(ERROR_TEXT_FILE, "".join(traceback.format_exception(error)).encode())
+            storage.write_bytes(ERROR_FILE, redact(json.dumps(record, indent=2)).encode())
+            storage.write_bytes(ERROR_TEXT_FILE, redact("".join(traceback.format_exception(error))).encode())
         except StorageError as unwritten:
             run.console.print(f"{run.name}: {unwritten}", error=True)
         return error

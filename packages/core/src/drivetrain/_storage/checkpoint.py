@@ -18,6 +18,7 @@ from drivetrain._storage.filesystem import StoredFile
 from drivetrain._storage.holds import hold
 from drivetrain._storage.layout import LISTING_FILE, METADATA_FILE, PIN_FILE
 from drivetrain._storage.node import share_directory
+from drivetrain._storage.reading import Fields, parse_json
 from drivetrain._storage.remote import locate
 from drivetrain.errors import CheckpointError, StorageError
 
@@ -68,7 +69,8 @@ class Checkpoint:
             else:
                 files, entry = parse_listing(listing, self.path)
                 rows["files"] = f"{len(files)}, {sum(file.size for file in files.values()):,} bytes"
-                rows |= {f"metrics: {name}": value for name, value in entry["metrics"].items() if name[:1] != "_"}
+                metrics = Fields(entry, self.path).mapping("metrics", {})
+                rows |= {f"metrics: {name}": value for name, value in metrics.items() if name[:1] != "_"}
             rows |= {f"metadata: {name}": value for name, value in self.get_metadata().items()}
         except StorageError as error:  # showing something is no reason to raise
             rows["files"] = error
@@ -195,14 +197,14 @@ class Checkpoint:
         if data is None:
             return {}
         try:
-            found = json.loads(data, object_hook=_bytes_of)
-            if not isinstance(found, dict):
-                raise ValueError("no object")
-        except ValueError as error:
+            found: dict[str, Any] = _decoded(Fields(parse_json(data, where), where).values)
+        except (StorageError, ValueError) as error:
             raise CheckpointError(f"{where} wants a JSON object, found something else: {error}") from error
         if found.keys() != {"version", "metadata"} or not isinstance(found["version"], int):
             return found  # of another tool, which keeps it plain
         _check_version(found["version"], where, CheckpointError)
+        if not isinstance(found["metadata"], dict):
+            raise CheckpointError(f"{where} wants a JSON object as metadata, found {type(found['metadata']).__name__}")
         metadata: dict[str, Any] = found["metadata"]
         return metadata
 
@@ -280,15 +282,19 @@ def parse_listing(data: bytes, where: str) -> tuple[dict[str, StoredFile], dict[
     Raises:
         StorageError: this is no such list, or one of a newer drivetrain.
     """
-    try:
-        listing = json.loads(data)
-        _check_version(listing["version"], where, StorageError)
-        files = {path: StoredFile(*facts) for path, facts in listing["files"].items()}
-        return files, listing["entry"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StorageError(
-            f"{where} wants the list of a checkpoint's files, found something else: {error!r}"
-        ) from error
+    listing = Fields(parse_json(data, where), where)
+    _check_version(listing.integer("version"), where, StorageError)
+    files = {path: _stored_file(path, facts, where) for path, facts in listing.mapping("files").items()}
+    return files, listing.mapping("entry")
+
+
+def _stored_file(path: str, facts: object, where: str) -> StoredFile:
+    match facts:
+        case [int(size)] | [int(size), None]:
+            return StoredFile(size)
+        case [int(size), int(crc32)]:
+            return StoredFile(size, crc32)
+    raise StorageError(f"{where}: expected the size and the checksum of {path!r}, got something else")
 
 
 def _check_version(version: int, where: str, kind: type[StorageError]) -> None:
@@ -314,5 +320,12 @@ def _encoded(value: object) -> dict[str, str]:
     return {_BYTES: base64.b64encode(value).decode()}
 
 
-def _bytes_of(found: dict[str, Any]) -> Any:
-    return base64.b64decode(found[_BYTES]) if found.keys() == {_BYTES} else found
+def _decoded(value: Any) -> Any:
+    """The value with every object that stands for bytes replaced by them."""
+    if isinstance(value, list):
+        return [_decoded(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_BYTES} and isinstance(value[_BYTES], str):
+        return base64.b64decode(value[_BYTES])
+    return {name: _decoded(inner) for name, inner in value.items()}

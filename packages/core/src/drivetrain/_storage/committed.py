@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from drivetrain._storage.reading import Fields
+
 __all__ = ["CommittedCheckpoint"]
 
 
@@ -28,3 +30,24 @@ class CommittedCheckpoint:
     metrics: Mapping[str, Any]
     time: float
     ordinal: int = 0
+
+    @classmethod
+    def parse(cls, value: object, where: str) -> CommittedCheckpoint:
+        """The entry in a parsed manifest or listing; unknown fields are ignored.
+
+        Args:
+            value: the JSON object.
+            where: the file it comes from, for errors.
+
+        Raises:
+            StorageError: a field is missing, or of another type.
+        """
+        fields = Fields(value, where)
+        return cls(
+            name=fields.text("name"),
+            index=fields.integer("index"),
+            iteration=fields.integer("iteration"),
+            metrics=fields.mapping("metrics"),
+            time=fields.number("time"),
+            ordinal=fields.integer("ordinal", 0),
+        )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import json
 import os
 import posixpath
 import socket
 import stat
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from drivetrain._base.crashpoints import reach
 from drivetrain._storage.copying import Claims, copy_files, copy_part, duplicates_of, same_content
@@ -27,7 +26,8 @@ from drivetrain._storage.filesystem import (
     walk_entries,
     walk_local,
 )
-from drivetrain._storage.layout import RUN_FILE
+from drivetrain._storage.layout import RUN_FILE, file_mode
+from drivetrain._storage.reading import Fields, open_regular, parse_json, read_regular, size_limit
 from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Job, Limits, explain, run_jobs
 from drivetrain.errors import CheckpointError, StorageError
@@ -71,15 +71,48 @@ class Storage:
         return self.call(f"look for {name}", lambda: self.filesystem.exists(self.path(name)))
 
     def read_bytes(self, name: str) -> bytes | None:
-        """The content of a file, or None where there is none."""
+        """Returns the content of a file, or None if there is no such file.
+
+        Raises:
+            StorageError: the file cannot be read, exceeds its size limit, or is not a regular file.
+        """
+        limit = size_limit(name)
 
         def read() -> bytes | None:
             try:
-                return self.filesystem.read_bytes(self.path(name))
+                if self.is_local:
+                    return read_regular(self.root, name, limit)
+                return self.filesystem.read_bytes(self.path(name), limit)
             except FileNotFoundError:
                 return None
 
         return self.call(f"read {name}", read)
+
+    def read_json(self, name: str) -> Fields | None:
+        """Returns the fields of a JSON file, or None if there is no such file.
+
+        Raises:
+            StorageError: the file cannot be read, or is not a JSON object.
+        """
+        data = self.read_bytes(name)
+        return None if data is None else Fields(parse_json(data, self.path(name)), self.path(name))
+
+    @contextlib.contextmanager
+    def open_local(self, name: str) -> Iterator[BinaryIO]:
+        """Opens a file of a local directory for reading, for the time of a ``with`` block.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            StorageError: the file cannot be read, or is not a regular file.
+        """
+        try:
+            descriptor = open_regular(self.root, name)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(f"cannot read {self.path(name)}: {explain(error)}") from error
+        with open(descriptor, "rb") as file:
+            yield file
 
     def write_bytes(
         self, name: str, data: bytes, *, durable: bool = True, midway: Callable[[], None] | None = None
@@ -94,7 +127,9 @@ class Storage:
         """
         self.call(
             f"write {name}",
-            lambda: self.filesystem.write_bytes(self.path(name), data, durable=durable, midway=midway),
+            lambda: self.filesystem.write_bytes(
+                self.path(name), data, durable=durable, midway=midway, mode=file_mode(name)
+            ),
         )
 
     def flush_to_disk(self, name: str) -> None:
@@ -131,13 +166,13 @@ class Storage:
         Raises:
             StorageError: it is not, or another driver has taken the run over.
         """
-        facts = json.loads(self.read_bytes(RUN_FILE) or b"{}")
-        if facts.get("id") != run_id:
+        facts = self.read_json(RUN_FILE)
+        if facts is None or facts.values.get("id") != run_id:
             raise StorageError(
                 f"the run directory {self.root} is not the driver's on {socket.gethostname()}: a run on several nodes "
                 "wants a storage_path that all of them share, such as a network filesystem or a bucket"
             )
-        if start is not None and facts.get("starts") != start:
+        if start is not None and facts.values.get("starts") != start:
             raise StorageError(
                 f"the run directory {self.root} has been taken over by another driver: this worker's run is over"
             )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from drivetrain._base.crashpoints import is_armed, reach
+from drivetrain._storage.reading import read_regular
 
 __all__ = ["CHUNK_BYTES", "Filesystem", "LocalFilesystem", "StoredFile", "flush_to_disk", "walk_entries", "walk_local"]
 
@@ -47,14 +48,28 @@ class Filesystem(Protocol):
         """What users know it as: a filesystem of fsspec or of pyarrow."""
         ...
 
-    def read_bytes(self, path: str) -> bytes:
-        """The content of a file."""
+    def read_bytes(self, path: str, limit: int) -> bytes:
+        """The content of a file; a StorageError if it has more bytes than the limit."""
         ...
 
     def write_bytes(
-        self, path: str, data: bytes, *, durable: bool = True, midway: Callable[[], None] | None = None
+        self,
+        path: str,
+        data: bytes,
+        *,
+        durable: bool = True,
+        midway: Callable[[], None] | None = None,
+        mode: int = 0o666,
     ) -> None:
-        """Replaces a file atomically, durably or not; ``midway`` is called when nobody can see the new one yet."""
+        """Replaces a file atomically.
+
+        Args:
+            path: the file.
+            data: its new content.
+            durable: flush it to the disk.
+            midway: called when everything is written, before the new content is visible.
+            mode: the permissions of the file before the umask is applied, on a filesystem that has permissions.
+        """
         ...
 
     def exists(self, path: str) -> bool:
@@ -107,21 +122,24 @@ class LocalFilesystem:
 
         return LocalFileSystem()
 
-    def read_bytes(self, path: str) -> bytes:
-        """The content of a file."""
-        try:
-            return Path(path).read_bytes()
-        except NotADirectoryError as error:
-            raise FileNotFoundError(error.errno, error.strerror, path) from None
+    def read_bytes(self, path: str, limit: int) -> bytes:
+        """The content of a regular file."""
+        return read_regular(os.path.dirname(path), os.path.basename(path), limit)
 
     def write_bytes(
-        self, path: str, data: bytes, *, durable: bool = True, midway: Callable[[], None] | None = None
+        self,
+        path: str,
+        data: bytes,
+        *,
+        durable: bool = True,
+        midway: Callable[[], None] | None = None,
+        mode: int = 0o666,
     ) -> None:
         """Replaces a file atomically; see the module's docstring."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = str(target.with_name(f".{target.name}.{secrets.token_hex(4)}"))
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with open(descriptor, "wb") as file:
                 file.write(data)

@@ -72,6 +72,6 @@ def _locked_for_deletion(storage: Storage, name: str) -> Iterator[bool]:
 
 def _open(path: str, flags: int) -> int | None:
     try:
-        return os.open(path, flags | os.O_CLOEXEC)
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None

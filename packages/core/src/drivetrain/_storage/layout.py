@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from urllib.parse import quote
 
@@ -26,6 +27,7 @@ __all__ = [
     "USAGE_FILE",
     "announcement",
     "checkpoint_name",
+    "file_mode",
     "is_reserved",
     "result_file",
     "staging_key",
@@ -61,6 +63,7 @@ _NAMES = frozenset(
         *(ARTIFACTS, LOGS, MANIFEST),
     }
 )
+_PUBLIC = frozenset({MANIFEST, LISTING_FILE, METADATA_FILE, PIN_FILE, LOCK_FILE})
 _NAME_PATTERN = re.compile(r"\..*|result(_rank_\d+)?\.json|events\.out\.tfevents\..*")
 
 CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})")
@@ -79,6 +82,14 @@ def announcement(name: str) -> str:
 def is_reserved(name: str) -> bool:
     """Whether a name in a run directory belongs to drivetrain, so that no checkpoint may have it."""
     return name in _NAMES or _NAME_PATTERN.fullmatch(name) is not None
+
+
+def file_mode(name: str) -> int:
+    """Returns the permissions of a new file of a run directory, before the umask is applied.
+
+    Files that may contain configuration, output or tracebacks are never readable for users outside the file's group.
+    """
+    return 0o666 if posixpath.basename(name) in _PUBLIC or name.startswith(f"{PENDING}/") else 0o660
 
 
 def result_file(rank: int) -> str:

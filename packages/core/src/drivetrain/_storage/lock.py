@@ -24,6 +24,7 @@ from drivetrain._base.console import Console
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import LOCK_FILE
 from drivetrain._storage.node import is_file_at, try_lock
+from drivetrain._storage.reading import Fields, parse_json
 from drivetrain.errors import RunInUseError, StorageError
 
 __all__ = ["Holder", "RunLock", "find_holder"]
@@ -77,7 +78,7 @@ class RunLock:
     def _hold_file(self) -> Iterator[None]:
         path = self._storage.path(LOCK_FILE)
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             try:
                 if not try_lock(descriptor, fcntl.LOCK_EX):
                     raise self._in_use(os.pread(descriptor, 4096, 0))
@@ -213,10 +214,14 @@ class _NoLocks(Exception):
 
 
 def _parse(data: bytes) -> dict[str, Any]:
+    """The facts about a lock's holder; empty if they are damaged."""
     try:
-        facts = json.loads(data)
-        return facts if isinstance(facts, dict) else {}
-    except ValueError:
+        facts = Fields(parse_json(data, LOCK_FILE), LOCK_FILE)
+        facts.integer("pid")
+        facts.text("host")
+        facts.text("since")
+        return facts.values
+    except StorageError:
         return {}
 
 

@@ -26,6 +26,7 @@ from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import StoredFile
 from drivetrain._storage.holds import delete_unless_held, is_held
 from drivetrain._storage.layout import CHECKPOINT_NAME, LISTING_FILE, MANIFEST, PENDING, announcement, checkpoint_name
+from drivetrain._storage.reading import Fields, parse_json
 from drivetrain._storage.retention import Janitor, retained
 from drivetrain.config import CheckpointConfig
 from drivetrain.errors import CheckpointError, StorageError
@@ -85,7 +86,7 @@ class CheckpointManager:
             except CheckpointError as error:
                 damage = str(error)
             except StorageError as error:
-                if error.__cause__ is not None and not isinstance(error.__cause__, (ValueError, KeyError, TypeError)):
+                if error.__cause__ is not None and not isinstance(error.__cause__, ValueError):
                     raise  # the storage cannot be read at all
                 damage = str(error)
             self._damaged.add(entry.name)
@@ -259,16 +260,21 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
     where = storage.path(MANIFEST)
     damage = "is missing"
     if data is not None:
+        version, damage = VERSION, ""
         try:
-            manifest = json.loads(data)
-            if manifest["version"] > VERSION:
-                raise StorageError(
-                    f"{where} was written by a newer drivetrain (manifest version {manifest['version']}, this one "
-                    f"reads up to {VERSION}): upgrade drivetrain"
-                )
-            return [CommittedCheckpoint(**entry) for entry in manifest["checkpoints"]]
-        except (ValueError, KeyError, TypeError) as error:
-            damage = f"is damaged ({error!r})"
+            manifest = Fields(parse_json(data, where), where)
+            version = manifest.integer("version")
+            entries = manifest.items("checkpoints") if version <= VERSION else []
+            found = [CommittedCheckpoint.parse(entry, where) for entry in entries]
+        except StorageError as error:
+            damage = f"is damaged ({str(error).removeprefix(where).lstrip(': ')})"
+        if version > VERSION:
+            raise StorageError(
+                f"{where} was written by a newer drivetrain (manifest version {version}, this one "
+                f"reads up to {VERSION}): upgrade drivetrain"
+            )
+        if not damage:
+            return found
     found = _find_complete(storage)
     if found or data is not None:
         names = ", ".join(entry.name for entry in found[-3:]) or "none"
@@ -293,7 +299,7 @@ def _find_complete(storage: Storage) -> list[CommittedCheckpoint]:
         try:
             files, entry = parse_listing(data, storage.path(name, LISTING_FILE))
             if storage.find_damage(name, files) is None:
-                found.append(CommittedCheckpoint(**entry))
-        except (StorageError, TypeError):
+                found.append(CommittedCheckpoint.parse(entry, storage.path(name, LISTING_FILE)))
+        except StorageError:
             continue
     return sorted(found, key=lambda entry: entry.index)

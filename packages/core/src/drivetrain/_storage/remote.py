@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote
 from drivetrain._base.crashpoints import is_armed, reach
 from drivetrain._base.redact import redact
 from drivetrain._storage.filesystem import Filesystem, LocalFilesystem, StoredFile
+from drivetrain._storage.reading import too_large
 from drivetrain.errors import ConfigurationError
 
 __all__ = ["locate"]
@@ -56,11 +57,13 @@ def locate(path: str | os.PathLike[str], filesystem: Any | None = None, *, what:
     except ImportError as error:
         package = "pyarrow" if scheme in _PYARROW_SCHEMES else f"the fsspec package for {scheme}://"
         raise ConfigurationError(
-            f"{what}={redact(text)!r} wants {package}, which is not installed ({error}): pip install it"
+            f"{what}={redact(text)!r} wants {package}, which is not installed ({redact(str(error))}): pip install it"
             + (" (pip install pyarrow)" if package == "pyarrow" else "")
         ) from error
     except (ValueError, OSError, TypeError) as error:
-        raise ConfigurationError(f"{what} wants the URI of a storage, found {redact(text)!r}: {error}") from error
+        raise ConfigurationError(
+            f"{what} wants the URI of a storage, found {redact(text)!r}: {redact(str(error))}"
+        ) from error
     if not inner.strip("/"):
         raise ConfigurationError(f"{what} wants a bucket or directory after {scheme}://, found {redact(text)!r}")
     return adapter, inner.rstrip("/")
@@ -170,14 +173,22 @@ class ArrowFilesystem(_Remote):
     def __reduce__(self) -> tuple[Any, ...]:
         return ArrowFilesystem, (self.handle,)
 
-    def read_bytes(self, path: str) -> bytes:
+    def read_bytes(self, path: str, limit: int) -> bytes:
         """The content of a file."""
-        with self.handle.open_input_stream(path) as stream:
-            data: bytes = stream.read()
+        with self.handle.open_input_file(path) as file:
+            if file.size() > limit:
+                raise too_large(path, file.size(), limit)
+            data: bytes = file.read()
             return data
 
     def write_bytes(
-        self, path: str, data: bytes, *, durable: bool = True, midway: Callable[[], None] | None = None
+        self,
+        path: str,
+        data: bytes,
+        *,
+        durable: bool = True,
+        midway: Callable[[], None] | None = None,
+        mode: int = 0o666,
     ) -> None:
         """Puts an object, or writes a draft and moves it into place."""
         target = path if self._is_object_store else _draft_of(path)
@@ -271,13 +282,23 @@ class FsspecFilesystem(_Remote):
     def __reduce__(self) -> tuple[Any, ...]:
         return FsspecFilesystem, (self.handle,)
 
-    def read_bytes(self, path: str) -> bytes:
+    def read_bytes(self, path: str, limit: int) -> bytes:
         """The content of a file."""
+        self.handle.invalidate_cache()
+        size = self.handle.info(path)["size"]
+        if size is not None and size > limit:
+            raise too_large(path, size, limit)
         data: bytes = self.handle.cat_file(path)
         return data
 
     def write_bytes(
-        self, path: str, data: bytes, *, durable: bool = True, midway: Callable[[], None] | None = None
+        self,
+        path: str,
+        data: bytes,
+        *,
+        durable: bool = True,
+        midway: Callable[[], None] | None = None,
+        mode: int = 0o666,
     ) -> None:
         """Puts an object, or writes a draft and moves it into place."""
         target = path if self._is_object_store else _draft_of(path)

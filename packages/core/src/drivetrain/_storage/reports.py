@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import result_file
+from drivetrain._storage.reading import MAX_LINE_BYTES, Fields, parse_json
+from drivetrain.errors import StorageError
 
-__all__ = ["last_report", "rank_files", "read_lines", "tail_lines"]
+__all__ = ["last_report", "rank_files", "read_line", "read_lines", "tail_lines"]
 
 _RESULT_FILE = re.compile(r"result(?:_rank_(\d+))?\.json")
 _TAIL_BYTES = 1 << 16
+_MAX_TAIL_BYTES = 256 << 20
 
 
 def rank_files(storage: Storage) -> dict[int, str]:
@@ -25,23 +27,40 @@ def rank_files(storage: Storage) -> dict[int, str]:
 
 
 def last_report(storage: Storage, rank: int = 0) -> dict[str, Any] | None:
-    """The last report of a rank that is on storage; None without any. Of a local file only the end is read."""
+    """The last report of a rank that is on storage; None without any. Of a local file only the end is read.
+
+    Raises:
+        StorageError: the report is not an object, or one of the values that drivetrain adds is not a number.
+    """
+    where = storage.path(result_file(rank))
     for line in reversed(tail_lines(storage, result_file(rank), 2)):
-        with contextlib.suppress(ValueError):
-            report: dict[str, Any] = json.loads(line)
-            return report
+        try:
+            value = parse_json(line, where)
+        except StorageError:
+            continue  # a line that a kill has cut
+        report = Fields(value, where)
+        for name in ("_timestamp", "_training_iteration"):
+            report.number(name, 0)
+        return report.values
     return None
 
 
 def tail_lines(storage: Storage, name: str, count: int) -> list[bytes]:
-    """The last whole lines of a file, without their ends; none where there is no file."""
+    """The last whole lines of a file, without their ends; none where there is no file.
+
+    Raises:
+        StorageError: they are too long, or the file cannot be read.
+    """
     if not storage.is_local:
         return [line for line in (storage.read_bytes(name) or b"").rpartition(b"\n")[0].split(b"\n")[-count:] if line]
     try:
-        with open(storage.path(name), "rb") as file:
+        with storage.open_local(name) as file:
             end = start = file.seek(0, os.SEEK_END)
             data = b""
             while start and data.count(b"\n") <= count:
+                limit = _MAX_TAIL_BYTES if b"\n" in data else MAX_LINE_BYTES
+                if len(data) >= limit:
+                    raise _line_error(storage.path(name), f"the last {count} lines", limit)
                 start = max(0, start - max(_TAIL_BYTES, len(data)))
                 file.seek(start)
                 data = file.read(end - start)
@@ -51,9 +70,33 @@ def tail_lines(storage: Storage, name: str, count: int) -> list[bytes]:
     return [line for line in whole[-count:] if line]
 
 
+def read_line(file: BinaryIO, where: str, start: bytes = b"") -> bytes:
+    """Reads the next line of a file with its end, or the rest of the line of which a part has been read.
+
+    Args:
+        file: the open file.
+        where: its path, for the error.
+        start: the part that has been read.
+
+    Raises:
+        StorageError: the line is longer than :data:`MAX_LINE_BYTES`.
+    """
+    line = file.readline(MAX_LINE_BYTES)
+    if len(line) >= MAX_LINE_BYTES and not line.endswith(b"\n"):
+        raise _line_error(where, "a line")
+    return start + line
+
+
 def read_lines(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file, one per line; other lines are skipped.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
     for line in (storage.read_bytes(name) or b"").splitlines():
-        with contextlib.suppress(ValueError):
-            facts = json.loads(line)
-            if isinstance(facts, dict):
-                yield facts
+        with contextlib.suppress(StorageError):
+            yield Fields(parse_json(line, name), name).values
+
+
+def _line_error(where: str, what: str, limit: int = MAX_LINE_BYTES) -> StorageError:
+    return StorageError(f"{where}: expected {what} to have at most {limit:,} bytes, got more")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import queue
 import threading
 import time
@@ -124,7 +123,7 @@ def rank_checkpoints(entries: Sequence[CommittedCheckpoint], metric: str, mode: 
 
     def score(entry: CommittedCheckpoint) -> tuple[bool, float, int]:
         value = find_metric(entry.metrics, metric)
-        if not isinstance(value, (int, float)) or math.isnan(value):
+        if not isinstance(value, (int, float)) or value != value:  # NaN; math.isnan() raises for a huge integer
             return (False, 0.0, entry.index)
         return (True, value if mode == "max" else -value, entry.index)
 

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import posixpath
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,12 +25,14 @@ from drivetrain._storage.layout import (
     ERROR_FILES,
     LISTING_FILE,
     LOCK_FILE,
+    LOGS,
     MANIFEST,
     RUN_FILE,
     STAGED_RUNS,
     TIMELINE_FILE,
     TRAINER_FILE,
     USAGE_FILE,
+    is_reserved,
     staging_key,
 )
 from drivetrain._storage.lock import RunLock
@@ -47,6 +50,7 @@ __all__ = ["VERSION", "OpenRun", "open_run"]
 VERSION = 1
 """The version of the run directory's format."""
 
+_RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _GROWING = ("result*.json", "progress.csv", TIMELINE_FILE, USAGE_FILE)
 _DRAFTS = tuple(f".{name}.????????" for name in (MANIFEST, RUN_FILE, TRAINER_FILE, *ERROR_FILES))
 
@@ -99,20 +103,28 @@ def open_run(
     storage, mode = _find(config, str(facts["trainer"]))
     name = posixpath.basename(storage.root)
     _look(quick(storage), name, mode)
+    _refuse_special_files(storage)
     open_storage(quick(storage))
     with contextlib.ExitStack() as stack:
         lock = RunLock(quick(storage), console)
         stack.enter_context(lock.hold())
         _sweep_drafts(storage)
         exists = _look(storage, name, mode)
-        record = json.loads(storage.read_bytes(RUN_FILE) or b"{}")
+        stored = storage.read_json(RUN_FILE)
+        record: dict[str, Any] = {}
+        starts = 0
+        if stored is not None:
+            record, starts = stored.values, stored.integer("starts", 0)
+            if not _RUN_ID.fullmatch(stored.text("id", "none")):
+                found = ascii(stored.values["id"])
+                raise StorageError(f"{stored.where}: expected 'id' to be letters and digits, got {found}")
         record.setdefault("id", secrets.token_hex(4))
         record.setdefault("created", time.time())
         record.update(facts)
         record.update(
             version=VERSION,
             name=name,
-            starts=record.get("starts", 0) + 1,
+            starts=starts + 1,
             drivetrain=__version__,
             python=platform.python_version(),
         )
@@ -185,6 +197,18 @@ def _look(storage: Storage, name: str, mode: str) -> bool:
                 "choose another name"
             )
     return exists
+
+
+def _refuse_special_files(storage: Storage) -> None:
+    """Refuses a run directory in which a name that drivetrain uses belongs to a link, a named pipe or a device."""
+    if not storage.is_local:
+        return
+    for directory in ("", LOGS):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(storage.path(directory)) as entries:
+            for entry in entries:
+                is_usual = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
+                if not is_usual and (directory or is_reserved(entry.name)):
+                    raise StorageError(f"{entry.path}: expected a regular file or a directory. The run was not opened")
 
 
 def _sweep_drafts(storage: Storage) -> None:

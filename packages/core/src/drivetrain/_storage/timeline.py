@@ -10,13 +10,15 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from drivetrain._base.redact import redact
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import TIMELINE_FILE
+from drivetrain._storage.layout import TIMELINE_FILE, file_mode
+from drivetrain._storage.reading import is_number
 from drivetrain._storage.reports import read_lines
 
 __all__ = [
@@ -157,15 +159,30 @@ _RECORDS: dict[str, type[TimelineRecord]] = {
 }
 """The class of each record, by its value of ``event`` in the file."""
 
+_IS_VALID: dict[str, Callable[[Any], bool]] = {
+    "float": is_number,
+    "int": lambda value: isinstance(value, int) and is_number(value),
+    "bool": lambda value: isinstance(value, bool),
+    "str": lambda value: isinstance(value, str),
+    "str | None": lambda value: value is None or isinstance(value, str),
+    "dict[str, Any]": lambda value: isinstance(value, dict),
+    "dict[str, str]": lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
+    "list[dict[str, Any]]": lambda value: isinstance(value, list) and all(isinstance(each, dict) for each in value),
+}
+"""Whether a value from the file is valid for a field, by the type that the field is declared with."""
+
 _EVENTS = {kind: event for event, kind in _RECORDS.items()}
 
 
 def append_record(directory: Path, record: TimelineRecord) -> None:
     """Appends a record to the file in a local run directory, unless the file cannot be written."""
     values = {each.name: getattr(record, each.name) for each in fields(record)}
-    line = json.dumps({"time": record.time, "event": _EVENTS[type(record)], **values}, default=str).encode() + b"\n"
+    text = json.dumps({"time": record.time, "event": _EVENTS[type(record)], **values}, default=str)
+    line = redact(text).encode() + b"\n"
     with contextlib.suppress(OSError):
-        descriptor = os.open(directory / TIMELINE_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(
+            directory / TIMELINE_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(TIMELINE_FILE)
+        )
         try:
             end = os.lseek(descriptor, 0, os.SEEK_END)
             if end and os.pread(descriptor, 1, end - 1) != b"\n":  # a driver was killed in the middle of a line
@@ -187,8 +204,10 @@ def _parse(line: Mapping[str, Any]) -> TimelineRecord | None:
     kind = _RECORDS.get(str(line.get("event")))
     if kind is None:
         return None
-    values = {each.name: line[each.name] for each in fields(kind) if each.name in line}
-    try:
-        return kind(**{**values, "time": float(line.get("time", 0))})
-    except (TypeError, ValueError):  # a field is missing, or the time is no number
-        return None
+    values: dict[str, Any] = {}
+    for each in fields(kind):
+        value = line.get(each.name)
+        if not _IS_VALID[str(each.type)](value):  # missing, or of another type
+            return None
+        values[each.name] = value
+    return kind(**values)

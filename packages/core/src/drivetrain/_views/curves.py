@@ -8,7 +8,6 @@ million is still there, as the maximum of its bucket.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import operator
 import os
@@ -18,7 +17,10 @@ from typing import Any
 
 from drivetrain._base.metrics import flatten
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.reports import rank_files
+from drivetrain._storage.layout import result_file
+from drivetrain._storage.reading import Fields, damage_of, is_number, parse_json
+from drivetrain._storage.reports import rank_files, read_line
+from drivetrain.errors import StorageError
 
 __all__ = ["Curve", "CurveReader", "choose_curves"]
 
@@ -28,6 +30,8 @@ _BUCKETS_OF_ALL = 120_000
 _MAX_BUCKETS = 1024
 _MIN_BUCKETS = 64
 _BROKEN_SHOWN = 50
+_MAX_CURVES = 100_000  # more are left out: every report may have metrics of other names
+_LARGE = 1e300
 _TIME = "_timestamp"
 _ITERATION = "_training_iteration"
 _DURATION = "_time_this_iter_s"
@@ -198,7 +202,8 @@ class CurveReader:
                     self._curves = {key: curve for key, curve in self._curves.items() if key[0] != rank}
                     self.reports[rank] = 0
                 else:
-                    self._take(rank, _parse(chunk))
+                    with damage_of(self._storage.path(result_file(rank))):
+                        self._take(rank, _parse(chunk))
                 if time.monotonic() > deadline:
                     sizes = [each.progress() for _, each in tails]
                     return min(1.0, sum(read for read, _ in sizes) / max(1, sum(there for _, there in sizes)))
@@ -220,15 +225,16 @@ class CurveReader:
             if name in (_TIME, _ITERATION) or (name.startswith("_") and name != _DURATION):
                 continue
             x, t, values = _numbers(reports, name, iterations, times)
-            if values:
+            if values and ((rank, name) in self._curves or len(self._curves) < _MAX_CURVES):
                 self._curve(rank, name).add(x, t, values)
 
     def _times(self, rank: int, reports: Sequence[Mapping[str, Any]]) -> list[float]:
         """When each report was made: whole seconds are on storage, and the time since the one before."""
         now, found = self._last_time.get(rank, 0.0), []
-        for report in reports:
-            second = report.get(_TIME, 0)
-            now = min(max(now + report.get(_DURATION, 0.0), second), second + 0.999)
+        nothing = [0.0] * len(reports)
+        seconds, durations = _column(reports, _TIME, nothing), _column(reports, _DURATION, nothing)
+        for second, duration in zip(seconds, durations, strict=True):
+            now = min(max(now + duration, second), second + 0.999)
             found.append(now)
         self._last_time[rank] = now
         return found
@@ -297,11 +303,7 @@ class _Tail:
         if not self._storage.is_local:
             yield from self._chunks_of(self._storage.read_bytes(self._name) or b"")
             return
-        try:
-            file = open(self._storage.path(self._name), "rb")  # noqa: SIM115 - closed below
-        except FileNotFoundError:
-            return
-        with file:
+        with contextlib.suppress(FileNotFoundError), self._storage.open_local(self._name) as file:
             file.seek(self._position - len(self._memory))
             if file.read(len(self._memory)) != self._memory:
                 self._position, self._memory = 0, b""
@@ -309,7 +311,7 @@ class _Tail:
                 file.seek(0)
             while data := file.read(_CHUNK_BYTES):
                 if b"\n" not in data:
-                    data += file.readline()
+                    data = read_line(file, self._storage.path(self._name), data)
                 whole = data.rpartition(b"\n")[0]
                 file.seek(len(whole) + 1 - len(data), 1)
                 if not data.count(b"\n"):
@@ -332,34 +334,34 @@ class _Tail:
 
 def _parse(lines: bytes) -> list[dict[str, Any]]:
     """Reads reports, with flat metrics, from lines of JSON; skips damaged lines."""
-    reports = _parse_json(lines)
+    reports = _parse_lines(lines)
     if lines.count(b"{") == len(reports):  # no report is nested; flattening would double the time
         return reports
-    return [flatten(report) for report in reports if isinstance(report, dict)]
+    return [flatten(report) for report in reports]
 
 
-def _parse_json(lines: bytes) -> list[Any]:
+def _parse_lines(lines: bytes) -> list[dict[str, Any]]:
     body = lines.strip(b"\n")
-    try:
+    with contextlib.suppress(StorageError):
         # At once, in a third of the time: a line end is never inside of a value.
-        found: list[Any] = json.loads(b"[" + body.replace(b"\n", b",") + b"]")
-        return found
-    except ValueError:
-        reports = []
-        for line in body.split(b"\n"):
-            try:
-                reports.append(json.loads(line))
-            except ValueError:
-                continue
-        return reports
+        found: list[Any] = parse_json(b"[" + body.replace(b"\n", b",") + b"]", "")
+        return [report for report in found if isinstance(report, dict)]
+    reports = []
+    for line in body.split(b"\n"):
+        with contextlib.suppress(StorageError):
+            reports.append(Fields(parse_json(line, ""), "").values)
+    return reports
 
 
 def _column(reports: Sequence[Mapping[str, Any]], name: str, otherwise: Sequence[float]) -> Sequence[float]:
-    """A metric that should be in every report; where it is not, something else."""
-    try:
-        return [report[name] for report in reports]
-    except KeyError:
-        return [report.get(name, other) for report, other in zip(reports, otherwise, strict=True)]
+    """A metric that should be a number in every report; where it is not, something else."""
+    values = [report.get(name) for report in reports]
+    if {*map(type, values)} <= {int, float} and _are_finite(values):  # type: ignore[arg-type]  # they are numbers now
+        return values  # type: ignore[return-value]
+    return [
+        value if value is not None and is_number(value) else other
+        for value, other in zip(values, otherwise, strict=True)
+    ]
 
 
 def _numbers(
@@ -382,9 +384,9 @@ def _numbers(
 
 
 def _are_finite(values: Sequence[float]) -> bool:
-    """Whether no value is NaN or infinite, in a moment; also False where only their sum is too great."""
+    """Whether no value is NaN or infinite, in a moment; also False where only their sum is very large."""
     try:
-        return math.isfinite(sum(values))
+        return abs(sum(values)) < _LARGE
     except OverflowError:
         return False
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain._storage.directory import Storage
+from drivetrain._storage.reading import damage_of
 from drivetrain._version import __version__
 from drivetrain._views.curves import CurveReader
 from drivetrain._views.records import checkpoint_sizes, read_run, read_usage
@@ -37,7 +38,7 @@ def write_report(storage: Storage, path: Path) -> None:
     document = describe_run(storage)
     text = render(encode(document), document["name"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="replace")  # JSON can contain text that has no encoding
 
 
 def describe_run(
@@ -53,10 +54,19 @@ def describe_run(
         reader: its curves so far, which are brought up to date; None reads all of them.
         sizes: of checkpoints that are known already; added to.
         limit_s: seconds to read reports for; ``read`` says which part of them that was.
+
+    Raises:
+        StorageError: there is no run, or its files are damaged.
     """
     reader = reader or CurveReader(storage)
+    with damage_of(storage.root):
+        return _describe_run(storage, reader, {} if sizes is None else sizes, limit_s)
+
+
+def _describe_run(
+    storage: Storage, reader: CurveReader, sizes: dict[str, tuple[int, int] | None], limit_s: float
+) -> dict[str, Any]:
     read = reader.update(limit_s)
-    sizes = {} if sizes is None else sizes
     details = read_run(storage).details()
     for checkpoint in details["checkpoints"]:
         name = checkpoint["name"]
@@ -77,16 +87,19 @@ def describe_run(
     }
 
 
-def describe_runs(
-    location: str, summaries: Iterable[Mapping[str, Any]], link: Callable[[str], str | None] = lambda name: None
-) -> dict[str, Any]:
-    """What the page of a directory of runs shows."""
+def describe_runs(location: str, summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the page of a directory of runs shows.
+
+    Args:
+        location: the directory.
+        summaries: of the runs; ``link`` is the address of a run's page.
+    """
     return {
         "kind": "runs",
         "generated": time.time(),
         "version": __version__,
         "location": location,
-        "runs": [{**summary, "link": link(summary["name"])} for summary in summaries],
+        "runs": [{"link": None, **summary} for summary in summaries],
     }
 
 

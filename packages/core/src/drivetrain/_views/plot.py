@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from drivetrain._views.terminal import amount, can_print, printable, terminal_width
+from drivetrain._base.printable import printable
+from drivetrain._views.terminal import amount, can_print, terminal_width
 
 __all__ = ["plot"]
 
@@ -37,7 +38,7 @@ def plot(
     """
     curves = [_logarithms(points) if log else list(points) for points in series.values()]
     if not any(curves):
-        return f"{title}: nothing to draw"
+        return f"{printable(title)}: nothing to draw"
     bounds = _Bounds.of([point for points in curves for point in points])
     labels = _value_labels(bounds, height, log)
     margin = max(map(len, labels.values())) + 1

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,14 +15,16 @@ from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import ERROR_FILE, LISTING_FILE, RUN_FILE, USAGE_FILE
 from drivetrain._storage.lock import Holder, find_holder
 from drivetrain._storage.manifest import read_manifest
+from drivetrain._storage.reading import Fields, damage_of, is_number
 from drivetrain._storage.reports import last_report, read_lines
 from drivetrain._storage.timeline import read_timeline
 from drivetrain._views.history import History
 from drivetrain.errors import StorageError
 
-__all__ = ["RunRecord", "find_runs", "read_run", "read_usage"]
+__all__ = ["RunRecord", "find_runs", "read_run", "read_usage", "summarize_run", "unreadable_run"]
 
 _MAX_SAMPLES = 400
+_RANK_DIGITS = 10
 
 
 @dataclass(kw_only=True)
@@ -152,32 +153,64 @@ def read_run(storage: Storage) -> RunRecord:
     Raises:
         StorageError: there is no run, or it cannot be read.
     """
-    facts = _read_json(storage, RUN_FILE)
-    if not isinstance(facts, dict):
-        raise StorageError(f"this wants the directory of a run, found no {RUN_FILE} in {storage.root}")
-    history = History()
-    for record in read_timeline(storage):
-        history.add(record)
-    holder = find_holder(storage)
-    error = _read_json(storage, ERROR_FILE)
-    began = float(facts.get("created") or 0)
-    if not began and storage.is_local:
-        began = os.stat(storage.path(RUN_FILE)).st_mtime
-    return RunRecord(
-        name=str(facts.get("name") or os.path.basename(storage.root)),
-        location=storage.root,
-        status=_status(holder, history, error),
-        holder=holder.description if holder else "",
-        facts=facts,
-        began=began,
-        history=history,
-        checkpoints=read_manifest(storage),
-        error=error,
-        metrics=last_report(storage),
-    )
+    with damage_of(storage.root):
+        facts = storage.read_json(RUN_FILE)
+        if facts is None:
+            raise StorageError(f"this wants the directory of a run, found no {RUN_FILE} in {storage.root}")
+        history = History()
+        for record in read_timeline(storage):
+            history.add(record)
+        holder = find_holder(storage)
+        error = storage.read_json(ERROR_FILE)
+        if error is not None:
+            error.text("message")
+        began = facts.number("created", 0)
+        if not began and storage.is_local:
+            began = os.stat(storage.path(RUN_FILE)).st_mtime
+        return RunRecord(
+            name=facts.text("name", "") or os.path.basename(storage.root),
+            location=storage.root,
+            status=_status(holder, history, error),
+            holder=holder.description if holder else "",
+            facts=facts.values,
+            began=began,
+            history=history,
+            checkpoints=read_manifest(storage),
+            error=error.values if error is not None else None,
+            metrics=last_report(storage),
+        )
 
 
-def _status(holder: Holder | None, history: History, error: Mapping[str, Any] | None) -> str:
+def summarize_run(storage: Storage) -> dict[str, Any]:
+    """Returns the facts of a run that fit into a row of a table.
+
+    The row of a run that cannot be read has the status ``unreadable``, and the reason as its ``error``.
+    """
+    try:
+        with damage_of(storage.root):
+            return read_run(storage).summary()
+    except StorageError as error:
+        return unreadable_run(storage, str(error))
+
+
+def unreadable_run(storage: Storage, reason: str) -> dict[str, Any]:
+    """Returns the row of a run that cannot be read."""
+    return {
+        "name": os.path.basename(storage.root.rstrip("/")),
+        "status": "unreadable",
+        "began": 0.0,
+        "duration_s": 0.0,
+        "attempts": 0,
+        "workers": None,
+        "reports": 0,
+        "checkpoints": 0,
+        "metrics": {},
+        "error": reason,
+        "location": storage.root,
+    }
+
+
+def _status(holder: Holder | None, history: History, error: Fields | None) -> str:
     if holder is not None:
         return "running" if holder.is_certain else "locked"
     if history.outcome:
@@ -187,10 +220,10 @@ def _status(holder: Holder | None, history: History, error: Mapping[str, Any] | 
 
 def checkpoint_sizes(storage: Storage, name: str) -> tuple[int, int] | None:
     """Bytes and number of a committed checkpoint's files, by their list; None where it cannot be read."""
-    data = storage.read_bytes(f"{name}/{LISTING_FILE}")
-    if data is None:
-        return None
     try:
+        data = storage.read_bytes(f"{name}/{LISTING_FILE}")
+        if data is None:
+            return None
         files, _ = parse_listing(data, name)
     except StorageError:
         return None
@@ -204,8 +237,13 @@ def read_usage(storage: Storage) -> list[dict[str, Any]]:
     """
     ranks: dict[int, list[tuple[float, float, int]]] = {}
     for line in read_lines(storage, USAGE_FILE):
-        for rank, sample in line.get("ranks", {}).items():
-            ranks.setdefault(int(rank), []).append((line["time"], sample[0], sample[1]))
+        samples = line.get("ranks")
+        for rank, sample in samples.items() if isinstance(samples, dict) else ():
+            match [line.get("time"), rank, sample]:
+                case [time, str(rank), [cpus, memory, *_]] if (
+                    all(map(is_number, (time, cpus, memory))) and rank.isdecimal() and len(rank) < _RANK_DIGITS
+                ):
+                    ranks.setdefault(int(rank), []).append((time, cpus, memory))
     found = []
     for rank, samples in sorted(ranks.items()):
         width = math.ceil(len(samples) / _MAX_SAMPLES)
@@ -219,10 +257,3 @@ def read_usage(storage: Storage) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _read_json(storage: Storage, name: str) -> Any:
-    try:
-        return json.loads(storage.read_bytes(name) or b"null")
-    except ValueError:
-        return None

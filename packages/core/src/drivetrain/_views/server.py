@@ -11,6 +11,7 @@ import functools
 import hashlib
 import hmac
 import http
+import io
 import os
 import secrets
 import socket
@@ -18,16 +19,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from http.cookies import CookieError, SimpleCookie
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, unquote_to_bytes, urlsplit
 
+from drivetrain._base.printable import printable_text
+from drivetrain._base.redact import redact
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import ERROR_FILE, LOCK_FILE, MANIFEST, RUN_FILE, TIMELINE_FILE, USAGE_FILE
 from drivetrain._storage.reports import rank_files
+from drivetrain._views.clients import DeadlineReader, LimitedServer
 from drivetrain._views.curves import CurveReader
 from drivetrain._views.page import describe_run, describe_runs, encode, render
-from drivetrain._views.records import find_runs, read_run
+from drivetrain._views.records import find_runs, summarize_run, unreadable_run
 from drivetrain.errors import ConfigurationError, StorageError
 
 __all__ = ["RunsServer"]
@@ -39,6 +43,11 @@ _REMOTE_LOOK_S = 20.0
 _ALIVE_S = 15.0
 _READ_S = 0.5
 """Seconds to read reports for before a page is shown: what there is in millions of them follows."""
+_SLOWDOWN = 20.0
+"""A run is not read again before so many times the seconds that the last reading took."""
+_PATIENCE_S = 2.0
+_REQUEST_S = 10.0
+_ANSWER_S = 30.0
 _LIVE = ("running", "locked")
 
 
@@ -56,6 +65,8 @@ class RunsServer:
 
     Attributes:
         url: what to open in a browser.
+        request_limit_s: seconds in which a client has to send a request, as a whole.
+        answer_limit_s: seconds in which a client has to receive an answer, or an event.
 
     Raises:
         ConfigurationError: the address cannot be listened on.
@@ -64,6 +75,8 @@ class RunsServer:
     def __init__(self, storage: Storage, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
         self.is_loopback = host in _LOOPBACK
         self.token = token if token or self.is_loopback else secrets.token_urlsafe(24)
+        self.request_limit_s = _REQUEST_S
+        self.answer_limit_s = _ANSWER_S
         self.pages = _Pages(storage)
         self.ended = threading.Event()
         server = self
@@ -94,11 +107,9 @@ class RunsServer:
         self._server.server_close()
 
 
-def _server_class(host: str) -> type[ThreadingHTTPServer]:
-    class Server(ThreadingHTTPServer):
+def _server_class(host: str) -> type[LimitedServer]:
+    class Server(LimitedServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        daemon_threads = True
-        block_on_close = False  # a stream of events ends within a look
 
     return Server
 
@@ -111,39 +122,71 @@ class _Pages:
         self.look_s = _LOOK_S if storage.is_local else _REMOTE_LOOK_S
         self._lock = threading.Lock()
         self._views: dict[str, _RunView] = {}
-        self._summaries: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._rows: dict[str, _Row] = {}
 
     def names(self) -> dict[str, Storage]:
         return {run.root.rstrip("/").rpartition("/")[2]: run for run in find_runs(self.storage)}
 
     def run(self, name: str) -> _RunView | None:
-        with self._lock:
-            if name not in self._views:
-                found = self.names().get(name)  # which nothing but a listed name leads to
-                if found is None:
-                    return None
-                self._views[name] = _RunView(found)
-            return self._views[name]
+        if name not in self._views:
+            found = self.names().get(name)  # which nothing but a listed name leads to
+            if found is None:
+                return None
+            with self._lock:
+                self._views.setdefault(name, _RunView(found))
+        return self._views[name]
 
     def index(self) -> tuple[str, str]:
         """What tells this state of the list from another, and its document."""
-        with self._lock:
-            states = {}
-            for name, storage in self.names().items():
-                state = _state(storage)
-                known = self._summaries.get(name)
-                # One that goes on may have ended by a kill, which no file tells.
-                if known is None or known[0] != state or known[1]["status"] in _LIVE:
-                    try:
-                        self._summaries[name] = (state, read_run(storage).summary())
-                    except (StorageError, KeyError, TypeError, ValueError):  # it was deleted, or damaged
-                        continue
-                states[name] = (state, self._summaries[name][1]["status"])
-            summaries = [self._summaries[name][1] for name in states]
-            summaries.sort(key=lambda summary: -summary["began"])
-            document = describe_runs(self.storage.root, summaries, lambda name: f"/run/{quote(name, safe='')}")
-            stamp = _stamp(states)
-            return stamp, encode({**document, "events": f"/events?seen={stamp}"})
+        states, summaries = {}, []
+        for name, storage in self.names().items():
+            with self._lock:
+                row = self._rows.setdefault(name, _Row(storage))
+            summary = row.read()
+            states[name] = (row.state, summary["status"])
+            summaries.append({**summary, "link": _path_of(name)})
+        summaries.sort(key=lambda summary: -summary["began"])
+        document = describe_runs(self.storage.root, summaries)
+        stamp = _stamp(states)
+        return stamp, encode({**document, "events": f"/events?seen={stamp}"})
+
+
+class _Row:
+    """The row of a run in the list. A run that takes long to read is read less often, so that it cannot block others.
+
+    Attributes:
+        state: the state of the run's files as of the last time that they were read.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._summary: dict[str, Any] = {}
+        self._next_look = 0.0
+        self.state: Any = None
+
+    def read(self) -> dict[str, Any]:
+        """The summary of the run; the last one while another thread reads the run."""
+        if not self._lock.acquire(timeout=0 if self._summary else _PATIENCE_S):
+            return self._summary or unreadable_run(self._storage, "it takes long to read")
+        try:
+            started = time.monotonic()
+            if self._summary and started < self._next_look:
+                return self._summary
+            state = _state(self._storage)
+            # A live run may have been killed, which changes no file.
+            if not self._summary or self.state != state or self._summary["status"] in _LIVE:
+                self._summary, self.state = summarize_run(self._storage), state
+                ended = time.monotonic()
+                self._next_look = ended + _SLOWDOWN * (ended - started)
+            return self._summary
+        finally:
+            self._lock.release()
+
+
+def _path_of(name: str) -> str:
+    """The path of a run's page; the run's name may be any bytes."""
+    return f"/run/{quote(os.fsencode(name), safe='')}"
 
 
 class _RunView:
@@ -174,7 +217,7 @@ class _RunView:
                 self.is_behind = record["read"] < 1
                 stamp = _stamp((state, record["status"], record["read"]))
                 if self._made is None or self._made[0] != stamp:
-                    path = f"/run/{quote(name, safe='')}"
+                    path = _path_of(name)
                     self._made = stamp, encode({**record, "events": f"{path}/events?seen={stamp}", "home": "/"})
             return self._made
 
@@ -198,15 +241,31 @@ def _state(storage: Storage) -> Any:
 
 class _Handler(BaseHTTPRequestHandler):
     runs: RunsServer
+    server: LimitedServer
     protocol_version = "HTTP/1.1"
     server_version = "drivetrain"
     sys_version = ""
+
+    def setup(self) -> None:
+        """Prepares a connection, whose requests have a deadline."""
+        super().setup()
+        self.rfile.close()
+        self._reader = DeadlineReader(self.connection, self.runs.request_limit_s)
+        self.rfile = io.BufferedReader(self._reader)
+
+    def handle_one_request(self) -> None:
+        """Reads and answers a request."""
+        self._reader.start()
+        self.server.set_sending(self.connection, sending=True)
+        super().handle_one_request()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing: the terminal is its user's."""
 
     def do_GET(self) -> None:
         """Answers a request."""
+        self.server.set_sending(self.connection, sending=False)
+        self.connection.settimeout(self.runs.answer_limit_s)
         with contextlib.suppress(ConnectionError, TimeoutError):
             self._answer()
 
@@ -217,7 +276,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         make: Callable[[], tuple[str, str]]
         is_behind: Callable[[], bool]
-        parts = [unquote(part) for part in url.path.split("/") if part]
+        parts = [os.fsdecode(unquote_to_bytes(part)) for part in url.path.split("/") if part]
         try:
             if parts[:1] == ["run"] and len(parts) > 1:
                 title, form = parts[1], parts[2:]
@@ -298,7 +357,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.runs.ended.wait(self.runs.pages.look_s)
 
     def _send(self, text: str, kind: str) -> None:
-        data = text.encode()
+        data = text.encode(errors="replace")  # a run's name may be no text in any encoding
         self.send_response(http.HTTPStatus.OK)
         self._send_headers(kind)
         if self._cookie:
@@ -308,7 +367,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _refuse(self, status: http.HTTPStatus, message: str) -> None:
-        data = f"{message}\n".encode()
+        data = f"{printable_text(redact(message))}\n".encode()
         self.send_response(status)
         self._send_headers("text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))

@@ -9,20 +9,20 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from drivetrain._base.printable import printable
+
 __all__ = [
     "amount",
     "bytes_text",
     "can_print",
     "duration",
     "moment",
-    "printable",
     "table",
     "terminal_width",
     "wrapped",
 ]
 
 _WIDTH_OF_A_PIPE = 200
-_CONTROLS = {**dict.fromkeys([*range(32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}"), 9: " ", 10: " "}
 _MIN_CELL = 8
 
 
@@ -44,6 +44,8 @@ def table(
             columns are cut.
     """
     width = width or terminal_width()
+    names = list(header)
+    header = [printable(cell) for cell in header]
     rows = [[printable(cell) for cell in row] for row in rows]
     shown = list(range(len(header)))
     widths = [max(len(row[column]) for row in [header, *rows]) for column in shown]
@@ -52,8 +54,9 @@ def table(
         return sum(widths[column] for column in shown) + 2 * (len(shown) - 1) - width
 
     for name in reversed(spare):
-        if too_wide() > 0:
-            shown.remove(list(header).index(name))
+        column = names.index(name)
+        if too_wide() > 0 and column in shown:  # a metric may have the name of another column
+            shown.remove(column)
     while (excess := too_wide()) > 0:
         widest = max(shown, key=lambda column: widths[column])
         others = sorted((widths[column] for column in shown), reverse=True)[1:2]
@@ -73,11 +76,6 @@ def wrapped(start: str, text: str) -> str:
     return textwrap.fill(
         printable(text), width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
     )
-
-
-def printable(text: str) -> str:
-    """A text without characters that would control a terminal."""
-    return text.translate(_CONTROLS)
 
 
 def amount(value: Any) -> str:
@@ -112,8 +110,11 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(unix_time: float | None) -> str:
-    """Date and time of this machine's zone."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_time)) if unix_time else "-"
+    """Date and time of this machine's zone; ``-`` for a time that no calendar has."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_time)) if unix_time else "-"
+    except (ValueError, OverflowError, OSError):
+        return "-"
 
 
 def _cut(text: str, width: int) -> str:

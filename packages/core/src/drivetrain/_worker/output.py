@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain._base.console import Console
+from drivetrain._storage.layout import file_mode
+from drivetrain._storage.reading import open_regular
+from drivetrain.errors import StorageError
 
 __all__ = ["LineEcho", "LogFollower", "OutputPipe", "WorkerOutput", "flush_output", "log_name", "open_log", "tail_log"]
 
@@ -35,7 +38,8 @@ def open_log(directory: Path | None, rank: int) -> int:
     if directory is None:
         return os.open(os.devnull, os.O_WRONLY)
     directory.mkdir(parents=True, exist_ok=True)
-    return os.open(directory / log_name(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return os.open(directory / log_name(rank), flags, file_mode(log_name(rank)))
 
 
 def tail_log(directory: Path | None, rank: int, *, lines: int = 20, limit_bytes: int = 8192) -> str:
@@ -43,11 +47,11 @@ def tail_log(directory: Path | None, rank: int, *, lines: int = 20, limit_bytes:
     if directory is None:
         return ""
     try:
-        with (directory / log_name(rank)).open("rb") as file:
+        with open(open_regular(str(directory), log_name(rank)), "rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - limit_bytes))
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
-    except FileNotFoundError:
+    except (FileNotFoundError, StorageError):
         return ""
 
 

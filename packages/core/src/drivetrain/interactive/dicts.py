@@ -57,6 +57,8 @@ def save_checkpoint(**values: Any) -> None:
 def load_checkpoint() -> dict[str, Any] | None:
     """The values of the checkpoint to continue from: see :func:`~drivetrain.get_checkpoint` for which one that is.
 
+    This unpickles the checkpoint, which can execute code: continue only from checkpoints that you trust.
+
     Returns:
         None at the start of a run that continues from nothing.
 
@@ -75,7 +77,7 @@ def dump(values: Mapping[str, Any]) -> bytes:
 
 
 def load(checkpoint: Checkpoint, asked: str, instead: str) -> dict[str, Any]:
-    """The values of a dict checkpoint.
+    """Unpickles the values of a dict checkpoint.
 
     Args:
         checkpoint: the checkpoint.

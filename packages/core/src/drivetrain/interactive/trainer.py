@@ -326,6 +326,8 @@ class Trainer:
     def latest_checkpoint(self) -> dict[str, Any] | None:
         """The values of the latest run's last ``save_checkpoint()``; None without any.
 
+        This unpickles the checkpoint, which the trainer's own run has written.
+
         Raises:
             CheckpointError: it is a directory that :func:`~drivetrain.report` was given.
         """

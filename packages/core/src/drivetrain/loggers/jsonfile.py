@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._storage.layout import result_file
+from drivetrain._storage.reading import Fields, parse_json
+from drivetrain.errors import StorageError
 
 if TYPE_CHECKING:
     from drivetrain._hooks.context import Run
@@ -55,8 +57,9 @@ def _drop_lines_after(path: os.PathLike[str], iteration: int) -> None:
     end = 0
     with open(path, "r+b") as file:
         for line in file:
-            with contextlib.suppress(ValueError):
-                if line.endswith(b"\n") and json.loads(line).get("_training_iteration", 0) <= iteration:
+            with contextlib.suppress(StorageError):
+                report = Fields(parse_json(line, str(path)), str(path))
+                if line.endswith(b"\n") and report.number("_training_iteration", 0) <= iteration:
                     end += len(line)
                     continue
             break

@@ -1,0 +1,268 @@
+"""Reads files that may be damaged, or made by someone else: every file of a run directory is read through this module.
+
+Only regular files are opened, no link below the run directory is followed, every file has a size limit, and JSON may
+not be nested deeply. Values have the expected types, or a :class:`~drivetrain.StorageError` names the file, what was
+expected, and what was found instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import posixpath
+import stat
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from drivetrain._storage import layout
+from drivetrain.errors import StorageError
+
+__all__ = [
+    "MAX_LINE_BYTES",
+    "Fields",
+    "damage_of",
+    "is_number",
+    "open_regular",
+    "parse_json",
+    "read_regular",
+    "size_limit",
+    "too_large",
+]
+
+_MEBIBYTE = 1 << 20
+_SIZE_LIMITS = {
+    layout.LOCK_FILE: _MEBIBYTE,
+    layout.RUN_FILE: 64 * _MEBIBYTE,
+    layout.ERROR_FILE: 64 * _MEBIBYTE,
+    layout.ERROR_TEXT_FILE: 64 * _MEBIBYTE,
+    layout.TIMELINE_FILE: 256 * _MEBIBYTE,
+    layout.USAGE_FILE: 256 * _MEBIBYTE,
+    layout.MANIFEST: 256 * _MEBIBYTE,
+    layout.LISTING_FILE: 256 * _MEBIBYTE,
+    layout.METADATA_FILE: 256 * _MEBIBYTE,
+}
+_SIZE_LIMIT = 4096 * _MEBIBYTE
+"""For reports, logs and pickles, where these are read as a whole."""
+
+MAX_LINE_BYTES = 16 * _MEBIBYTE
+"""The maximum length of a line in a file of which only a part is in memory at a time."""
+
+_MAX_DEPTH = 100
+_MAX_SHOWN = 80
+
+
+def size_limit(name: str) -> int:
+    """Returns the maximum size in bytes of a file of a run directory, by its name."""
+    return _SIZE_LIMITS.get(posixpath.basename(name), _SIZE_LIMIT)
+
+
+def too_large(where: str, size: int, limit: int) -> StorageError:
+    """Returns the error about a file that exceeds its size limit."""
+    return StorageError(f"{where}: expected a file of at most {limit:,} bytes, got {size:,} bytes. It was not read")
+
+
+def open_regular(root: str, name: str) -> int:
+    """Opens a regular file for reading, without waiting, and without following a link below a directory.
+
+    Args:
+        root: the directory; it may be a link itself.
+        name: the file's path relative to the directory.
+
+    Returns:
+        A file descriptor.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        StorageError: the path leaves the directory or contains a link, or it is something other than a regular file.
+    """
+    where = posixpath.join(root, name)
+    *parents, last = name.split("/")
+    if ".." in parents or last in ("", ".", "..") or name.startswith("/"):
+        raise StorageError(f"{root}: expected the name of a file in this directory, got {name!r}")
+    descriptor = _open_directory(root, None)
+    try:
+        for parent in parents:
+            _check_kind(os.stat(parent, dir_fd=descriptor, follow_symlinks=False), where, is_directory=True)
+            inner = _open_directory(parent, descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        # Even opening a device can have an effect, so the kind is checked first, and again on the opened file.
+        _check_kind(os.stat(last, dir_fd=descriptor, follow_symlinks=False), where)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = os.open(last, flags, dir_fd=descriptor)
+    except NotADirectoryError as error:
+        raise FileNotFoundError(error.errno, error.strerror, where) from None
+    finally:
+        os.close(descriptor)
+    try:
+        _check_kind(os.fstat(file), where)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def read_regular(root: str, name: str, limit: int) -> bytes:
+    """Reads a regular file as a whole.
+
+    Args:
+        root: the directory, as in :func:`open_regular`.
+        name: the file's path relative to the directory.
+        limit: the maximum size in bytes.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        StorageError: it is not a regular file in the directory, or it is too large.
+    """
+    with open(open_regular(root, name), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= limit:
+            data = file.read(limit + 1)  # it may grow meanwhile
+            size = len(data)
+    if size > limit:
+        raise too_large(posixpath.join(root, name), size, limit)
+    return data
+
+
+def _open_directory(path: str, directory: int | None) -> int:
+    """Opens a directory, by a path or by its name in another open directory; links are followed only in a path."""
+    flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags if directory is None else flags | os.O_NOFOLLOW, dir_fd=directory)
+    except NotADirectoryError as error:
+        raise FileNotFoundError(error.errno, error.strerror, path) from None
+
+
+def _check_kind(status: os.stat_result, where: str, *, is_directory: bool = False) -> None:
+    mode = status.st_mode
+    if stat.S_ISREG(mode) or (is_directory and stat.S_ISDIR(mode)):
+        return
+    kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe"}
+    kind = kinds.get(stat.S_IFMT(mode), "a device or a socket")
+    raise StorageError(f"{where}: expected a regular file, got {kind}. It was not read")
+
+
+def parse_json(data: bytes | str, where: str) -> Any:
+    """Parses JSON that is not nested deeply.
+
+    Args:
+        data: the text.
+        where: the file it comes from, for the error.
+
+    Raises:
+        StorageError: it is not JSON, or nested too deeply; the cause is a ``ValueError``.
+    """
+    try:
+        value = json.loads(data)
+        _check_depth(value, data)
+        return value
+    except RecursionError:
+        cause = ValueError("nested too deeply")
+    except ValueError as error:
+        cause = error
+    raise StorageError(f"{where}: expected JSON, got {_short(data)} ({cause})") from cause
+
+
+def _check_depth(value: Any, data: bytes | str) -> None:
+    """Raises a ``ValueError`` for values so deep that code that follows the nesting could exceed Python's stack."""
+    opened = data.count(b"[") + data.count(b"{") if isinstance(data, bytes) else data.count("[") + data.count("{")
+    if opened <= _MAX_DEPTH:
+        return
+    if isinstance(value, list) and opened == len(value) + 1 and all(isinstance(child, dict) for child in value):
+        return  # a list of flat objects, which a million reports are
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        inner = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)]
+        level = [child for child in inner if isinstance(child, (dict, list))]
+        if not level:
+            return
+    raise ValueError(f"nested more than {_MAX_DEPTH} levels deep")
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number that a float can hold; a bool is not a number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+class Fields:
+    """The fields of a JSON object, each checked when it is read.
+
+    The methods raise a :class:`~drivetrain.StorageError` for a field of another type, and for one that is missing
+    or null, unless there is a default.
+
+    Args:
+        value: the parsed object.
+        where: the file it comes from, for the errors.
+
+    Raises:
+        StorageError: the value is not an object.
+    """
+
+    def __init__(self, value: object, where: str) -> None:
+        if not isinstance(value, dict):
+            raise StorageError(f"{where}: expected a JSON object, got {_short(value)}")
+        self.values: dict[str, Any] = value
+        self.where = where
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Returns a string."""
+        found: str = self._get(name, "a string", default, lambda value: isinstance(value, str))
+        return found
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Returns a finite number."""
+        return float(self._get(name, "a finite number", default, is_number))
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Returns an integer."""
+        found: int = self._get(
+            name, "an integer", default, lambda value: isinstance(value, int) and not isinstance(value, bool)
+        )
+        return found
+
+    def mapping(self, name: str, default: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Returns an object."""
+        found: dict[str, Any] = self._get(name, "an object", default, lambda value: isinstance(value, dict))
+        return found
+
+    def items(self, name: str, default: list[Any] | None = None) -> list[Any]:
+        """Returns a list."""
+        found: list[Any] = self._get(name, "a list", default, lambda value: isinstance(value, list))
+        return found
+
+    def _get(self, name: str, expected: str, default: Any, is_valid: Any) -> Any:
+        value = self.values.get(name)
+        if value is None and default is not None:
+            return default
+        if not is_valid(value):
+            raise StorageError(f"{self.where}: expected {name!r} to be {expected}, got {_short(value)}")
+        return value
+
+
+@contextlib.contextmanager
+def damage_of(where: str) -> Iterator[None]:
+    """Turns the errors that unexpected values cause in a ``with`` block into a StorageError.
+
+    It is the last line of defense around code that processes values from a run directory, so that one damaged run
+    cannot affect others. Readers check their values themselves, with better messages.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise StorageError(f"{where}: the run's files are damaged ({type(error).__name__}: {error})") from error
+
+
+def _short(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, (dict, list)):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)} values"
+    text = ascii(value[:_MAX_SHOWN]) if isinstance(value, (bytes, str)) else ascii(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

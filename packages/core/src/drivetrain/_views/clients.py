@@ -1,0 +1,109 @@
+"""Limits on the clients of the server of runs: how many at a time, and how long each may take."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+import threading
+import time
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+__all__ = ["DeadlineReader", "LimitedServer"]
+
+_REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 5\r\n\r\n"
+
+
+class LimitedServer(ThreadingHTTPServer):
+    """An HTTP server with a thread for each client, and a maximum number of clients.
+
+    If there are too many, the connection that has been sending its request for the longest time is closed, so clients
+    that send slowly, or nothing, cannot keep others out. If all clients have sent their requests, new ones are refused.
+
+    Attributes:
+        max_clients: the maximum number of connections.
+    """
+
+    daemon_threads = True
+    block_on_close = False  # a stream of events ends within a look
+    request_queue_size = 64
+    max_clients = 128
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[socket.socket, bool] = {}  # whether each is still sending its request, oldest first
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts the thread of a client, or refuses the client."""
+        if self._admit(request):
+            super().process_request(request, client_address)
+            return
+        with contextlib.suppress(OSError):
+            request.setblocking(False)
+            request.send(_REFUSAL)
+        self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Closes a connection."""
+        with self._lock:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def set_sending(self, client: socket.socket, *, sending: bool) -> None:
+        """Notes whether a client is still sending a request."""
+        with self._lock:
+            if client in self._clients:
+                del self._clients[client]
+                self._clients[client] = sending
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints nothing: a client's error is no matter of the user of the terminal."""
+
+    def _admit(self, client: socket.socket) -> bool:
+        with self._lock:
+            if len(self._clients) >= self.max_clients:
+                slowest = next((other for other, sending in self._clients.items() if sending), None)
+                if slowest is None:
+                    return False
+                del self._clients[slowest]
+                with contextlib.suppress(OSError):  # its thread notices, and closes it
+                    slowest.shutdown(socket.SHUT_RDWR)
+            self._clients[client] = True
+            return True
+
+
+class DeadlineReader(io.RawIOBase):
+    """Reads a client's requests, each within a total time, however the bytes are spread over it.
+
+    Args:
+        client: the connection.
+        limit_s: seconds for a request.
+    """
+
+    def __init__(self, client: socket.socket, limit_s: float) -> None:
+        self._client = client
+        self._limit_s = limit_s
+        self._deadline = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Starts the time of the next request."""
+        self._deadline = time.monotonic() + self._limit_s
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads what there is.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError("the request took too long")
+        self._client.settimeout(remaining)
+        return self._client.recv_into(buffer)

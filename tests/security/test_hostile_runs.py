@@ -1,0 +1,266 @@
+"""Runs that are damaged, or made to harm whoever reads them: only their own row is affected, and nothing blocks."""
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, StorageError
+from tests.security.conftest import ALL_ATTACKS, Command, read_in_python, reading_commands
+
+pytestmark = pytest.mark.timeout(120)
+
+CHECKPOINT = "checkpoint_000001"
+FILES = [
+    "run.json",
+    "manifest.json",
+    "timeline.jsonl",
+    "result.json",
+    "error.json",
+    "usage.jsonl",
+    ".lock",
+    "logs/rank_0.log",
+    f"{CHECKPOINT}/.checkpoint.json",
+    f"{CHECKPOINT}/.metadata.json",
+]
+SPARSE_BYTES = 1 << 42  # more than any machine has memory for
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = os.open(path.parent, os.O_RDONLY)
+        try:
+            listener.bind(f"/proc/self/fd/{here}/{path.name}")  # the path may be too long for an address
+        finally:
+            os.close(here)
+
+
+def link_to_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def link_outside(path: Path) -> None:
+    outside = path.parents[3] / "outside.txt"
+    outside.write_text('{"name": "CANARY", "message": "CANARY", "kind": "CANARY"}\n')
+    path.symlink_to(outside)
+
+
+def make_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def make_endless_line(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(SPARSE_BYTES)
+
+
+def make_deep_list(path: Path) -> None:
+    path.write_text("[" * 200_000 + "\n")
+
+
+def make_deep_object(path: Path) -> None:
+    path.write_text('{"name": ' * 700 + "1" + "}" * 700 + "\n")
+
+
+def make_binary(path: Path) -> None:
+    path.write_bytes(b"\x80\xff\x00" * 100 + b"\n")
+
+
+def make_huge_number(path: Path) -> None:
+    path.write_text("1" * 5000 + "\n")
+
+
+def make_list(path: Path) -> None:
+    path.write_text("[1, 2, 3]\n")
+
+
+MAKERS: list[Callable[[Path], None]] = [
+    *(make_fifo, make_socket, link_to_device, link_outside, make_directory),
+    *(make_endless_line, make_deep_list, make_deep_object, make_binary, make_huge_number, make_list),
+]
+
+
+def resume(run: Path) -> None:
+    DataParallelTrainer(
+        lambda: None,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(resume=str(run), verbose=0),
+    ).fit()
+
+
+def replace(path: Path, make: Callable[[Path], None]) -> None:
+    path.unlink(missing_ok=True)
+    make(path)
+
+
+def attack(place: Path, command: Command) -> None:
+    """Reads the hostile run in every way, and makes sure that the good one is still shown."""
+    run, good = place / "hostile", place / "good"
+    for words in reading_commands(run, good, place.parent, both=ALL_ATTACKS):
+        _, out, err = command(*words)
+        assert "CANARY" not in out + err, words
+        if words[:2] == ["runs", "list"] and words[-1] == "--json":
+            rows = {row["location"]: row for row in json.loads(out)}
+            assert rows[str(good)]["status"] == "failed"
+            assert rows[str(good)]["reports"] == 3
+            assert str(run) in rows
+            assert rows[str(run)]["status"] != "unreadable" or rows[str(run)]["error"]
+    read_in_python(run)
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_file_that_is_not_what_it_should_be(place: Path, command: Command, make: Callable[[Path], None]) -> None:
+    for name in FILES if ALL_ATTACKS else FILES[:2]:
+        original = (place / "hostile" / name).read_bytes() if (place / "hostile" / name).exists() else None
+        replace(place / "hostile" / name, make)
+        attack(place, command)
+        if (place / "hostile" / name).is_dir():
+            (place / "hostile" / name).rmdir()
+        else:
+            (place / "hostile" / name).unlink()
+        if original is not None:
+            (place / "hostile" / name).write_bytes(original)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_file_of_a_run_blocks_or_leads_elsewhere(place: Path, command: Command, name: str) -> None:
+    for make in (make_fifo, link_outside, make_endless_line):
+        (place / "hostile" / name).unlink(missing_ok=True)
+        make(place / "hostile" / name)
+        attack(place, command)
+        (place / "hostile" / name).unlink()
+
+
+def test_directory_of_logs_that_leads_elsewhere_is_not_followed(place: Path, command: Command) -> None:
+    outside = place.parent / "outside"
+    outside.mkdir()
+    (outside / "rank_0.log").write_text("CANARY\n")
+    (place / "hostile" / "logs" / "rank_0.log").unlink()
+    (place / "hostile" / "logs").rmdir()
+    (place / "hostile" / "logs").symlink_to(outside)
+    status, out, err = command("runs", "tail", place / "hostile", "--logs", "--no-follow")
+    assert status == 1
+    assert "CANARY" not in out + err
+    assert "symbolic link" in err
+
+
+VALUES: list[Any] = [None, 5, float("nan"), float("inf"), "x", [1], {"a": 1}, True, 10**400, -1, [[]], [{}], ""]
+MUTATED = [name for name in FILES if not name.endswith((".log", ".metadata.json"))]
+
+
+def paths_in(value: Any) -> Iterator[tuple[Any, ...]]:
+    """The path to every value in a JSON document, the document itself included."""
+    yield ()
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in inner:
+        for path in paths_in(child):
+            yield key, *path
+
+
+def with_value(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    copy = dict(document) if isinstance(document, dict) else list(document)
+    copy[path[0]] = with_value(document[path[0]], path[1:], value)
+    return copy
+
+
+def mutations(text: str, *, is_lines: bool) -> Iterator[str]:
+    """The file with one value replaced by one of another kind; without the long form, one replacement per value."""
+    lines = text.splitlines() if is_lines else [text]
+    number = 0
+    for position, line in enumerate(lines):
+        document = json.loads(line)
+        for path in paths_in(document):
+            number += 1
+            for value in VALUES if ALL_ATTACKS else [VALUES[number % len(VALUES)]]:
+                changed = json.dumps(with_value(document, path, value))
+                yield "\n".join([*lines[:position], changed, *lines[position + 1 :]]) + "\n"
+
+
+@pytest.mark.parametrize("name", MUTATED)
+def test_values_of_other_types(place: Path, good_run: Path, command: Command, name: str) -> None:
+    file = place / "hostile" / name
+    is_lines = name.endswith(".jsonl") or name == "result.json"
+    every = list(mutations((good_run / name).read_text().rstrip("\n"), is_lines=is_lines))
+    for text in every if ALL_ATTACKS else every[:: max(1, len(every) // 4)]:
+        file.write_text(text)
+        attack(place, command)
+
+
+def test_reason_is_shown_in_the_list(place: Path, command: Command) -> None:
+    replace(place / "hostile" / "manifest.json", make_fifo)
+    status, out, _ = command("runs", "list", place)
+    assert status == 0
+    assert "manifest.json: expected a regular file, got a named pipe" in out
+    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [["good", "failed"], ["hostile", "unreadable"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"kind": None}, "error.json: expected 'kind' to be a string, got nothing"),
+        ({"kind": "magic"}, "error.json: expected 'kind' to be that of a failure, got 'magic'"),
+        ({"message": [1]}, "error.json: expected 'message' to be a string, got a list of 1 values"),
+        ({"rank": "first"}, "error.json: expected 'rank' to be an integer, got 'first'"),
+    ],
+)
+def test_result_names_the_damaged_file(place: Path, change: dict[str, Any], expected: str) -> None:
+    file = place / "hostile" / "error.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(StorageError) as raised:
+        Result.from_path(place / "hostile")
+    assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize("make", [make_fifo, make_socket, link_to_device, link_outside])
+@pytest.mark.parametrize("name", ["result.json", "progress.csv", "timeline.jsonl", "logs/rank_0.log", ".lock"])
+def test_run_with_special_files_is_not_resumed(place: Path, make: Callable[[Path], None], name: str) -> None:
+    replace(place / "hostile" / name, make)
+    with pytest.raises(StorageError, match=f"{name}: expected a regular file"):
+        resume(place / "hostile")
+
+
+@pytest.mark.parametrize("make", [make_deep_list, make_endless_line, make_list])
+def test_run_to_resume_is_refused_at_once(place: Path, make: Callable[[Path], None]) -> None:
+    replace(place / "hostile" / "run.json", make)
+    with pytest.raises(StorageError, match=r"run\.json: expected"):
+        resume(place / "hostile")
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", '"text"', "{", '{"_training_iteration": "x"}'])
+def test_run_with_damaged_reports_is_resumed(place: Path, text: str) -> None:
+    (place / "hostile" / "result.json").write_text(f"{text}\n")
+    resume(place / "hostile")
+
+
+@pytest.mark.parametrize("identity", ["../../elsewhere", "", 5, "a" * 65, "x\0y"])
+def test_id_of_a_run_is_a_plain_name(place: Path, command: Command, identity: object) -> None:
+    file = place / "hostile" / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"id": identity}))
+    with pytest.raises(StorageError, match="'id' to be"):
+        resume(place / "hostile")
+    assert command("stacks", place / "hostile")[0] == 1
+
+
+def test_remote_file_above_its_limit_is_refused() -> None:
+    import fsspec
+    from pyarrow import fs
+
+    from drivetrain._storage.directory import Storage
+    from drivetrain._storage.remote import ArrowFilesystem, FsspecFilesystem
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/security/.lock", b"x" * ((1 << 20) + 1))
+    for filesystem in (FsspecFilesystem(memory), ArrowFilesystem(fs.PyFileSystem(fs.FSSpecHandler(memory)))):
+        with pytest.raises(StorageError, match=r"at most 1,048,576 bytes, got 1,048,577"):
+            Storage(filesystem, "/security").read_bytes(".lock")
+    memory.rm("/security", recursive=True)

@@ -1,0 +1,244 @@
+"""What is printed of someone else's run: no terminal escapes, and no credentials."""
+
+import ast
+import json
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+from drivetrain import DataParallelTrainer, DrivetrainError, Result, RunConfig, ScalingConfig
+from drivetrain._base.console import Console
+from drivetrain._base.printable import printable_text
+from drivetrain._base.redact import redact
+from drivetrain._driver.control import ask, listen
+from drivetrain._views.plot import plot
+from tests.security.conftest import Command, reading_commands
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b1m\x08\r\u202e"
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+CLI = Path(drivetrain.__file__).parent / "_cli"
+
+
+def poison(value: object) -> object:
+    """The document with escapes in all texts and names that the format leaves open."""
+    if isinstance(value, dict):
+        return {name if name in STRUCTURE else f"{name}{ESCAPES}": poison(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [poison(inner) for inner in value]
+    return value + ESCAPES if isinstance(value, str) and value not in STRUCTURE else value
+
+
+def structure_of(value: object) -> set[str]:
+    if isinstance(value, dict):
+        return {name for name in value if name not in ("step", "loss")}.union(*map(structure_of, value.values()))
+    return set().union(*map(structure_of, value)) if isinstance(value, list) else set()
+
+
+STRUCTURE: set[str] = set()
+
+
+@pytest.fixture
+def poisoned(place: Path) -> Path:
+    """A directory with the good run, and one whose name and files have escapes wherever the format allows it."""
+    run = place / f"hostile{ESCAPES}"
+    (place / "hostile").rename(run)
+    for name in ("run.json", "manifest.json", "error.json", "result.json", "timeline.jsonl"):
+        file = run / name
+        is_lines = name.endswith(".jsonl") or name == "result.json"
+        lines = file.read_text().splitlines() if is_lines else [file.read_text()]
+        documents = [json.loads(line) for line in lines]
+        for document in documents:
+            STRUCTURE.update(structure_of(document))
+            STRUCTURE.update(
+                {document.get("event", ""), document.get("kind", ""), document.get("id", "")}
+                | {entry["name"] for entry in document.get("checkpoints", [])}
+            )
+        file.write_text("".join(json.dumps(poison(document)) + "\n" for document in documents))
+    (run / "logs" / "rank_0.log").write_text(f"line{ESCAPES}\n")
+    return place
+
+
+def test_no_command_prints_escapes(poisoned: Path, command: Command) -> None:
+    run = next(run for run in poisoned.iterdir() if run.name.startswith("hostile"))
+    printed = 0
+    for words in reading_commands(run, poisoned / "good", poisoned.parent):
+        _, out, err = command(*words)
+        assert not CONTROLS.search(out + err), (words, out, err)
+        printed += "owned" in out + err
+    assert printed > 10, "the text itself is shown"
+
+
+def test_damage_is_reported_without_escapes(poisoned: Path, command: Command) -> None:
+    run = next(run for run in poisoned.iterdir() if run.name.startswith("hostile"))
+    (run / "run.json").write_text(f'"{ESCAPES}')
+    for words in (["runs", "list", poisoned], ["runs", "show", run], ["runs", "show", f"missing{ESCAPES}"]):
+        _, out, err = command(*words)
+        assert not CONTROLS.search(out + err)
+
+
+def test_commands_print_only_through_the_function_that_removes_escapes() -> None:
+    for file in CLI.glob("*.py"):
+        calls = [
+            node
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        ]
+        assert len(calls) == (file.name == "output.py"), f"{file}: print through output.write()"
+
+
+def test_messages_of_a_driver_have_no_escapes_and_no_credentials(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().print(f"run{ESCAPES}: s3://key:secret@bucket is damaged", error=True)
+    err = capsys.readouterr().err
+    assert not CONTROLS.search(err)
+    assert "secret" not in err
+
+
+def test_plot_keeps_its_own_colors_only() -> None:
+    text = plot({f"a{ESCAPES}": [(1, 1, 1, 1)], "b": [(1, 2, 2, 2)]}, title=f"t{ESCAPES}", width=60)
+    assert not CONTROLS.search(text)
+    assert not CONTROLS.search(plot({}, title=ESCAPES))
+    assert printable_text("\x1b[34mx\x1b[0m\x1b[5m", colored=True) == "\x1b[34mx\x1b[0m\N{REPLACEMENT CHARACTER}[5m"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://k:p@ss@bucket/x", "s3://***@bucket/x"),
+        ("s3://k:se/cr@et@bucket/x", "s3://***@bucket/x"),
+        ("https://h/x?sas=A&pw=B&credential=C&X-Amz-Credential=D", "https://h/x?sas=***&pw=***&credential=***&X-Amz-Credential=***"),
+        ("https://h/x?sv=1&sig=A#token=B", "https://h/x?sv=1&sig=***#token=***"),
+        ("https://h/x?%73ig=A", "https://h/x?%73ig=***"),
+        ("https://h/x?X-Amz-Signature=A;password=B", "https://h/x?X-Amz-Signature=***;password=***"),
+        ("cannot read 'ftp://u:p@h/x' of a@b.org", "cannot read 'ftp://***@h/x' of a@b.org"),
+        ("http://host:8080/a@b?page=2&design=3&author=4", "http://host:8080/a@b?page=2&design=3&author=4"),
+        ("http://[::1]:8080/a@b", "http://[::1]:8080/a@b"),
+        (json.dumps("s3://k:p\u00e9@b?token=\u00e9a"), '"s3://***@b?token=***"'),
+    ],
+)  # fmt: skip
+def test_credentials_are_redacted(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+def test_credentials_are_not_stored_or_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uri = "s3://key:SECRET@data/set?sas=SECRET&region=eu"
+
+    def train(config: dict[str, str]) -> None:
+        drivetrain.report({"step": 1})
+        raise OSError(f"cannot read {config['data']}")
+
+    result = DataParallelTrainer(
+        train,
+        train_loop_config={"data": uri},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=str(tmp_path)),
+    ).fit(raise_on_failure=False)
+    assert result.error is not None
+    for file in (tmp_path / "run").rglob("*"):
+        if file.is_file() and file.name != "trainer.pkl":
+            assert b"SECRET" not in file.read_bytes(), file
+    assert "sas=***&region=eu" in (tmp_path / "run" / "run.json").read_text()
+    captured = capsys.readouterr()
+    assert "SECRET" not in captured.out + captured.err
+
+
+UMASKS = """
+import os, sys
+os.umask(int(sys.argv[2], 8))
+import drivetrain
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+
+def train():
+    drivetrain.report({"step": 1})
+    raise ValueError("no such column")
+
+
+DataParallelTrainer(
+    train,
+    scaling_config=ScalingConfig(num_workers=1),
+    run_config=RunConfig(name="run", storage_path=sys.argv[1], verbose=0),
+).fit(raise_on_failure=False)
+"""
+PRIVATE = ["run.json", "trainer.pkl", "error.json", "error.txt", "timeline.jsonl", "logs/rank_0.log"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [("000", 0o660), ("022", 0o640), ("077", 0o600)])
+def test_files_with_configuration_are_private_and_shared_with_the_group(tmp_path: Path, umask: str, mode: int) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(UMASKS)
+    subprocess.run([sys.executable, str(script), str(tmp_path), umask], check=True, capture_output=True, timeout=60)
+    found = {name: stat.S_IMODE((tmp_path / "run" / name).stat().st_mode) for name in PRIVATE}
+    assert found == dict.fromkeys(PRIVATE, mode)
+
+
+SQUATTER = """
+import os, socket, sys
+os.setgid(65534)
+os.setuid(65534)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(f"\\0drivetrain-{sys.argv[1]}-{sys.argv[2]}")
+listener.listen()
+print("listening", flush=True)
+peer, _ = listener.accept()
+try:
+    print(peer.recv(100), flush=True)
+    peer.sendall(b"\\x1b]0;owned\\x07")
+except OSError:
+    pass
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to start a process of another user")
+def test_socket_of_another_user_is_not_trusted() -> None:
+    command = [sys.executable, "-c", SQUATTER, str(os.getuid()), "feedbeef"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as squatter:
+        assert squatter.stdout is not None
+        try:
+            assert squatter.stdout.readline() == b"listening\n"
+            with pytest.raises(DrivetrainError, match="of this user, got one of user id 65534"):
+                ask("feedbeef", "stacks")
+        finally:
+            squatter.kill()
+            assert b"stacks" not in squatter.stdout.read(), "nothing was sent to it"
+
+
+def test_own_driver_answers() -> None:
+    with listen("feedcafe", lambda question: f"answer to {question}"):
+        assert ask("feedcafe", "stacks") == "answer to stacks"
+    assert ask("feedcafe", "stacks") is None
+
+
+def test_endless_answer_is_not_kept() -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0drivetrain-{os.getuid()}-feedface")
+        listener.listen()
+        script = (
+            "import os, socket, sys\n"
+            "listener = socket.socket(fileno=int(sys.argv[1]))\n"
+            "peer, _ = listener.accept()\n"
+            "try:\n"
+            "    while True: peer.sendall(b'x' * (1 << 20))\n"
+            "except OSError: pass\n"
+        )
+        command = [sys.executable, "-c", script, str(listener.fileno())]
+        with subprocess.Popen(command, pass_fds=[listener.fileno()]) as process:
+            try:
+                with pytest.raises(DrivetrainError, match="at most 16,777,216 bytes"):
+                    ask("feedface", "stacks")
+            finally:
+                process.kill()
+
+
+def test_notebook_shows_texts_as_texts(place: Path) -> None:
+    file = place / "hostile" / "error.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"message": "<script>alert(1)</script>"}))
+    shown = Result.from_path(place / "hostile")._repr_html_()
+    assert "<script>" not in shown
+    assert "&lt;script&gt;" in shown
