@@ -110,14 +110,7 @@ def open_run(
         stack.enter_context(lock.hold())
         _sweep_drafts(storage)
         exists = _look(storage, name, mode)
-        stored = storage.read_json(RUN_FILE)
-        record: dict[str, Any] = {}
-        starts = 0
-        if stored is not None:
-            record, starts = stored.values, stored.integer("starts", 0)
-            if not _RUN_ID.fullmatch(stored.text("id", "none")):
-                found = ascii(stored.values["id"])
-                raise StorageError(f"{stored.where}: expected 'id' to be letters and digits, got {found}")
+        record, starts = _read_record(storage)
         record.setdefault("id", secrets.token_hex(4))
         record.setdefault("created", time.time())
         record.update(facts)
@@ -197,6 +190,17 @@ def _look(storage: Storage, name: str, mode: str) -> bool:
                 "choose another name"
             )
     return exists
+
+
+def _read_record(storage: Storage) -> tuple[dict[str, Any], int]:
+    """The content of ``run.json``, and how many drivers have worked on the run; empty and 0 for a new run."""
+    stored = storage.read_json(RUN_FILE)
+    if stored is None:
+        return {}, 0
+    if not _RUN_ID.fullmatch(stored.text("id", "none")):  # it becomes a part of paths and addresses
+        found = ascii(stored.values["id"])
+        raise StorageError(f"{stored.where}: expected 'id' to be letters and digits, got {found}")
+    return stored.values, stored.integer("starts", 0)
 
 
 def _refuse_special_files(storage: Storage) -> None:
