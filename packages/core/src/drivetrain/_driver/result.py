@@ -55,10 +55,11 @@ class Result:
             storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
 
         Raises:
-            StorageError: there is no run.
+            StorageError: there is no run, or a newer drivetrain wrote it.
             ConfigurationError: the path is on a storage that cannot be used.
         """
         storage = Storage(*locate(path, storage_filesystem, what="Result.from_path"))
+        storage.require_known_version()
         if storage.read_bytes(RUN_FILE) is None:
             raise StorageError(
                 f"Result.from_path wants a run directory with a {RUN_FILE}, found none in {redact(os.fspath(path))}"

@@ -24,12 +24,15 @@ from drivetrain._storage.layout import (
     ERROR_FILES,
     LISTING_FILE,
     LOCK_FILE,
+    LOGS,
     MANIFEST,
     RUN_FILE,
     STAGED_RUNS,
     TIMELINE_FILE,
     TRAINER_FILE,
     USAGE_FILE,
+    VERSION,
+    is_reserved,
     staging_key,
 )
 from drivetrain._storage.lock import RunLock
@@ -42,10 +45,7 @@ from drivetrain._version import __version__
 from drivetrain.config import RunConfig
 from drivetrain.errors import RunExistsError, StorageError
 
-__all__ = ["VERSION", "OpenRun", "open_run"]
-
-VERSION = 1
-"""The version of the run directory's format."""
+__all__ = ["OpenRun", "open_run"]
 
 _GROWING = ("result*.json", "progress.csv", TIMELINE_FILE, USAGE_FILE)
 _DRAFTS = tuple(f".{name}.????????" for name in (MANIFEST, RUN_FILE, TRAINER_FILE, *ERROR_FILES))
@@ -93,18 +93,21 @@ def open_run(
     Raises:
         RunExistsError: the run exists, and resuming was not asked for; or there is something else.
         RunInUseError: another driver works on it.
-        StorageError: there is no run to resume, or the directory cannot be written.
+        StorageError: there is no run to resume, the directory cannot be written, a newer drivetrain wrote it, or one of
+            drivetrain's files in it is a symbolic link.
     """
     console = Console()
     storage, mode = _find(config, str(facts["trainer"]))
     name = posixpath.basename(storage.root)
     _look(quick(storage), name, mode)
+    _refuse_links(storage)
     open_storage(quick(storage))
     with contextlib.ExitStack() as stack:
         lock = RunLock(quick(storage), console)
         stack.enter_context(lock.hold())
         _sweep_drafts(storage)
         exists = _look(storage, name, mode)
+        storage.require_known_version()
         record = json.loads(storage.read_bytes(RUN_FILE) or b"{}")
         record.setdefault("id", secrets.token_hex(4))
         record.setdefault("created", time.time())
@@ -185,6 +188,27 @@ def _look(storage: Storage, name: str, mode: str) -> bool:
                 "choose another name"
             )
     return exists
+
+
+def _refuse_links(storage: Storage) -> None:
+    """Refuses a run directory in which a file that this process or a worker appends to may be outside.
+
+    Files that are replaced as a whole are safe anyway: a link itself is replaced.
+    """
+    if not storage.is_local:
+        return
+    own = [name for name in storage.list_names()[1] if is_reserved(name) or _is_growing(name)]
+    own += [f"{LOGS}/{name}" for name in storage.list_names(LOGS)[1]]
+    for name in own:
+        if (link := storage.find_link(name)) is not None:
+            raise StorageError(
+                f"{link}: expected a file or directory of the run, got a symbolic link, which would let the run change "
+                "files outside of its directory. Delete the link, or replace it by its target"
+            )
+
+
+def _is_growing(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _GROWING)
 
 
 def _sweep_drafts(storage: Storage) -> None:

@@ -150,8 +150,9 @@ def read_run(storage: Storage) -> RunRecord:
     """Reads a run's directory; changes nothing, and needs no lock.
 
     Raises:
-        StorageError: there is no run, or it cannot be read.
+        StorageError: there is no run, it cannot be read, or a newer drivetrain wrote it.
     """
+    storage.require_known_version()
     facts = _read_json(storage, RUN_FILE)
     if not isinstance(facts, dict):
         raise StorageError(f"this wants the directory of a run, found no {RUN_FILE} in {storage.root}")
