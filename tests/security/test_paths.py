@@ -172,7 +172,8 @@ for own in (".lock", "result.json", "result_rank_1.json", "result_other.json", "
             "checkpoint_000003/.metadata.json", "checkpoint_000003/.pinned"):  # fmt: skip
     ATTACKS[f"link {own}"] = link(own, "file.json")
 for own in (".pending", "logs", "artifacts", "best", "best/sub", "checkpoint_000001", "checkpoint_000003",
-            "checkpoint_000004", "checkpoint_000005", "checkpoint_000003/sub", "checkpoint_000004/.rank_0"):  # fmt: skip
+            "checkpoint_000004", "checkpoint_000005", "checkpoint_000003/sub",
+            "checkpoint_000004/.rank_0"):  # fmt: skip
     ATTACKS[f"link {own}"] = link(own)
 
 
@@ -271,24 +272,9 @@ def test_nothing_outside_of_a_hostile_run_directory_is_changed(attack: str, entr
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "../../outside",
-        "/outside",
-        "sub/../../outside",
-        "..",
-        ".",
-        "",
-        "/",
-        "a/",
-        "a//b",
-        ".hidden",
-        "artifacts",
-        "run.json",
-        "a\0b",
-        3,
-        None,
-    ],
-)
+    ["../../outside", "/outside", "sub/../../outside", "..", ".", "", "/", "a/", "a//b", ".hidden", "a\0b", "artifacts",
+     "run.json", 3, None],
+)  # fmt: skip
 def test_name_that_no_checkpoint_can_have_is_refused(name: object) -> None:
     with pytest.raises(StorageError, match=r"manifest\.json: expected"):
         require_checkpoint_name(name, "manifest.json")

@@ -1,8 +1,8 @@
 """The names of the files and directories in a run directory, and the version of its format.
 
 Names that are read from a run directory may have been written by someone else. Every such name passes
-:func:`require_checkpoint_name` or :func:`require_relative` where it is parsed, so that nothing outside the run directory
-is ever written, moved or deleted. ``Storage.path`` repeats the check for every path that it builds.
+:func:`require_checkpoint_name` or :func:`require_relative` where it is parsed, so that nothing outside the run
+directory is ever written, moved or deleted. ``Storage.path`` repeats the check for every path that it builds.
 """
 
 from __future__ import annotations
@@ -111,19 +111,19 @@ def require_relative(path: object, where: str) -> str:
     Raises:
         StorageError: the path is absolute, or contains ``.`` or ``..``.
     """
-    if isinstance(path, str) and path and not path.startswith("/") and "\0" not in path:
-        if not {".", ".."} & set(path.split("/")):
-            return path
+    is_name = isinstance(path, str) and path and not path.startswith("/") and "\0" not in path
+    if is_name and not {".", ".."} & set(str(path).split("/")):
+        return str(path)
     raise StorageError(
-        f"{where}: expected a path below this directory, got {path!r}. Do not use this directory: it is damaged, or was "
-        "made to change other files"
+        f"{where}: expected a path below this directory, got {path!r}. Do not use this directory: it is damaged, or "
+        "was made to change other files"
     )
 
 
 def require_checkpoint_name(name: object, where: str) -> str:
     """Returns the name of a checkpoint's directory that was read from a run directory.
 
-    It is one path component, or several if a train function made the directory itself (``checkpoint_upload_mode="none"``).
+    It is one path component, or several if the train function made the directory (``checkpoint_upload_mode="none"``).
 
     Args:
         name: the name.

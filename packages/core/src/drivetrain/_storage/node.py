@@ -128,7 +128,7 @@ def _make_private(path: str) -> None:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or others_can_write:
         raise StorageError(
             f"{path}: expected a directory of user {os.getuid()} that nobody else can write to, got "
-            f"{stat.filemode(status.st_mode)} of user {status.st_uid}. Delete it, or set TMPDIR to a directory of your own"
+            f"{stat.filemode(status.st_mode)} of user {status.st_uid}. Delete it, or set TMPDIR to your own directory"
         )
 
 
