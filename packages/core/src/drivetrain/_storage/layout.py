@@ -153,8 +153,8 @@ def check_version(version: Any, where: str, kind: type[StorageError] = StorageEr
         raise kind(f"{where}: expected the version of its format, a number up to {VERSION}, got {version!r}")
     if version > VERSION:
         raise kind(
-            f"{where} was written by a newer drivetrain: expected a format version up to {VERSION}, got {version}. "
-            "Upgrade drivetrain"
+            f"{where} was written by a newer drivetrain (expected a format version up to {VERSION}, got {version}): "
+            "upgrade drivetrain"
         )
 
 
