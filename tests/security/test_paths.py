@@ -167,7 +167,8 @@ def link(relative: str, target: str = "") -> Attack:
 
 
 for own in (".lock", "result.json", "result_rank_1.json", "result_other.json", "progress.csv", "timeline.jsonl",
-            "usage.jsonl", "run.json", "manifest.json", "trainer.pkl", "error.json", "error.txt", "logs/rank_0.log",
+            "usage.jsonl", "run.json", "manifest.json", "trainer.pkl", ".progress.csv.draft", "error.json",
+            "error.txt", "logs/rank_0.log",
             "checkpoint_000001/.checkpoint.json", "checkpoint_000001/.metadata.json", "checkpoint_000001/.pinned",
             "checkpoint_000003/.metadata.json", "checkpoint_000003/.pinned"):  # fmt: skip
     ATTACKS[f"link {own}"] = link(own, "file.json")
@@ -341,6 +342,15 @@ def test_error_names_the_file_and_what_to_do(scene: Scene) -> None:
 
     link("result.json", "file.json")(scene.run, scene.outside)
     with pytest.raises(StorageError, match=r"result\.json: expected .* got a symbolic link.*Delete the link"):
+        resume()(scene)
+
+
+def test_link_of_a_user_is_followed_only_inside_of_the_run_directory(scene: Scene) -> None:
+    (scene.run / "latest").symlink_to("checkpoint_000003")
+    resume()(scene)
+
+    link("wandb")(scene.run, scene.outside)
+    with pytest.raises(StorageError, match=r"wandb: expected .* got a symbolic link"):
         resume()(scene)
 
 

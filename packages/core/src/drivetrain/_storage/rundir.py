@@ -21,6 +21,7 @@ from drivetrain._base.redact import redact
 from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
 from drivetrain._storage.layout import (
     ARTIFACTS,
+    CHECKPOINT_NAME,
     ERROR_FILES,
     LISTING_FILE,
     LOCK_FILE,
@@ -191,20 +192,26 @@ def _look(storage: Storage, name: str, mode: str) -> bool:
 
 
 def _refuse_links(storage: Storage) -> None:
-    """Refuses a run directory in which a file that this process or a worker appends to may be outside.
+    """Refuses a run directory in which a file that this process, a worker or a callback writes to may be outside.
 
-    Files that are replaced as a whole are safe anyway: a link itself is replaced.
+    Links in the place of a checkpoint are allowed, because they are never followed.
     """
     if not storage.is_local:
         return
-    own = [name for name in storage.list_names()[1] if is_reserved(name) or _is_growing(name)]
-    own += [f"{LOGS}/{name}" for name in storage.list_names(LOGS)[1]]
-    for name in own:
-        if (link := storage.find_link(name)) is not None:
+    logs = [f"{LOGS}/{name}" for name in storage.list_names(LOGS)[1]]
+    for name in storage.list_names()[1] + logs:
+        is_own = is_reserved(name) or _is_growing(name) or name in logs
+        link = None if CHECKPOINT_NAME.fullmatch(name) else storage.find_link(name)
+        if link is not None and (is_own or not _is_below(link, storage.root)):
             raise StorageError(
                 f"{link}: expected a file or directory of the run, got a symbolic link, which would let the run change "
                 "files outside of its directory. Delete the link, or replace it by its target"
             )
+
+
+def _is_below(path: str, directory: str) -> bool:
+    """Whether a path is below a directory after all links are resolved."""
+    return os.path.realpath(path).startswith(os.path.join(os.path.realpath(directory), ""))
 
 
 def _is_growing(name: str) -> bool:
