@@ -120,6 +120,7 @@ def test_backend_of_a_known_plugin_that_is_not_installed_comes_with_its_install_
     installed = importlib.metadata.entry_points
     others = lambda **query: [point for point in installed(**query) if point.name != "horovod"]  # noqa: E731
     monkeypatch.setattr(importlib.metadata, "entry_points", others)
+    monkeypatch.syspath_prepend(storage_path)  # plugins are looked up again for another module path
     words = r'pip install "drivetrain\[horovod\]"'
     refuse(PluginNotFoundError, words, storage_path, backend_config="horovod")
 

@@ -53,6 +53,8 @@ def test_driver_holds_no_more_after_many_runs_with_faults(runtime: str, tmp_path
     assert len(samples) == runs + 1
     for what in ("descriptors", "threads", "children"):
         counts = [sample[what] for sample in samples]
+        if runtime == "ray" and what == "threads":
+            del counts[0]  # on a busy machine, Ray's gRPC starts its last thread during the next run
         assert counts[-1] <= counts[0], f"{what}: {counts}; threads: {seen['threads']}; files: {seen['open_files']}"
     third = max(1, len(samples) // 3)
     first, last = ([sample["rss_kib"] for sample in part] for part in (samples[:third], samples[-third:]))

@@ -200,7 +200,8 @@ def test_preempted_run_saves_at_the_stop_step_and_resumes_with_the_same_losses(
     preempted = fit(train_and_be_preempted, config_of(save_strategy="epoch", **RANDOM))
     assert losses(preempted.return_value) == undisturbed
     steps = [line["step"] for line in read_lines(Path(preempted.path, "result.json"))]
-    assert steps == [5, STEPS, STEPS]
+    assert steps[0] == 5
+    assert set(steps[1:]) == {STEPS}  # one report for the checkpoint and, depending on the version, others for the logs
 
 
 class Batches:

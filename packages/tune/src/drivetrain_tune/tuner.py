@@ -162,6 +162,7 @@ class Tuner:
                 f"{sorted(records[0].drawn)} in {storage.root}, and domains at {sorted(tuner._space.domains)}"
             )
         for record in records:
+            storage.inside(record.name)  # refuses a trial's directory that is a link to another place
             again = record.state == "failed" and (resume_errored or restart_errored)
             if again and restart_errored:
                 storage.delete(record.name)

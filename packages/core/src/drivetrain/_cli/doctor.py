@@ -233,7 +233,7 @@ def _storage(path: str | None) -> Iterator[Finding]:
         return
     finally:
         with contextlib.suppress(DrivetrainError, OSError):
-            probe.delete("")
+            probe.filesystem.delete(probe.root)
     where = " to the disk" if runs.is_local else ""
     rates = size / (written - began), size / (read - written)
     found = (

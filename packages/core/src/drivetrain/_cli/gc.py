@@ -98,6 +98,7 @@ def _look(storage: Storage, keep_last: int | None, *, delete: bool) -> _Finding:
 
 
 def _tidy(storage: Storage, keep_last: int | None, finding: _Finding, *, delete: bool) -> None:
+    storage.require_known_version()
     damage: list[str] = []
     checkpoints = CheckpointManager(storage, warn=damage.append)
     if damage:

@@ -58,10 +58,11 @@ class Result:
             storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
 
         Raises:
-            StorageError: there is no run, or its files are damaged; the message names the file.
+            StorageError: there is no run, a newer drivetrain wrote it, or a file is damaged, which the message names.
             ConfigurationError: the path is on a storage that cannot be used.
         """
         storage = Storage(*locate(path, storage_filesystem, what="Result.from_path"))
+        storage.require_known_version()
         if storage.read_json(RUN_FILE) is None:
             raise StorageError(
                 f"Result.from_path wants a run directory with a {RUN_FILE}, found none in {redact(os.fspath(path))}"

@@ -12,9 +12,8 @@ from typing import Any
 from drivetrain._base.pickling import dumps
 from drivetrain._base.redact import redact
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import RUN_FILE, TRAINER_FILE
+from drivetrain._storage.layout import RUN_FILE, TRAINER_FILE, VERSION, check_version
 from drivetrain._storage.remote import locate
-from drivetrain._storage.rundir import VERSION
 from drivetrain.errors import SerializationError, StorageError
 
 __all__ = ["TrainerFile"]
@@ -57,10 +56,7 @@ class TrainerFile:
             )
         try:
             stored = pickle.loads(data)
-            if stored["version"] > VERSION:
-                raise StorageError(
-                    f"{storage.path(TRAINER_FILE)} was written by a newer drivetrain: upgrade drivetrain"
-                )
+            check_version(stored["version"], storage.path(TRAINER_FILE))
             return cls(stored["parts"])
         except StorageError:
             raise

@@ -16,16 +16,22 @@ from drivetrain._base.notebook import as_table
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import StoredFile
 from drivetrain._storage.holds import hold
-from drivetrain._storage.layout import LISTING_FILE, METADATA_FILE, PIN_FILE
+from drivetrain._storage.layout import (
+    LISTING_FILE,
+    METADATA_FILE,
+    PIN_FILE,
+    VERSION,
+    check_version,
+    require_relative,
+)
 from drivetrain._storage.node import share_directory
 from drivetrain._storage.reading import Fields, parse_json
 from drivetrain._storage.remote import locate
 from drivetrain.errors import CheckpointError, StorageError
 
-__all__ = ["VERSION", "Checkpoint", "checkpoint_in", "own_files", "parse_listing"]
+__all__ = ["Checkpoint", "checkpoint_in", "own_files", "parse_listing"]
 
 _BYTES = "__bytes__"
-VERSION = 1
 
 
 class Checkpoint:
@@ -202,7 +208,7 @@ class Checkpoint:
             raise CheckpointError(f"{where} wants a JSON object, found something else: {error}") from error
         if found.keys() != {"version", "metadata"} or not isinstance(found["version"], int):
             return found  # of another tool, which keeps it plain
-        _check_version(found["version"], where, CheckpointError)
+        check_version(found["version"], where, CheckpointError)
         if not isinstance(found["metadata"], dict):
             raise CheckpointError(f"{where} wants a JSON object as metadata, found {type(found['metadata']).__name__}")
         metadata: dict[str, Any] = found["metadata"]
@@ -265,9 +271,13 @@ class Checkpoint:
 
 
 def checkpoint_in(storage: Storage, name: str) -> Checkpoint:
-    """The checkpoint in a directory of a run directory."""
+    """The checkpoint in a directory of a run directory.
+
+    Raises:
+        StorageError: the name leaves the run directory, or a symbolic link does.
+    """
     checkpoint = Checkpoint.__new__(Checkpoint)
-    checkpoint._storage = Storage(storage.filesystem, storage.path(name), storage.limits)
+    checkpoint._storage = storage.inside(name)
     return checkpoint
 
 
@@ -283,8 +293,11 @@ def parse_listing(data: bytes, where: str) -> tuple[dict[str, StoredFile], dict[
         StorageError: this is no such list, or one of a newer drivetrain.
     """
     listing = Fields(parse_json(data, where), where)
-    _check_version(listing.integer("version"), where, StorageError)
-    files = {path: _stored_file(path, facts, where) for path, facts in listing.mapping("files").items()}
+    check_version(listing.integer("version"), where)
+    files = {
+        require_relative(path, where): _stored_file(path, facts, where)
+        for path, facts in listing.mapping("files").items()
+    }
     return files, listing.mapping("entry")
 
 
@@ -295,14 +308,6 @@ def _stored_file(path: str, facts: object, where: str) -> StoredFile:
         case [int(size), int(crc32)]:
             return StoredFile(size, crc32)
     raise StorageError(f"{where}: expected the size and the checksum of {path!r}, got something else")
-
-
-def _check_version(version: int, where: str, kind: type[StorageError]) -> None:
-    if version > VERSION:
-        raise kind(
-            f"{where} was written by a newer drivetrain (version {version} of the format, this one reads up to "
-            f"{VERSION}): upgrade drivetrain"
-        )
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from drivetrain._storage.layout import require_checkpoint_name
 from drivetrain._storage.reading import Fields
 
 __all__ = ["CommittedCheckpoint"]
@@ -22,6 +23,9 @@ class CommittedCheckpoint:
         metrics: the metrics of that report.
         time: Unix time in seconds of the commit.
         ordinal: how many checkpoints the run had committed with it.
+
+    Raises:
+        StorageError: the name is none that a checkpoint can have, for example because it leaves the run directory.
     """
 
     name: str
@@ -30,6 +34,9 @@ class CommittedCheckpoint:
     metrics: Mapping[str, Any]
     time: float
     ordinal: int = 0
+
+    def __post_init__(self) -> None:
+        require_checkpoint_name(self.name, "the entry of a committed checkpoint")
 
     @classmethod
     def parse(cls, value: object, where: str) -> CommittedCheckpoint:

@@ -8,7 +8,7 @@ import stat
 import threading
 from collections.abc import Sequence
 
-from drivetrain._storage.filesystem import copy_range
+from drivetrain._storage.filesystem import copy_range, make_below
 from drivetrain.errors import StorageError
 
 __all__ = ["Claims", "copy_files", "copy_part", "duplicates_of", "same_content"]
@@ -38,8 +38,8 @@ class Claims:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             except FileExistsError:
                 path = os.path.join(self.target, duplicates_of(self._rank), relative)
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+                make_below(self.target, os.path.join(duplicates_of(self._rank), os.path.dirname(relative)))
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
             self._paths.append(path)
         return descriptor
 

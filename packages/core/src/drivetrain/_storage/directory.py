@@ -22,11 +22,14 @@ from drivetrain._storage.filesystem import (
     StoredFile,
     checksum,
     data_ranges,
+    find_link,
     flush_to_disk,
+    link_error,
+    make_below,
     walk_entries,
     walk_local,
 )
-from drivetrain._storage.layout import RUN_FILE, file_mode
+from drivetrain._storage.layout import RUN_FILE, VERSION, check_version, file_mode, require_relative
 from drivetrain._storage.reading import Fields, open_regular, parse_json, read_regular, size_limit
 from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Job, Limits, explain, run_jobs
@@ -42,6 +45,8 @@ _PROBE_S = 30.0
 
 class Storage:
     """A directory tree on some filesystem; every name given to its methods is relative to ``root``.
+
+    No method leaves the tree. A name that would is refused, and so is a change behind a symbolic link below ``root``.
 
     Args:
         filesystem: what it is on.
@@ -63,8 +68,26 @@ class Storage:
         return self.filesystem.is_local
 
     def path(self, *parts: str) -> str:
-        """The path of something in the storage, on its filesystem."""
-        return posixpath.join(self.root, *filter(None, parts))
+        """The path of something in the storage, on its filesystem.
+
+        Raises:
+            StorageError: the path would be outside the storage.
+        """
+        return posixpath.join(self.root, *(require_relative(part, self.root) for part in parts if part))
+
+    def inside(self, name: str) -> Storage:
+        """The storage of a directory in this one.
+
+        Raises:
+            StorageError: the name leaves this directory, or a symbolic link does.
+        """
+        self._require_no_link(name)
+        return Storage(self.filesystem, self.path(name), self.limits)
+
+    def find_link(self, name: str) -> str | None:
+        """The first symbolic link on the way from the root to a name, the name included; None without one."""
+        self.path(name)
+        return find_link(self.root, name) if self.is_local else None
 
     def exists(self, name: str) -> bool:
         """Whether a file or directory of that name is there."""
@@ -125,6 +148,7 @@ class Storage:
             durable: it is on the disk when this returns, and so survives a power failure.
             midway: called when everything is written, and before anybody can see it.
         """
+        self._require_no_link(posixpath.dirname(name))
         self.call(
             f"write {name}",
             lambda: self.filesystem.write_bytes(
@@ -149,11 +173,27 @@ class Storage:
         return self.call(f"list {name or 'the run'}", lambda: self.filesystem.list_names(self.path(name)))
 
     def walk(self, name: str) -> dict[str, int]:
-        """The size in bytes of each file under a directory, by relative path."""
-        return self.call(f"list {name}", lambda: self.filesystem.walk(self.path(name)))
+        """The size in bytes of each file under a directory, by relative path; none behind a symbolic link.
+
+        Raises:
+            StorageError: an object of a bucket has a path that leaves the directory.
+        """
+        if self.find_link(name) is not None:
+            return {}
+        sizes = self.call(f"list {name}", lambda: self.filesystem.walk(self.path(name)))
+        if not self.is_local:
+            for relative in sizes:
+                require_relative(relative, self.path(name))
+        return sizes
 
     def delete(self, name: str) -> None:
-        """Deletes a file or a directory tree; nothing happens where there is none."""
+        """Deletes a file, a directory tree or a link (and not its target); nothing happens where there is none.
+
+        Raises:
+            StorageError: the name is not below the root, or a directory above it is a symbolic link.
+        """
+        require_relative(name, self.root)
+        self._require_no_link(posixpath.dirname(name))
         self.call(f"delete {name}", lambda: self.filesystem.delete(self.path(name)))
 
     def require_run(self, run_id: str, start: int | None = None) -> None:
@@ -176,6 +216,16 @@ class Storage:
             raise StorageError(
                 f"the run directory {self.root} has been taken over by another driver: this worker's run is over"
             )
+
+    def require_known_version(self) -> None:
+        """Refuses a run directory in a newer format than this release knows.
+
+        Raises:
+            StorageError: a newer drivetrain wrote ``run.json``, or the file is damaged.
+        """
+        stored = self.read_json(RUN_FILE)
+        if stored is not None:
+            check_version(stored.integer("version", VERSION), self.path(RUN_FILE))
 
     def put_directory(
         self, source: str, name: str, *, rank: int = 0, give_away: bool = False, checksums: bool = False,
@@ -213,6 +263,7 @@ class Storage:
                 "write the files before reporting"
             )
         limits = replace(self.limits, polite=polite)
+        self._require_no_link(name)
         reach("before upload")
         try:
             if not self.is_local:
@@ -250,10 +301,11 @@ class Storage:
             duplicates = self.path(name, duplicates_of(rank))
             if not os.path.isdir(duplicates):
                 continue
+            self._require_no_link(f"{name}/{duplicates_of(rank)}")
             for relative, _ in walk_local(duplicates):
                 own, first_one = os.path.join(duplicates, relative), self.path(name, relative)
                 if not os.path.lexists(first_one):  # of a rank that could not store it in the end
-                    os.makedirs(os.path.dirname(first_one), exist_ok=True)
+                    make_below(self.path(name), posixpath.dirname(relative))
                     os.rename(own, first_one)
                 elif not same_content(own, first_one):
                     raise _collision(name, relative, files)
@@ -388,7 +440,9 @@ class Storage:
         batch: list[tuple[str, str, int]] = []
         for relative, status in found.items():
             origin = os.path.join(source, relative)
-            _make_parent(os.path.join(target, relative), made)
+            if (parent := posixpath.dirname(relative)) not in made:
+                make_below(target, parent)
+                made.add(parent)
             if status.st_size <= CHUNK_BYTES:
                 batch.append((origin, relative, status.st_mode))
                 if len(batch) == _BATCH_FILES:
@@ -408,6 +462,10 @@ class Storage:
             jobs.append(Job(batch[0][1], partial(copy_files, batch, claims)))
         limits = replace(limits, threads=min(limits.threads, os.cpu_count() or 1))
         run_jobs(jobs, what=f"copy of {source} to {target}", limits=limits, in_thread=len(jobs) > 1)
+
+    def _require_no_link(self, name: str) -> None:
+        if (link := self.find_link(name)) is not None:
+            raise link_error(link)
 
     def call(self, action: str, operation: Callable[[], T]) -> T:
         """Calls an operation of the filesystem and returns its result, with a deadline if it uses a network.

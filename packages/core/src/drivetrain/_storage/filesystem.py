@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from drivetrain._base.crashpoints import is_armed, reach
 from drivetrain._storage.reading import read_regular
+from drivetrain.errors import StorageError
 
 __all__ = ["CHUNK_BYTES", "Filesystem", "LocalFilesystem", "StoredFile", "flush_to_disk", "walk_entries", "walk_local"]
 
@@ -256,6 +257,35 @@ def data_ranges(descriptor: int, size: int, allocated: int) -> Iterator[tuple[in
         for start in range(begin, end, CHUNK_BYTES):
             yield start, min(CHUNK_BYTES, end - start)
         position = end
+
+
+def find_link(root: str, relative: str) -> str | None:
+    """The first component of a path below a directory that is a symbolic link; None without one."""
+    path = root
+    for part in filter(None, relative.split("/")):
+        path = os.path.join(path, part)
+        if os.path.islink(path):
+            return path
+    return None
+
+
+def make_below(root: str, relative: str) -> None:
+    """Makes a directory below another one, and those between them, without following links.
+
+    Raises:
+        StorageError: there is a symbolic link on the way.
+    """
+    if (link := find_link(root, relative)) is not None:
+        raise link_error(link)
+    os.makedirs(os.path.join(root, relative), exist_ok=True)
+
+
+def link_error(link: str) -> StorageError:
+    """The error that a symbolic link is in the place of a directory of a run."""
+    return StorageError(
+        f"{link}: expected a directory, got a symbolic link, which is not followed: it may lead out of the run "
+        "directory. Delete the link, or replace it by the directory"
+    )
 
 
 def walk_local(directory: str) -> Iterator[tuple[str, os.stat_result]]:

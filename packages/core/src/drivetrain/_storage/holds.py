@@ -58,7 +58,8 @@ def delete_unless_held(storage: Storage, name: str) -> bool:
 
 @contextlib.contextmanager
 def _locked_for_deletion(storage: Storage, name: str) -> Iterator[bool]:
-    descriptor = _open(storage.path(name, LISTING_FILE), os.O_RDWR) if storage.is_local else None
+    is_link = storage.find_link(name) is not None  # deleting deletes the link itself, which nobody holds
+    descriptor = _open(storage.path(name, LISTING_FILE), os.O_RDWR) if storage.is_local and not is_link else None
     try:
         locked = True
         if descriptor is not None:

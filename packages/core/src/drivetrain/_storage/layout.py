@@ -1,10 +1,18 @@
-"""The names of the files and directories in a run directory."""
+"""The names of the files and directories in a run directory, and the version of its format.
+
+Names that are read from a run directory may have been written by someone else. Every such name passes
+:func:`require_checkpoint_name` or :func:`require_relative` where it is parsed, so that nothing outside the run
+directory is ever written, moved or deleted. ``Storage.path`` repeats the check for every path that it builds.
+"""
 
 from __future__ import annotations
 
 import posixpath
 import re
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, unquote
+
+from drivetrain.errors import StorageError
 
 __all__ = [
     "ARTIFACTS",
@@ -25,13 +33,21 @@ __all__ = [
     "TIMELINE_FILE",
     "TRAINER_FILE",
     "USAGE_FILE",
+    "VERSION",
+    "announced_name",
     "announcement",
+    "check_version",
     "checkpoint_name",
     "file_mode",
     "is_reserved",
+    "require_checkpoint_name",
+    "require_relative",
     "result_file",
     "staging_key",
 ]
+
+VERSION = 1
+"""The version of the format of a run directory. Increment it when older releases can no longer read the files."""
 
 RUN_FILE = "run.json"
 TRAINER_FILE = "trainer.pkl"
@@ -77,6 +93,72 @@ def checkpoint_name(index: int) -> str:
 def announcement(name: str) -> str:
     """The file that tells a sweep of a checkpoint's directory that no pattern tells."""
     return f"{PENDING}/{quote(name, safe='')}"
+
+
+def announced_name(file: str, where: str) -> str:
+    """The directory that a file in :data:`PENDING` announces.
+
+    Raises:
+        StorageError: the file announces no directory of a checkpoint.
+    """
+    return require_checkpoint_name(unquote(file), where)
+
+
+def require_relative(path: object, where: str) -> str:
+    """Returns a path that was read from a run directory, if it stays below the directory that it is relative to.
+
+    Args:
+        path: the path, with forward slashes.
+        where: where it was read, for messages.
+
+    Raises:
+        StorageError: the path is absolute, or contains ``.`` or ``..``.
+    """
+    is_name = isinstance(path, str) and path and not path.startswith("/") and "\0" not in path
+    if is_name and not {".", ".."} & set(str(path).split("/")):
+        return str(path)
+    raise StorageError(
+        f"{where}: expected a path below this directory, got {path!r}. Do not use this directory: it is damaged, or "
+        "was made to change other files"
+    )
+
+
+def require_checkpoint_name(name: object, where: str) -> str:
+    """Returns the name of a checkpoint's directory that was read from a run directory.
+
+    It is one path component, or several if the train function made the directory (``checkpoint_upload_mode="none"``).
+
+    Args:
+        name: the name.
+        where: where it was read, for messages.
+
+    Raises:
+        StorageError: the name leaves the run directory, or belongs to drivetrain.
+    """
+    checked = require_relative(name, where)
+    if checked.startswith(".") or "" in checked.split("/") or is_reserved(checked):
+        raise StorageError(f"{where}: expected the name of a checkpoint's directory, got {name!r}")
+    return checked
+
+
+def check_version(version: Any, where: str, kind: type[StorageError] = StorageError) -> None:
+    """Refuses a file that a newer release wrote in a format that this one does not know.
+
+    Args:
+        version: the version in the file.
+        where: the file.
+        kind: the class of the error.
+
+    Raises:
+        StorageError: the version is newer than :data:`VERSION`, or is no number.
+    """
+    if not isinstance(version, int):
+        raise kind(f"{where}: expected the version of its format, a number up to {VERSION}, got {version!r}")
+    if version > VERSION:
+        raise kind(
+            f"{where} was written by a newer drivetrain (expected a format version up to {VERSION}, got {version}): "
+            "upgrade drivetrain"
+        )
 
 
 def is_reserved(name: str) -> bool:

@@ -9,6 +9,7 @@ periods, and takes it over if it does not change. No clock of two machines is co
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -78,7 +79,7 @@ class RunLock:
     def _hold_file(self) -> Iterator[None]:
         path = self._storage.path(LOCK_FILE)
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            descriptor = _open(path)
             try:
                 if not try_lock(descriptor, fcntl.LOCK_EX):
                     raise self._in_use(os.pread(descriptor, 4096, 0))
@@ -173,6 +174,15 @@ class RunLock:
             "beat": beat,
         }
         return json.dumps(facts).encode()
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise StorageError(f"{path}: expected a regular file, got something else. Delete it") from error
+        raise
 
 
 _held: set[int] = set()

@@ -17,15 +17,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
-from urllib.parse import unquote
 
 from drivetrain._base.crashpoints import reach
-from drivetrain._storage.checkpoint import VERSION, Checkpoint, checkpoint_in, own_files, parse_listing
+from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in, own_files, parse_listing
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import StoredFile
 from drivetrain._storage.holds import delete_unless_held, is_held
-from drivetrain._storage.layout import CHECKPOINT_NAME, LISTING_FILE, MANIFEST, PENDING, announcement, checkpoint_name
+from drivetrain._storage.layout import (
+    CHECKPOINT_NAME,
+    LISTING_FILE,
+    MANIFEST,
+    PENDING,
+    VERSION,
+    announced_name,
+    announcement,
+    check_version,
+    checkpoint_name,
+)
 from drivetrain._storage.reading import Fields, parse_json
 from drivetrain._storage.retention import Janitor, retained
 from drivetrain.config import CheckpointConfig
@@ -171,9 +180,12 @@ class CheckpointManager:
     def _leftovers(self) -> tuple[list[str], list[str]]:
         """The directories that are to be deleted, and the names of all that were announced."""
         names = {entry.name for entry in self.committed}
-        directories, _ = self._storage.list_names()
-        orphans = [name for name in directories if CHECKPOINT_NAME.fullmatch(name) and name not in names]
-        announced = [unquote(file) for file in self._storage.list_names(PENDING)[1]] if PENDING in directories else []
+        directories, files = self._storage.list_names()
+        # A file or a link in the place of a checkpoint is deleted itself; a link is never followed.
+        orphans = [name for name in [*directories, *files] if CHECKPOINT_NAME.fullmatch(name) and name not in names]
+        where = self._storage.path(PENDING)
+        pending = self._storage.list_names(PENDING)[1] if PENDING in directories else []
+        announced = [announced_name(file, where) for file in pending]
         orphans += [name for name in announced if name.partition("/")[0] in directories and name not in names]
         return orphans, announced
 
@@ -226,6 +238,8 @@ class CheckpointManager:
         self._janitor.close()
 
     def _is_protected(self, entry: CommittedCheckpoint) -> bool:
+        if self._storage.find_link(entry.name) is not None:
+            return False
         return is_held(self._storage, entry.name) or self.checkpoint(entry).is_pinned()
 
     def _listed(self, name: str) -> dict[str, StoredFile]:
@@ -254,7 +268,7 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
         warn: told in a line if that was necessary.
 
     Raises:
-        StorageError: the manifest is of a newer drivetrain.
+        StorageError: a newer drivetrain wrote the manifest, or a name in it leaves the run directory.
     """
     data = storage.read_bytes(MANIFEST)
     where = storage.path(MANIFEST)
@@ -268,11 +282,7 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
             found = [CommittedCheckpoint.parse(entry, where) for entry in entries]
         except StorageError as error:
             damage = f"is damaged ({str(error).removeprefix(where).lstrip(': ')})"
-        if version > VERSION:
-            raise StorageError(
-                f"{where} was written by a newer drivetrain (manifest version {version}, this one "
-                f"reads up to {VERSION}): upgrade drivetrain"
-            )
+        check_version(version, where)
         if not damage:
             return found
     found = _find_complete(storage)
@@ -298,8 +308,9 @@ def _find_complete(storage: Storage) -> list[CommittedCheckpoint]:
             continue
         try:
             files, entry = parse_listing(data, storage.path(name, LISTING_FILE))
-            if storage.find_damage(name, files) is None:
-                found.append(CommittedCheckpoint.parse(entry, storage.path(name, LISTING_FILE)))
+            committed = CommittedCheckpoint.parse(entry, storage.path(name, LISTING_FILE))
+            if committed.name == name and storage.find_damage(name, files) is None:
+                found.append(committed)
         except StorageError:
             continue
     return sorted(found, key=lambda entry: entry.index)

@@ -2,6 +2,10 @@
 
 A directory belongs to whoever holds the shared lock of the file beside it. The last one to leave deletes it. Locks end
 with their process, so what a killed process has left is unlocked, and swept by the next that comes.
+
+The directories are in the temporary directory, which all users of the node can write to. They are created with mode
+0700, whatever the umask is. A directory that belongs to another user, or that others can write to, is refused, because
+its content may have been replaced.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
+from drivetrain._storage.layout import require_relative
 from drivetrain.errors import StorageError
 
 __all__ = ["share_directory", "sweep", "try_lock"]
@@ -44,8 +49,10 @@ def share_directory(
         wait_s: seconds to wait for that other process.
 
     Raises:
-        StorageError: the wait is over.
+        StorageError: the wait is over, the key is no plain name, or others can write to the directories of this user.
     """
+    if "/" in require_relative(key, "the key of a shared directory"):
+        raise StorageError(f"the key of a shared directory: expected a name without slashes, got {key!r}")
     base = _base(kind)
     sweep(kind)
     descriptor = _enter(os.path.join(base, key), fill, wait_s)
@@ -103,12 +110,26 @@ def _place(kind: str) -> str:
 
 def _base(kind: str) -> str:
     base = _place(kind)
-    top = os.path.dirname(base)
-    os.makedirs(base, mode=0o700, exist_ok=True)
-    status = os.lstat(top)
-    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
-        raise StorageError(f"{top} wants to be this user's own directory, found another's: set TMPDIR")
+    _make_private(os.path.dirname(base))
+    _make_private(base)
     return base
+
+
+def _make_private(path: str) -> None:
+    """Makes a directory that only this user can use.
+
+    Raises:
+        StorageError: it exists, and others own it or can write to it.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    status = os.lstat(path)
+    others_can_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or others_can_write:
+        raise StorageError(
+            f"{path}: expected a directory of user {os.getuid()} that nobody else can write to, got "
+            f"{stat.filemode(status.st_mode)} of user {status.st_uid}. Delete it, or set TMPDIR to your own directory"
+        )
 
 
 def _enter(path: str, fill: Callable[[str], None] | None, wait_s: float) -> int:
@@ -140,7 +161,7 @@ def _make_ready(path: str, fill: Callable[[str], None] | None, descriptor: int) 
     shutil.rmtree(path, ignore_errors=True)  # what a killed process has left
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
-    os.makedirs(path)
+    os.mkdir(path, 0o700)
     if fill is not None:
         fill(path)
     os.close(os.open(path + _READY, os.O_WRONLY | os.O_CREAT, 0o600))

@@ -22,6 +22,7 @@ from drivetrain._base.redact import redact
 from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
 from drivetrain._storage.layout import (
     ARTIFACTS,
+    CHECKPOINT_NAME,
     ERROR_FILES,
     LISTING_FILE,
     LOCK_FILE,
@@ -32,6 +33,8 @@ from drivetrain._storage.layout import (
     TIMELINE_FILE,
     TRAINER_FILE,
     USAGE_FILE,
+    VERSION,
+    check_version,
     is_reserved,
     staging_key,
 )
@@ -45,10 +48,7 @@ from drivetrain._version import __version__
 from drivetrain.config import RunConfig
 from drivetrain.errors import RunExistsError, StorageError
 
-__all__ = ["VERSION", "OpenRun", "open_run"]
-
-VERSION = 1
-"""The version of the run directory's format."""
+__all__ = ["OpenRun", "open_run"]
 
 _RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _GROWING = ("result*.json", "progress.csv", TIMELINE_FILE, USAGE_FILE)
@@ -97,12 +97,14 @@ def open_run(
     Raises:
         RunExistsError: the run exists, and resuming was not asked for; or there is something else.
         RunInUseError: another driver works on it.
-        StorageError: there is no run to resume, or the directory cannot be written.
+        StorageError: there is no run to resume, the directory cannot be written, a newer drivetrain wrote it, or one of
+            drivetrain's files in it is a symbolic link.
     """
     console = Console()
     storage, mode = _find(config, str(facts["trainer"]))
     name = posixpath.basename(storage.root)
     _look(quick(storage), name, mode)
+    _refuse_links(storage)
     _refuse_special_files(storage)
     open_storage(quick(storage))
     with contextlib.ExitStack() as stack:
@@ -197,6 +199,7 @@ def _read_record(storage: Storage) -> tuple[dict[str, Any], int]:
     stored = storage.read_json(RUN_FILE)
     if stored is None:
         return {}, 0
+    check_version(stored.integer("version", VERSION), stored.where)
     if not _RUN_ID.fullmatch(stored.text("id", "none")):  # it becomes a part of paths and addresses
         found = ascii(stored.values["id"])
         raise StorageError(f"{stored.where}: expected 'id' to be letters and digits, got {found}")
@@ -213,6 +216,33 @@ def _refuse_special_files(storage: Storage) -> None:
                 is_usual = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
                 if not is_usual and (directory or is_reserved(entry.name)):
                     raise StorageError(f"{entry.path}: expected a regular file or a directory. The run was not opened")
+
+
+def _refuse_links(storage: Storage) -> None:
+    """Refuses a run directory in which a file that this process, a worker or a callback writes to may be outside.
+
+    Links in the place of a checkpoint are allowed, because they are never followed.
+    """
+    if not storage.is_local:
+        return
+    logs = [f"{LOGS}/{name}" for name in storage.list_names(LOGS)[1]]
+    for name in storage.list_names()[1] + logs:
+        is_own = is_reserved(name) or _is_growing(name) or name in logs
+        link = None if CHECKPOINT_NAME.fullmatch(name) else storage.find_link(name)
+        if link is not None and (is_own or not _is_below(link, storage.root)):
+            raise StorageError(
+                f"{link}: expected a file or directory of the run, got a symbolic link, which would let the run change "
+                "files outside of its directory. Delete the link, or replace it by its target"
+            )
+
+
+def _is_below(path: str, directory: str) -> bool:
+    """Whether a path is below a directory after all links are resolved."""
+    return os.path.realpath(path).startswith(os.path.join(os.path.realpath(directory), ""))
+
+
+def _is_growing(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _GROWING)
 
 
 def _sweep_drafts(storage: Storage) -> None:

@@ -151,9 +151,10 @@ def read_run(storage: Storage) -> RunRecord:
     """Reads a run's directory; changes nothing, and needs no lock.
 
     Raises:
-        StorageError: there is no run, or it cannot be read.
+        StorageError: there is no run, it cannot be read, or a newer drivetrain wrote it.
     """
     with damage_of(storage.root):
+        storage.require_known_version()
         facts = storage.read_json(RUN_FILE)
         if facts is None:
             raise StorageError(f"this wants the directory of a run, found no {RUN_FILE} in {storage.root}")

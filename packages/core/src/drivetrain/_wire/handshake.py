@@ -1,27 +1,53 @@
 """How a worker process connects to the driver and proves that it belongs to the driver's run.
 
-The driver listens on a TCP port. A worker connects, sends the driver's token, and then introduces itself. The driver
-compares the token before it unpickles anything, and closes the connection if the token is wrong.
+The driver listens on a TCP port. A worker connects and sends three things:
+
+1. The driver's token. The driver compares it in constant time before it looks at anything else.
+2. The versions of the protocol, of drivetrain and of Python, as JSON. The driver compares them with its own.
+3. The pickled facts about the process. The driver unpickles nothing before.
+
+Anyone who can reach the port can connect, so the driver never waits for a peer. It reads what has arrived, closes
+connections that did not complete the handshake within a deadline, and limits their number and the size of what they
+send. The connection is not encrypted: it requires a network that only trusted hosts can read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import json
 import os
+import pickle
+import platform
 import secrets
+import select
 import socket
+import struct
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivetrain._wire.frames import frame, receive, receive_bytes
+from drivetrain._version import __version__
+from drivetrain.errors import ConfigurationError
 
-__all__ = ["CONNECT_WAIT_S", "DriverAddress", "Introduction", "WorkerListener", "connect_to_driver"]
+__all__ = ["CONNECT_WAIT_S", "PROTOCOL_VERSION", "DriverAddress", "Introduction", "WorkerListener", "connect_to_driver"]
 
 CONNECT_WAIT_S = 10.0
-"""How long a worker and the driver wait for each other while they connect."""
+"""How long a worker waits for the connection, and the driver for the end of the handshake."""
+
+PROTOCOL_VERSION = 1
+"""The version of the handshake, the commands and the events. Increment it with every change that is incompatible."""
 
 _TOKEN_BYTES = 32
+_LENGTHS = struct.Struct(">HI")
+"""The number of bytes of the versions, and of the pickled facts."""
+
+_MAX_VERSIONS_BYTES = 4096
+_MAX_FACTS_BYTES = 1 << 20
+_MAX_PENDING = 128
+_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +85,84 @@ class Introduction:
     connection: socket.socket
 
 
+class _Refused(Exception):
+    """A peer that is no worker of this driver."""
+
+
+class _Peer:
+    """A connection whose handshake is not complete.
+
+    Args:
+        connection: the driver's end; it does not block.
+        deadline: when, by the monotonic clock, the handshake must be complete.
+        token: the driver's token.
+    """
+
+    def __init__(self, connection: socket.socket, deadline: float, token: bytes) -> None:
+        self.connection = connection
+        self.deadline = deadline
+        self._token = token
+        self._data = bytearray()
+        self._is_authenticated = False
+
+    def read(self) -> Introduction | None:
+        """Reads what has arrived, without waiting, and returns the introduction if it is complete.
+
+        Raises:
+            _Refused: the peer closed the connection, or is no worker of this driver.
+            ConfigurationError: the worker runs other versions than the driver.
+        """
+        with contextlib.suppress(BlockingIOError, InterruptedError):
+            while (missing := self._missing()) > 0:
+                part = self.connection.recv(min(missing, _READ_BYTES))
+                if not part:
+                    raise _Refused("closed the connection")
+                self._data += part
+        return self._introduction() if self._missing() == 0 else None
+
+    def _missing(self) -> int:
+        """The number of bytes to read before the next step; 0 if the introduction is complete."""
+        if not self._is_authenticated:
+            if len(self._data) < _TOKEN_BYTES:
+                return _TOKEN_BYTES - len(self._data)
+            if not hmac.compare_digest(self._data, self._token):
+                raise _Refused("sent a wrong token")
+            self._is_authenticated = True
+        header = _TOKEN_BYTES + _LENGTHS.size
+        if len(self._data) < header:
+            return header - len(self._data)
+        versions, facts = _LENGTHS.unpack_from(self._data, _TOKEN_BYTES)
+        if versions > _MAX_VERSIONS_BYTES or facts > _MAX_FACTS_BYTES:
+            raise _Refused("sent too much")
+        return int(header + versions + facts - len(self._data))
+
+    def _introduction(self) -> Introduction:
+        size, _ = _LENGTHS.unpack_from(self._data, _TOKEN_BYTES)
+        start = _TOKEN_BYTES + _LENGTHS.size
+        _require_same_versions(bytes(self._data[start : start + size]))
+        index, facts, details, stacks = pickle.loads(self._data[start + size :])
+        return Introduction(index, facts, details, stacks, self.connection)
+
+
 class WorkerListener:
-    """Accepts the connections of worker processes.
+    """Accepts the connections of worker processes, and never waits for one.
 
     Args:
         host: the IP address of this machine to listen on.
+        handshake_timeout_s: seconds after which a connection is closed that has not completed the handshake.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, *, handshake_timeout_s: float = CONNECT_WAIT_S) -> None:
         self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._timeout_s = handshake_timeout_s
+        self._pending: dict[int, _Peer] = {}
+        self._timer: threading.Timer | None = None
         self._listener = socket.create_server((host, 0), backlog=128)
         self._listener.setblocking(False)
+        self._expired = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.epoll()
+        for source in (self._listener.fileno(), self._expired):
+            self._poll.register(source, select.EPOLLIN)
 
     @property
     def address(self) -> DriverAddress:
@@ -78,33 +171,95 @@ class WorkerListener:
         return DriverAddress(host, port, self._token)
 
     def fileno(self) -> int:
-        """The descriptor that can be read when a process connects."""
-        return self._listener.fileno()
+        """The descriptor that can be read when :meth:`accept` has something to do."""
+        return self._poll.fileno()
 
     def accept(self) -> Introduction | None:
-        """Returns the next worker process, or None if nobody is connecting or the token is wrong."""
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:  # a nested wait has accepted it already
-            return None
-        connection.settimeout(CONNECT_WAIT_S)
-        try:
-            sent = receive_bytes(connection, _TOKEN_BYTES)
-            is_ours = sent is not None and hmac.compare_digest(sent, self._token)
-            message = receive(connection) if is_ours else None
-        except OSError:
-            message = None
-        if message is None:
-            connection.close()
-            return None
-        _configure(connection)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        index, facts, details, stacks = message
-        return Introduction(index, facts, details, stacks, connection)
+        """Handles what has arrived, without waiting, and returns the next worker process that is complete.
+
+        Call it whenever :meth:`fileno` can be read. It stays readable while there is more to handle.
+
+        Returns:
+            None if no worker process has completed the handshake. A connection with a wrong token is closed.
+
+        Raises:
+            ConfigurationError: a worker process runs another version of Python or drivetrain than the driver.
+        """
+        self._close_late_peers()
+        ready = {descriptor for descriptor, _ in self._poll.poll(0)}
+        for descriptor in ready & self._pending.keys():
+            if (introduction := self._read(self._pending[descriptor])) is not None:
+                return introduction
+        if self._listener.fileno() in ready:
+            return self._accept_peer()
+        return None
 
     def close(self) -> None:
         """Stops listening; connections that were accepted stay open."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+        for peer in list(self._pending.values()):
+            self._close_peer(peer)
         self._listener.close()
+        self._poll.close()
+        os.close(self._expired)
+
+    def _accept_peer(self) -> Introduction | None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):  # the peer has closed it already
+            return None
+        connection.setblocking(False)
+        peer = _Peer(connection, time.monotonic() + self._timeout_s, self._token)
+        if len(self._pending) >= _MAX_PENDING:  # a worker sends at once, so the oldest one is none
+            self._close_peer(next(iter(self._pending.values())))
+        self._pending[connection.fileno()] = peer
+        self._poll.register(connection, select.EPOLLIN)
+        introduction = self._read(peer)
+        self._start_timer()
+        return introduction
+
+    def _read(self, peer: _Peer) -> Introduction | None:
+        try:
+            introduction = peer.read()
+        except (_Refused, OSError):
+            self._close_peer(peer)
+            return None
+        except BaseException:
+            self._close_peer(peer)
+            raise
+        if introduction is not None:
+            self._forget(peer)
+            _configure(peer.connection)
+            peer.connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return introduction
+
+    def _close_late_peers(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._expired)
+            self._timer = None
+        now = time.monotonic()
+        for peer in [peer for peer in self._pending.values() if peer.deadline <= now]:
+            self._close_peer(peer)
+        self._start_timer()
+
+    def _start_timer(self) -> None:
+        """Makes :meth:`fileno` readable when the first deadline is over."""
+        if self._timer is None and self._pending:
+            first = next(iter(self._pending.values())).deadline
+            seconds = max(0.0, first - time.monotonic())
+            self._timer = threading.Timer(seconds, os.eventfd_write, (self._expired, 1))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _forget(self, peer: _Peer) -> None:
+        del self._pending[peer.connection.fileno()]
+        self._poll.unregister(peer.connection)
+
+    def _close_peer(self, peer: _Peer) -> None:
+        self._forget(peer)
+        peer.connection.close()
 
 
 def connect_to_driver(
@@ -129,8 +284,35 @@ def connect_to_driver(
         "ip": ip or connection.getsockname()[0],
         "pid": os.getpid(),
     }
-    connection.sendall(address.token + frame((index, facts, details, stacks)))
+    versions = json.dumps({**_own_versions(), "host": socket.gethostname(), "number": index}).encode()
+    pickled = pickle.dumps((index, facts, details, stacks), protocol=5)
+    connection.sendall(address.token + _LENGTHS.pack(len(versions), len(pickled)) + versions + pickled)
     return connection
+
+
+def _own_versions() -> dict[str, str]:
+    """What the driver and the workers must have in common, in the order of the comparison."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"protocol": str(PROTOCOL_VERSION), "drivetrain": __version__, "Python": python}
+
+
+def _require_same_versions(sent: bytes) -> None:
+    """Compares the versions of a worker with the driver's.
+
+    Raises:
+        _Refused: what was sent are no versions.
+        ConfigurationError: one differs; the message names the first one.
+    """
+    try:
+        theirs = dict(json.loads(sent))
+    except (ValueError, TypeError) as error:
+        raise _Refused("sent no versions") from error
+    for name, own in _own_versions().items():
+        if theirs.get(name) != own:
+            raise ConfigurationError(
+                f"worker {theirs.get('number')!r} on host {theirs.get('host')!r}: expected {name} {own}, "
+                f"as in the driver, got {theirs.get(name)!r}. Install the same version on all nodes"
+            )
 
 
 def _configure(connection: socket.socket) -> None:

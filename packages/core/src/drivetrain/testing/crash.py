@@ -289,7 +289,8 @@ class _Case:
         if report.findings:
             raise CrashFound(report)
         shutil.rmtree(self._directory)
-        Storage(*locate(self._storage_path, what="CrashHarness(storage_path=...)")).delete("")
+        filesystem, root = locate(self._storage_path, what="CrashHarness(storage_path=...)")
+        filesystem.delete(root)
         return report
 
     def _start(self, waiting: deque[Crash]) -> JobStart:

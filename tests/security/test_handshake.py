@@ -1,0 +1,213 @@
+"""Peers that connect to the driver's port: a hostile one neither blocks the driver nor makes it unpickle anything."""
+
+import contextlib
+import json
+import pickle
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drivetrain import ConfigurationError
+from drivetrain._wire import handshake
+from drivetrain._wire.handshake import connect_to_driver
+from drivetrain.plugin import Introduction, WorkerListener
+
+TIMEOUT_S = 0.3
+AT_ONCE_S = 0.2
+"""A call that waits for a peer takes at least TIMEOUT_S; this leaves room for a busy machine."""
+
+
+@pytest.fixture
+def listener() -> Iterator[WorkerListener]:
+    with contextlib.closing(WorkerListener("127.0.0.1", handshake_timeout_s=TIMEOUT_S)) as listener:
+        yield listener
+
+
+@pytest.fixture
+def patient() -> Iterator[WorkerListener]:
+    """A listener whose deadline is never reached."""
+    with contextlib.closing(WorkerListener("127.0.0.1", handshake_timeout_s=60)) as listener:
+        yield listener
+
+
+@contextlib.contextmanager
+def peer(listener: WorkerListener) -> Iterator[socket.socket]:
+    address = listener.address
+    with socket.create_connection((address.host, address.port), timeout=10) as connection:
+        yield connection
+
+
+def accept_one(listener: WorkerListener) -> Introduction:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        select.select([listener], [], [], max(0.0, deadline - time.monotonic()))
+        if (introduction := listener.accept()) is not None:
+            return introduction
+    raise AssertionError("no worker was introduced")
+
+
+def handle(listener: WorkerListener) -> None:
+    """Handles what can be read now, and fails if that blocks."""
+    select.select([listener], [], [], 10)
+    began = time.process_time(), time.monotonic()
+    assert listener.accept() is None
+    assert time.monotonic() - began[1] < AT_ONCE_S + time.process_time() - began[0]
+
+
+def connect(listener: WorkerListener, index: int = 0) -> socket.socket:
+    return connect_to_driver(listener.address, index, node_id=None, ip=None, details="details", stacks=7)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:  # bytes that were never read reset the connection
+        return True
+
+
+def assert_closed_by_deadline(listener: WorkerListener, connection: socket.socket) -> None:
+    """Handles events, as a controller does, until the connection is closed."""
+    connection.setblocking(False)
+    for _ in range(100):
+        try:
+            if is_closed(connection):
+                return
+        except BlockingIOError:
+            assert select.select([listener], [], [], 10)[0], "the deadline wakes the controller"
+            listener.accept()
+    raise AssertionError("the connection is still open")
+
+
+def test_peer_that_sends_nothing_blocks_nobody_and_is_closed_at_the_deadline(listener: WorkerListener) -> None:
+    with peer(listener) as silent:
+        handle(listener)
+        with connect(listener, 3):
+            introduction = accept_one(listener)
+            introduction.connection.close()
+        assert (introduction.index, introduction.details, introduction.stacks) == (3, "details", 7)
+        assert_closed_by_deadline(listener, silent)
+
+
+def test_deadline_is_for_the_whole_handshake_of_a_peer_that_sends_single_bytes(listener: WorkerListener) -> None:
+    with peer(listener) as slow:
+        began = time.monotonic()
+        while time.monotonic() - began < 10:
+            try:
+                slow.sendall(listener.address.token[:1])
+            except ConnectionError:
+                break
+            if select.select([listener], [], [], TIMEOUT_S / 10)[0]:
+                listener.accept()
+                slow.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    if is_closed(slow):
+                        break
+                slow.setblocking(True)
+        assert time.monotonic() - began < 5
+
+
+def test_number_of_peers_that_have_not_completed_the_handshake_is_bounded(
+    patient: WorkerListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "_MAX_PENDING", 3)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(peer(patient)) for _ in range(5)]
+        for _ in silent:
+            handle(patient)
+        assert [is_closed(connection) for connection in silent[:2]] == [True, True]
+        for connection in silent[2:]:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+        with connect(patient):
+            accept_one(patient).connection.close()
+
+
+class Poison:
+    """An object that creates a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.file,)
+
+
+LENGTHS = struct.Struct(">HI")
+
+
+@pytest.mark.parametrize("prefix", [b"", b"\0" * 32, b"GET / HTTP/1.1\r\nHost: driver\r\n\r\n"])
+def test_nothing_is_unpickled_without_the_token(patient: WorkerListener, prefix: bytes, tmp_path: Path) -> None:
+    body = pickle.dumps(Poison(tmp_path / "unpickled"))
+    with peer(patient) as connection:
+        connection.sendall(prefix + LENGTHS.pack(2, len(body)) + b"{}" + body)
+        handle(patient)
+        connection.settimeout(10)
+        assert is_closed(connection)
+    assert not (tmp_path / "unpickled").exists()
+
+
+@pytest.mark.parametrize("lengths", [(2, 1 << 31), (1 << 15, 2)])
+def test_introduction_that_is_too_large_is_refused_before_it_is_read(
+    patient: WorkerListener, lengths: tuple[int, int]
+) -> None:
+    with peer(patient) as connection:
+        connection.sendall(patient.address.token + LENGTHS.pack(*lengths))
+        handle(patient)
+        assert is_closed(connection)
+
+
+def test_introduction_that_arrives_in_pieces_is_put_together(patient: WorkerListener) -> None:
+    sent: list[bytes] = []
+    with connect(patient, 5) as worker:
+        first = accept_one(patient).connection
+        first.close()
+        worker.close()
+    versions = json.dumps({**handshake._own_versions(), "host": "host-b", "number": 5}).encode()
+    body = pickle.dumps((5, {}, None, 7))
+    message = patient.address.token + LENGTHS.pack(len(versions), len(body)) + versions + body
+    with peer(patient) as connection:
+        for start in range(0, len(message) - 10, 10):
+            connection.sendall(message[start : start + 10])
+            sent.append(message[start : start + 10])
+            handle(patient)
+        connection.sendall(message[sum(map(len, sent)) :])
+        introduction = accept_one(patient)
+        introduction.connection.close()
+    assert introduction.index == 5
+
+
+def test_peer_that_closes_its_connection_is_forgotten(patient: WorkerListener) -> None:
+    with peer(patient):
+        handle(patient)
+    handle(patient)
+    assert not select.select([patient], [], [], 0)[0], "there is nothing left to handle"
+
+
+@pytest.mark.parametrize(("name", "got"), [("protocol", "0"), ("drivetrain", "0.0.1"), ("Python", "2.7")])
+def test_worker_with_another_version_is_named_and_nothing_of_it_is_unpickled(
+    patient: WorkerListener, name: str, got: str, tmp_path: Path
+) -> None:
+    own = handshake._own_versions()
+    versions = json.dumps({**own, name: got, "host": "host-b", "number": 3}).encode()
+    body = pickle.dumps(Poison(tmp_path / "unpickled"))
+    with peer(patient) as connection:
+        connection.sendall(patient.address.token + LENGTHS.pack(len(versions), len(body)) + versions + body)
+        expected = rf"worker 3 on host 'host-b': expected {name} {own[name]}, as in the driver, got '{got}'"
+        with pytest.raises(ConfigurationError, match=expected):
+            accept_one(patient)
+        assert is_closed(connection)
+    assert not (tmp_path / "unpickled").exists()
+
+
+def test_first_of_several_differences_is_named(patient: WorkerListener) -> None:
+    versions = json.dumps({"protocol": "1", "drivetrain": "0.0.1", "Python": "2.7"}).encode()
+    with peer(patient) as connection:
+        connection.sendall(patient.address.token + LENGTHS.pack(len(versions), 0) + versions)
+        with pytest.raises(ConfigurationError, match="expected drivetrain"):
+            accept_one(patient)

@@ -1,0 +1,67 @@
+"""What a run leaves where others can read: no token and no environment variable, in no file and on no command line."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+from drivetrain import Checkpoint, DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
+from drivetrain._wire import handshake
+from tests.core.test_worker_main import CommandRuntime
+
+VARIABLE = "CANARY_OF_THE_ENVIRONMENT"
+TOKEN = b"canary-of-the-token-of-32-bytes!"
+CANARIES = (VARIABLE.encode(), b"value-of-the-canary", TOKEN, TOKEN.hex().encode())
+
+
+def command_lines() -> Iterator[bytes]:
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield file.read_bytes()
+
+
+def train(config: dict[str, str]) -> list[bytes]:
+    """Fails once, reports a checkpoint, and returns the command lines that contain a canary."""
+    assert any(b"python" in line for line in command_lines())
+    assert os.environ[VARIABLE] == "value-of-the-canary"
+    marker = Path(config["directory"], f"failed_{drivetrain.get_context().get_world_rank()}")
+    if not marker.exists():
+        marker.touch()
+        raise ValueError("the first attempt fails")
+    place = Path(config["directory"], "reported")
+    place.mkdir(exist_ok=True)
+    (place / "weights.txt").write_text("1")
+    drivetrain.report({"loss": 1.0}, checkpoint=Checkpoint(place))
+    return [line for line in command_lines() if any(canary in line for canary in CANARIES)]
+
+
+def fit(runtime: object, directory: Path) -> Result:
+    return DataParallelTrainer(
+        train,
+        train_loop_config={"directory": str(directory)},
+        scaling_config=ScalingConfig(num_workers=2, runtime=runtime),  # type: ignore[arg-type]
+        run_config=RunConfig(
+            name="run", storage_path=str(directory), verbose=0, failure_config=FailureConfig(max_failures=2)
+        ),
+    ).fit()
+
+
+@pytest.mark.parametrize("name", ["local", "processes that connect"])
+def test_no_file_of_a_run_and_no_command_line_has_a_token_or_a_variable(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, "value-of-the-canary")
+    monkeypatch.setattr(handshake.secrets, "token_bytes", lambda size: TOKEN[:size])
+
+    result = fit("local" if name == "local" else CommandRuntime(), tmp_path)
+
+    assert result.return_value == []
+    files = [path for path in Path(result.path).rglob("*") if path.is_file()]
+    assert {"run.json", "timeline.jsonl", "manifest.json", "trainer.pkl"} <= {file.name for file in files}
+    for file in files:
+        assert not [canary for canary in CANARIES if canary in file.read_bytes()], file
+    printed = capfd.readouterr()
+    assert not [canary for canary in CANARIES if canary.decode() in printed.out + printed.err]
