@@ -312,7 +312,7 @@ def test_storage_refuses_every_operation_outside_of_its_root(name: str, scene: S
         lambda: checkpoint_in(storage, name),
     ]
     for operation in operations:
-        with pytest.raises(StorageError, match="expected (a path below|the name of a file in) this directory"):
+        with pytest.raises(StorageError, match=r"expected (a path below|the name of a file in) this directory"):
             operation()
     scene.assert_nothing_outside_changed()
 
