@@ -1,6 +1,7 @@
 """Pickles name public classes by their public path, so that moving an internal file does not break ``restore``."""
 
 import pickle
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from drivetrain import (
     SyncConfig,
     plugin,
 )
+from drivetrain._base import pickling
 from drivetrain._base.pickling import dumps
 from drivetrain.loggers import CSVLoggerCallback
 from drivetrain.plugin import LocalRuntime, Trial
@@ -46,6 +48,15 @@ def test_instance_of_a_public_class_is_pickled_by_its_facade(value: Any) -> None
     data = dumps(value)
     assert b"drivetrain._" not in data
     assert type(pickle.loads(data)) is type(value)
+
+
+def test_configuration_from_before_a_field_was_added_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(pickling, "fields", lambda obj: [field for field in fields(obj) if field.name != "name"])
+        data = dumps(RunConfig(verbose=0, stop={"step": 4}))
+
+    config = pickle.loads(data)
+    assert (config.name, config.verbose, config.stop) == (None, 0, {"step": 4})
 
 
 def test_trainer_file_names_no_internal_module(tmp_path: Path) -> None:

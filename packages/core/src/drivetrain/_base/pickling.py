@@ -1,7 +1,8 @@
 """Pickling of train functions, configurations and tasks.
 
 Names that a facade of drivetrain re-exports are pickled as names of the facade, and not of the internal module that
-defines them. So ``restore`` can load a run that was written before a file has moved.
+defines them. So ``restore`` can load a run that was written before a file has moved. Configurations are pickled by the
+names of their fields, so it can also load a run that was written before a field was added.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import io
 import pkgutil
 import sys
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -48,13 +50,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
             return importlib.import_module, (obj.__name__,)
-        if isinstance(obj, (type, FunctionType)):
-            public = _public_names().get((obj.__module__, obj.__qualname__))
-            if public is not None:
-                return pkgutil.resolve_name, (public,)
+        if isinstance(obj, (type, FunctionType)) and _is_public(obj):
+            return pkgutil.resolve_name, (_public_names()[obj.__module__, obj.__qualname__],)
+        if is_dataclass(obj) and hasattr(type(obj), "__slots__") and _is_public(type(obj)):
+            # By default, the values of such an object are pickled as a list, in the order of the fields.
+            values = {field.name: getattr(obj, field.name) for field in fields(obj)}
+            make: Callable[..., Any] = type(obj)
+            return functools.partial(make, **values), ()
         if self._reduce is not None and (reduced := self._reduce(obj)) is not NotImplemented:
             return reduced
         return super().reducer_override(obj)
+
+
+def _is_public(obj: type | FunctionType) -> bool:
+    return (obj.__module__, obj.__qualname__) in _public_names()
 
 
 @functools.cache
