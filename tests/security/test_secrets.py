@@ -26,7 +26,7 @@ def command_lines() -> Iterator[bytes]:
 def train(config: dict[str, str]) -> list[bytes]:
     """Fails once, reports a checkpoint, and returns the command lines that contain a canary."""
     assert any(b"python" in line for line in command_lines())
-    assert os.environ[VARIABLE] == "value-of-the-canary"
+    assert config["runtime"] == "ray" or os.environ[VARIABLE] == "value-of-the-canary"
     marker = Path(config["directory"], f"failed_{drivetrain.get_context().get_world_rank()}")
     if not marker.exists():
         marker.touch()
@@ -38,30 +38,41 @@ def train(config: dict[str, str]) -> list[bytes]:
     return [line for line in command_lines() if any(canary in line for canary in CANARIES)]
 
 
-def fit(runtime: object, directory: Path) -> Result:
+def fit(name: str, directory: Path) -> Result:
+    runtime = CommandRuntime() if name == "processes that connect" else name
     return DataParallelTrainer(
         train,
-        train_loop_config={"directory": str(directory)},
-        scaling_config=ScalingConfig(num_workers=2, runtime=runtime),  # type: ignore[arg-type]
+        train_loop_config={"directory": str(directory), "runtime": name},
+        scaling_config=ScalingConfig(num_workers=2, runtime=runtime),
         run_config=RunConfig(
             name="run", storage_path=str(directory), verbose=0, failure_config=FailureConfig(max_failures=2)
         ),
     ).fit()
 
 
-@pytest.mark.parametrize("name", ["local", "processes that connect"])
+@pytest.mark.parametrize("name", ["local", "processes that connect", pytest.param("ray", marks=pytest.mark.ray)])
 def test_no_file_of_a_run_and_no_command_line_has_a_token_or_a_variable(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    name: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    if name == "ray":  # its workers have the variables that the cluster was started with
+        request.getfixturevalue("ray_address")
     monkeypatch.setenv(VARIABLE, "value-of-the-canary")
     monkeypatch.setattr(handshake.secrets, "token_bytes", lambda size: TOKEN[:size])
 
-    result = fit("local" if name == "local" else CommandRuntime(), tmp_path)
+    result = fit(name, tmp_path)
 
     assert result.return_value == []
     files = [path for path in Path(result.path).rglob("*") if path.is_file()]
     assert {"run.json", "timeline.jsonl", "manifest.json", "trainer.pkl"} <= {file.name for file in files}
-    for file in files:
+    logs_of_ray = (
+        [path for path in Path(os.environ["RAY_TMPDIR"]).rglob("*") if path.is_file()] if name == "ray" else []
+    )
+    assert name != "ray" or logs_of_ray
+    for file in files + logs_of_ray:
         assert not [canary for canary in CANARIES if canary in file.read_bytes()], file
     printed = capfd.readouterr()
     assert not [canary for canary in CANARIES if canary.decode() in printed.out + printed.err]
