@@ -100,6 +100,18 @@ def test_messages_of_a_driver_have_no_escapes_and_no_credentials(capsys: pytest.
     assert "secret" not in err
 
 
+def test_error_of_a_result_has_no_escapes(place: Path) -> None:
+    file = place / "hostile" / "error.json"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({**document, "message": f"failed{ESCAPES}\nbadly"}))
+
+    error = Result.from_path(place / "hostile").error
+
+    assert str(error).startswith("failed")
+    assert "\nbadly" in str(error)
+    assert not CONTROLS.search(str(error))
+
+
 def test_plot_keeps_its_own_colors_only() -> None:
     text = plot({f"a{ESCAPES}": [(1, 1, 1, 1)], "b": [(1, 2, 2, 2)]}, title=f"t{ESCAPES}", width=60)
     assert not CONTROLS.search(text)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from drivetrain._base.metrics import flatten, has_metric, reported_metrics
 from drivetrain._base.notebook import as_table
+from drivetrain._base.printable import printable_text
 from drivetrain._base.redact import redact
 from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
 from drivetrain._storage.committed import CommittedCheckpoint
@@ -198,7 +199,8 @@ def _read_error(storage: Storage) -> TrainingFailedError | None:
     if kind not in [known.value for known in FailureKind]:
         raise StorageError(f"{fields.where}: expected 'kind' to be that of a failure, got {kind!r}")
     rank = None if fields.values.get("rank") is None else fields.integer("rank")
-    return TrainingFailedError(fields.text("message"), kind=FailureKind(kind), rank=rank)
+    message = printable_text(fields.text("message"))  # it may be printed as it is, by a traceback for example
+    return TrainingFailedError(message, kind=FailureKind(kind), rank=rank)
 
 
 def _read_reports(storage: Storage) -> Iterator[dict[str, Any]]:
