@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,11 @@ from typing import Any
 import pytest
 
 from drivetrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, StorageError
+from drivetrain._cli import main
+from drivetrain._storage import lock
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.filesystem import LocalFilesystem
+from drivetrain._storage.lock import find_holder
 from tests.security.conftest import ALL_ATTACKS, Command, read_in_python, reading_commands
 
 pytestmark = pytest.mark.timeout(120)
@@ -264,3 +271,21 @@ def test_remote_file_above_its_limit_is_refused() -> None:
         with pytest.raises(StorageError, match=r"at most 1,048,576 bytes, got 1,048,577"):
             Storage(filesystem, "/security").read_bytes(".lock")
     memory.rm("/security", recursive=True)
+
+
+@pytest.mark.parametrize("pid", ["9" * 4200, "-1", "0"])
+def test_lock_with_an_impossible_process_does_not_affect_reading(place: Path, pid: str) -> None:
+    machine = json.dumps(lock._machine())
+    hostile = f'{{"pid": {pid}, "host": "h", "since": "s", "machine": {machine}}}'
+    (place / "hostile" / ".lock").write_text(hostile)
+
+    assert main(["runs", "list", str(place)]) == 0
+    assert find_holder(Storage(LocalFilesystem(), str(place / "hostile"))) is None
+
+
+def test_lock_of_a_process_that_has_ended_without_its_start_holds_nothing(place: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    held = {"pid": int(ended.stdout), "host": "h", "since": "s", "machine": lock._machine()}
+    (place / "hostile" / ".lock").write_text(json.dumps(held))
+
+    assert find_holder(Storage(LocalFilesystem(), str(place / "hostile"))) is None

@@ -9,15 +9,10 @@ __all__ = ["redact"]
 
 # A URI ends at white space, a quote or a backslash, so a text may contain any number of them. A backslash and "u" are
 # how JSON writes other characters.
-_USER_INFO = re.compile(
-    r"""://(?:
-        # user:password@, where the password may contain / and @, but host:port/ is not such a pair
-        [^\s"'\\/?\#:@\[]*:(?!\d+(?:[/?\#]|$))(?:[^\s"'\\]|\\u[0-9a-f]{4})*@
-        # user@
-        |[^\s"'\\/?\#]*@
-    )""",
-    re.VERBOSE,
-)
+_AFTER_SCHEME = re.compile(r"""://((?:[^\s"'\\]|\\u[0-9a-f]{4})+)""")
+# A user name and the start of a password, which may contain "/" and "@"; "host:port/" is not such a pair.
+_USER_AND_PASSWORD = re.compile(r"[^/?#:@\[]*:(?!\d+(?:[/?#]|$))")
+_AUTHORITY_END = re.compile(r"[/?#]")
 _OPTION = re.compile(r"""([?&;\#])([^=&;\#?\s"'\\]+)=((?:[^&;\#\s"'\\]|\\u[0-9a-f]{4})*)""")
 _SECRET_NAME = re.compile(
     r"key|secret|token|pass|pwd|cred|signature|auth(?!or)|(?:^|[_.-])(?:pw|sig|sas)(?:$|[_.-])", re.IGNORECASE
@@ -31,8 +26,22 @@ def redact(text: str) -> str:
     token, a signature, a password or a credential.
     """
     if "://" in text:
-        text = _USER_INFO.sub("://***@", text)
+        text = _AFTER_SCHEME.sub(_redact_user_info, text)
     return _OPTION.sub(_redact_option, text)
+
+
+def _redact_user_info(match: re.Match[str]) -> str:
+    """Redacts what follows a scheme; the time is linear, because the text may be long and someone else's."""
+    return "".join(f"://{_without_user_info(part)}" for part in match[1].split("://"))
+
+
+def _without_user_info(address: str) -> str:
+    if (pair := _USER_AND_PASSWORD.match(address)) is not None:
+        at = address.rfind("@", pair.end())
+    else:
+        end = _AUTHORITY_END.search(address)
+        at = address.rfind("@", 0, len(address) if end is None else end.start())
+    return address if at < 0 else f"***{address[at:]}"
 
 
 def _redact_option(match: re.Match[str]) -> str:

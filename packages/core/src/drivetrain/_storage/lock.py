@@ -31,6 +31,7 @@ from drivetrain.errors import RunInUseError, StorageError
 __all__ = ["Holder", "RunLock", "find_holder"]
 
 _BEAT_S = 5.0
+_MAX_PID = 1 << 31
 
 
 class RunLock:
@@ -227,7 +228,8 @@ def _parse(data: bytes) -> dict[str, Any]:
     """The facts about a lock's holder; empty if they are damaged."""
     try:
         facts = Fields(parse_json(data, LOCK_FILE), LOCK_FILE)
-        facts.integer("pid")
+        if not 0 < facts.integer("pid") < _MAX_PID:
+            return {}
         facts.text("host")
         facts.text("since")
         return facts.values
@@ -257,4 +259,5 @@ def _started(pid: int) -> str | None:
 
 
 def _is_running(holder: dict[str, Any]) -> bool:
-    return _started(int(holder["pid"])) == holder.get("started")
+    started = _started(int(holder["pid"]))
+    return started is not None and started == holder.get("started")

@@ -255,7 +255,7 @@ def damage_of(where: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
         raise StorageError(f"{where}: the run's files are damaged ({type(error).__name__}: {error})") from error
 
 

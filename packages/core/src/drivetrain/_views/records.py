@@ -142,7 +142,11 @@ def find_runs(directory: Storage) -> Iterator[Storage]:
         yield directory
         return
     for name in directory.list_names()[0]:
-        run = Storage(directory.filesystem, directory.path(name), directory.limits)
+        try:
+            path = directory.path(name)
+        except StorageError:  # a bucket can have an object whose name contains ".."
+            continue
+        run = Storage(directory.filesystem, path, directory.limits)
         if run.exists(RUN_FILE):
             yield run
 

@@ -231,8 +231,10 @@ def _state(storage: Storage) -> Any:
     names = [RUN_FILE, MANIFEST, TIMELINE_FILE, USAGE_FILE, ERROR_FILE, LOCK_FILE]
     if not storage.is_local:
         return time.time() // _REMOTE_LOOK_S  # nothing tells for less than reading it
+    with contextlib.suppress(StorageError):  # the directory cannot be listed
+        names += rank_files(storage).values()
     state = []
-    for name in [*names, *rank_files(storage).values()]:
+    for name in names:
         with contextlib.suppress(OSError):
             status = os.stat(storage.path(name))
             state.append((name, status.st_size, status.st_mtime_ns))
