@@ -41,7 +41,7 @@ class Node:
     """Processes that share directories in a temporary directory of the test's own."""
 
     def __init__(self, directory: Path, pipe: Pipe, filled: Pipe) -> None:
-        self.base = directory / f"drivetrain-{os.getuid()}" / "downloads"
+        self.base = directory / f"drivetrain-{os.getuid()}-private" / "downloads"
         self.pipe = pipe
         self._directory = directory
         self._filled = filled

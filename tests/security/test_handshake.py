@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pickle
+import resource
 import select
 import socket
 import struct
@@ -17,6 +18,7 @@ from drivetrain._wire import handshake
 from drivetrain._wire.handshake import connect_to_driver
 from drivetrain.plugin import Introduction, WorkerListener
 
+LENGTHS = struct.Struct(">HI")
 TIMEOUT_S = 0.3
 AT_ONCE_S = 0.2
 """A call that waits for a peer takes at least TIMEOUT_S; this leaves room for a busy machine."""
@@ -61,6 +63,13 @@ def handle(listener: WorkerListener) -> None:
 
 def connect(listener: WorkerListener, index: int = 0) -> socket.socket:
     return connect_to_driver(listener.address, index, node_id=None, ip=None, details="details", stacks=7)
+
+
+def message(listener: WorkerListener, index: int) -> bytes:
+    """What a worker sends."""
+    versions = json.dumps({**handshake._own_versions(), "host": "host-b", "number": index}).encode()
+    body = pickle.dumps((index, {}, None, 7))
+    return listener.address.token + LENGTHS.pack(len(versions), len(body)) + versions + body
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -111,14 +120,70 @@ def test_deadline_is_for_the_whole_handshake_of_a_peer_that_sends_single_bytes(l
         assert time.monotonic() - began < 5
 
 
-def test_number_of_peers_that_have_not_completed_the_handshake_is_bounded(
-    patient: WorkerListener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handshake, "_MAX_PENDING", 3)
+def test_introduction_that_has_arrived_is_read_although_the_deadline_is_over() -> None:
+    with (
+        contextlib.closing(WorkerListener("127.0.0.1", handshake_timeout_s=0)) as listener,
+        peer(listener) as late,
+        peer(listener) as silent,
+    ):
+        late_message = message(listener, 4)
+        listener.accept()
+        late.sendall(late_message)
+        introduction = accept_one(listener)
+        introduction.connection.close()
+        assert introduction.index == 4
+        assert_closed_by_deadline(listener, silent)
+
+
+def test_workers_that_connect_at_once_replace_none_of_each_other() -> None:
     with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(peer(patient)) for _ in range(5)]
-        for _ in silent:
-            handle(patient)
+        listener = stack.enter_context(contextlib.closing(WorkerListener("127.0.0.1", expected=150)))
+        workers = []
+        for _ in range(300):
+            workers.append(stack.enter_context(peer(listener)))
+            select.select([listener], [], [], 10)
+            assert listener.accept() is None
+        for index, worker in enumerate(workers):
+            worker.sendall(message(listener, index))
+        introductions = [accept_one(listener) for _ in workers]
+        for introduction in introductions:
+            introduction.connection.close()
+        assert {introduction.index for introduction in introductions} == set(range(300))
+
+
+@contextlib.contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_worker_is_accepted_once_there_is_a_free_descriptor(patient: WorkerListener) -> None:
+    with peer(patient) as silent:
+        handle(patient)
+        with connect(patient, 6):
+            with no_free_descriptor():
+                handle(patient)
+                assert is_closed(silent), "the oldest connection is closed"
+                handle(patient)
+                assert not select.select([patient], [], [], 0)[0], "the caller is not called again at once"
+            introduction = accept_one(patient)
+            introduction.connection.close()
+            assert introduction.index == 6
+
+
+def test_number_of_peers_that_have_not_completed_the_handshake_is_bounded() -> None:
+    with contextlib.ExitStack() as stack:
+        patient = WorkerListener("127.0.0.1", expected=1, handshake_timeout_s=60)
+        stack.callback(patient.close)
+        silent = []
+        for _ in range(130):
+            silent.append(stack.enter_context(peer(patient)))
+            select.select([patient], [], [], 10)
+            assert patient.accept() is None
         assert [is_closed(connection) for connection in silent[:2]] == [True, True]
         for connection in silent[2:]:
             connection.setblocking(False)
@@ -136,9 +201,6 @@ class Poison:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Path.touch, (self.file,)
-
-
-LENGTHS = struct.Struct(">HI")
 
 
 @pytest.mark.parametrize("prefix", [b"", b"\0" * 32, b"GET / HTTP/1.1\r\nHost: driver\r\n\r\n"])
@@ -168,15 +230,13 @@ def test_introduction_that_arrives_in_pieces_is_put_together(patient: WorkerList
         first = accept_one(patient).connection
         first.close()
         worker.close()
-    versions = json.dumps({**handshake._own_versions(), "host": "host-b", "number": 5}).encode()
-    body = pickle.dumps((5, {}, None, 7))
-    message = patient.address.token + LENGTHS.pack(len(versions), len(body)) + versions + body
+    whole = message(patient, 5)
     with peer(patient) as connection:
-        for start in range(0, len(message) - 10, 10):
-            connection.sendall(message[start : start + 10])
-            sent.append(message[start : start + 10])
+        for start in range(0, len(whole) - 10, 10):
+            connection.sendall(whole[start : start + 10])
+            sent.append(whole[start : start + 10])
             handle(patient)
-        connection.sendall(message[sum(map(len, sent)) :])
+        connection.sendall(whole[sum(map(len, sent)) :])
         introduction = accept_one(patient)
         introduction.connection.close()
     assert introduction.index == 5

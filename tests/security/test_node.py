@@ -33,7 +33,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def top(temporary: Path) -> Path:
     """The directory of this user, which does not exist yet."""
-    return temporary / f"drivetrain-{os.getuid()}"
+    return temporary / f"drivetrain-{os.getuid()}-private"
 
 
 def as_other_user(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -51,6 +51,17 @@ def test_directories_are_private_whatever_the_umask_is(kind: str, top: Path) -> 
     with share_directory(kind, "key", fill=lambda path: Path(path, "weights").touch()) as directory:
         assert [mode_of(path) for path in (top, top / kind, Path(directory))] == [0o700] * 3
         assert [mode_of(path) for path in (top / kind).glob("key.*")] == [0o600] * 2
+
+
+def test_directory_of_an_older_release_that_the_group_can_write_to_is_not_used(temporary: Path, top: Path) -> None:
+    old = temporary / f"drivetrain-{os.getuid()}"
+    (old / "downloads" / "model").mkdir(parents=True, mode=0o775)
+    old.chmod(0o775)
+
+    with share_directory("downloads", "model", fill=lambda path: Path(path, "weights").touch()) as directory:
+        assert Path(directory) == top / "downloads" / "model"
+        assert os.listdir(directory) == ["weights"]
+    assert os.listdir(old / "downloads" / "model") == []
 
 
 @needs_root

@@ -1,6 +1,7 @@
 """What is printed of someone else's run: no terminal escapes, and no credentials."""
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -231,6 +232,32 @@ def test_own_driver_answers() -> None:
     with listen("feedcafe", lambda question: f"answer to {question}"):
         assert ask("feedcafe", "stacks") == "answer to stacks"
     assert ask("feedcafe", "stacks") is None
+
+
+def test_driver_that_accepts_no_connection_is_reported() -> None:
+    address = f"\0drivetrain-{os.getuid()}-feedfull"
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(address)
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(address)
+
+        with pytest.raises(DrivetrainError, match="run feedfull works on this machine, but accepts no connection"):
+            ask("feedfull", "stacks")
+
+
+def test_question_that_is_no_text_does_not_end_the_answers() -> None:
+    with listen("feedc0de", lambda question: f"answer to {question}"):
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(10)
+            line.connect(f"\0drivetrain-{os.getuid()}-feedc0de")
+            line.sendall(b"\xff")
+            assert line.recv(100).decode() == "answer to \N{REPLACEMENT CHARACTER}"
+        assert ask("feedc0de", "stacks") == "answer to stacks"
 
 
 def test_endless_answer_is_not_kept() -> None:

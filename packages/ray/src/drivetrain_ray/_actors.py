@@ -31,6 +31,7 @@ class Actors:
 
     Args:
         host: the IP address of the driver.
+        expected: how many actors may connect at the same time.
 
     Attributes:
         reservation: the share of the cluster that the next group may use again.
@@ -39,12 +40,12 @@ class Actors:
         nodes: the nodes of the last group, in the order of their ranks.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, expected: int) -> None:
         self.reservation: Reservation | None = None
         self.introductions: dict[int, Introduction] = {}
         self.deaths = Deaths()
         self.nodes: Sequence[str] = ()
-        self._listener = WorkerListener(host)
+        self._listener = WorkerListener(host, expected=expected)
         self._session: str | None = None
         self._handles: dict[int, Any] = {}
         self._spares: dict[int, str] = {}

@@ -98,7 +98,8 @@ class RayRuntime(Runtime):
         if actors is None:
             import ray
 
-            actors = self._actors[spec.run_resources] = Actors(ray.util.get_node_ip_address())
+            expected = spec.scaling.max_workers + spec.scaling.spare_workers
+            actors = self._actors[spec.run_resources] = Actors(ray.util.get_node_ip_address(), expected)
             spec.run_resources.callback(actors.close)
         with launch_group(spec, actors, self._given) as group:
             yield group

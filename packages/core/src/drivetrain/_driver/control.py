@@ -64,7 +64,7 @@ def _serve(listener: socket.socket, answer: Callable[[str], str]) -> None:
             line.settimeout(_WAIT_S)
             if _peer_uid(line) not in (0, os.getuid()):
                 continue
-            question = line.recv(1000).decode()
+            question = line.recv(1000).decode(errors="replace")
             try:
                 text = answer(question)
             except Exception as error:  # an answer is no reason to end a training
@@ -76,7 +76,8 @@ def ask(run_id: str, question: str) -> str | None:
     """Asks the driver of a run; None if none on this machine works on it.
 
     Raises:
-        StorageError: the run's id is not valid, or the socket belongs to another user, who may have taken its address.
+        StorageError: the run's id is not valid, the driver accepts no connection, or the socket belongs to another
+            user, who may have taken its address.
         TimeoutError: the driver does not answer within half a minute.
     """
     if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", run_id):
@@ -88,6 +89,11 @@ def ask(run_id: str, question: str) -> str | None:
             line.connect(_address(run_id))
         except ConnectionRefusedError:
             return None
+        except OSError as error:  # for example, too many processes wait for an answer
+            raise StorageError(
+                f"the driver of run {run_id} works on this machine, but accepts no connection ({error}). "
+                "Try again in a minute"
+            ) from error
         if (uid := _peer_uid(line)) not in (0, os.getuid()):
             raise StorageError(
                 f"expected the driver of run {run_id} to be a process of this user, got one of user id {uid}. "

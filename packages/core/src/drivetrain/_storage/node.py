@@ -105,7 +105,8 @@ def is_file_at(descriptor: int, path: str) -> bool:
 
 
 def _place(kind: str) -> str:
-    return os.path.join(tempfile.gettempdir(), f"drivetrain-{os.getuid()}", kind)
+    # Older releases used "drivetrain-<user id>" with the mode of the umask, which may let others write to it.
+    return os.path.join(tempfile.gettempdir(), f"drivetrain-{os.getuid()}-private", kind)
 
 
 def _base(kind: str) -> str:

@@ -14,6 +14,7 @@ send. The connection is not encrypted: it requires a network that only trusted h
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import json
 import os
@@ -46,7 +47,10 @@ _LENGTHS = struct.Struct(">HI")
 
 _MAX_VERSIONS_BYTES = 4096
 _MAX_FACTS_BYTES = 1 << 20
-_MAX_PENDING = 128
+_MIN_PENDING_LIMIT = 128
+_NO_DESCRIPTOR_PAUSE_S = 0.1
+"""How long no connection is accepted after one for which this process, or the machine, had no free descriptor."""
+
 _READ_BYTES = 1 << 16
 
 
@@ -149,15 +153,18 @@ class WorkerListener:
 
     Args:
         host: the IP address of this machine to listen on.
+        expected: how many worker processes may connect at the same time. At most twice as many connections, but no
+            fewer than 128, are kept open before their handshake is complete; a further one replaces the oldest.
         handshake_timeout_s: seconds after which a connection is closed that has not completed the handshake.
     """
 
-    def __init__(self, host: str, *, handshake_timeout_s: float = CONNECT_WAIT_S) -> None:
+    def __init__(self, host: str, *, expected: int = 128, handshake_timeout_s: float = CONNECT_WAIT_S) -> None:
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._timeout_s = handshake_timeout_s
+        self._pending_limit = max(_MIN_PENDING_LIMIT, 2 * expected)
         self._pending: dict[int, _Peer] = {}
         self._timer: threading.Timer | None = None
-        self._listener = socket.create_server((host, 0), backlog=128)
+        self._listener = socket.create_server((host, 0), backlog=self._pending_limit)
         self._listener.setblocking(False)
         self._expired = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
@@ -179,26 +186,30 @@ class WorkerListener:
 
         Call it whenever :meth:`fileno` can be read. It stays readable while there is more to handle.
 
+        What has arrived is read before connections are closed because they are late or too many: a worker is accepted
+        however late the caller is.
+
         Returns:
             None if no worker process has completed the handshake. A connection with a wrong token is closed.
 
         Raises:
             ConfigurationError: a worker process runs another version of Python or drivetrain than the driver.
         """
-        self._close_late_peers()
-        ready = {descriptor for descriptor, _ in self._poll.poll(0)}
+        ready = {descriptor for descriptor, _ in self._poll.poll(0, len(self._pending) + 2)}
         for descriptor in ready & self._pending.keys():
             if (introduction := self._read(self._pending[descriptor])) is not None:
                 return introduction
+        if self._expired in ready:
+            self._stop_timer()
+            self._poll.modify(self._listener, select.EPOLLIN)  # the end of a pause, if there was one
+        self._close_late_peers()
         if self._listener.fileno() in ready:
             return self._accept_peer()
         return None
 
     def close(self) -> None:
         """Stops listening; connections that were accepted stay open."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer.join()
+        self._stop_timer()
         for peer in list(self._pending.values()):
             self._close_peer(peer)
         self._listener.close()
@@ -208,12 +219,14 @@ class WorkerListener:
     def _accept_peer(self) -> Introduction | None:
         try:
             connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):  # the peer has closed it already
+        except OSError as error:  # for example, the peer has closed it already: no reason to end the training
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._free_descriptor()
             return None
         connection.setblocking(False)
         peer = _Peer(connection, time.monotonic() + self._timeout_s, self._token)
-        if len(self._pending) >= _MAX_PENDING:  # a worker sends at once, so the oldest one is none
-            self._close_peer(next(iter(self._pending.values())))
+        if len(self._pending) >= self._pending_limit:  # a worker sends at once, so the oldest one is none
+            self._close_oldest_peer()
         self._pending[connection.fileno()] = peer
         self._poll.register(connection, select.EPOLLIN)
         introduction = self._read(peer)
@@ -236,9 +249,6 @@ class WorkerListener:
         return introduction
 
     def _close_late_peers(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._expired)
-            self._timer = None
         now = time.monotonic()
         for peer in [peer for peer in self._pending.values() if peer.deadline <= now]:
             self._close_peer(peer)
@@ -248,10 +258,35 @@ class WorkerListener:
         """Makes :meth:`fileno` readable when the first deadline is over."""
         if self._timer is None and self._pending:
             first = next(iter(self._pending.values())).deadline
-            seconds = max(0.0, first - time.monotonic())
-            self._timer = threading.Timer(seconds, os.eventfd_write, (self._expired, 1))
-            self._timer.daemon = True
-            self._timer.start()
+            self._set_timer(max(0.0, first - time.monotonic()))
+
+    def _set_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = threading.Timer(seconds, os.eventfd_write, (self._expired, 1))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+            self._timer = None
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._expired)
+
+    def _free_descriptor(self) -> None:
+        """Closes the oldest peer; if there is none, accepts no connection for a moment.
+
+        Without the pause, :meth:`fileno` would stay readable, and the caller would use a whole CPU to try again.
+        """
+        if self._pending:
+            self._close_oldest_peer()
+        else:
+            self._poll.modify(self._listener, 0)
+            self._set_timer(_NO_DESCRIPTOR_PAUSE_S)
+
+    def _close_oldest_peer(self) -> None:
+        self._close_peer(next(iter(self._pending.values())))
 
     def _forget(self, peer: _Peer) -> None:
         del self._pending[peer.connection.fileno()]
@@ -267,24 +302,23 @@ def connect_to_driver(
 ) -> socket.socket:
     """Connects to the driver, and introduces this process; see :class:`Introduction`.
 
+    It sends the introduction as soon as it is connected, because the driver closes connections that send nothing.
+
     Raises:
         ConnectionError: the driver is unreachable.
     """
+    hostname = socket.gethostname()
+    facts = {"node_id": node_id or hostname, "hostname": hostname, "ip": ip, "pid": os.getpid()}
+    versions = json.dumps({**_own_versions(), "host": hostname, "number": index}).encode()
     try:
         connection = socket.create_connection((address.host, address.port), timeout=CONNECT_WAIT_S)
     except OSError as error:
         raise ConnectionError(
-            f"a worker on {socket.gethostname()} cannot reach the driver at {address.host}:{address.port} ({error}): "
+            f"a worker on {hostname} cannot reach the driver at {address.host}:{address.port} ({error}): "
             "open the ports of the driver's node to the cluster's nodes"
         ) from error
     _configure(connection)
-    facts = {
-        "node_id": node_id or socket.gethostname(),
-        "hostname": socket.gethostname(),
-        "ip": ip or connection.getsockname()[0],
-        "pid": os.getpid(),
-    }
-    versions = json.dumps({**_own_versions(), "host": socket.gethostname(), "number": index}).encode()
+    facts["ip"] = ip or connection.getsockname()[0]
     pickled = pickle.dumps((index, facts, details, stacks), protocol=5)
     connection.sendall(address.token + _LENGTHS.pack(len(versions), len(pickled)) + versions + pickled)
     return connection
