@@ -19,6 +19,8 @@ from drivetrain._base.console import Console
 from drivetrain._base.printable import printable_text
 from drivetrain._base.redact import redact
 from drivetrain._driver.control import ask, listen
+from drivetrain._storage.directory import runs_location
+from drivetrain._storage.lock import RunLock
 from drivetrain._views.plot import plot
 from tests.security.conftest import Command, reading_commands
 
@@ -40,6 +42,15 @@ def structure_of(value: object) -> set[str]:
     if isinstance(value, dict):
         return {name for name in value if name not in ("step", "loss")}.union(*map(structure_of, value.values()))
     return set().union(*map(structure_of, value)) if isinstance(value, list) else set()
+
+
+def texts_in(value: object) -> list[str]:
+    """All texts and names of a document, as a program that has decoded it sees them."""
+    if isinstance(value, dict):
+        return [*value, *(text for inner in value.values() for text in texts_in(inner))]
+    if isinstance(value, list):
+        return [text for inner in value for text in texts_in(inner)]
+    return [value] if isinstance(value, str) else []
 
 
 STRUCTURE: set[str] = set()
@@ -72,6 +83,9 @@ def test_no_command_prints_escapes(poisoned: Path, command: Command) -> None:
     for words in reading_commands(run, poisoned / "good", poisoned.parent):
         _, out, err = command(*words)
         assert not CONTROLS.search(out + err), (words, out, err)
+        if "--json" in words:
+            for line in out.splitlines():
+                assert not CONTROLS.search("".join(texts_in(json.loads(line)))), (words, line)
         printed += "owned" in out + err
     assert printed > 10, "the text itself is shown"
 
@@ -82,6 +96,19 @@ def test_damage_is_reported_without_escapes(poisoned: Path, command: Command) ->
     for words in (["runs", "list", poisoned], ["runs", "show", run], ["runs", "show", f"missing{ESCAPES}"]):
         _, out, err = command(*words)
         assert not CONTROLS.search(out + err)
+
+
+def test_report_that_is_too_deep_is_shown_as_a_text_without_escapes(place: Path, command: Command) -> None:
+    deep = "[" * 101 + json.dumps(ESCAPES) + "]" * 101
+    (place / "hostile" / "result.json").write_text(f"{deep}\n")
+    _, out, _ = command("runs", "tail", place / "hostile", "--no-follow", "--json")
+    assert json.loads(out) == deep
+
+
+def test_error_as_json_has_no_escapes_when_it_is_decoded(place: Path, command: Command) -> None:
+    _, _, err = command("runs", "show", place / f"missing{ESCAPES}", "--json")
+    assert "owned" in json.loads(err)["error"]
+    assert not CONTROLS.search("".join(texts_in(json.loads(err))))
 
 
 def test_commands_print_only_through_the_function_that_removes_escapes() -> None:
@@ -195,6 +222,28 @@ def test_files_with_configuration_are_private_and_shared_with_the_group(tmp_path
     subprocess.run([sys.executable, str(script), str(tmp_path), umask], check=True, capture_output=True, timeout=60)
     found = {name: stat.S_IMODE((tmp_path / "run" / name).stat().st_mode) for name in PRIVATE}
     assert found == dict.fromkeys(PRIVATE, mode)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022])
+def test_metrics_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(UMASKS)
+    subprocess.run(
+        [sys.executable, str(script), str(tmp_path), f"{umask:o}"], check=True, capture_output=True, timeout=60
+    )
+    names = ["result.json", "progress.csv", "usage.jsonl"]
+    found = {name: stat.S_IMODE((tmp_path / "run" / name).stat().st_mode) for name in names}
+    assert found == dict.fromkeys(names, 0o666 & ~umask)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o000, 0o664), (0o022, 0o644)])
+def test_lock_can_be_opened_by_the_group(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        with RunLock(runs_location(str(tmp_path)), Console()).hold():
+            assert stat.S_IMODE((tmp_path / ".lock").stat().st_mode) == mode
+    finally:
+        os.umask(before)
 
 
 SQUATTER = """

@@ -7,7 +7,6 @@ Exit statuses: 0 done; 1 done, and the answer is bad (a training that failed, a 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -15,7 +14,19 @@ from collections.abc import Sequence
 
 from drivetrain._cli.checkpoints import add_checkpoints
 from drivetrain._cli.doctor import add_doctor
-from drivetrain._cli.output import BAD, MISSING, OK, USAGE, Commands, MissingError, add_command, emit, find_run, write
+from drivetrain._cli.output import (
+    BAD,
+    MISSING,
+    OK,
+    USAGE,
+    Commands,
+    MissingError,
+    add_command,
+    emit,
+    find_run,
+    json_text,
+    write,
+)
 from drivetrain._cli.run import add_run
 from drivetrain._cli.runs import add_runs
 from drivetrain._driver.control import ask
@@ -61,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except (DrivetrainError, TimeoutError, ModuleNotFoundError) as error:
         if chosen.json:
-            write(json.dumps({"error": str(error), "type": type(error).__name__}), error=True)
+            write(json_text({"error": str(error), "type": type(error).__name__}), error=True)
         else:
             write(f"drivetrain: {error}", error=True)
         if isinstance(error, MissingError):

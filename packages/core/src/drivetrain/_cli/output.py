@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from drivetrain._base.printable import printable_text
@@ -28,6 +28,7 @@ __all__ = [
     "emit",
     "find_run",
     "find_storage",
+    "json_text",
     "write",
 ]
 
@@ -64,7 +65,22 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def emit(arguments: argparse.Namespace, data: Any, text: Callable[[], str], *, colored: bool = False) -> None:
     """Prints a result: as JSON if that was asked for, and else as text."""
-    write(json.dumps(plain(data), default=str) if arguments.json else text(), colored=colored)
+    write(json_text(plain(data)) if arguments.json else text(), colored=colored)
+
+
+def json_text(data: Any) -> str:
+    """A document as JSON whose texts and names contain no control characters, also after a program has decoded it."""
+    return json.dumps(_cleaned(data))
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {printable_text(str(name)): _cleaned(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_cleaned(inner) for inner in value]
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return printable_text(str(value))
 
 
 def write(text: str, *, error: bool = False, colored: bool = False, show_secrets: bool = False) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Iterator
 
 from drivetrain._base.metrics import reported_metrics
-from drivetrain._cli.output import BAD, OK, Commands, MissingError, add_command, find_run, write
+from drivetrain._cli.output import BAD, OK, Commands, MissingError, add_command, find_run, json_text, write
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import result_file
 from drivetrain._storage.reading import MAX_LINE_BYTES, Fields, parse_json
-from drivetrain._storage.reports import tail_lines
+from drivetrain._storage.reports import line_too_long, tail_lines
 from drivetrain._views.records import read_run
 from drivetrain._views.terminal import amount, moment
 from drivetrain._worker.output import log_name
@@ -23,6 +22,7 @@ __all__ = ["add_tail"]
 
 _LOOK_S = 0.25
 _REMOTE_LOOK_S = 10.0
+_MAX_PART_BYTES = 1 << 16  # shown of a line of a log that is too long
 
 
 def add_tail(commands: Commands) -> None:
@@ -50,23 +50,24 @@ def _tail(arguments: argparse.Namespace) -> int:
     if not storage.exists(name) and not (arguments.follow and read_run(storage).is_live):
         what = "printed" if arguments.logs else "reported"
         raise MissingError(f"runs tail wants a rank that has {what}, found no {name} in {storage.root}")
-    for line in _follow(storage, name, arguments.lines, arguments.follow):
-        text = line.decode(errors="replace")
+    for line in _follow(storage, name, arguments.lines, arguments.follow, is_log=arguments.logs):
         if arguments.logs:
-            write(json.dumps({"rank": arguments.rank, "line": text}) if arguments.json else text)
+            text = _last_shown(line).decode(errors="replace")
+            write(json_text({"rank": arguments.rank, "line": text}) if arguments.json else text)
         else:
-            write(text if arguments.json else _report_text(text))
+            text = line.decode(errors="replace")
+            write(_report_json(text) if arguments.json else _report_text(text))
     return BAD if arguments.follow and read_run(storage).status == "failed" else OK
 
 
-def _follow(storage: Storage, name: str, count: int, follow: bool) -> Iterator[bytes]:
+def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bool) -> Iterator[bytes]:
     """The last lines of a file, and those that are added while the run goes on."""
-    shown = tail_lines(storage, name, count) if count > 0 else []
+    shown = tail_lines(storage, name, count, cut=is_log) if count > 0 else []
     position = _whole_bytes(storage, name)
     yield from shown
     while follow:
         is_live = read_run(storage).is_live  # before the last look, so that it misses nothing
-        for line, end in _lines_from(storage, name, position):
+        for line, end in _lines_from(storage, name, position, is_log=is_log):
             position = end
             yield line
         if not is_live:
@@ -75,7 +76,7 @@ def _follow(storage: Storage, name: str, count: int, follow: bool) -> Iterator[b
 
 
 def _whole_bytes(storage: Storage, name: str) -> int:
-    """How much of a file is whole lines."""
+    """How much of a file is whole lines; all of it if the end of the file is a line that is too long."""
     if not storage.is_local:
         return (storage.read_bytes(name) or b"").rfind(b"\n") + 1
     try:
@@ -88,13 +89,16 @@ def _whole_bytes(storage: Storage, name: str) -> int:
                 if (cut := file.read(end - start).rfind(b"\n")) >= 0:
                     return start + cut + 1
                 end = start
+            return size if size - end >= MAX_LINE_BYTES else 0
     except FileNotFoundError:
-        pass
-    return 0
+        return 0
 
 
-def _lines_from(storage: Storage, name: str, position: int) -> Iterator[tuple[bytes, int]]:
-    """Whole lines after a position, each with where it ends; a file that was cut is read from its new end on."""
+def _lines_from(storage: Storage, name: str, position: int, *, is_log: bool) -> Iterator[tuple[bytes, int]]:
+    """Whole lines after a position, each with where it ends; a file that was cut is read from its new end on.
+
+    A line that is too long, which a progress bar writes to a log, comes in parts: of each, only its end.
+    """
     if storage.is_local:
         try:
             with storage.open_local(name) as file:
@@ -103,11 +107,31 @@ def _lines_from(storage: Storage, name: str, position: int) -> Iterator[tuple[by
                 data = file.read(MAX_LINE_BYTES)  # the rest follows with the next look
         except FileNotFoundError:
             return
+        if len(data) >= MAX_LINE_BYTES and b"\n" not in data:
+            if not is_log:
+                raise line_too_long(storage.path(name))
+            end = data.rfind(b"\r") + 1 or len(data)  # a state of a progress bar is not cut in two
+            yield data[max(0, end - _MAX_PART_BYTES) : end], position + end
+            return
     else:
         data = (storage.read_bytes(name) or b"")[position:]
     for line in data.split(b"\n")[:-1]:
         position += len(line) + 1
-        yield line.rstrip(b"\r").rpartition(b"\r")[2], position  # of a progress bar what it showed last
+        yield line, position
+
+
+def _last_shown(line: bytes) -> bytes:
+    """What a terminal shows of a line in the end: of a progress bar, its last state."""
+    shown = line.rstrip(b"\r").rpartition(b"\r")[2]
+    return shown if len(line) < MAX_LINE_BYTES else shown[-_MAX_PART_BYTES:]
+
+
+def _report_json(line: str) -> str:
+    """A report as JSON whose texts contain no control characters; a damaged line becomes a text."""
+    try:
+        return json_text(parse_json(line, ""))
+    except StorageError:
+        return json_text(line)
 
 
 def _report_text(line: str) -> str:

@@ -13,7 +13,7 @@ from drivetrain._storage.layout import result_file
 from drivetrain._storage.reading import MAX_LINE_BYTES, Fields, parse_json
 from drivetrain.errors import StorageError
 
-__all__ = ["last_report", "rank_files", "read_line", "read_lines", "tail_lines"]
+__all__ = ["last_report", "line_too_long", "rank_files", "read_line", "read_lines", "tail_lines"]
 
 _RESULT_FILE = re.compile(r"result(?:_rank_(\d+))?\.json")
 _TAIL_BYTES = 1 << 16
@@ -45,8 +45,15 @@ def last_report(storage: Storage, rank: int = 0) -> dict[str, Any] | None:
     return None
 
 
-def tail_lines(storage: Storage, name: str, count: int) -> list[bytes]:
+def tail_lines(storage: Storage, name: str, count: int, *, cut: bool = False) -> list[bytes]:
     """The last whole lines of a file, without their ends; none where there is no file.
+
+    Args:
+        storage: the run directory.
+        name: the file.
+        count: how many lines.
+        cut: return the last part of lines that are too long, instead of raising. A log can contain such a line: a
+            progress bar writes no line ends.
 
     Raises:
         StorageError: they are too long, or the file cannot be read.
@@ -59,13 +66,17 @@ def tail_lines(storage: Storage, name: str, count: int) -> list[bytes]:
             data = b""
             while start and data.count(b"\n") <= count:
                 limit = _MAX_TAIL_BYTES if b"\n" in data else MAX_LINE_BYTES
+                if len(data) >= limit and cut:
+                    break
                 if len(data) >= limit:
-                    raise _line_error(storage.path(name), f"the last {count} lines", limit)
+                    raise line_too_long(storage.path(name), f"the last {count} lines", limit)
                 start = max(0, start - max(_TAIL_BYTES, len(data)))
                 file.seek(start)
                 data = file.read(end - start)
     except FileNotFoundError:
         return []
+    if cut and b"\n" not in data and len(data) >= MAX_LINE_BYTES:
+        return [data]
     whole = data.rpartition(b"\n")[0].split(b"\n")  # a run that was killed, or still goes on, may have written a part
     return [line for line in whole[-count:] if line]
 
@@ -83,7 +94,7 @@ def read_line(file: BinaryIO, where: str, start: bytes = b"") -> bytes:
     """
     line = file.readline(MAX_LINE_BYTES)
     if len(line) >= MAX_LINE_BYTES and not line.endswith(b"\n"):
-        raise _line_error(where, "a line")
+        raise line_too_long(where)
     return start + line
 
 
@@ -98,5 +109,6 @@ def read_lines(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
             yield Fields(parse_json(line, name), name).values
 
 
-def _line_error(where: str, what: str, limit: int = MAX_LINE_BYTES) -> StorageError:
+def line_too_long(where: str, what: str = "a line", limit: int = MAX_LINE_BYTES) -> StorageError:
+    """Returns the error about a line that exceeds the size limit."""
     return StorageError(f"{where}: expected {what} to have at most {limit:,} bytes, got more")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from drivetrain._base.metrics import flatten
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._storage.layout import PROGRESS_FILE
+from drivetrain._storage.reports import read_line
+from drivetrain.errors import StorageError
 
 if TYPE_CHECKING:
     from drivetrain._hooks.context import Run
@@ -50,7 +53,7 @@ class CSVLoggerCallback(Callback):
         if not path.exists():
             return
         draft = path.with_name(f".{PROGRESS_FILE}.draft")
-        with path.open(newline="", encoding="utf-8") as old, draft.open("wb") as new:
+        with _lines_of(path) as old, draft.open("wb") as new:
             rows = csv.DictReader(_without_part(old))
             new.write(_row(rows.fieldnames or ()))
             for row in rows:
@@ -66,8 +69,8 @@ class CSVLoggerCallback(Callback):
 
     def _open(self, path: Path) -> io.FileIO:
         if path.exists():
-            with path.open(newline="", encoding="utf-8") as file:
-                self._columns = next(csv.reader(file), [])
+            with _lines_of(path) as lines:
+                self._columns = next(csv.reader(lines), [])
         return io.FileIO(path, "a")
 
     def _widen(self, file: io.FileIO, metrics: Mapping[str, Any]) -> io.FileIO:
@@ -76,12 +79,31 @@ class CSVLoggerCallback(Callback):
         path = Path(str(file.name))
         self._columns += [name for name in metrics if name not in self._columns]
         draft = path.with_name(f".{PROGRESS_FILE}.draft")
-        with path.open(newline="", encoding="utf-8") as old, draft.open("wb") as new:
+        with _lines_of(path) as old, draft.open("wb") as new:
             new.write(_row(self._columns))
             for row in csv.DictReader(old):
                 new.write(_row(row.get(column) or "" for column in self._columns))
         os.replace(draft, path)
         return io.FileIO(path, "a")
+
+
+@contextlib.contextmanager
+def _lines_of(path: Path) -> Iterator[Iterator[str]]:
+    """The lines of a file, which may be from someone else, to parse in a ``with`` block.
+
+    Raises:
+        StorageError: a line or a value is too long, or the file is not a table.
+    """
+    try:
+        with path.open("rb") as file:
+            yield _decoded(file, str(path))
+    except csv.Error as error:
+        raise StorageError(f"{path}: expected comma-separated values, got something else ({error})") from error
+
+
+def _decoded(file: BinaryIO, where: str) -> Iterator[str]:
+    while line := read_line(file, where):
+        yield from io.StringIO(line.decode(errors="replace"), newline="")
 
 
 def _without_part(lines: Iterable[str]) -> Iterator[str]:

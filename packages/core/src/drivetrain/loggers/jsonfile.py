@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._storage.layout import result_file
-from drivetrain._storage.reading import Fields, parse_json
+from drivetrain._storage.reading import MAX_LINE_BYTES, Fields, parse_json
+from drivetrain._storage.reports import line_too_long, read_line
 from drivetrain.errors import StorageError
 
 if TYPE_CHECKING:
@@ -53,10 +54,14 @@ class JsonLoggerCallback(Callback):
 
 
 def _drop_lines_after(path: os.PathLike[str], iteration: int) -> None:
-    """Ends a file after the last line whose iteration is not beyond the given one."""
+    """Ends a file after the last line whose iteration is not beyond the given one.
+
+    Raises:
+        StorageError: a line is too long.
+    """
     end = 0
     with open(path, "r+b") as file:
-        for line in file:
+        while line := read_line(file, str(path)):
             with contextlib.suppress(StorageError):
                 report = Fields(parse_json(line, str(path)), str(path))
                 if line.endswith(b"\n") and report.number("_training_iteration", 0) <= iteration:
@@ -67,10 +72,17 @@ def _drop_lines_after(path: os.PathLike[str], iteration: int) -> None:
 
 
 def _open_for_lines(path: os.PathLike[str]) -> int:
-    """Opens a file to append lines to, and first drops a part of a line that a killed run has left."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    """Opens a file to append lines to, and first drops a part of a line that a killed run has left.
+
+    Raises:
+        StorageError: this part is too long.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     end = size = os.lseek(file, 0, os.SEEK_END)
     while end:
+        if size - end >= MAX_LINE_BYTES:
+            os.close(file)
+            raise line_too_long(str(path))
         start = max(0, end - 65536)
         cut = os.pread(file, end - start, start).rfind(b"\n")
         if cut >= 0:

@@ -66,7 +66,7 @@ class UsageRecorder:
 
 def _record(path: Path, pids: dict[int, int], ended: threading.Event) -> None:
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             _sample_until(ended, descriptor, pids)
         finally:
