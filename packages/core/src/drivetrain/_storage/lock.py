@@ -183,6 +183,8 @@ def _open(path: str) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise StorageError(f"{path}: expected a regular file, got something else. Delete it") from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise StorageError(f"{path}: expected a file that this user can write, got {error.strerror}") from error
         raise
 
 
