@@ -75,10 +75,11 @@ def test_backend_of_a_plugin_is_chosen_by_its_name(quiet: Path, tmp_path: Path) 
     assert result.return_value == 2
 
 
-def test_missing_plugin_says_who_is_there_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_plugin_says_who_is_there_and_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(PluginNotFoundError, match=r"installed are: .*'csv', 'json'"):
         load_plugin("callback", "fax")
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    monkeypatch.syspath_prepend(tmp_path)  # plugins are looked up again for another module path
     with pytest.raises(PluginNotFoundError, match=r'pip install "drivetrain\[tensorflow\]"'):
         load_plugin("backend", "tensorflow")
 

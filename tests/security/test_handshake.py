@@ -19,8 +19,8 @@ from drivetrain._wire.handshake import connect_to_driver
 from drivetrain.plugin import Introduction, WorkerListener
 
 LENGTHS = struct.Struct(">HI")
-TIMEOUT_S = 0.3
-AT_ONCE_S = 0.2
+TIMEOUT_S = 1.0
+AT_ONCE_S = 0.8
 """A call that waits for a peer takes at least TIMEOUT_S; this leaves room for a busy machine."""
 
 
