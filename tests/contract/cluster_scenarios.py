@@ -448,7 +448,8 @@ def storage_that_the_nodes_do_not_share(storage_path):
     """The driver and the second node see another directory under the path than the first node does."""
     hidden = Path(storage_path, "runs")
     hidden.mkdir()
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     with cluster_of({"num_cpus": 1}) as cluster:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(CLONE_NEWNS) != 0:
