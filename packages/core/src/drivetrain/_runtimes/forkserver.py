@@ -18,6 +18,7 @@ import gc
 import importlib
 import os
 import pickle
+import pkgutil
 import random
 import select
 import signal
@@ -218,6 +219,7 @@ def _import_public_names() -> None:
     facade = importlib.import_module("drivetrain")
     for name in facade.__all__:
         getattr(facade, name)
+    pkgutil.resolve_name("drivetrain:RunConfig")  # compiles a pattern on its first call, as every worker would
 
 
 def _import_all(names: Sequence[str]) -> None:
