@@ -91,6 +91,17 @@ def test_sweep_deletes_what_was_never_committed_and_nothing_else(tmp_path: Path)
     assert storage.list_names()[0] == ["artifacts", "checkpoint_000001", "checkpoint_mine"]
 
 
+def test_sweep_deletes_the_draft_of_an_announcement_that_a_killed_process_was_writing(tmp_path: Path) -> None:
+    manager = CheckpointManager(local_storage(tmp_path))
+    (tmp_path / ".pending").mkdir()
+    draft = tmp_path / ".pending" / ".step_10.dabb6b7d"
+    draft.touch()
+
+    assert manager.leftovers() == []
+    assert manager.sweep() == ([], 0)
+    assert not draft.exists()
+
+
 def test_rank_that_was_not_waited_for_adds_its_files_to_a_committed_checkpoint(tmp_path: Path) -> None:
     storage = local_storage(tmp_path)
     manager = CheckpointManager(storage)

@@ -13,6 +13,7 @@ the directories whose files verify.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -41,6 +42,10 @@ from drivetrain.config import CheckpointConfig
 from drivetrain.errors import CheckpointError, StorageError
 
 __all__ = ["CheckpointManager", "delete_checkpoints", "read_manifest"]
+
+
+_DRAFT = re.compile(r"\.[^.].*\.[^.]{8}")
+"""A file that a killed process was writing: what it was to be called, between dots, and eight characters."""
 
 
 class CheckpointManager:
@@ -184,10 +189,13 @@ class CheckpointManager:
         # A file or a link in the place of a checkpoint is deleted itself; a link is never followed.
         orphans = [name for name in [*directories, *files] if CHECKPOINT_NAME.fullmatch(name) and name not in names]
         where = self._storage.path(PENDING)
-        pending = self._storage.list_names(PENDING)[1] if PENDING in directories else []
-        announced = [announced_name(file, where) for file in pending]
+        announced = [announced_name(file, where) for file in self._pending_files() if not _DRAFT.fullmatch(file)]
         orphans += [name for name in announced if name.partition("/")[0] in directories and name not in names]
         return orphans, announced
+
+    def _pending_files(self) -> list[str]:
+        directories, _ = self._storage.list_names()  # a link to a directory is not among them
+        return self._storage.list_names(PENDING)[1] if PENDING in directories else []
 
     @property
     def last_name(self) -> str:
@@ -203,6 +211,9 @@ class CheckpointManager:
         """
         self._janitor.wait()
         orphans, announced = self._leftovers()
+        for file in self._pending_files():
+            if _DRAFT.fullmatch(file):
+                self._storage.delete(f"{PENDING}/{file}")
         deleted = []
         for name in orphans:
             reach("during sweep")
