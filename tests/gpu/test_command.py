@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,9 @@ def test_sigterm_ends_the_command_and_its_checks(tmp_path: Path) -> None:
         ) as process,
     ):
         (pid,) = pipe.receive_pids(1)
-        assert pid in waiting_pids() - before
+        deadline = time.monotonic() + DEADLINE_S
+        while pid not in waiting_pids() - before:  # it reports its id before its command line is visible
+            assert time.monotonic() < deadline
         process.terminate()
         assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
         wait_until_gone([pid])
