@@ -35,6 +35,6 @@ def memory(need_bytes: int) -> Iterator[Path]:
     """A directory on a filesystem other than the disk's: in memory."""
     free = shutil.disk_usage(MEMORY).free
     if free < need_bytes:
-        raise RuntimeError(f"{MEMORY} wants {need_bytes / 1e9:.1f} GB free, found {free / 1e9:.1f}")
+        raise RuntimeError(f"{MEMORY}: expected {need_bytes / 1e9:.1f} GB free, got {free / 1e9:.1f}")
     with tempfile.TemporaryDirectory(prefix="dtb", dir=MEMORY, ignore_cleanup_errors=True) as path:
         yield Path(path)

@@ -386,7 +386,7 @@ def readings(
         values[side] = []
         for run in runs:
             found = [] if run.error else list(read(run, side))
-            assert run.error or len(found) == count, f"{name}: {side} wants {count} numbers, found {found}"
+            assert run.error or len(found) == count, f"{name}: {side}: expected {count} numbers, got {found}"
             values[side] += found or [None] * count
     if compared is None:
         compared = [(OURS, side) for side in sides if not side.startswith(OURS)]

@@ -126,7 +126,7 @@ class S3Server:
         except (OSError, http.client.HTTPException, AssertionError) as error:
             log = self.log()
             self.__exit__()
-            raise RuntimeError(f"expected an S3 server, found {error!r} and this log:\n{log}") from error
+            raise RuntimeError(f"expected an S3 server, got {error!r} and this log:\n{log}") from error
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -297,7 +297,7 @@ class Injection:
         """Waits until it has gone wrong with so many requests."""
         with self._changed:
             done = self._changed.wait_for(lambda: len(self.hit) >= count, deadline_s)
-        assert done, f"waited {deadline_s} s for {count} requests with {self.fault}, found {self.hit}"
+        assert done, f"waited {deadline_s} s for {count} requests with {self.fault}, got {self.hit}"
 
     def release(self) -> None:
         """Lets the requests that are stalled go on, and later ones be."""

@@ -41,7 +41,7 @@ class Pipe:
         deadline = time.monotonic() + deadline_s
         while self._data.count(b"\n") < count:
             ready, _, _ = select.select([self._descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"waited {deadline_s} s for {count} lines, found {self._data!r}"
+            assert ready, f"waited {deadline_s} s for {count} lines, got {self._data!r}"
             self._data += os.read(self._descriptor, 65536)
         *lines, self._data = self._data.split(b"\n", count)
         return [line.decode() for line in lines]

@@ -155,7 +155,7 @@ def test_checkpoint_without_files_is_refused_where_it_is_reported(runtime: Runti
     result = runtime.fit(train, {"made": made}, workers=1)
 
     assert result.metrics is not None
-    assert "a checkpoint wants a directory" in result.metrics["refused"]
+    assert "a checkpoint: expected a directory" in result.metrics["refused"]
     assert directories(result.path) == []
 
 

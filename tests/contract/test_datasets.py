@@ -79,7 +79,7 @@ def test_a_name_that_no_dataset_has_is_told_with_those_that_are_there(runtime: R
     def ask(config: dict[str, Any]) -> None:
         drivetrain.get_dataset_shard(config["name"])
 
-    with pytest.raises(TrainingFailedError, match="found 'test'; the run has 'train'") as failed:
+    with pytest.raises(TrainingFailedError, match="got 'test'; the run has 'train'") as failed:
         runtime.fit(ask, {"name": "test"}, datasets={"train": {"x": [1, 2]}})
     assert isinstance(failed.value.__cause__, SessionError)
     with pytest.raises(TrainingFailedError, match="the run has no datasets: pass datasets="):

@@ -152,4 +152,4 @@ def test_command_says_where_there_is_no_run(tmp_path: Path) -> None:
     said = stacks(tmp_path / "nothing")
 
     assert said.returncode == 3
-    assert "wants the directory or the name of a run" in said.stderr
+    assert "expected the directory or the name of a run" in said.stderr

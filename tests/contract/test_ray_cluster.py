@@ -186,5 +186,5 @@ def test_storage_that_the_nodes_do_not_share_is_said_at_the_start_and_refused_at
     seen = run("storage_that_the_nodes_do_not_share", tmp_path)
     assert seen["error"] == "TrainingFailedError"
     assert seen["cause"] == "StorageError"
-    assert "a run on several nodes wants a storage_path that all of them share" in seen["message"]
+    assert "a run on several nodes: expected a storage_path that all of them share" in seen["message"]
     assert "a checkpoint reported on" in seen["said"].partition("Traceback")[0]

@@ -204,7 +204,9 @@ def test_run_that_can_be_restored_is_told_from_what_cannot(
     assert finished.checkpoint is not None
     assert not can(finished.checkpoint.path)
     for path in ("missing", "empty", "file", "finished/checkpoint_000002"):
-        with pytest.raises(StorageError, match=r"wants a run directory with run\.json and trainer\.pkl, found none in"):
+        with pytest.raises(
+            StorageError, match=r"expected a run directory with run\.json and trainer\.pkl, found none " r"in"
+        ):
             DataParallelTrainer.restore(tmp_path / path)
 
 
@@ -277,10 +279,10 @@ def test_path_that_is_no_run_is_refused_and_nothing_is_made_there(runtime: Runti
     def resume(path: Path) -> None:
         runtime.fit(count_up, {"steps": 4}, name=None, storage_path=None, resume=path)
 
-    with pytest.raises(StorageError, match=r"found the checkpoint .*checkpoint_000002: name the directory above it"):
+    with pytest.raises(StorageError, match=r"got the checkpoint .*checkpoint_000002: name the directory above it"):
         resume(run / "checkpoint_000002")
     for path in (run / "artifacts", tmp_path / "missing", tmp_path):
-        with pytest.raises(StorageError, match=rf"wants a run directory with a run\.json, found none in {path}$"):
+        with pytest.raises(StorageError, match=rf"expected a run directory with a run\.json, found none in {path}$"):
             resume(path)
     assert not (tmp_path / "missing").exists()
     assert snapshot(run) == before
@@ -591,7 +593,7 @@ def test_checkpoint_given_to_a_trainer_is_used_until_the_run_has_one_of_its_own(
         result.path, train_loop_config={"steps": 9}, resume_from_checkpoint=Checkpoint(given)
     )
     assert restored.fit().return_value == [8]
-    with pytest.raises(ConfigurationError, match=r"wants a checkpoint that exists, found no directory at .*nowhere"):
+    with pytest.raises(ConfigurationError, match=r"expected a checkpoint that exists, found no directory at .*nowhere"):
         runtime.fit(count_up, {"steps": 1}, name="new", resume_from_checkpoint=Checkpoint(tmp_path / "nowhere"))
     assert not (tmp_path / "new").exists()
 

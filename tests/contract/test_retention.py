@@ -88,7 +88,7 @@ def test_latest_and_best_checkpoint_both_stay_reachable_also_after_the_run_was_r
     assert files_of(result.get_best_checkpoint("score")) == {"score.txt": "9"}
     assert files_of(result.get_best_checkpoint("score", mode="min")) == {"score.txt": "4"}
     assert result.get_best_checkpoint("loss") is None
-    with pytest.raises(ValueError, match="'max' or 'min', found 'best'"):
+    with pytest.raises(ValueError, match="'max' or 'min', got 'best'"):
         result.get_best_checkpoint("score", mode="best")
     assert Result.from_path(result.path).best_checkpoints == result.best_checkpoints
 
@@ -206,5 +206,5 @@ def test_checkpoint_that_was_held_to_the_end_is_deleted_when_the_run_goes_on(run
     assert scores(runtime.fit(report_scores, {"scores": [4]}, workers=1, resume="must", **rules)) == [4]
     assert directories(result.path) == committed_names(result.path)
     assert not os.path.exists(path)
-    with pytest.raises(CheckpointError, match="wants a directory that exists"), checkpoint.as_directory():
+    with pytest.raises(CheckpointError, match="expected a directory that exists"), checkpoint.as_directory():
         pass

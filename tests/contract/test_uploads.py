@@ -344,7 +344,7 @@ def test_ranks_that_name_the_directory_differently_are_refused(runtime: RuntimeU
         rank = drivetrain.get_context().get_world_rank()
         report_under(f"of_{rank}", **{f"{rank}.txt": "1"})
 
-    with pytest.raises(TrainingFailedError, match=r"the same, found of_0, of_1"):
+    with pytest.raises(TrainingFailedError, match=r"the same, got of_0, of_1"):
         runtime.fit(train)
     assert not Path(runtime.storage_path, "run", "manifest.json").exists()
 
@@ -379,7 +379,7 @@ def test_names_that_are_no_plain_directory_or_drivetrains_own_are_refused(runtim
             try:
                 report_under(name, **{"weights.txt": "1"})
             except SessionError as error:
-                refused.append((name, f"found {name!r}" in str(error)))
+                refused.append((name, f"got {name!r}" in str(error)))
         return refused
 
     result = runtime.fit(train, workers=1)
@@ -703,4 +703,4 @@ def test_upload_mode_that_does_not_exist_is_refused(runtime: RuntimeUnderTest) -
             return str(error)
         return ""
 
-    assert "wants 'sync', 'async' or 'none', found 'later'" in runtime.fit(train, workers=1).return_value
+    assert "expected 'sync', 'async' or 'none', got 'later'" in runtime.fit(train, workers=1).return_value

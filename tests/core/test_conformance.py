@@ -12,7 +12,7 @@ class TestNoBackend(BackendConformance):
 
 
 def test_a_class_without_config_is_refused():
-    with pytest.raises(TypeError, match="wants an attribute `config`"):
+    with pytest.raises(TypeError, match="expected an attribute `config`"):
         type("TestNothing", (BackendConformance,), {})
 
 

@@ -176,7 +176,7 @@ def test_checkpoint_of_another_kind_is_named(make: Callable[..., Trainer], tmp_p
     (tmp_path / "files" / "weights").write_text("1")
     trainer = make(0)
 
-    with pytest.raises(TrainingFailedError, match=r"load_checkpoint\(\) wants a checkpoint of save_checkpoint\(\)"):
+    with pytest.raises(TrainingFailedError, match=r"load_checkpoint\(\): expected a checkpoint of save_checkpoint\(\)"):
         trainer.run(train)
     with pytest.raises(CheckpointError, match=r"use latest_result\.checkpoint"):
         _ = trainer.latest_checkpoint
@@ -318,7 +318,7 @@ def test_runs_are_counted_on_in_a_directory_that_has_some(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"workers": (1, 2)}, "wants a number"),
+        ({"workers": (1, 2)}, "expected a number"),
         ({"run_config": RunConfig(name="mine")}, "without name"),
         ({"max_retries": -2}, "at least -1"),
     ],
@@ -342,5 +342,5 @@ def test_metrics_are_a_mapping_or_keywords(make: Callable[..., Trainer]) -> None
     trainer = make(0)
     trainer.run(lambda: drivetrain.report(loss=0.5))
     assert trainer.latest_result.metrics["loss"] == 0.5
-    with pytest.raises(TrainingFailedError, match="found a mapping and the keywords chekpoint"):
+    with pytest.raises(TrainingFailedError, match="got a mapping and the keywords chekpoint"):
         trainer.run(lambda: drivetrain.report({"loss": 0.5}, chekpoint="path"))

@@ -81,7 +81,7 @@ def test_function_with_a_required_keyword_is_refused(storage_path: Path) -> None
 
 
 def test_something_that_is_no_function_is_refused(storage_path: Path) -> None:
-    refuse(ConfigurationError, "wants a function, found 'train'", storage_path, function="train")  # type: ignore[arg-type]
+    refuse(ConfigurationError, "expected a function, got 'train'", storage_path, function="train")  # type: ignore[arg-type]
 
 
 def test_unpicklable_thing_that_the_function_captures_is_named(storage_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_unknown_callback_is_refused(storage_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("backend_config", 3, "a BackendConfig, a Backend or the name of one, found 3"),
-        ("train_loop_config", [1], "train_loop_config wants a Mapping"),
-        ("metadata", {"x": object()}, "metadata wants values that JSON knows"),
-        ("resume_from_checkpoint", "somewhere", "resume_from_checkpoint wants a Checkpoint"),
+        ("backend_config", 3, "a BackendConfig, a Backend or the name of one, got 3"),
+        ("train_loop_config", [1], "train_loop_config: expected a Mapping"),
+        ("metadata", {"x": object()}, "metadata: expected values that JSON knows"),
+        ("resume_from_checkpoint", "somewhere", "resume_from_checkpoint: expected a Checkpoint"),
         ("resume_from_checkpoint", Checkpoint("/nowhere/at/all"), "no directory at /nowhere/at/all"),
     ],
 )
@@ -144,9 +144,9 @@ def test_argument_of_the_wrong_type_is_refused(storage_path: Path, option: str, 
 
 
 def test_config_of_the_wrong_type_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="scaling_config wants a ScalingConfig"):
+    with pytest.raises(ConfigurationError, match="scaling_config: expected a ScalingConfig"):
         DataParallelTrainer(train, scaling_config=2)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="run_config wants a RunConfig"):
+    with pytest.raises(ConfigurationError, match="run_config: expected a RunConfig"):
         DataParallelTrainer(train, run_config={"name": "run"})  # type: ignore[arg-type]
 
 
@@ -183,7 +183,7 @@ def test_storage_that_cannot_be_used_is_refused(storage_path: Path, path: str, w
 
 
 def test_object_that_is_no_filesystem_is_refused(storage_path: Path) -> None:
-    words = "storage_filesystem wants a pyarrow.fs.FileSystem or an fsspec filesystem"
+    words = "storage_filesystem: expected a pyarrow.fs.FileSystem or an fsspec filesystem"
     refuse(ConfigurationError, words, storage_path, run={"storage_filesystem": object()})
 
 
@@ -191,11 +191,11 @@ def test_more_gpus_than_there_are_are_refused(storage_path: Path, monkeypatch: p
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     scaling = ScalingConfig(num_workers=2, use_gpu=True, resources_per_worker={"GPU": 2}, runtime="local")
     error = refuse(
-        ResourceError, "2 workers with 2 GPUs each want 4 GPUs on this machine", storage_path, scaling=scaling
+        ResourceError, "2 workers with 2 GPUs each require 4 GPUs on this machine", storage_path, scaling=scaling
     )
-    assert "found 2 (3, 5)" in str(error)
+    assert "which has 2 (3, 5)" in str(error)
 
 
 def test_more_workers_than_one_process_can_be_are_refused(storage_path: Path) -> None:
     scaling = ScalingConfig(num_workers=2, runtime="inprocess")
-    refuse(ConfigurationError, "num_workers 0 or 1, found 2", storage_path, scaling=scaling)
+    refuse(ConfigurationError, "num_workers 0 or 1, got 2", storage_path, scaling=scaling)

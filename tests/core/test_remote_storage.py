@@ -232,7 +232,7 @@ def test_object_that_is_damaged_in_the_storage_is_found_when_it_is_read(
     entry = manager.commit(index=1, iteration=1, files={0: files}, metrics={})
     storage.filesystem.write_bytes(storage.path("checkpoint_000001", "a.bin"), b"x" * 1000)
 
-    with pytest.raises(CheckpointError, match=r"a\.bin .* the file is damaged"):
+    with pytest.raises(CheckpointError, match=r"a\.bin is damaged"):
         manager.checkpoint(entry).to_directory(tmp_path / "back")
 
 

@@ -59,9 +59,9 @@ def test_workers_without_gpus_get_none() -> None:
 @pytest.mark.parametrize(
     ("workers", "each", "words"),
     [
-        (3, 1, "3 workers with 1 GPUs each want 3 GPUs on this machine, found 2 (0, 1)"),
-        (5, 0.5, "want 3 GPUs on this machine, found 2 (0, 1)"),
-        (1, 1.5, "a whole number or a fraction below 1, found 1.5"),
+        (3, 1, "3 workers with 1 GPUs each require 3 GPUs on this machine, which has 2 (0, 1)"),
+        (5, 0.5, "require 3 GPUs on this machine, which has 2 (0, 1)"),
+        (1, 1.5, "a whole number or a fraction below 1, got 1.5"),
     ],
 )
 def test_more_gpus_than_there_are_are_refused_with_both_numbers(workers: int, each: float, words: str) -> None:

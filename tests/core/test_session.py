@@ -39,10 +39,10 @@ class Colour(enum.IntEnum):
         ({"z": 1j}, "a complex as metric 'z'"),
         ({"a": {"b": [0, {"c": object()}]}}, "a object as metric 'a.b[1].c'"),
         ({"a": [1, Tensor(4)]}, "of shape (4,) as metric 'a[1]'"),
-        ({"a": {1: 2}}, "strings as names in metric 'a', found 1"),
-        ({3: 1}, "strings as names of metrics, found 3"),
-        ([("a", 1)], "a mapping from metric to value, found a list"),
-        (None, "a mapping from metric to value, found a NoneType"),
+        ({"a": {1: 2}}, "strings as names in metric 'a', got 1"),
+        ({3: 1}, "strings as names of metrics, got 3"),
+        ([("a", 1)], "a mapping from metric to value, got a list"),
+        (None, "a mapping from metric to value, got a NoneType"),
     ],
 )
 def test_value_that_is_not_plain_is_refused_by_the_name_of_its_key(metrics: Any, words: str) -> None:
@@ -90,7 +90,7 @@ def test_array_without_item_is_refused_by_the_name_of_its_key() -> None:
     ids=["report", "get_checkpoint", "get_context"],
 )
 def test_call_outside_a_train_function_says_so(call: Callable[[], object]) -> None:
-    with pytest.raises(SessionError, match=r"inside a train function, found no training in this process.*trainer\.fit"):
+    with pytest.raises(SessionError, match=r"inside a train function, and this process runs none.*trainer\.fit"):
         call()
 
 
@@ -102,11 +102,11 @@ def run_here(function: Callable[[], Any], tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"metrics": {"a": 1}, "reduce": {"a": "median"}}, "one of mean, sum, min, max for 'a', found 'median'"),
-        ({"metrics": {"a": 1}, "reduce": {"b": "mean"}}, "a number reported as 'b', found 'no such metric'"),
-        ({"metrics": {"a": "text"}, "reduce": {"a": "mean"}}, "a number reported as 'a', found 'text'"),
-        ({"metrics": {"a": True}, "reduce": {"a": "mean"}}, "a number reported as 'a', found True"),
-        ({"metrics": {}, "checkpoint": "directory"}, "wants a Checkpoint, found 'directory'"),
+        ({"metrics": {"a": 1}, "reduce": {"a": "median"}}, "one of mean, sum, min, max for 'a', got 'median'"),
+        ({"metrics": {"a": 1}, "reduce": {"b": "mean"}}, "a number reported as 'b', got 'no such metric'"),
+        ({"metrics": {"a": "text"}, "reduce": {"a": "mean"}}, "a number reported as 'a', got 'text'"),
+        ({"metrics": {"a": True}, "reduce": {"a": "mean"}}, "a number reported as 'a', got True"),
+        ({"metrics": {}, "checkpoint": "directory"}, "expected a Checkpoint, got 'directory'"),
     ],
 )
 def test_report_refuses_what_it_cannot_take_and_the_run_can_go_on(
@@ -140,7 +140,7 @@ def test_report_from_a_child_process_is_refused(tmp_path: Path) -> None:
         process.join(30)
         return receiver.recv()
 
-    assert "found a child process of it" in run_here(train, tmp_path).return_value
+    assert "not in a child process of it" in run_here(train, tmp_path).return_value
 
 
 def test_fit_inside_a_train_function_of_this_process_is_refused(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_directory_without_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty" / "deep").mkdir(parents=True)
     storage = local_storage(tmp_path / "run")
 
-    with pytest.raises(CheckpointError, match=r"at least one file, found .* empty"):
+    with pytest.raises(CheckpointError, match=r"at least one file, got .* empty"):
         storage.put_directory(str(tmp_path / "empty"), "checkpoint", rank=0)
     with pytest.raises(CheckpointError, match="a directory that exists, found none"):
         storage.put_directory(str(tmp_path / "missing"), "checkpoint", rank=0)
@@ -92,11 +92,11 @@ def test_delete_takes_files_trees_links_and_what_is_not_there(tmp_path: Path, so
 
 def test_storage_that_another_node_does_not_share_is_told_from_the_drivers(tmp_path: Path) -> None:
     storage = local_storage(tmp_path)
-    with pytest.raises(StorageError, match="wants a storage_path that all of them share"):
+    with pytest.raises(StorageError, match="expected a storage_path that all of them share"):
         storage.require_run("0123abcd")
     storage.write_bytes("run.json", b'{"id": "0123abcd"}')
     storage.require_run("0123abcd")
-    with pytest.raises(StorageError, match="wants a storage_path that all of them share"):
+    with pytest.raises(StorageError, match="expected a storage_path that all of them share"):
         storage.require_run("another")
 
 

@@ -266,7 +266,7 @@ def test_tracker_without_its_package_says_what_to_install_before_anything_starts
         package = "no_such_tracker"
         extra = "tracker"
 
-    with pytest.raises(PluginNotFoundError, match=r'wants the package no_such_tracker.*"drivetrain\[tracker\]"'):
+    with pytest.raises(PluginNotFoundError, match=r'expected the package no_such_tracker.*"drivetrain\[tracker\]"'):
         Missing()
 
 
@@ -279,7 +279,7 @@ def test_callback_that_wants_arguments_is_to_be_given_as_an_object(monkeypatch: 
     with pytest.raises(PluginBrokenError, match=r"give RunConfig\(callbacks=\.\.\.\) an object, .*Wants\(\.\.\.\)"):
         make_callbacks(RunConfig(callbacks=["wants"]))
     monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: dict)
-    with pytest.raises(PluginBrokenError, match=r"wants to be a drivetrain.Callback, found \{\}"):
+    with pytest.raises(PluginBrokenError, match=r"expected a drivetrain.Callback, got \{\}"):
         make_callbacks(RunConfig(callbacks=["dict"]))
 
 

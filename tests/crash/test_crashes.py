@@ -146,8 +146,8 @@ for file in pathlib.Path(os.environ["DRIVETRAIN_STORAGE_PATH"]).glob("run/checkp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"point": "at noon"}, "wants one of before upload"),
-        ({"victim": "bystander", "after_s": 1.0}, "wants one of driver"),
+        ({"point": "at noon"}, "expected one of before upload"),
+        ({"victim": "bystander", "after_s": 1.0}, "expected one of driver"),
         ({}, "either a point or a moment"),
         ({"point": "mid-file", "after_s": 1.0}, "either a point or a moment"),
     ],

@@ -145,7 +145,7 @@ def test_stream_goes_on_with_as_many_workers() -> None:
     first, state = take(shards_of(stream, 2), 1)
     second, _ = take(go_on(stream, 2, state), None)
     assert ids(first, second) == list(range(100))
-    with pytest.raises(ConfigurationError, match="wants a state of 1 workers, found one of 2"):
+    with pytest.raises(ConfigurationError, match="expected a state of 1 workers, got one of 2"):
         go_on(stream, 1, state)
 
 
@@ -159,13 +159,13 @@ def test_stream_of_a_single_file_skips_the_rows_of_its_own_rank_alone() -> None:
 
 def test_states_that_do_not_fit_are_refused_with_what_to_do() -> None:
     (shard,) = shards_of({"id": np.arange(100)}, 1)
-    with pytest.raises(ConfigurationError, match="wants what state_dict\\(\\) has returned, found"):
+    with pytest.raises(ConfigurationError, match="expected what state_dict\\(\\) has returned, got"):
         shard.load_state_dict({"epoch": 3})
     _, other = take(shards_of({"id": np.arange(90)}, 1), 2)
-    with pytest.raises(ConfigurationError, match="wants the state of one of 100 rows, found that of 90"):
+    with pytest.raises(ConfigurationError, match="expected the state of one of 100 rows, got that of 90"):
         shard.load_state_dict(other)
     _, of_two = take(shards_of({"id": np.arange(100)}, 2), 2)
-    with pytest.raises(ConfigurationError, match="wants a state of 1 workers, found one of 2"):
+    with pytest.raises(ConfigurationError, match="expected a state of 1 workers, got one of 2"):
         shard.load_state_dict(of_two)
 
     next(iter(shard.iter_batches(batch_size=17, local_shuffle_buffer_size=20)))
@@ -174,7 +174,7 @@ def test_states_that_do_not_fit_are_refused_with_what_to_do() -> None:
 
     _, state = take(shards_of({"id": np.arange(100)}, 1), 2)
     shard.load_state_dict(state)
-    with pytest.raises(ConfigurationError, match="wants batches made as before"):
+    with pytest.raises(ConfigurationError, match="expected batches made as before"):
         next(iter(shard.iter_batches(batch_size=5)))
     assert next(iter(shard.iter_batches(batch_size=17)))["id"][0] == 34
 
@@ -183,5 +183,5 @@ def test_rows_that_stay_together_are_not_split_anew_in_the_middle() -> None:
     dataset = {"id": np.arange(100), "group": np.arange(100) // 10}
     config = {"keep_together": {"train": "group"}}
     _, state = take(shards_of(dataset, 2, **config), 1)
-    with pytest.raises(ConfigurationError, match="wants a state of 3 workers, found one of 2"):
+    with pytest.raises(ConfigurationError, match="expected a state of 3 workers, got one of 2"):
         shards_of(dataset, 3, state, **config)[0].load_state_dict(state)

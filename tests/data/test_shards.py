@@ -179,7 +179,7 @@ def test_torch_batches_are_tensors_of_the_types_asked_for() -> None:
     collated = shard.iter_torch_batches(batch_size=4, collate_fn=lambda arrays: torch.from_numpy(arrays["y"].copy()))
     assert [tensor.tolist() for tensor in collated] == [[0, 1, 2, 3]]
     (texts,) = split({"text": ["a", "b"]}, 1)
-    with pytest.raises(ConfigurationError, match="found column 'text'"):
+    with pytest.raises(ConfigurationError, match="got column 'text'"):
         next(iter(texts.iter_torch_batches()))
 
 
@@ -228,8 +228,8 @@ def test_hugging_face_datasets_are_split_and_streams_as_they_come() -> None:
         ([], "of type list"),
         ("/no/such/file.parquet", "cannot be opened"),
         ("/no/such/*.csv", "cannot be opened"),
-        (["a.csv", "b.parquet"], "files of one format, found .csv, .parquet"),
-        ({"a": [1], "b": [1, 2]}, "columns of one length, found {'a': 1, 'b': 2}"),
+        (["a.csv", "b.parquet"], "files of one format, got .csv, .parquet"),
+        ({"a": [1], "b": [1, 2]}, "columns of one length, got {'a': 1, 'b': 2}"),
     ],
 )
 def test_what_is_no_dataset_is_refused(dataset: Any, message: str) -> None:
@@ -249,9 +249,9 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         with pytest.raises(ConfigurationError):
             shard.iter_batches(**options)
     few = split(columns(3), 4)
-    with pytest.raises(ConfigurationError, match="wants 1 rows, and a shard has only 0"):
+    with pytest.raises(ConfigurationError, match="expected 1 rows, and a shard has only 0"):
         few[0].iter_batches()
-    with pytest.raises(ConfigurationError, match=r"wants 600 rows \(drop_last=True\), and a shard has only 501"):
+    with pytest.raises(ConfigurationError, match=r"expected 600 rows \(drop_last=True\), and a shard has only 501"):
         split(columns(), 2)[1].iter_batches(batch_size=600, drop_last=True)
 
 
@@ -269,9 +269,9 @@ def test_rows_that_belong_together_stay_together(tmp_path: Path) -> None:
 
 
 def test_rows_that_cannot_be_kept_together_are_told() -> None:
-    with pytest.raises(ConfigurationError, match="rows of one 'group' next to each other, found some apart: sort it"):
+    with pytest.raises(ConfigurationError, match="rows of one 'group' next to each other, got some apart: sort it"):
         split({"group": [1, 2, 1]}, 2, keep_together={"train": "group"})
-    with pytest.raises(ConfigurationError, match=r"column 'query' to keep rows together by, found 'group'"):
+    with pytest.raises(ConfigurationError, match=r"column 'query' to keep rows together by, got 'group'"):
         split({"group": [1, 2, 1]}, 2, keep_together={"train": "query"})
 
 

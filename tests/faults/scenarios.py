@@ -290,7 +290,7 @@ FAULTS: dict[str, Callable[[Plan, LetGo], None]] = {
     "SIGSEGV": crash,
     "sys.exit(0)": leave_well,
     "os._exit(3)": leave_at_once,
-    "exception whose __init__ wants arguments": raise_two_words,
+    "exception whose __init__ requires arguments": raise_two_words,
     "unpicklable exception": raise_unpicklable,
     "memory limit": use_up_memory,
     "disk full": fill_disk,

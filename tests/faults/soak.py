@@ -25,7 +25,7 @@ FAULTS = [
     "SIGSEGV",
     "sys.exit(0)",
     "os._exit(3)",
-    "exception whose __init__ wants arguments",
+    "exception whose __init__ requires arguments",
     "unpicklable exception",
     "memory limit",
     "backend set-up",

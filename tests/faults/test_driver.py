@@ -53,7 +53,7 @@ def runs(tmp_path: Path, moment: Moment) -> Iterator[Path]:
     """Where the run is; on another device than TMPDIR for an upload that copies."""
     if moment is Moment.UPLOAD:
         if not MEMORY.is_dir():
-            pytest.skip("an upload that is held wants a second filesystem")
+            pytest.skip("an upload that is held requires a second filesystem")
         with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
             yield Path(directory)
     else:

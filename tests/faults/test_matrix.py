@@ -136,7 +136,7 @@ MATRIX = [
         left_out={MIDST: ONCE, UPLOAD: ONCE},
     ),
     Fault(
-        name="exception whose __init__ wants arguments",
+        name="exception whose __init__ requires arguments",
         cause=TwoWordsError,
         says="failed while running the train function: TwoWordsError: bread and butter",
     ),
@@ -293,7 +293,7 @@ def storage_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pat
         subprocess.run(["umount", "--lazy", str(place)], check=True)
     elif moment is UPLOAD:
         if not MEMORY.is_dir():
-            pytest.skip("an upload that is held wants a second filesystem")
+            pytest.skip("an upload that is held requires a second filesystem")
         with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
             yield Path(directory)
     else:

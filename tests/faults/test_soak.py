@@ -31,7 +31,7 @@ print(json.dumps(main(json.loads(sys.argv[1]))))
 
 @pytest.mark.slow
 @pytest.mark.timeout(90 + 20 * max(RUNS.values()))
-@pytest.mark.skipif(not MEMORY.is_dir(), reason="an upload that is held wants a second filesystem")
+@pytest.mark.skipif(not MEMORY.is_dir(), reason="an upload that is held requires a second filesystem")
 @pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_driver_holds_no_more_after_many_runs_with_faults(runtime: str, tmp_path: Path) -> None:
     runs = RUNS[runtime]

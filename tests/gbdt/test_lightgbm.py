@@ -258,14 +258,14 @@ def test_too_few_rows_for_the_workers_are_told(fit: Fit) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label_column": "nothing"}, "wants a column 'nothing', found"),
-        ({"params": {"objective": "multiclass"}}, "wants num_class"),
+        ({"label_column": "nothing"}, "expected a column 'nothing', found"),
+        ({"params": {"objective": "multiclass"}}, "expected num_class"),
         (
             {"datasets": {"train": {"x": [1.0, 2.0], LABEL: [1, 2]}}},
-            "labels that are of different classes, found only 1 to 2 in column 'target'",
+            "labels that are of different classes, got only 1 to 2 in column 'target'",
         ),
-        ({"params": {"device_type": "gpu"}}, "wants GPUs, found ScalingConfig(use_gpu=False)"),
-        ({"dataset_params": {"test": {}}}, "wants names of datasets ('train'), found 'test'"),
+        ({"params": {"device_type": "gpu"}}, "expected GPUs, got ScalingConfig(use_gpu=False)"),
+        ({"dataset_params": {"test": {}}}, "expected names of datasets ('train'), got 'test'"),
     ],
 )
 def test_mistakes_are_told_before_a_worker_is_started(options: dict[str, Any], message: str, tmp_path: Any) -> None:
@@ -285,7 +285,7 @@ def test_mistakes_are_told_before_a_worker_is_started(options: dict[str, Any], m
 
 
 def test_configurations_and_calls_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'data', 'voting' or 'feature', found 'serial'"):
+    with pytest.raises(ConfigurationError, match="'data', 'voting' or 'feature', got 'serial'"):
         LightGBMConfig(tree_learner="serial")
     with pytest.raises(ConfigurationError, match="the function calls it itself"):
         LightGBMTrainer(train_sklearn, params=BINARY)

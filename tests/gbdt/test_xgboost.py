@@ -380,7 +380,7 @@ def test_function_with_an_estimator_reports_what_it_is_asked_to(fit: Fit, cancer
     assert [metrics["_training_iteration"] for _, metrics in result.best_checkpoints] == [2, 4]
     assert result.checkpoint is not None
     assert RayTrainReportCallback.get_model(result.checkpoint, "cancer.json").num_boosted_rounds() == 4
-    with pytest.raises(ConfigurationError, match=r"file 'model.ubj' is wanted, found .*cancer.json"):
+    with pytest.raises(ConfigurationError, match=r"file 'model.ubj' is wanted, got .*cancer.json"):
         XGBoostTrainer.get_model(result.checkpoint)
 
 
@@ -403,38 +403,40 @@ def test_ray_datasets_are_trained_on(fit: Fit, ray_address: str, cancer: pd.Data
     assert result.metrics["valid-logloss"] < 0.25
 
     datasets["valid"] = datasets["valid"].drop_columns(["mean area"])
-    with pytest.raises(TrainingFailedError, match="'valid' wants the features of 'train', found other ones: mean area"):
+    with pytest.raises(
+        TrainingFailedError, match="'valid': expected the features of 'train', got other ones: mean area"
+    ):
         fit(XGBoostTrainer, datasets=datasets, **options)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label_column": "nothing"}, "wants a column 'nothing', found"),
-        ({"label_column": None}, "wants a train_loop_per_worker; or params"),
+        ({"label_column": "nothing"}, "expected a column 'nothing', found"),
+        ({"label_column": None}, "expected a train_loop_per_worker; or params"),
         ({"datasets": {"valid": {"x": [1.0], LABEL: [0]}}}, "datasets ['valid']"),
-        ({"datasets": {"train": {"x": ["a", "b"], LABEL: [0, 1]}}}, "found column 'x' of type string"),
+        ({"datasets": {"train": {"x": ["a", "b"], LABEL: [0, 1]}}}, "got column 'x' of type string"),
         (
             {"datasets": {"train": {"x": [1.0, 2.0], LABEL: [0, 1]}, "valid": {"y": [1.0], LABEL: [0]}}},
-            "dataset 'valid' wants the features of 'train', found other ones: x, y",
+            "dataset 'valid': expected the features of 'train', got other ones: x, y",
         ),
-        ({"params": {"objective": "multi:softmax"}}, "wants num_class"),
+        ({"params": {"objective": "multi:softmax"}}, "expected num_class"),
         (
             {"params": {"objective": "multi:softmax", "num_class": 3}, "datasets": labels(0, 1, 3)},
-            "whole numbers from 0 to 2 for objective 'multi:softmax', found from 0 to 3 in column 'target'",
+            "whole numbers from 0 to 2 for objective 'multi:softmax', got from 0 to 3 in column 'target'",
         ),
-        ({"datasets": labels(1, 2, 1)}, "numbers from 0 to 1 for objective 'binary:logistic', found from 1 to 2"),
-        ({"datasets": labels(1, 1, 1)}, "wants labels that are of different values, found only 1 in column 'target'"),
-        ({"datasets": labels(0.0, 1.0, np.nan)}, "known and finite, found missing or infinite ones in 'target'"),
-        ({"datasets": labels("a", "b", "c")}, "labels that are numbers, found column 'target' of type string"),
+        ({"datasets": labels(1, 2, 1)}, "numbers from 0 to 1 for objective 'binary:logistic', got from 1 to 2"),
+        ({"datasets": labels(1, 1, 1)}, "expected labels that are of different values, got only 1 in column 'target'"),
+        ({"datasets": labels(0.0, 1.0, np.nan)}, "known and finite, got missing or infinite ones in 'target'"),
+        ({"datasets": labels("a", "b", "c")}, "labels that are numbers, got column 'target' of type string"),
         (
             {"params": {"objective": "reg:gamma"}, "datasets": labels(0.0, 1.0, 2.0)},
-            "numbers above 0 for objective 'reg:gamma', found from 0 to 2",
+            "numbers above 0 for objective 'reg:gamma', got from 0 to 2",
         ),
-        ({"params": {"device": "cuda"}}, "wants GPUs, found ScalingConfig(use_gpu=False)"),
-        ({"dmatrix_params": {"test": {}}}, "wants names of datasets ('train'), found 'test'"),
-        ({"dmatrix_params": {"train": {"weight": "w"}}}, "wants a column 'w'"),
-        ({"dmatrix_params": {"train": {"qid": "x"}}}, "wants rows of one 'x' next to each other"),
+        ({"params": {"device": "cuda"}}, "expected GPUs, got ScalingConfig(use_gpu=False)"),
+        ({"dmatrix_params": {"test": {}}}, "expected names of datasets ('train'), got 'test'"),
+        ({"dmatrix_params": {"train": {"weight": "w"}}}, "expected a column 'w'"),
+        ({"dmatrix_params": {"train": {"qid": "x"}}}, "expected rows of one 'x' next to each other"),
     ],
 )
 def test_mistakes_are_told_before_a_worker_is_started(options: dict[str, Any], message: str, tmp_path: Any) -> None:
@@ -454,13 +456,13 @@ def test_mistakes_are_told_before_a_worker_is_started(options: dict[str, Any], m
 
 
 def test_configurations_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="at least 1, found 0"):
+    with pytest.raises(ConfigurationError, match="at least 1, got 0"):
         XGBoostConfig(timeout_s=0)
     with pytest.raises(ConfigurationError, match="expected XGBoostConfig, got"):
         XGBoostTrainer(train_sklearn, xgboost_config=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="the function calls it itself"):
         XGBoostTrainer(train_sklearn, params=BINARY)
-    with pytest.raises(ConfigurationError, match="at least 0, found -1"):
+    with pytest.raises(ConfigurationError, match="at least 0, got -1"):
         RayTrainReportCallback(frequency=-1)
 
 
@@ -471,7 +473,7 @@ def test_metric_that_is_not_logged_is_told_with_those_that_are(fit: Fit, cancer:
         report = RayTrainReportCallback(metrics="valid-auc")
         xgboost.train(BINARY, matrix, 2, evals=[(matrix, "train")], callbacks=[report], verbose_eval=False)
 
-    with pytest.raises(TrainingFailedError, match=r"\('train-logloss'\), found 'valid-auc'"):
+    with pytest.raises(TrainingFailedError, match=r"\('train-logloss'\), got 'valid-auc'"):
         fit(XGBoostTrainer, train, datasets={"train": cancer}, workers=0)
 
 

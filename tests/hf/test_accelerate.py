@@ -148,11 +148,11 @@ def test_environment_of_the_driver_is_as_it_was_after_a_run_in_it(fit: Callable[
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"compile_mode": "fast"}, r"keys that accelerate \S+ knows, found compile_mode: remove them, run"),
-        ({"deepspeed_config": {"zero_level": 2}}, "found deepspeed_config: zero_level"),
+        ({"compile_mode": "fast"}, r"keys that accelerate \S+ knows, got compile_mode: remove them, run"),
+        ({"deepspeed_config": {"zero_level": 2}}, "got deepspeed_config: zero_level"),
         ({"mixed_precision": "fp7"}, "values that Accelerate accepts: Unknown mixed_precision mode: fp7"),
-        ({"distributed_type": "FSDP"}, r"wants GPUs for distributed_type: FSDP.* set ScalingConfig\(use_gpu=True\)"),
-        ({"compute_environment": "AMAZON_SAGEMAKER"}, "wants compute_environment: LOCAL_MACHINE, found AMAZON"),
+        ({"distributed_type": "FSDP"}, r"expected GPUs for distributed_type: FSDP.* set ScalingConfig\(use_gpu=True\)"),
+        ({"compute_environment": "AMAZON_SAGEMAKER"}, "expected compute_environment: LOCAL_MACHINE, got AMAZON"),
     ],
 )
 def test_config_that_this_version_cannot_follow_is_refused(fit: Callable[..., Result], change: dict, message: str):
@@ -166,8 +166,8 @@ def test_config_that_cannot_be_read_is_refused_before_anything_is_started(tmp_pa
     broken = tmp_path / "config.json"
     broken.write_text("{")
     for given, message in [
-        (tmp_path / "missing.yaml", "wants a file that can be read, found .*missing.yaml"),
-        (broken, "wants a file that can be read, found .*config.json"),
+        (tmp_path / "missing.yaml", "expected a file that can be read, got .*missing.yaml"),
+        (broken, "expected a file that can be read, got .*config.json"),
         ({"num_processes": 2}, "found no distributed_type in"),
     ]:
         with pytest.raises(ConfigurationError, match=message):

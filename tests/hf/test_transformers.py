@@ -311,10 +311,10 @@ def endless(config: dict[str, Any]) -> Any:
 
 def test_trainers_that_do_not_fit_are_refused_with_what_to_change(fit: Callable[..., Result]):
     told = fit(refusals, config_of(), **KEEP_BEST).return_value
-    assert "wants a transformers.Trainer, found {" in told["no trainer"]
-    assert "on 2 workers, found TrainingArguments that count 1, so that each would train alone" in told["alone"]
-    assert "found eval_strategy='no' and save_strategy='epoch'" in told["without evaluation"]
-    assert "found eval_strategy='steps' every 2 and save_strategy='epoch'" in told["epochs and steps"]
+    assert "expected a transformers.Trainer, got {" in told["no trainer"]
+    assert "on 2 workers, got TrainingArguments that count 1, so that each would train alone" in told["alone"]
+    assert "got eval_strategy='no' and save_strategy='epoch'" in told["without evaluation"]
+    assert "got eval_strategy='steps' every 2 and save_strategy='epoch'" in told["epochs and steps"]
     assert "every 2 and save_strategy='steps' every 3: use" in told["unaligned"]
     assert "max_steps=..." in told["endless"]
     assert told["callback alone"] == told["without evaluation"]
@@ -324,7 +324,7 @@ def test_score_that_is_never_logged_is_told_at_the_first_checkpoint(fit: Callabl
     unknown = {"run": {"checkpoint_config": CheckpointConfig(checkpoint_score_attribute="accuracy")}}
     each_step = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
     config = config_of(max_steps=2, **each_step)
-    with pytest.raises(TrainingFailedError, match=r"found .*eval_accuracy.*: name one of these") as caught:
+    with pytest.raises(TrainingFailedError, match=r"got .*eval_accuracy.*: name one of these") as caught:
         fit(train_and_return_history, config, workers=0, **unknown)
     assert isinstance(caught.value.__cause__, ConfigurationError)
 
@@ -439,11 +439,13 @@ def test_older_trainer_reads_datasets_of_ray(tmp_path: Path, fit: Callable[..., 
 
 
 def test_older_trainer_refuses_what_it_does_not_know(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match=r"restore\(datasets=...\) wants a trainer_init_per_worker .* 'train'"):
+    with pytest.raises(
+        ConfigurationError, match=r"restore\(datasets=...\): expected a trainer_init_per_worker .* " r"'train'"
+    ):
         TransformersTrainer.restore(tmp_path, datasets={"train": [{"labels": 1}]})
-    with pytest.raises(ConfigurationError, match=r"trainer_init_per_worker=.*wants a function, found 3"):
+    with pytest.raises(ConfigurationError, match=r"trainer_init_per_worker=.*wants a function, got 3"):
         TransformersTrainer(3)
-    with pytest.raises(ConfigurationError, match="wants 'train' and 'evaluation', found 'eval'"):
+    with pytest.raises(ConfigurationError, match="expected 'train' and 'evaluation', got 'eval'"):
         TransformersTrainer(init_trainer, datasets={"eval": []})
 
 

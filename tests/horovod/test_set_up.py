@@ -101,7 +101,7 @@ def test_framework_that_horovod_was_not_built_for_is_named(fit: Callable[..., Re
 
         hvd.init()
 
-    words = r'built with tensorflow, found one built with torch \S+: see "Building Horovod"'
+    words = r'built with tensorflow, got one built with torch \S+: see "Building Horovod"'
     with pytest.raises(TrainingFailedError, match=words) as caught:
         fit(train)
     assert isinstance(caught.value.__cause__, PluginError)
@@ -128,7 +128,7 @@ def test_horovod_without_torch_says_how_it_was_built_and_how_to_build_it(fit: Ca
 
         other.init()
 
-    words = "built with torch, found one built with tensorflow 2.21.0: run python -m drivetrain_horovod.build"
+    words = "built with torch, got one built with tensorflow 2.21.0: run python -m drivetrain_horovod.build"
     with pytest.raises(TrainingFailedError, match=words) as caught:
         fit(train)
     assert isinstance(caught.value.__cause__.__cause__, AttributeError)
@@ -156,12 +156,12 @@ def test_error_of_the_train_function_that_is_not_about_the_build_stays_as_it_is(
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"nics": "eth0"}, r"wants names of network interfaces such as .* found 'eth0'"),
-        ({"nics": []}, "wants names of network interfaces"),
-        ({"timeout_s": 0}, "timeout_s=...\\) wants a number of seconds of at least 1, found 0"),
-        ({"placement_group_timeout_s": "long"}, "placement_group_timeout_s=...\\) wants a number of seconds"),
-        ({"elastic": "yes"}, "elastic=...\\) wants True or False, found 'yes'"),
-        ({"verbose": True}, "verbose=...\\) wants 0, 1, 2 or 3, found True"),
+        ({"nics": "eth0"}, r"expected names of network interfaces such as .* got 'eth0'"),
+        ({"nics": []}, "expected names of network interfaces"),
+        ({"timeout_s": 0}, "timeout_s=...\\): expected a number of seconds of at least 1, got 0"),
+        ({"placement_group_timeout_s": "long"}, "placement_group_timeout_s=...\\): expected a number of seconds"),
+        ({"elastic": "yes"}, "elastic=...\\): expected True or False, got 'yes'"),
+        ({"verbose": True}, "verbose=...\\): expected 0, 1, 2 or 3, got True"),
     ],
 )
 def test_setting_out_of_range_is_refused(option: dict[str, Any], words: str):

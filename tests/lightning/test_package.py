@@ -86,10 +86,10 @@ def test_missing_distribution_is_told_with_what_to_install():
     [
         ({"every": 0}, "every=.*found 0"),
         ({"every": True}, "every=.*found True"),
-        ({"every": "batch"}, "every=.*'epoch', 'validation' or a positive number of steps, found 'batch'"),
-        ({"metrics": "loss"}, "metrics=.*a list of the names of metrics, found 'loss'"),
+        ({"every": "batch"}, "every=.*'epoch', 'validation' or a positive number of steps, got 'batch'"),
+        ({"metrics": "loss"}, "metrics=.*a list of the names of metrics, got 'loss'"),
         ({"metrics": [1]}, r"metrics=.*found \[1\]"),
-        ({"checkpoint_upload_mode": "none"}, "checkpoint_upload_mode=.*'sync' or 'async', found 'none'"),
+        ({"checkpoint_upload_mode": "none"}, "checkpoint_upload_mode=.*'sync' or 'async', got 'none'"),
     ],
 )
 def test_wrong_argument_of_the_callback_is_refused_when_it_is_made(values: dict[str, Any], message: str):

@@ -45,13 +45,13 @@ def test_dataset_shards_are_loaders(fit: Callable[..., Result]):
 def test_trainer_that_does_not_fit_its_worker_is_told_what_to_change(fit: Callable[..., Result]):
     said = fit(fit_wrongly).return_value
     wanted = {
-        "no trainer": ["a Trainer of Lightning, found 'ddp'"],
-        "strategy": ["found DDPStrategy", "pass Trainer(strategy=RayDDPStrategy())"],
-        "environment": ["found LightningEnvironment", "pass Trainer(plugins=[RayLightningEnvironment()])"],
-        "devices": ["trains on cpu, found cpu, cpu", "devices='auto'", "ScalingConfig(num_workers=...)"],
-        "accelerator": ["this worker's CPU, found cuda:0", "accelerator='cpu'", "ScalingConfig(use_gpu=True)"],
-        "strategy, in fit": ["found another: pass Trainer(strategy=RayDDPStrategy())"],
-        "no strategy, in fit": ["found SingleDeviceStrategy", "pass Trainer(strategy=RayDDPStrategy())"],
+        "no trainer": ["a Trainer of Lightning, got 'ddp'"],
+        "strategy": ["got DDPStrategy", "pass Trainer(strategy=RayDDPStrategy())"],
+        "environment": ["got LightningEnvironment", "pass Trainer(plugins=[RayLightningEnvironment()])"],
+        "devices": ["trains on cpu, got cpu, cpu", "devices='auto'", "ScalingConfig(num_workers=...)"],
+        "accelerator": ["this worker's CPU, got cuda:0", "accelerator='cpu'", "ScalingConfig(use_gpu=True)"],
+        "strategy, in fit": ["got another: pass Trainer(strategy=RayDDPStrategy())"],
+        "no strategy, in fit": ["got SingleDeviceStrategy", "pass Trainer(strategy=RayDDPStrategy())"],
         "environment, in fit": ["pass Trainer(plugins=[RayLightningEnvironment()])"],
         "full state of fsdp": ["RayFSDPStrategy(state_dict_type='sharded')"],
         "metric": ["'auc', which was never logged", "'loss'", "call self.log('auc', ...)"],

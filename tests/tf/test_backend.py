@@ -72,7 +72,7 @@ def test_worker_that_is_alone_gets_no_tf_config(fit: Fit):
 
 def test_tf_config_that_is_set_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TF_CONFIG", "{}")
-    with pytest.raises(ConfigurationError, match=r"sets TF_CONFIG .* itself, found it set already \('{}'\): unset it"):
+    with pytest.raises(ConfigurationError, match=r"sets TF_CONFIG .* itself, got it set already \('{}'\): unset it"):
         TensorflowTrainer(print)
 
 
@@ -83,7 +83,7 @@ def test_tf_config_that_is_set_on_a_worker_is_refused(fit: Fit):
         with config.session(drivetrain.get_context(), {}):
             pass
 
-    with pytest.raises(TrainingFailedError, match="found it set already"):
+    with pytest.raises(TrainingFailedError, match="got it set already"):
         fit(train, workers=1)
 
 
@@ -176,8 +176,8 @@ def test_rank_that_is_done_first_leaves_the_others_alone(fit: Fit):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda tf: tf.ones(3), "wants a tf.data.Dataset, found"),
-        (lambda tf: tf.data.Dataset.range(10).batch(5, drop_remainder=True), "number of workers, 2, found 5 rows"),
+        (lambda tf: tf.ones(3), "expected a tf.data.Dataset, found"),
+        (lambda tf: tf.data.Dataset.range(10).batch(5, drop_remainder=True), "number of workers, 2, got 5 rows"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(fit: Fit, make: Callable[[Any], Any], message: str):

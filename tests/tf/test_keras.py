@@ -70,13 +70,13 @@ def test_keras_3_fits_on_one_worker_with_all_of_its_devices(fit: Fit, replicas: 
 
 def test_metric_that_keras_does_not_have_is_told_with_those_it_has(fit: Fit):
     config = {"keras": "tf_keras", "make": lambda: ReportCheckpointCallback(metrics=["accuracy", "auc"])}
-    with pytest.raises(TrainingFailedError, match=r"metrics=...\) wants 'auc', found 'loss', 'accuracy'"):
+    with pytest.raises(TrainingFailedError, match=r"metrics=...\): expected 'auc', got 'loss', 'accuracy'"):
         fit(jobs.fit_with_callback, config, workers=1)
 
 
 def test_event_that_keras_does_not_have_is_refused(fit: Fit):
     config = {"keras": "tf_keras", "make": lambda: ReportCheckpointCallback(checkpoint_on="epoch")}
-    with pytest.raises(TrainingFailedError, match=r"checkpoint_on=...\) wants events .*epoch_end.* found 'epoch'"):
+    with pytest.raises(TrainingFailedError, match=r"checkpoint_on=...\): expected events .*epoch_end.* got 'epoch'"):
         fit(jobs.fit_with_callback, config, workers=1)
 
 

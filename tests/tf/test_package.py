@@ -47,7 +47,7 @@ def test_only_public_names_of_the_core_are_imported(source: Path):
 @pytest.mark.parametrize("name", ["intra_op_threads", "inter_op_threads"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
 def test_wrong_number_of_threads_is_refused_when_the_config_is_made(name: str, value: Any):
-    with pytest.raises(ConfigurationError, match=rf"TensorflowConfig\({name}=...\) wants .* found {value!r}"):
+    with pytest.raises(ConfigurationError, match=rf"TensorflowConfig\({name}=...\): expected .* got {value!r}"):
         TensorflowConfig(**{name: value})
 
 

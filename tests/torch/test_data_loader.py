@@ -229,7 +229,7 @@ def test_something_else_than_a_loader_is_refused(fit: Callable[..., Result]):
     def train() -> None:
         prepare_data_loader([1, 2])
 
-    with pytest.raises(TrainingFailedError, match=r"wants a torch.utils.data.DataLoader, found \[1, 2\]"):
+    with pytest.raises(TrainingFailedError, match=r"expected a torch.utils.data.DataLoader, got \[1, 2\]"):
         fit(train)
 
 

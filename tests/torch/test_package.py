@@ -58,7 +58,7 @@ def test_only_public_names_of_the_core_are_imported(source: Path):
         ({"backend": ""}, "backend=.*found ''"),
         ({"backend": "cuda:"}, "backend="),
         ({"backend": 3}, "backend=.*found 3"),
-        ({"init_method": "file"}, "init_method=.*'env' or 'tcp', found 'file'"),
+        ({"init_method": "file"}, "init_method=.*'env' or 'tcp', got 'file'"),
         ({"timeout_s": 0}, "timeout_s=.*found 0"),
         ({"timeout_s": float("inf")}, "timeout_s="),
         ({"timeout_s": "60"}, "timeout_s=.*found '60'"),

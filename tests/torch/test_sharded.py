@@ -234,7 +234,7 @@ def assert_refused(directory: Path, message: str, model: torch.nn.Module | None 
 
 
 def test_directory_that_is_no_sharded_checkpoint_is_refused(tmp_path: Path):
-    assert_refused(tmp_path / "nothing", r"wants a checkpoint of drivetrain_torch\.save_sharded, found .* without")
+    assert_refused(tmp_path / "nothing", r"expected a checkpoint of drivetrain_torch\.save_sharded, got .* without")
     Path(tmp_path, "model.pt").touch()
     assert_refused(tmp_path, r"without \.metadata, which rank 0 writes: pass the directory of a committed checkpoint")
     Path(tmp_path, ".metadata").write_text("{}")
@@ -262,7 +262,7 @@ def test_damaged_file_is_named_with_what_torch_found(saved: Path):
 
 
 def test_checkpoint_of_another_model_is_refused_with_what_differs(saved: Path):
-    wanted = "wants a checkpoint of this model, found .*/saved"
+    wanted = "expected a checkpoint of this model, got .*/saved"
     change = "make them as they were when it was saved"
     assert_refused(saved, rf"{wanted} without model\.3\.weight, model\.3\.bias: {change}", make_model(layers=2))
     assert_refused(saved, rf"{wanted} with model\.2\.weight, model\.2\.bias: {change}", make_model()[:1])
@@ -274,7 +274,7 @@ def test_checkpoint_of_another_optimizer_is_refused_with_what_differs(saved: Pat
     names = r"optimizer\.state\.0\.weight\.{}, .* and {} more"
     momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     found = f"without {names.format('momentum_buffer', 1)}; with {names.format('step', 9)}: make them"
-    assert_refused(saved, f"wants a checkpoint of this model and optimizer, found .*/saved {found}", model, momentum)
+    assert_refused(saved, f"expected a checkpoint of this model and optimizer, got .*/saved {found}", model, momentum)
     assert_refused(saved, r"with optimizer\.state\.2\.weight", model, torch.optim.AdamW(model[0].parameters()))
     save_sharded(saved / "sgd", model, plain_sgd(model))
     assert_refused(saved / "sgd", r"without optimizer\.state\.0\.weight\.step", model, make_optimizer(model))
@@ -283,7 +283,7 @@ def test_checkpoint_of_another_optimizer_is_refused_with_what_differs(saved: Pat
 
 
 def test_directory_with_a_checkpoint_is_not_written_to(saved: Path):
-    with pytest.raises(CheckpointError, match=r"wants a directory without a checkpoint, found one in .*/saved: give"):
+    with pytest.raises(CheckpointError, match=r"expected a directory without a checkpoint, got one in .*/saved: give"):
         save_sharded(saved, make_model())
 
 
@@ -296,11 +296,11 @@ def test_extra_that_cannot_be_pickled_is_told(tmp_path: Path):
 def test_wrong_arguments_are_refused(tmp_path: Path, function: Callable[..., Any]):
     model = make_model()
     name = function.__name__
-    with pytest.raises(ConfigurationError, match=rf"{name} wants a torch\.nn\.Module, found \{{\}}"):
+    with pytest.raises(ConfigurationError, match=rf"{name}: expected a torch\.nn\.Module, got \{{\}}"):
         function(tmp_path, {})
-    with pytest.raises(ConfigurationError, match=f"{name} wants optimizers of torch.optim, found 3"):
+    with pytest.raises(ConfigurationError, match=f"{name}: expected optimizers of torch.optim, got 3"):
         function(tmp_path, model, 3)
-    with pytest.raises(ConfigurationError, match="model's own parameters, found AdamW with others: make it of"):
+    with pytest.raises(ConfigurationError, match="model's own parameters, got AdamW with others: make it of"):
         function(tmp_path, model, make_optimizer(make_model()))
 
 

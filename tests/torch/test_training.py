@@ -111,7 +111,7 @@ def test_unknown_strategy_is_refused(fit: Callable[..., Result]):
     def train() -> None:
         prepare_model(make_model(), parallel_strategy="pipeline")
 
-    with pytest.raises(TrainingFailedError, match="'ddp', 'fsdp' or None, found 'pipeline'") as caught:
+    with pytest.raises(TrainingFailedError, match="'ddp', 'fsdp' or None, got 'pipeline'") as caught:
         fit(train)
     assert isinstance(caught.value.__cause__, ConfigurationError)
 

@@ -390,15 +390,15 @@ def test_server_that_never_answers_does_not_hold_up_a_run(tmp_path: Path, capfd:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: MLflowLoggerCallback(tags=["a"]), "wants a mapping"),
-        (lambda: MLflowLoggerCallback(3), "wants a URI"),
+        (lambda: MLflowLoggerCallback(tags=["a"]), "expected a mapping"),
+        (lambda: MLflowLoggerCallback(3), "expected a URI"),
         (lambda: WandbLoggerCallback(api_key="x", api_key_file="y"), "set one of them"),
         (lambda: WandbLoggerCallback(api_key_file="/nowhere/key"), "found none at /nowhere/key"),
-        (lambda: WandbLoggerCallback(excludes="loss"), "wants a list of names"),
+        (lambda: WandbLoggerCallback(excludes="loss"), "expected a list of names"),
         (lambda: WandbLoggerCallback(id="x"), "sets id of wandb.init itself"),
-        (lambda: CometLoggerCallback(tags="a"), "wants a list of tags"),
+        (lambda: CometLoggerCallback(tags="a"), "expected a list of tags"),
         (lambda: CometLoggerCallback(api_key="x"), "set COMET_API_KEY"),
-        (lambda: TBXLoggerCallback(artifacts="yes"), "wants True or False"),
+        (lambda: TBXLoggerCallback(artifacts="yes"), "expected True or False"),
     ],
 )
 def test_wrong_arguments_are_refused_when_the_callback_is_made(wrong: Any, said: str) -> None:

@@ -122,7 +122,7 @@ def test_train_function_alone_has_one_worker_and_the_space_as_its_config(tmp_pat
     assert len({result.metrics["directory"] for result in grid}) == 3
 
 
-@pytest.mark.skipif(CPUS < 2, reason="wants two CPUs")
+@pytest.mark.skipif(CPUS < 2, reason="requires two CPUs")
 def test_trials_run_together_as_far_as_there_are_cpus_for_them(tmp_path: Path, pipe: Pipe, gate: Pipe) -> None:
     half = {"resources_per_worker": {"CPU": CPUS / 2}}
     together = search(
@@ -149,7 +149,7 @@ def test_trials_run_together_as_far_as_there_are_cpus_for_them(tmp_path: Path, p
     assert states(alone.fit()) == ["completed"] * 3
     assert [line.split()[0] for line in pipe.receive(6 * CPUS)] == [
         f"trial_{number:05d}" for number in range(3) for _ in range(2 * CPUS)
-    ], "one that wants more than the machine has runs alone"
+    ], "one that requires more than the machine has runs alone"
 
 
 def test_number_of_trials_at_a_time_can_be_bounded(tmp_path: Path, pipe: Pipe) -> None:

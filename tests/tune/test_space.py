@@ -66,7 +66,7 @@ def test_booleans_and_numbers_that_are_equal_are_kept_apart() -> None:
     [
         (lambda: tune.uniform(2, 1), "its lower bound first"),
         (lambda: tune.uniform(0, math.inf), "its lower bound first"),
-        (lambda: tune.uniform("a", 2), "wants numbers"),  # type: ignore[arg-type]
+        (lambda: tune.uniform("a", 2), "expected numbers"),  # type: ignore[arg-type]
         (lambda: tune.loguniform(0, 1), "above 0"),
         (lambda: tune.quniform(0.1, 1, 0.25), "multiples of its step"),
         (lambda: tune.choice([]), "at least one value"),
@@ -131,9 +131,9 @@ def test_arguments_of_a_trainer_of_ones_own_are_changed_before_it_makes_others_o
     [
         ({"run_config": {"name": "a"}}, "Tuner, as Tuner"),
         ({"tune_config": 1}, "Tuner, as Tuner"),
-        ({"lr": 1}, "found 'lr'.*train_loop_config"),
-        ({"storage_path": "/tmp"}, "found 'storage_path'"),
-        ({"scaling_config": {"workers": 1}}, "wants fields of ScalingConfig.*found 'workers'"),
+        ({"lr": 1}, "got 'lr'.*train_loop_config"),
+        ({"storage_path": "/tmp"}, "got 'storage_path'"),
+        ({"scaling_config": {"workers": 1}}, "expected fields of ScalingConfig.*got 'workers'"),
     ],
 )
 def test_space_that_touches_what_trials_share_or_nobody_knows_is_refused(space: dict[str, Any], told: str) -> None:

@@ -340,7 +340,7 @@ def test_error_for_a_program_is_json_too(command: Command) -> None:
     status, _, error = command("runs", "plot", "x", "-o", "x.doc", "--json")
     assert status == USAGE
     assert json.loads(error) == {
-        "error": "runs plot -o wants a .png, .svg or .pdf file, found x.doc",
+        "error": "runs plot -o: expected a .png, .svg or .pdf file, got x.doc",
         "type": "ConfigurationError",
     }
 

@@ -165,8 +165,8 @@ def at_home(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["nothing:train"], "found no 'nothing'"),
         (["script.py", "--config", "a=1"], "pass its arguments after --"),
         (["functions.py:train", "--", "--epochs", "3"], "pass --config key=value"),
-        (["functions.py:train", "--num-workers", "many"], "wants a number, or MIN:MAX"),
-        (["functions.py:train", "--config", "lr"], "wants KEY=VALUE, or a JSON file"),
+        (["functions.py:train", "--num-workers", "many"], "expected a number, or MIN:MAX"),
+        (["functions.py:train", "--config", "lr"], "expected KEY=VALUE, or a JSON file"),
         (["functions.py:train", "--backend", "torhc"], "no backend 'torhc' is installed"),
     ],
 )

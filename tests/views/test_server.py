@@ -100,7 +100,7 @@ def test_others_want_the_token_and_keep_it_in_a_cookie(runs: Path) -> None:
 def test_port_that_is_taken_is_an_error_that_says_so(runs: Path) -> None:
     with serving(runs) as server:
         port = urlsplit(server.url).port
-        with pytest.raises(ConfigurationError, match=f"free, found 127.0.0.1:{port}"):
+        with pytest.raises(ConfigurationError, match=f"free, got 127.0.0.1:{port}"):
             RunsServer(local_storage(runs), port=port)
 
 

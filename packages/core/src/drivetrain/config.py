@@ -70,7 +70,7 @@ def _or_none(check: Check) -> Check:
 def _int_from(minimum: int) -> Check:
     def check(what: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ConfigurationError(f"{what} wants an integer of at least {minimum}, found {value!r}")
+            raise ConfigurationError(f"{what}: expected an integer of at least {minimum}, got {value!r}")
 
     return check
 
@@ -78,7 +78,7 @@ def _int_from(minimum: int) -> Check:
 def _one_of(*choices: object) -> Check:
     def check(what: str, value: object) -> None:
         if value not in choices:
-            raise ConfigurationError(f"{what} wants one of {', '.join(map(repr, choices))}, found {value!r}")
+            raise ConfigurationError(f"{what}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
     return check
 
@@ -86,7 +86,7 @@ def _one_of(*choices: object) -> Check:
 def _instance_of(kind: type[object]) -> Check:
     def check(what: str, value: object) -> None:
         if not isinstance(value, kind):
-            raise ConfigurationError(f"{what} wants a {kind.__name__}, found {value!r}")
+            raise ConfigurationError(f"{what}: expected a {kind.__name__}, got {value!r}")
 
     return check
 
@@ -94,29 +94,29 @@ def _instance_of(kind: type[object]) -> Check:
 def _object_with(method: str, description: str) -> Check:
     def check(what: str, value: object) -> None:
         if not callable(getattr(value, method, None)):
-            raise ConfigurationError(f"{what} wants {description}, found {value!r}")
+            raise ConfigurationError(f"{what}: expected {description}, got {value!r}")
 
     return check
 
 
 def _seconds(what: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigurationError(f"{what} wants a positive number of seconds, found {value!r}")
+        raise ConfigurationError(f"{what}: expected a positive number of seconds, got {value!r}")
 
 
 def _bool(what: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{what} wants True or False, found {value!r}")
+        raise ConfigurationError(f"{what}: expected True or False, got {value!r}")
 
 
 def _resources(what: str, value: object) -> None:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f'{what} wants a mapping such as {{"CPU": 2}}, found {value!r}')
+        raise ConfigurationError(f'{what}: expected a mapping such as {{"CPU": 2}}, got {value!r}')
     for key, amount in value.items():
         good = isinstance(key, str) and isinstance(amount, (int, float)) and not isinstance(amount, bool)
         if not good or not 0 <= amount < math.inf:
             raise ConfigurationError(
-                f"{what} wants resource names with amounts of at least 0, found {key!r}: {amount!r}"
+                f"{what}: expected resource names with amounts of at least 0, got {key!r}: {amount!r}"
             )
 
 
@@ -125,11 +125,11 @@ def _number_of_workers(what: str, value: object) -> None:
         _int_from(0)(what, value)
         return
     if len(value) != 2:
-        raise ConfigurationError(f"{what} wants a number or a pair (min, max), found {value!r}")
+        raise ConfigurationError(f"{what}: expected a number or a pair (min, max), got {value!r}")
     for bound in value:
         _int_from(1)(what, bound)
     if value[0] > value[1]:
-        raise ConfigurationError(f"{what.replace('...', '(min, max)')} wants min to be at most max, found {value!r}")
+        raise ConfigurationError(f"{what.replace('...', '(min, max)')}: expected min to be at most max, got {value!r}")
 
 
 def _name_or_runtime(what: str, value: object) -> None:
@@ -141,19 +141,20 @@ def _run_name(what: str, value: object) -> None:
     _instance_of(str)(what, value)
     if not _RUN_NAME.fullmatch(str(value)) or value in (".", ".."):
         raise ConfigurationError(
-            f"{what} wants a plain directory name without slashes, found {value!r}: put the directories before it into "
+            f"{what}: expected a plain directory name without slashes, got {value!r}: put the directories before "
+            "it into "
             "storage_path"
         )
 
 
 def _path(what: str, value: object) -> None:
     if not isinstance(value, (str, os.PathLike)):
-        raise ConfigurationError(f"{what} wants a path or URI, found {value!r}")
+        raise ConfigurationError(f"{what}: expected a path or URI, got {value!r}")
 
 
 def _callbacks(what: str, value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigurationError(f"{what} wants a list of callbacks or names, found {value!r}")
+        raise ConfigurationError(f"{what}: expected a list of callbacks or names, got {value!r}")
     for callback in value:
         if not isinstance(callback, str):
             _object_with("on_report", "Callback objects or names")(what, callback)
@@ -161,24 +162,24 @@ def _callbacks(what: str, value: object) -> None:
 
 def _module_names(what: str, value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(name, str) for name in value):
-        raise ConfigurationError(f"{what} wants a list of module names, found {value!r}")
+        raise ConfigurationError(f"{what}: expected a list of module names, got {value!r}")
 
 
 def _stop_condition(what: str, value: object) -> None:
     if callable(value):
         return
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{what} wants a mapping or a function, found {value!r}")
+        raise ConfigurationError(f"{what}: expected a mapping or a function, got {value!r}")
     for key, bound in value.items():
         if not isinstance(bound, (int, float)):
-            raise ConfigurationError(f"{what} wants a number for {key!r}, found {bound!r}")
+            raise ConfigurationError(f"{what}: expected a number for {key!r}, got {bound!r}")
 
 
 def _resume(what: str, value: object) -> None:
     modes = ("never", "auto", "must")
     if value not in modes and not isinstance(value, os.PathLike) and "/" not in str(value):
         raise ConfigurationError(
-            f"{what} wants one of {', '.join(map(repr, modes))} or the path of a run directory, found {value!r}"
+            f"{what}: expected one of {', '.join(map(repr, modes))} or the path of a run directory, got {value!r}"
         )
 
 

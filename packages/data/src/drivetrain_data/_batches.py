@@ -153,7 +153,7 @@ def to_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any, device: A
     for name, array in batch.items():
         if array.dtype.kind not in "biuf":
             raise ConfigurationError(
-                f"iter_torch_batches() wants columns of numbers, found column {name!r} of type {array.dtype}: "
+                f"iter_torch_batches(): expected columns of numbers, got column {name!r} of type {array.dtype}: "
                 "make tensors of it in a collate_fn, or leave it out of the dataset"
             )
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes

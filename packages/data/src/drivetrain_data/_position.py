@@ -63,7 +63,7 @@ class Position:
             )
         except (KeyError, TypeError, ValueError):
             raise ConfigurationError(
-                f"load_state_dict() wants what state_dict() has returned, found {state!r}"
+                f"load_state_dict(): expected what state_dict() has returned, got {state!r}"
             ) from None
 
     def unread(self) -> list[Interval]:

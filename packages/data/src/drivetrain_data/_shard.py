@@ -103,7 +103,8 @@ class TableShard:
         """
         if batch_format not in _FORMATS:
             raise ConfigurationError(
-                f"iter_batches(batch_format=...) wants one of {', '.join(map(repr, _FORMATS))}, found {batch_format!r}"
+                f"iter_batches(batch_format=...): expected one of {', '.join(map(repr, _FORMATS))}, got "
+                f"{batch_format!r}"
             )
         plan = self._plan(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
         if batch_format == "pyarrow":
@@ -214,7 +215,7 @@ class TableShard:
         wanted = [name for given in (feature_columns, label_columns) for name in _names(given)]
         if missing := [name for name in wanted if name not in columns]:
             raise ConfigurationError(
-                f"to_tf() wants columns of dataset {self.name!r} ({', '.join(columns)}), found {missing[0]!r}"
+                f"to_tf(): expected columns of dataset {self.name!r} ({', '.join(columns)}), got {missing[0]!r}"
             )
         batches = self.iter_batches(
             batch_size=batch_size,
@@ -228,8 +229,8 @@ class TableShard:
             for name in wanted if dtypes is None else ():
                 if getattr(batch[name].dtype, "kind", "") == "f" and specs[name].dtype.is_integer:
                     raise ConfigurationError(
-                        f"to_tf() wants whole numbers in column {name!r} of dataset {self.name!r}, as in its first "
-                        "row, found a missing one: fill the column, or give dtypes={...} with a floating type for it"
+                        f"to_tf(): expected whole numbers in column {name!r} of dataset {self.name!r}, as in its first "
+                        "row, got a missing one: fill the column, or give dtypes={...} with a floating type for it"
                     )
             features, labels = (
                 batch[given] if isinstance(given, str) else {name: batch[name] for name in given}
@@ -239,7 +240,9 @@ class TableShard:
 
         table = next((table for table in self.reader.tables() if table.num_rows), None)
         if table is None:
-            raise ConfigurationError(f"to_tf() wants a row to take types and shapes from, found none in {self.name!r}")
+            raise ConfigurationError(
+                f"to_tf(): expected a row to take types and shapes from, found none in {self.name!r}"
+            )
         row = to_tf_tensors(Columns.of(table.slice(0, 1).select(wanted)).arrays(), dtypes)
         rows = batch_size if drop_last else None
         specs = {name: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype) for name, tensor in row.items()}
@@ -265,7 +268,7 @@ class TableShard:
         plan = position.plan
         if plan is not None and plan.buffer_rows is not None and plan.seed is None:
             raise ConfigurationError(
-                f"the state of dataset {self.name!r} wants an order that can be repeated, found "
+                f"the state of dataset {self.name!r}: expected an order that can be repeated, got "
                 "local_shuffle_buffer_size without a seed: add local_shuffle_seed=..., another one each epoch"
             )
         self._state.last_saved = state = position.as_dict()
@@ -288,12 +291,12 @@ class TableShard:
         position = Position.from_dict(state)
         if position.total != self.total:
             raise ConfigurationError(
-                f"dataset {self.name!r} wants the state of one of {self.total} rows, found that of {position.total}"
+                f"dataset {self.name!r}: expected the state of one of {self.total} rows, got that of {position.total}"
             )
         of_this_shard = position.world_size == self.world_size and position.intervals is None
         if not of_this_shard and (self.remainder is None or self.remainder.position != position):
             raise ConfigurationError(
-                f"dataset {self.name!r} wants a state of {self.world_size} workers, found one of "
+                f"dataset {self.name!r}: expected a state of {self.world_size} workers, got one of "
                 f"{position.world_size}, which is only split anew if rank 0 reported it with the checkpoint that the "
                 "run goes on from, and rows are neither kept together nor only iterated: go on with as many workers, "
                 "or begin the epoch again"
@@ -338,12 +341,13 @@ class TableShard:
     def _plan(self, batch_size: int | None, buffer_rows: int | None, seed: int | None, drop_last: bool) -> BatchPlan:
         for name, value in (("batch_size", batch_size), ("local_shuffle_buffer_size", buffer_rows)):
             if value is not None and (type(value) is not int or value < 1):
-                raise ConfigurationError(f"{name} wants an integer of at least 1, or None, found {value!r}")
+                raise ConfigurationError(f"{name}: expected an integer of at least 1, or None, got {value!r}")
         if self.rows is not None:
             wanted = batch_size if drop_last and batch_size is not None else 1
             if self.smallest_shard < wanted <= max(self.largest_shard, wanted if drop_last else 0):
                 raise ConfigurationError(
-                    f"a batch of dataset {self.name!r} wants {wanted} rows{' (drop_last=True)' if drop_last else ''}, "
+                    f"a batch of dataset {self.name!r}: expected {wanted} "
+                    f"rows{' (drop_last=True)' if drop_last else ''}, "
                     f"and a shard has only {self.smallest_shard}: use a smaller batch_size, fewer workers, or "
                     "DataConfig(datasets_to_split=[...]) without this dataset"
                 )
@@ -361,7 +365,7 @@ class TableShard:
             only_slices: for columns of numbers, making a batch only slices arrays.
         """
         if type(prefetch_batches) is not int or prefetch_batches < 0:
-            raise ConfigurationError(f"prefetch_batches wants an integer of at least 0, found {prefetch_batches!r}")
+            raise ConfigurationError(f"prefetch_batches: expected an integer of at least 0, got {prefetch_batches!r}")
         only_slices = only_slices and self.rows is not None and all(is_array(kind) for kind in self.schema().types)
 
         def start_epoch() -> Iterator[Any]:
@@ -392,8 +396,9 @@ class TableShard:
         if resumed.batches and resumed.plan != plan:
             self._state.resume_from = resumed
             raise ConfigurationError(
-                f"the epoch of dataset {self.name!r} that is continued wants batches made as before, {resumed.plan}, "
-                f"found {plan}"
+                f"the epoch of dataset {self.name!r} that is continued: expected batches made as before, "
+                f"{resumed.plan}, "
+                f"got {plan}"
             )
         shard = self if resumed.intervals is None or self.remainder is None else self.remainder.shard
         return shard, replace(resumed, plan=plan)

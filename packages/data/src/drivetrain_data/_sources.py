@@ -308,15 +308,16 @@ class Rows(Source):
 
         if column not in self.schema().names:
             raise ConfigurationError(
-                f"dataset {self.name!r} wants a column {column!r} to keep rows together by, "
-                f"found {', '.join(map(repr, self.schema().names))}"
+                f"dataset {self.name!r}: expected a column {column!r} to keep rows together by, "
+                f"got {', '.join(map(repr, self.schema().names))}"
             )
         tables = self.make_reader([(0, self.count)]).tables([column])
         values = np.concatenate([to_numpy(table.column(0)) for table in tables])
         changes = np.flatnonzero(values[1:] != values[:-1]) + 1
         if len(changes) + 1 != len(np.unique(values)):
             raise ConfigurationError(
-                f"dataset {self.name!r} wants rows of one {column!r} next to each other, found some apart: sort it by "
+                f"dataset {self.name!r}: expected rows of one {column!r} next to each other, got some apart: sort "
+                "it by "
                 f"{column!r}"
             )
         return replace(self, boundaries=np.concatenate([[0], changes, [self.count]]))
@@ -441,7 +442,7 @@ def _table_of(name: str, dataset: Any) -> pa.Table | None:
         columns = {column: _column_of(values) for column, values in dataset.items()}
         lengths = {column: len(values) for column, values in columns.items()}
         if len(set(lengths.values())) > 1:
-            raise ConfigurationError(f"dataset {name!r} wants columns of one length, found {lengths}")
+            raise ConfigurationError(f"dataset {name!r}: expected columns of one length, got {lengths}")
         return pa.table(columns)
     return None
 
@@ -474,7 +475,7 @@ def _open_files(name: str, dataset: Any) -> Any:
     endings = {os.path.splitext(file)[1] for file in files}
     known = {_FORMATS.get(ending) for ending in endings} - {None}
     if len(known) > 1:
-        raise ConfigurationError(f"dataset {name!r} wants files of one format, found {', '.join(sorted(endings))}")
+        raise ConfigurationError(f"dataset {name!r}: expected files of one format, got {', '.join(sorted(endings))}")
     try:
         return ds.dataset(paths[0] if len(paths) == 1 else paths, format=known.pop() if known else "parquet")
     except (OSError, pa.ArrowInvalid) as error:

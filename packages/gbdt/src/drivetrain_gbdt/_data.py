@@ -54,12 +54,13 @@ class Columns:
         for column in no_features:
             if column not in known:
                 raise ConfigurationError(
-                    f"dataset {name!r} wants a column {column!r}, found {', '.join(map(repr, known))}"
+                    f"dataset {name!r}: expected a column {column!r}, got {', '.join(map(repr, known))}"
                 )
             kind = schema.field(column).type
             if not _is_numeric(kind) and column == self.label:
                 raise ConfigurationError(
-                    f"dataset {name!r} wants labels that are numbers, found column {column!r} of type {kind}: encode it"
+                    f"dataset {name!r}: expected labels that are numbers, got column {column!r} of type {kind}: "
+                    "encode it"
                 )
         features = [column for column in known if column not in no_features]
         wanted = "numbers, or categories" if self.categorical else "numbers"
@@ -67,12 +68,12 @@ class Columns:
             kind = schema.field(column).type
             if not _is_numeric(kind) and not (self.categorical and types.is_dictionary(kind)):
                 raise ConfigurationError(
-                    f"dataset {name!r} wants features that are {wanted}, "
-                    f"found column {column!r} of type {kind}: encode it, or leave it out"
+                    f"dataset {name!r}: expected features that are {wanted}, "
+                    f"got column {column!r} of type {kind}: encode it, or leave it out"
                 )
         if expected is not None and set(features) != set(expected):
             raise ConfigurationError(
-                f"dataset {name!r} wants the features of {TRAIN!r}, found other ones: "
+                f"dataset {name!r}: expected the features of {TRAIN!r}, got other ones: "
                 f"{', '.join(sorted(set(features) ^ set(expected)))}"
             )
         return features

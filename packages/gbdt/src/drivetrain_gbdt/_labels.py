@@ -46,7 +46,7 @@ class Labels:
             values = pc.cast(table.column(column), "float64")
             if values.null_count or not pc.all(pc.is_finite(values), min_count=0).as_py():
                 raise ConfigurationError(
-                    f"dataset {dataset!r} wants labels that are known and finite, found missing or infinite ones in "
+                    f"dataset {dataset!r}: expected labels that are known and finite, got missing or infinite ones in "
                     f"{column!r}"
                 )
             if len(values):
@@ -156,8 +156,8 @@ class LabelRules:
             return
         fractions = "" if labels.integers else "fractions "
         raise ConfigurationError(
-            f"dataset {labels.dataset!r} wants labels that are {self.domain} for objective {self.objective!r}, "
-            f"found {fractions}from {labels.minimum:g} to {labels.maximum:g} in column {labels.column!r}"
+            f"dataset {labels.dataset!r}: expected labels that are {self.domain} for objective {self.objective!r}, "
+            f"got {fractions}from {labels.minimum:g} to {labels.maximum:g} in column {labels.column!r}"
         )
 
     def check_differences(self, labels: Labels) -> None:
@@ -172,6 +172,6 @@ class LabelRules:
             kind, all_equal = "values", labels.minimum == labels.maximum
         if all_equal:
             raise ConfigurationError(
-                f"dataset {labels.dataset!r} wants labels that are of different {kind}, "
-                f"found only {labels.range} in column {labels.column!r}"
+                f"dataset {labels.dataset!r}: expected labels that are of different {kind}, "
+                f"got only {labels.range} in column {labels.column!r}"
             )

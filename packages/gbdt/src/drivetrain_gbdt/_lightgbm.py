@@ -209,7 +209,7 @@ def _read(name: str, shard: Any) -> pa.Table:
         table = pa.concat_tables(shard.iter_batches(batch_size=_ROWS, batch_format="pyarrow"))
     if not table.num_rows:
         raise ConfigurationError(
-            f"LightGBM wants at least one row of dataset {name!r} on each worker, found none: use fewer workers"
+            f"LightGBM: expected at least one row of dataset {name!r} on each worker, found none: use fewer workers"
         )
     return table
 

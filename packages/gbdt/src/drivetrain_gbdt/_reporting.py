@@ -41,7 +41,7 @@ class ModelReports:
     ) -> None:
         if type(frequency) is not int or frequency < 0:
             raise ConfigurationError(
-                f"RayTrainReportCallback(frequency=...) wants a number of rounds, at least 0, found {frequency!r}"
+                f"RayTrainReportCallback(frequency=...): expected a number of rounds, at least 0, got {frequency!r}"
             )
         names = [metrics] if isinstance(metrics, str) else metrics
         self._names = names if isinstance(names, Mapping) or names is None else {name: name for name in names}
@@ -86,8 +86,8 @@ class ModelReports:
         missing = sorted(set(self._names.values()) - set(values))
         if missing:
             raise ConfigurationError(
-                "RayTrainReportCallback(metrics=...) wants names of metrics "
-                f"({', '.join(map(repr, values)) or 'there are none'}), found {', '.join(map(repr, missing))}"
+                "RayTrainReportCallback(metrics=...): expected names of metrics "
+                f"({', '.join(map(repr, values)) or 'there are none'}), got {', '.join(map(repr, missing))}"
             )
         return {name: values[source] for name, source in self._names.items()}
 
@@ -119,7 +119,5 @@ def model_file(checkpoint: Checkpoint, filename: str, directory: str) -> Path:
     path = Path(directory, filename)
     if not path.exists():
         found = ", ".join(sorted(file.name for file in Path(directory).iterdir())) or "no files"
-        raise ConfigurationError(
-            f"a checkpoint with the file {filename!r} is wanted, found {found} in {checkpoint.path}"
-        )
+        raise ConfigurationError(f"a checkpoint with the file {filename!r} is wanted, got {found} in {checkpoint.path}")
     return path

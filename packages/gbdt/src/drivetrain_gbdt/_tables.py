@@ -57,8 +57,8 @@ class TableForm:
         of_dataset = {name: dict(given) for name, given in (options or {}).items()}
         if unknown := sorted(set(of_dataset) - set(datasets)):
             raise ConfigurationError(
-                f"{self.trainer}({self.options}=...) wants names of datasets ({', '.join(map(repr, datasets))}), "
-                f"found {', '.join(map(repr, unknown))}"
+                f"{self.trainer}({self.options}=...): expected names of datasets ({', '.join(map(repr, datasets))}), "
+                f"got {', '.join(map(repr, unknown))}"
             )
         run_config, frequency, at_end = _checkpoint_rules(run_config)
         columns = Columns(
@@ -83,7 +83,7 @@ class TableForm:
         """Refuses the arguments of the table form beside a train function."""
         if any(value for value in given):
             raise ConfigurationError(
-                f"{self.trainer} with a train_loop_per_worker wants no label_column, params or arguments of "
+                f"{self.trainer} with a train_loop_per_worker: expected no label_column, params or arguments of "
                 f"{function}: the function calls it itself"
             )
 
@@ -121,17 +121,17 @@ def _check_arguments(
     """The label column and the parameters, if they can be."""
     if not isinstance(label_column, str) or not isinstance(params, Mapping) or not datasets or TRAIN not in datasets:
         raise ConfigurationError(
-            f"{trainer} wants a train_loop_per_worker; or params={{...}}, label_column='...' and "
-            f"datasets={{'train': ...}}, found label_column={label_column!r}, params={params!r}, "
+            f"{trainer}: expected a train_loop_per_worker; or params={{...}}, label_column='...' and "
+            f"datasets={{'train': ...}}, got label_column={label_column!r}, params={params!r}, "
             f"datasets {sorted(datasets or ())}"
         )
     objective = params.get("objective")
     if isinstance(objective, str) and objective.startswith("multi") and not params.get("num_class"):
-        raise ConfigurationError(f"{trainer}(params=...) with objective {objective!r} wants num_class, found none")
+        raise ConfigurationError(f"{trainer}(params=...) with objective {objective!r}: expected num_class, found none")
     device = str(params.get("device", params.get("device_type", "cpu")))
     if device.startswith(("cuda", "gpu")) and not (scaling is not None and scaling.use_gpu):
         raise ConfigurationError(
-            f"{trainer}(params={{'device': {device!r}}}) wants GPUs, found ScalingConfig(use_gpu=False): "
+            f"{trainer}(params={{'device': {device!r}}}): expected GPUs, got ScalingConfig(use_gpu=False): "
             "add use_gpu=True, or use device='cpu'"
         )
     return label_column, dict(params)

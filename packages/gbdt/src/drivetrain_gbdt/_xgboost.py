@@ -185,7 +185,7 @@ class _Batches(xgboost.DataIter):
 
 def _other_categories(name: str) -> ConfigurationError:
     return ConfigurationError(
-        f"column {name!r} wants the same categories, in the same order, in every part of a dataset, found others: "
+        f"column {name!r}: expected the same categories, in the same order, in every part of a dataset, got others: "
         "give the dataset as one data frame, or encode the column as numbers"
     )
 
@@ -290,7 +290,7 @@ def _matrices(config: Mapping[str, Any], params: Mapping[str, Any], cache: Path)
             matrices[name] = kind(pieces, ref=next(iter(matrices.values()), None), **options)
         elif external:
             raise ConfigurationError(
-                f"dmatrix_params={{{name!r}: {{'external_memory': True}}}} wants a tree_method of histograms, found "
+                f"dmatrix_params={{{name!r}: {{'external_memory': True}}}}: expected a tree_method of histograms, got "
                 f"{params.get('tree_method')!r} (booster {params.get('booster', 'gbtree')!r}): use tree_method='hist'"
             )
         else:

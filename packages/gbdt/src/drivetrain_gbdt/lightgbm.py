@@ -73,7 +73,7 @@ def get_network_params() -> dict[str, Any]:
         ['num_threads']
     """
     if _network is None:
-        raise SessionError("get_network_params() wants to be called in the train function of a LightGBMTrainer")
+        raise SessionError("get_network_params() must be called in the train function of a LightGBMTrainer")
     return dict(_network)
 
 
@@ -95,11 +95,11 @@ class LightGBMConfig(BackendConfig):
     def __post_init__(self) -> None:
         if self.tree_learner not in ("data", "voting", "feature"):
             raise ConfigurationError(
-                f"LightGBMConfig(tree_learner=...) wants 'data', 'voting' or 'feature', found {self.tree_learner!r}"
+                f"LightGBMConfig(tree_learner=...): expected 'data', 'voting' or 'feature', got {self.tree_learner!r}"
             )
         if type(self.timeout_s) not in (int, float) or self.timeout_s < 1:
             raise ConfigurationError(
-                f"LightGBMConfig(timeout_s=...) wants a number of seconds of at least 1, found {self.timeout_s!r}"
+                f"LightGBMConfig(timeout_s=...): expected a number of seconds of at least 1, got {self.timeout_s!r}"
             )
 
     def create(self) -> Backend:
@@ -170,7 +170,7 @@ def _reserve_port() -> int:
                 continue
         _reserved.append(name)
         return port
-    raise ResourceError(f"LightGBM wants a free port between {low} and {first}, found none in {_TRIES} tries")
+    raise ResourceError(f"LightGBM: expected a free port between {low} and {first}, found none in {_TRIES} tries")
 
 
 class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):

@@ -78,7 +78,7 @@ class AccelerateBackend(Backend):
                 state = PartialState(cpu=variables["ACCELERATE_USE_CPU"] == "true", **group)
                 if state.num_processes != context.get_world_size():
                     raise ConfigurationError(
-                        f"Accelerate wants to be set up by the run, found {state.num_processes} processes in place of "
+                        f"Accelerate: expected set up by the run, got {state.num_processes} processes in place of "
                         f"{context.get_world_size()}: make no Accelerator or PartialState before the train function"
                     )
                 yield
@@ -119,7 +119,8 @@ def _require_fresh(variables: Mapping[str, str]) -> None:
     state = AcceleratorState()
     if (state.mixed_precision, state.distributed_type == "DEEPSPEED") != wanted:
         raise ConfigurationError(
-            "Accelerate wants one configuration for the life of a process, found that another Accelerator was made in "
+            "Accelerate: expected one configuration for the life of a process, got that another Accelerator was "
+            "made in "
             "this one: use ScalingConfig(num_workers=1), which runs the function in a process of its own"
         )
 
@@ -150,13 +151,13 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
     kind = str(config.get("distributed_type", "NO"))
     if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         raise ConfigurationError(
-            "accelerate_config wants compute_environment: LOCAL_MACHINE, found "
+            "accelerate_config: expected compute_environment: LOCAL_MACHINE, got "
             f"{config['compute_environment']}: run accelerate config anew for this machine"
         )
     if on_cpu and kind in ("FSDP", "MEGATRON_LM", "TP"):
         raise ConfigurationError(
-            f"accelerate_config wants GPUs for distributed_type: {kind}, found workers without, where Accelerate would "
-            "train plain data-parallel: set ScalingConfig(use_gpu=True), or another distributed_type"
+            f"accelerate_config: expected GPUs for distributed_type: {kind}, got workers without GPUs, where Accelerate "
+            "would train plain data-parallel: set ScalingConfig(use_gpu=True), or another distributed_type"
         )
     arguments = launch_command_parser().parse_args(["train"])
     known = {*ClusterConfig.__dataclass_fields__, "fp16", "dynamo_backend"}
@@ -175,8 +176,8 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
         import accelerate
 
         raise ConfigurationError(
-            f"accelerate_config wants keys that accelerate {accelerate.__version__} knows, found {', '.join(unknown)}: "
-            "remove them, run accelerate config anew, or install the version that the file is from"
+            f"accelerate_config: expected keys that accelerate {accelerate.__version__} knows, got "
+            f"{', '.join(unknown)}: remove them, run accelerate config again, or install the version that wrote the file"
         )
     for name, value in _TOPOLOGY.items():
         setattr(arguments, name, value)
@@ -196,7 +197,7 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
         else:
             told = launch.prepare_multi_gpu_env(arguments)
     except (ValueError, RuntimeError) as error:
-        raise ConfigurationError(f"accelerate_config wants values that Accelerate accepts: {error}") from error
+        raise ConfigurationError(f"accelerate_config: expected values that Accelerate accepts: {error}") from error
     variables = {name: value for name, value in told.items() if name.startswith(_TOLD)}
     # Told that it is on a CPU, Accelerate passes over DeepSpeed in silence.
     variables["ACCELERATE_USE_CPU"] = str(on_cpu and not arguments.use_deepspeed).lower()

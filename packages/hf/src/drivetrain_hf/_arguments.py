@@ -22,7 +22,8 @@ def check_arguments(arguments: TrainingArguments) -> None:
     context = get_context()
     if arguments.world_size != context.get_world_size():
         raise ConfigurationError(
-            f"a Trainer in this run wants to train on {context.get_world_size()} workers, found TrainingArguments that "
+            f"a Trainer in this run: expected to train on {context.get_world_size()} workers, got "
+            "TrainingArguments that "
             f"count {arguments.world_size}, so that each would train alone: make them in the train function of a "
             "TorchTrainer, and leave ACCELERATE_USE_CPU as it is there"
         )
@@ -30,7 +31,7 @@ def check_arguments(arguments: TrainingArguments) -> None:
     kind = str(getattr(arguments.distributed_state.distributed_type, "value", ""))
     if asked and arguments.device.type == "cpu" and kind != "DEEPSPEED":
         raise ConfigurationError(
-            f"TrainingArguments({asked[0]}=...) wants GPUs, found a worker without, where it would be passed over in "
+            f"TrainingArguments({asked[0]}=...): expected GPUs, got a worker without, where it would be passed over in "
             "silence: set ScalingConfig(use_gpu=True); DeepSpeed also runs on CPUs under an AccelerateTrainer of "
             'distributed_type DEEPSPEED, with TrainingArguments(accelerator_config={"use_configured_state": True})'
         )
@@ -47,7 +48,7 @@ def check_arguments(arguments: TrainingArguments) -> None:
     found = f"eval_strategy={evaluation!r}" + (f" every {every}" if evaluation == "steps" else "")
     found += f" and save_strategy={saving!r}" + (f" every {each}" if saving == "steps" else "")
     raise ConfigurationError(
-        f"CheckpointConfig(checkpoint_score_attribute={score!r}) wants an evaluation at every step that saves, found "
+        f"CheckpointConfig(checkpoint_score_attribute={score!r}): expected an evaluation at every step that saves, got "
         f'{found}: use "epoch" for both strategies, or "steps" for both with save_steps a multiple of eval_steps'
     )
 
@@ -61,8 +62,9 @@ def check_logged(metrics: dict[str, Any], logged: set[str]) -> None:
     score = get_context().checkpoint_config.checkpoint_score_attribute
     if score is not None and score not in metrics and score not in logged:
         raise ConfigurationError(
-            f"CheckpointConfig(checkpoint_score_attribute={score!r}) wants a metric that the Trainer logs before it "
-            f"saves, found {', '.join(sorted(logged | metrics.keys()))}: name one of these, or have compute_metrics "
+            f"CheckpointConfig(checkpoint_score_attribute={score!r}): expected a metric that the Trainer logs "
+            "before it "
+            f"saves, got {', '.join(sorted(logged | metrics.keys()))}: name one of these, or have compute_metrics "
             "return it"
         )
 

@@ -128,7 +128,8 @@ def _fetch(best: str, output_dir: str) -> str:
                 os.rename(os.path.join(directory, RayTrainReportCallback.CHECKPOINT_NAME), target)
         else:
             warnings.warn(
-                f"load_best_model_at_end wants the best checkpoint so far, found {best} gone and no checkpoint of step "
+                f"load_best_model_at_end: expected the best checkpoint so far, got {best} gone and no checkpoint "
+                "of step "
                 f"{step} kept by this run: unless a better one comes, the last model takes its place. Keep it with "
                 "CheckpointConfig(checkpoint_score_attribute=...)",
                 stacklevel=2,

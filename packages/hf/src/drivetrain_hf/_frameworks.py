@@ -20,6 +20,6 @@ def require(framework: str) -> None:
     """
     if importlib.util.find_spec(framework) is None:
         raise PluginError(
-            f"drivetrain_hf.{framework} wants the package {framework}, found none: run "
+            f"drivetrain_hf.{framework}: expected the package {framework}, found none: run "
             f'pip install "drivetrain[{framework}]"'
         )

@@ -85,7 +85,8 @@ def _read_config(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> di
         config = {} if path is None else _parse(path)
     if not isinstance(config, dict) or (config and "distributed_type" not in config):
         raise ConfigurationError(
-            "AccelerateTrainer(accelerate_config=...) wants what accelerate config writes, found no distributed_type "
+            "AccelerateTrainer(accelerate_config=...): expected what accelerate config writes, found no "
+            "distributed_type "
             f"in {path or given!r}: run accelerate config, or add a distributed_type"
         )
     inner = dict(config.get("deepspeed_config") or {})
@@ -114,5 +115,5 @@ def _parse(path: Path) -> Any:
         return yaml.safe_load(text)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"AccelerateTrainer(accelerate_config=...) wants a file that can be read, found {path}: {error}"
+            f"AccelerateTrainer(accelerate_config=...): expected a file that can be read, got {path}: {error}"
         ) from error

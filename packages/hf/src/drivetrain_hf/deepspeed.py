@@ -38,12 +38,12 @@ def check_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str
         try:
             found = json.loads(Path(config).read_text())
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"check_config wants a JSON file, found {os.fspath(config)}: {error}") from error
+            raise ConfigurationError(f"check_config: expected a JSON file, got {os.fspath(config)}: {error}") from error
     if not isinstance(found, Mapping):
-        raise ConfigurationError(f"check_config wants a mapping, found {found!r}")
+        raise ConfigurationError(f"check_config: expected a mapping, got {found!r}")
     if unresolved := list(_unresolved(found)):
         raise ConfigurationError(
-            f'a DeepSpeed configuration wants values, found "auto" for {", ".join(unresolved)}: write numbers there, '
+            f'a DeepSpeed configuration: expected values, got "auto" for {", ".join(unresolved)}: write numbers there, '
             "or leave the configuration to Accelerate or Transformers, which fill them in"
         )
     return dict(found)

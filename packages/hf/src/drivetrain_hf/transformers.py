@@ -70,7 +70,7 @@ def prepare_trainer(trainer: T) -> T:
 
     made: Any = trainer
     if not isinstance(made, transformers.Trainer):
-        raise ConfigurationError(f"prepare_trainer wants a transformers.Trainer, found {trainer!r}")
+        raise ConfigurationError(f"prepare_trainer: expected a transformers.Trainer, got {trainer!r}")
     check_arguments(made.args)
     if get_context().get_world_rank() != 0:
         for callback in (transformers.PrinterCallback, transformers.ProgressCallback):
@@ -81,7 +81,8 @@ def prepare_trainer(trainer: T) -> T:
     elif _is_batches(made.train_dataset):
         if made.args.max_steps <= 0:
             raise ConfigurationError(
-                "prepare_trainer wants TrainingArguments(max_steps=...) for data that can only be iterated over, found "
+                "prepare_trainer: expected TrainingArguments(max_steps=...) for data that can only be iterated "
+                "over, got "
                 f"max_steps={made.args.max_steps}: say after how many optimizer steps to stop"
             )
         made.get_train_dataloader = lambda: _pass_on(made.train_dataset)
@@ -184,7 +185,7 @@ def _divide(datasets: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[st
     given = dict(datasets or {})
     if unknown := sorted(given.keys() - _NAMES):
         raise ConfigurationError(
-            "TransformersTrainer(datasets=...) wants 'train' and 'evaluation', found "
+            "TransformersTrainer(datasets=...): expected 'train' and 'evaluation', got "
             f"{', '.join(map(repr, unknown))}: rename it, or load it in trainer_init_per_worker"
         )
     split = {name: dataset for name, dataset in given.items() if _is_split(dataset)}
@@ -245,7 +246,8 @@ class TransformersTrainer(TorchTrainer):
     ) -> None:
         if not callable(trainer_init_per_worker):
             raise ConfigurationError(
-                f"TransformersTrainer(trainer_init_per_worker=...) wants a function, found {trainer_init_per_worker!r}"
+                "TransformersTrainer(trainer_init_per_worker=...): expected a function, got "
+                f"{trainer_init_per_worker!r}"
             )
         sampled, split = _divide(datasets)
         super().__init__(
@@ -291,7 +293,7 @@ class TransformersTrainer(TorchTrainer):
             arguments["train_loop_per_worker"] = _TrainFunction(trainer_init_per_worker, sampled, tuple(split))
         elif sampled:
             raise ConfigurationError(
-                f"TransformersTrainer.restore(datasets=...) wants a trainer_init_per_worker along with "
+                f"TransformersTrainer.restore(datasets=...): expected a trainer_init_per_worker along with "
                 f"{', '.join(map(repr, sampled))}, which is stored with that function: give both, or neither"
             )
         if split:

@@ -138,7 +138,7 @@ class HorovodBackend(Backend):
                 if name in addresses:
                     return name, next(iter(addresses[name]), "")
             raise ConfigurationError(
-                f"HorovodConfig(nics=...) wants a network interface that every worker has, found none of "
+                f"HorovodConfig(nics=...): expected a network interface that every worker has, found none of "
                 f"{', '.join(self.nics)} on rank {worker.rank} ({worker.hostname}): there are "
                 f"{', '.join(sorted(addresses))}"
             )
@@ -177,7 +177,7 @@ def _check_build(worker: WorkerInfo, built: Mapping[str, str] | None) -> None:
         return
     found = "none" if built is None else "one that was built with no framework"
     raise PluginError(
-        f"the horovod backend wants Horovod on every worker, built with the framework that it uses, found {found} on "
+        f"the horovod backend: expected Horovod on every worker, built with the framework that it uses, got {found} on "
         f"rank {worker.rank} ({worker.hostname}). For torch, run there: {BUILD}"
     )
 

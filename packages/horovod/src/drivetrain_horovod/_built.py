@@ -52,7 +52,7 @@ def explain(error: BaseException) -> str | None:
         wanted = f"a Horovod that was built with the {framework} that is installed"
     else:
         return None
-    return f"horovod.{framework} wants {wanted}, found one built with {describe(built)}: {_how(framework)}"
+    return f"horovod.{framework}: expected {wanted}, got one built with {describe(built)}: {_how(framework)}"
 
 
 def _how(framework: str) -> str:

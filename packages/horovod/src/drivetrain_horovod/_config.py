@@ -60,18 +60,18 @@ class HorovodConfig(BackendConfig):
         nics: object = self.nics
         if nics is not None and not _are_names(nics):
             raise ConfigurationError(
-                'HorovodConfig(nics=...) wants names of network interfaces such as {"eth0"}, or None to choose by '
-                f"address, found {nics!r}"
+                'HorovodConfig(nics=...): expected names of network interfaces such as {"eth0"}, or None to choose by '
+                f"address, got {nics!r}"
             )
         if type(self.verbose) is not int or self.verbose < 0:
-            raise ConfigurationError(f"HorovodConfig(verbose=...) wants 0, 1, 2 or 3, found {self.verbose!r}")
+            raise ConfigurationError(f"HorovodConfig(verbose=...): expected 0, 1, 2 or 3, got {self.verbose!r}")
         if type(self.elastic) is not bool:
-            raise ConfigurationError(f"HorovodConfig(elastic=...) wants True or False, found {self.elastic!r}")
+            raise ConfigurationError(f"HorovodConfig(elastic=...): expected True or False, got {self.elastic!r}")
         for name in ("timeout_s", "elastic_timeout_s", "placement_group_timeout_s"):
             seconds: object = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 1 <= seconds < math.inf:
                 raise ConfigurationError(
-                    f"HorovodConfig({name}=...) wants a number of seconds of at least 1, found {seconds!r}"
+                    f"HorovodConfig({name}=...): expected a number of seconds of at least 1, got {seconds!r}"
                 )
 
     def create(self) -> Backend:

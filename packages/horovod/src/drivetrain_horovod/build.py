@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        sys.exit("wants PyTorch in this environment, to compile against, found none: run pip install torch")
+        sys.exit("expected PyTorch in this environment, to compile against, found none: run pip install torch")
     environment = _environment()
     folder = options.cache / _key(torch, environment)
     kept = next(folder.glob("*.whl"), None)
@@ -99,7 +99,7 @@ def _key(torch: str, environment: Mapping[str, str]) -> str:
 
 def _build(folder: Path, environment: Mapping[str, str]) -> Path:
     if missing := [f"{name} ({what})" for name, what in _PROGRAMS.items() if shutil.which(name) is None]:
-        sys.exit(f"wants {', '.join(missing)} on the PATH, found none; on Debian: apt install build-essential cmake")
+        sys.exit(f"expected {', '.join(missing)} on the PATH, found none; on Debian: apt install build-essential cmake")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="horovod-build-") as name:
         scratch = Path(name)

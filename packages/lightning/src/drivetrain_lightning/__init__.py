@@ -53,7 +53,7 @@ def _used_distribution() -> str:
     installed = imported or [name for name in _MODULES if importlib.util.find_spec(name) is not None]
     if not installed:
         raise PluginError(
-            "drivetrain_lightning wants the package lightning or pytorch_lightning, found none of them: "
+            "drivetrain_lightning: expected the package lightning or pytorch_lightning, found none of them: "
             "run pip install lightning, on every node"
         )
     return installed[0]

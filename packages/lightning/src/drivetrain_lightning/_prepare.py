@@ -27,6 +27,6 @@ def prepare_trainer(trainer: T) -> T:
         SessionError: called outside a train function.
     """
     if not hasattr(trainer, "strategy"):
-        raise ConfigurationError(f"prepare_trainer wants a Trainer of Lightning, found {trainer!r}")
+        raise ConfigurationError(f"prepare_trainer: expected a Trainer of Lightning, got {trainer!r}")
     check_strategy(trainer.strategy)
     return trainer

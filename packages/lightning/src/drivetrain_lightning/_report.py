@@ -32,17 +32,17 @@ class ReportCallback:
         number: object = every
         if every not in ("epoch", "validation") and (type(number) is not int or number < 1):
             raise ConfigurationError(
-                "RayTrainReportCallback(every=...) wants 'epoch', 'validation' or a positive number of steps, found "
+                "RayTrainReportCallback(every=...): expected 'epoch', 'validation' or a positive number of steps, got "
                 f"{every!r}"
             )
         names: object = metrics
         if isinstance(names, (str, Mapping)) or not all(isinstance(name, str) for name in metrics or ()):
             raise ConfigurationError(
-                f"RayTrainReportCallback(metrics=...) wants a list of the names of metrics, found {metrics!r}"
+                f"RayTrainReportCallback(metrics=...): expected a list of the names of metrics, got {metrics!r}"
             )
         if checkpoint_upload_mode not in ("sync", "async"):
             raise ConfigurationError(
-                "RayTrainReportCallback(checkpoint_upload_mode=...) wants 'sync' or 'async', found "
+                "RayTrainReportCallback(checkpoint_upload_mode=...): expected 'sync' or 'async', got "
                 f"{checkpoint_upload_mode!r}"
             )
         self.every = every
@@ -112,8 +112,9 @@ class ReportCallback:
             return logged
         if complete and (missing := [name for name in self.metrics if name not in logged]):
             raise ConfigurationError(
-                f"RayTrainReportCallback(metrics=...) wants {', '.join(map(repr, missing))}, which was never logged; "
-                f"found {', '.join(map(repr, logged)) or 'no metric at all'}: call self.log({missing[0]!r}, ...) in "
+                f"RayTrainReportCallback(metrics=...): expected {', '.join(map(repr, missing))}, which was never "
+                "logged; "
+                f"got {', '.join(map(repr, logged)) or 'no metric at all'}: call self.log({missing[0]!r}, ...) in "
                 "the LightningModule before the report, or take the name out"
             )
         return {name: logged[name] for name in self.metrics if name in logged}

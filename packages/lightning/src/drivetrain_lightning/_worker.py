@@ -156,7 +156,8 @@ class WorkerFSDPStrategy(WorkerStrategy):
             return
         if self._gathers:
             raise ConfigurationError(
-                "RayFSDPStrategy wants sharded checkpoints on workers without GPUs, found state_dict_type='full', with "
+                "RayFSDPStrategy: expected sharded checkpoints on workers without GPUs, got "
+                "state_dict_type='full', with "
                 "which torch crashes there: pass RayFSDPStrategy(state_dict_type='sharded')"
             )
         from torch.distributed.fsdp import FullyShardedDataParallel
@@ -232,27 +233,27 @@ def check_strategy(strategy: object) -> None:
     if not isinstance(strategy, WorkerStrategy):
         other = "another" if strategy is None else type(strategy).__name__
         raise ConfigurationError(
-            f"a Trainer in a train function wants one of drivetrain_lightning's strategies, found {other}: pass "
+            f"a Trainer in a train function: expected one of drivetrain_lightning's strategies, got {other}: pass "
             "Trainer(strategy=RayDDPStrategy()), RayFSDPStrategy or RayDeepSpeedStrategy"
         )
     environment = getattr(strategy, "cluster_environment", None)
     if not isinstance(environment, WorkerEnvironment):
         raise ConfigurationError(
-            "a Trainer in a train function wants drivetrain_lightning's cluster environment, found "
+            "a Trainer in a train function: expected drivetrain_lightning's cluster environment, got "
             f"{type(environment).__name__}: pass Trainer(plugins=[RayLightningEnvironment()])"
         )
     own, given = get_devices(), list(getattr(strategy, "parallel_devices", None) or ())
-    device, found = own[0], f"found {', '.join(map(str, given))}"
+    device, found = own[0], f"got {', '.join(map(str, given))}"
     if given and given[0].type != device.type:
         accelerator, what = ("cpu", "GPUs") if device.type == "cpu" else ("auto", "none")
         raise ConfigurationError(
-            f"the Trainer wants to train on this worker's {device.type.upper()}, {found}: pass "
+            f"the Trainer: expected to train on this worker's {device.type.upper()}, {found}: pass "
             f"Trainer(accelerator={accelerator!r}), or ask for {what} by ScalingConfig(use_gpu={device.type == 'cpu'})"
         )
     are_own = device in given and len(given) <= len(own) and set(given) <= set(own)
     are_all_visible = device.type == "cuda" and len(given) == torch.cuda.device_count()  # what "auto" takes
     if given and not are_own and not are_all_visible:
         raise ConfigurationError(
-            f"the Trainer wants the devices of this worker, which trains on {device}, {found}: pass "
+            f"the Trainer: expected the devices of this worker, which trains on {device}, {found}: pass "
             "Trainer(devices='auto'); the number of processes is that of ScalingConfig(num_workers=...)"
         )

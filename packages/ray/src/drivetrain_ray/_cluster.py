@@ -58,7 +58,7 @@ def connect(scaling: ScalingConfig) -> None:
         ray.init(address=address, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConfigurationError(
-            f"{'RAY_ADDRESS' if configured else 'the Ray cluster here'}={address!r} wants a running Ray cluster, "
+            f"{'RAY_ADDRESS' if configured else 'the Ray cluster here'}={address!r}: expected a running Ray cluster, "
             f"found none: {error}"
         ) from error
 
@@ -109,7 +109,7 @@ class Reservation:
         if len(given) < workers or any(found.get(name, 0) < each for found in given for name, each in bundle.items()):
             raise ResourceError(
                 f"{workers} workers with {bundle} each want as many bundles of the placement group that they were "
-                f"given, found {list(self.group.bundle_specs)}, the workers' being those from number {self.first} on: "
+                f"given, got {list(self.group.bundle_specs)}, the workers' being those from number {self.first} on: "
                 "reserve more, or ask for less"
             )
 
@@ -253,7 +253,7 @@ def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reser
     if trainer:
         bundles.append(trainer)
     if not bundle:
-        raise ConfigurationError("a worker on Ray wants at least a fraction of one resource, found none asked for")
+        raise ConfigurationError("a worker on Ray: expected at least a fraction of one resource, found none asked for")
     asked = bundles, spec.avoided
     if kept is not None:
         if kept.asked == asked and kept.is_whole():

@@ -73,7 +73,7 @@ class RayRuntime(Runtime):
             importlib.import_module("ray")
         except ModuleNotFoundError:
             raise PluginNotFoundError(
-                'the "ray" runtime wants Ray, which is not installed. Run: pip install "drivetrain[ray]"'
+                'the "ray" runtime requires Ray, which is not installed. Run: pip install "drivetrain[ray]"'
             ) from None
         if self._given is not None:
             self._given.require(scaling.max_workers, scaling)

@@ -135,14 +135,14 @@ def make_trainable(
         from ray import tune
     except ImportError as error:
         raise PluginNotFoundError(
-            f'a trainable wants Ray Tune, which is not installed ({error}). Run: pip install "drivetrain[ray-tune]"'
+            f'a trainable requires Ray Tune, which is not installed ({error}). Run: pip install "drivetrain[ray-tune]"'
         ) from None
     try:
         pickled = dumps(trainer, reduce_reference)
     except Exception as error:  # whatever a user's object may raise
         culprit = _find_unpicklable(trainer.given)
         raise SerializationError(
-            f"trials of Ray Tune want a trainer that can be pickled; {culprit} cannot be "
+            f"trials of Ray Tune: expected a trainer that can be pickled; {culprit} cannot be "
             f"({type(error).__name__}: {error}). Give a dataset as a function that returns it, and make other such "
             "objects inside the train function"
         ) from error
@@ -317,7 +317,7 @@ def _scaling_here(scaling: ScalingConfig) -> ScalingConfig:
         return scaling if scaling.max_workers == 0 else replace(scaling, resources_per_worker=_per_worker(scaling))
     group = ray.util.get_current_placement_group()
     if group is None:
-        raise ConfigurationError("a trial wants a placement group of Ray Tune's, found none")
+        raise ConfigurationError("a trial: expected a placement group of Ray Tune's, found none")
     has_trainer = any((scaling.trainer_resources or {}).values())
     runtime = RayRuntime(placement_group=group, first_bundle=int(has_trainer))
     return replace(scaling, runtime=runtime, num_workers=scaling.max_workers)
@@ -346,12 +346,14 @@ def _require_room(bundles: list[dict[str, float]], reads_with_ray: bool) -> None
     grows = "if the cluster gets nodes when they are wanted, use as_trainable(autoscaling=True)"
     if any(found[name] < amount for name, amount in wanted.items()):
         raise ResourceError(
-            f"a trial wants {dict(wanted)} (its workers and trainer_resources), the whole cluster has {found}: ask for "
+            f"a trial: expected {dict(wanted)} (its workers and trainer_resources), the whole cluster has "
+            f"{found}: ask for "
             f"fewer workers or less of each; {grows}"
         )
     if reads_with_ray and total.get("CPU", 0.0) - wanted["CPU"] < 1:
         raise ResourceError(
-            f"a trial wants {wanted['CPU']:g} of the cluster's {total.get('CPU', 0.0):g} CPUs, which leaves none for "
+            f"a trial: expected {wanted['CPU']:g} of the cluster's {total.get('CPU', 0.0):g} CPUs, which leaves "
+            "none for "
             f"Ray Data to read its dataset with: ask for fewer workers; {grows}"
         )
 

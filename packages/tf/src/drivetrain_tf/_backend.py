@@ -72,7 +72,7 @@ class TensorflowBackend(Backend):
         config = rendezvous.get("TF_CONFIG")
         if not self._set_threads() and config is not None and config != _told:
             raise ConfigurationError(
-                "the tensorflow backend wants a process in which TensorFlow has not computed anything yet, found one "
+                "the tensorflow backend: expected a process in which TensorFlow has not computed anything yet, got one "
                 "in which a strategy, a tensor or a dataset was made before the workers know of each other, when a "
                 "module of the train function was imported: make it in the train function"
             )
@@ -121,7 +121,7 @@ def refuse_tf_config(environment: Mapping[str, str]) -> None:
     """
     if "TF_CONFIG" in environment:
         raise ConfigurationError(
-            "the tensorflow backend sets TF_CONFIG for each worker itself, found it set already "
+            "the tensorflow backend sets TF_CONFIG for each worker itself, got it set already "
             f"({environment['TF_CONFIG']!r}): unset it in the environment that drivetrain is started in"
         )
 

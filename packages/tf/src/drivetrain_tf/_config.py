@@ -36,8 +36,9 @@ class TensorflowConfig(BackendConfig):
             threads: object = getattr(self, name)
             if threads is not None and (type(threads) is not int or threads < 1):
                 raise ConfigurationError(
-                    f"TensorflowConfig({name}=...) wants a number of threads of at least 1, or None for the worker's "
-                    f"CPUs, found {threads!r}"
+                    f"TensorflowConfig({name}=...): expected a number of threads of at least 1, or None for the "
+                    "worker's "
+                    f"CPUs, got {threads!r}"
                 )
 
     def create(self) -> Backend:

@@ -33,13 +33,13 @@ def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
 
     dataset: object = tf_dataset_shard
     if not isinstance(dataset, tf.data.Dataset):
-        raise ConfigurationError(f"prepare_dataset_shard wants a tf.data.Dataset, found {dataset!r}")
+        raise ConfigurationError(f"prepare_dataset_shard: expected a tf.data.Dataset, got {dataset!r}")
     workers = get_context().get_world_size()
     for spec in tf.nest.flatten(tf_dataset_shard.element_spec):
         rows = spec.shape[0] if spec.shape.rank else None
         if rows is not None and rows % workers:
             raise ConfigurationError(
-                f"prepare_dataset_shard wants batches that divide by the number of workers, {workers}, found {rows} "
+                f"prepare_dataset_shard: expected batches that divide by the number of workers, {workers}, got {rows} "
                 "rows: a batch is what all workers take in a step, so let batch_size be a multiple of "
                 "get_context().get_world_size()"
             )

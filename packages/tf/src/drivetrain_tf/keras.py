@@ -96,7 +96,7 @@ class ReportCheckpointCallback:
             return logs
         if missing := [name for name in self._names.values() if name not in logs]:
             raise ConfigurationError(
-                f"ReportCheckpointCallback(metrics=...) wants {', '.join(map(repr, missing))}, found "
+                f"ReportCheckpointCallback(metrics=...): expected {', '.join(map(repr, missing))}, got "
                 f"{', '.join(map(repr, logs)) or 'no metric at all'}: take the name out, give it to "
                 "compile(metrics=[...]), or report on another event"
             )
@@ -118,7 +118,7 @@ def _events(argument: str, given: str | Iterable[str]) -> frozenset[str]:
     events = frozenset([given] if isinstance(given, str) else given)
     if unknown := sorted(events - _EVENTS):
         raise ConfigurationError(
-            f"ReportCheckpointCallback({argument}=...) wants events of Keras ({', '.join(sorted(_EVENTS))}), found "
+            f"ReportCheckpointCallback({argument}=...): expected events of Keras ({', '.join(sorted(_EVENTS))}), got "
             f"{', '.join(map(repr, unknown))}"
         )
     return events

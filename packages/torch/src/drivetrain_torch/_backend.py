@@ -64,7 +64,7 @@ class TorchBackend(Backend):
 
         if dist.is_initialized():
             raise ConfigurationError(
-                "the torch backend wants a process without a process group, found one that was initialised before "
+                "the torch backend: expected a process without a process group, got one that was initialised before "
                 "fit(): call torch.distributed.destroy_process_group() first"
             )
         self.load()
@@ -138,7 +138,7 @@ class TorchXLABackend(TorchBackend):
             if error.name != "torch_xla":
                 raise
             raise PluginError(
-                "TorchXLAConfig wants the package torch_xla on every worker, found none: run pip install torch_xla"
+                "TorchXLAConfig: expected the package torch_xla on every worker, found none: run pip install torch_xla"
             ) from error
 
 

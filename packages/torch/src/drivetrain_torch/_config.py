@@ -45,14 +45,14 @@ class TorchConfig(BackendConfig):
         backend: object = self.backend
         if backend is not None and not (isinstance(backend, str) and _BACKEND.fullmatch(backend)):
             raise ConfigurationError(
-                f'{owner}(backend=...) wants a name such as "gloo" or "cpu:gloo,cuda:nccl", or None to choose by '
-                f"device, found {backend!r}"
+                f'{owner}(backend=...): expected a name such as "gloo" or "cpu:gloo,cuda:nccl", or None to choose by '
+                f"device, got {backend!r}"
             )
         if self.init_method not in ("env", "tcp"):
-            raise ConfigurationError(f"{owner}(init_method=...) wants 'env' or 'tcp', found {self.init_method!r}")
+            raise ConfigurationError(f"{owner}(init_method=...): expected 'env' or 'tcp', got {self.init_method!r}")
         seconds: object = self.timeout_s
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-            raise ConfigurationError(f"{owner}(timeout_s=...) wants a positive number of seconds, found {seconds!r}")
+            raise ConfigurationError(f"{owner}(timeout_s=...): expected a positive number of seconds, got {seconds!r}")
 
     def create(self) -> Backend:
         """The backend that these settings describe."""

@@ -62,7 +62,7 @@ def shard(loader: DataLoader[Any], *, rank: int, world_size: int) -> DataLoader[
         return type(loader)(loader.dataset, **arguments)
     except TypeError as error:
         raise ConfigurationError(
-            f"prepare_data_loader wants a loader that can be made again with another sampler, found that "
+            f"prepare_data_loader: expected a loader that can be made again with another sampler, got that "
             f"{type(loader).__name__} does not take a DataLoader's arguments ({error}): give it a "
             "DistributedSampler yourself"
         ) from error

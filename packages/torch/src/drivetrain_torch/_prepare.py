@@ -47,7 +47,7 @@ def prepare_model(
 
     if parallel_strategy not in ("ddp", "fsdp", None):
         raise ConfigurationError(
-            f"prepare_model(parallel_strategy=...) wants 'ddp', 'fsdp' or None, found {parallel_strategy!r}"
+            f"prepare_model(parallel_strategy=...): expected 'ddp', 'fsdp' or None, got {parallel_strategy!r}"
         )
     device = get_device() if isinstance(move_to_device, bool) else torch.device(move_to_device)
     if move_to_device is not False:
@@ -100,7 +100,7 @@ def prepare_data_loader(
     context = get_context()
     loader: object = data_loader
     if not isinstance(loader, DataLoader):
-        raise ConfigurationError(f"prepare_data_loader wants a torch.utils.data.DataLoader, found {loader!r}")
+        raise ConfigurationError(f"prepare_data_loader: expected a torch.utils.data.DataLoader, got {loader!r}")
     if add_dist_sampler and context.get_world_size() > 1:
         loader = shard(loader, rank=context.get_world_rank(), world_size=context.get_world_size())
     return PreparedLoader(loader, device=get_device() if move_to_device else None, auto_transfer=auto_transfer)

@@ -64,7 +64,7 @@ def save_sharded(
     chosen = _checked("save_sharded", model, optimizers)
     if os.path.exists(os.path.join(directory, _METADATA)):
         raise CheckpointError(
-            f"save_sharded wants a directory without a checkpoint, found one in {os.fspath(directory)}: "
+            f"save_sharded: expected a directory without a checkpoint, got one in {os.fspath(directory)}: "
             "give each checkpoint a directory of its own"
         )
     with _without_torchs_warnings():
@@ -126,7 +126,7 @@ def load_sharded(
     metadata = _read_metadata(where)
     if chosen and "optimizer.param_groups" not in metadata.state_dict_metadata:
         raise CheckpointError(
-            f"load_sharded wants a checkpoint of a model and its optimizers, found one of a model alone in {where}: "
+            f"load_sharded: expected a checkpoint of a model and its optimizers, got one of a model alone in {where}: "
             "call it without optimizers"
         )
     for optimizer in chosen:
@@ -158,17 +158,17 @@ def _checked(function: str, model: object, optimizers: object) -> tuple[torch.op
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise ConfigurationError(f"{function} wants a torch.nn.Module, found {model!r}")
+        raise ConfigurationError(f"{function}: expected a torch.nn.Module, got {model!r}")
     if isinstance(optimizers, torch.optim.Optimizer):
         optimizers = (optimizers,)
     chosen = tuple(optimizers) if isinstance(optimizers, Iterable) else () if optimizers is None else (optimizers,)
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in chosen:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigurationError(f"{function} wants optimizers of torch.optim, found {optimizer!r}")
+            raise ConfigurationError(f"{function}: expected optimizers of torch.optim, got {optimizer!r}")
         if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
             raise ConfigurationError(
-                f"{function} wants optimizers of the model's own parameters, found {type(optimizer).__name__} with "
+                f"{function}: expected optimizers of the model's own parameters, got {type(optimizer).__name__} with "
                 "others: make it of model.parameters() after the model is wrapped"
             )
     return chosen
@@ -178,7 +178,7 @@ def _read_metadata(directory: str) -> Metadata:
     """What a sharded checkpoint says it holds, if its files are all there."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    wanted = f"load_sharded wants a checkpoint of drivetrain_torch.save_sharded, found {directory}"
+    wanted = f"load_sharded: expected a checkpoint of drivetrain_torch.save_sharded, got {directory}"
     try:
         metadata = FileSystemReader(directory).read_metadata()
         ends: dict[str, int] = {}
@@ -227,8 +227,8 @@ def _require_same(wanted: Mapping[str, Any], metadata: Metadata, directory: str)
     sides = [("without", lacks), ("with", has), ("with", differ)]
     if differences := [f"{side} {_some(names)}" for side, names in sides if names]:
         raise CheckpointError(
-            f"load_sharded wants a checkpoint of this {'model and optimizer' if len(compared) == 2 else 'model'}, "
-            f"found {directory} {'; '.join(differences)}: make them as they were when it was saved"
+            f"load_sharded: expected a checkpoint of this {'model and optimizer' if len(compared) == 2 else 'model'}, "
+            f"got {directory} {'; '.join(differences)}: make them as they were when it was saved"
         )
 
 

@@ -64,10 +64,10 @@ class CometLoggerCallback(TrackerCallback):
     ) -> None:
         super().__init__(ranks=ranks, drain_timeout_s=drain_timeout_s)
         if isinstance(tags, str):
-            raise ConfigurationError(f"CometLoggerCallback(tags=...) wants a list of tags, found {tags!r}")
+            raise ConfigurationError(f"CometLoggerCallback(tags=...): expected a list of tags, got {tags!r}")
         if "api_key" in experiment:
             raise ConfigurationError(
-                "CometLoggerCallback wants the API key in the environment, found api_key=...: set COMET_API_KEY"
+                "CometLoggerCallback: expected the API key in the environment, got api_key=...: set COMET_API_KEY"
             )
         self.online = online
         self.tags = tuple(tags)

@@ -63,13 +63,13 @@ class WandbLoggerCallback(TrackerCallback):
     ) -> None:
         super().__init__(ranks=ranks, drain_timeout_s=drain_timeout_s)
         if api_key is not None and api_key_file is not None:
-            raise ConfigurationError("WandbLoggerCallback wants api_key or api_key_file, found both: set one of them")
+            raise ConfigurationError("WandbLoggerCallback: expected api_key or api_key_file, got both: set one of them")
         if api_key_file is not None and not Path(api_key_file).expanduser().is_file():
             raise ConfigurationError(
-                f"WandbLoggerCallback(api_key_file=...) wants a file with the API key, found none at {api_key_file}"
+                f"WandbLoggerCallback(api_key_file=...): expected a file with the API key, found none at {api_key_file}"
             )
         if isinstance(excludes, str):
-            raise ConfigurationError(f"WandbLoggerCallback(excludes=...) wants a list of names, found {excludes!r}")
+            raise ConfigurationError(f"WandbLoggerCallback(excludes=...): expected a list of names, got {excludes!r}")
         if taken := init.keys() & {"id", "resume", "dir", "config", "reinit"}:
             raise ConfigurationError(
                 f"WandbLoggerCallback sets {', '.join(sorted(taken))} of wandb.init itself: leave them out"

@@ -97,11 +97,11 @@ class ResultGrid(Sequence[TrialResult]):
         """
         metric, mode = metric or self._metric, mode or self._mode
         if mode not in ("max", "min"):
-            raise ValueError(f"get_best_result(mode=...) wants 'max' or 'min', found {mode!r}")
+            raise ValueError(f"get_best_result(mode=...): expected 'max' or 'min', got {mode!r}")
         found = [(value, result) for result in self._results if (value := value_of(result.metrics, metric)) is not None]
         if not found:
             raise RuntimeError(
-                f"get_best_result wants a trial that has reported {metric!r}, found none among {len(self)} with "
+                f"get_best_result: expected a trial that has reported {metric!r}, found none among {len(self)} with "
                 f"{self.num_errors} errors"
             )
         return (max if mode == "max" else min)(found, key=lambda pair: pair[0])[1]

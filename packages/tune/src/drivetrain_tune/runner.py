@@ -316,5 +316,5 @@ class Progress:
 def _missing_metric(metric: str, result: Result) -> ConfigurationError:
     found = ", ".join(name for name in flatten(result.metrics or {}) if not name.startswith("_")) or "no metrics"
     return ConfigurationError(
-        f"TuneConfig(metric={metric!r}) wants a number that rank 0 reports under that name, found {found}"
+        f"TuneConfig(metric={metric!r}): expected a number that rank 0 reports under that name, got {found}"
     )

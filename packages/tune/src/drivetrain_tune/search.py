@@ -59,15 +59,15 @@ class TuneConfig:
     def __post_init__(self) -> None:
         metric: object = self.metric
         if not isinstance(metric, str) or not metric:
-            raise ConfigurationError(f"TuneConfig(metric=...) wants the name of a metric, found {self.metric!r}")
+            raise ConfigurationError(f"TuneConfig(metric=...): expected the name of a metric, got {self.metric!r}")
         if self.mode not in ("max", "min"):
-            raise ConfigurationError(f"TuneConfig(mode=...) wants 'max' or 'min', found {self.mode!r}")
+            raise ConfigurationError(f"TuneConfig(mode=...): expected 'max' or 'min', got {self.mode!r}")
         counts: dict[str, object] = {"num_samples": self.num_samples}
         if self.max_concurrent_trials is not None:
             counts["max_concurrent_trials"] = self.max_concurrent_trials
         for name, count in counts.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ConfigurationError(f"TuneConfig({name}=...) wants an integer of at least 1, found {count!r}")
+                raise ConfigurationError(f"TuneConfig({name}=...): expected an integer of at least 1, got {count!r}")
         for name, given, method in (
             ("search_alg", self.search_alg, "sample_relative"),
             ("scheduler", self.scheduler, "prune"),
@@ -75,13 +75,13 @@ class TuneConfig:
             if given is not None and not callable(getattr(given, method, None)):
                 kind = "sampler of optuna.samplers" if name == "search_alg" else "pruner of optuna.pruners"
                 raise ConfigurationError(
-                    f"TuneConfig({name}=...) wants a {kind}, found {given!r}: those of Ray Tune work with "
+                    f"TuneConfig({name}=...): expected a {kind}, got {given!r}: those of Ray Tune work with "
                     "ray.tune.Tuner(trainer.as_trainable(), ...)"
                 )
         budget: object = self.time_budget_s
         if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float)) or budget <= 0):
             raise ConfigurationError(
-                f"TuneConfig(time_budget_s=...) wants a positive number of seconds, found {budget!r}"
+                f"TuneConfig(time_budget_s=...): expected a positive number of seconds, got {budget!r}"
             )
 
 
@@ -288,7 +288,7 @@ def _create_study(config: TuneConfig) -> optuna.Study:
         import optuna
     except ImportError:
         raise PluginNotFoundError(
-            'drivetrain_tune wants Optuna, which is not installed. Run: pip install "drivetrain[tune]"'
+            'drivetrain_tune requires Optuna, which is not installed. Run: pip install "drivetrain[tune]"'
         ) from None
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would tell of each study
@@ -311,7 +311,7 @@ def read_records(storage: Storage) -> list[TrialRecord]:
     data = storage.read_bytes(STATE_FILE)
     if data is None:
         raise StorageError(
-            f"Tuner.restore wants the directory of a search with a {STATE_FILE}, found none in {storage.root}"
+            f"Tuner.restore: expected the directory of a search with a {STATE_FILE}, found none in {storage.root}"
         )
     try:
         state = json.loads(data)
@@ -322,4 +322,4 @@ def read_records(storage: Storage) -> list[TrialRecord]:
             for trial in state["trials"]
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StorageError(f"{storage.path(STATE_FILE)} wants the state of a search, found {error!r}") from error
+        raise StorageError(f"{storage.path(STATE_FILE)}: expected the state of a search, got {error!r}") from error

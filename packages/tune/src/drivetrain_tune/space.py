@@ -74,18 +74,18 @@ class Range(Domain):
     def __post_init__(self) -> None:
         numbers = (self.low, self.high, 1 if self.step is None else self.step)
         if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
-            raise ConfigurationError(f"a range wants numbers, found {numbers[0]!r} to {numbers[1]!r}")
+            raise ConfigurationError(f"a range: expected numbers, got {numbers[0]!r} to {numbers[1]!r}")
         if not -math.inf < self.low <= self.high < math.inf:
-            raise ConfigurationError(f"a range wants its lower bound first, found {self.low} to {self.high}")
+            raise ConfigurationError(f"a range: expected its lower bound first, got {self.low} to {self.high}")
         if self.log and self.low <= 0:
-            raise ConfigurationError(f"a logarithmic range wants a lower bound above 0, found {self.low}")
+            raise ConfigurationError(f"a logarithmic range: expected a lower bound above 0, got {self.low}")
         if self.step is not None:
             if self.step <= 0:
-                raise ConfigurationError(f"a range wants steps above 0, found {self.step}")
+                raise ConfigurationError(f"a range: expected steps above 0, got {self.step}")
             for bound in (self.low, self.high):
                 if abs(bound / self.step - round(bound / self.step)) > 1e-6:
                     raise ConfigurationError(
-                        f"a range wants bounds that are multiples of its step {self.step}, found {bound}"
+                        f"a range: expected bounds that are multiples of its step {self.step}, got {bound}"
                     )
 
     def distribution(self) -> BaseDistribution:
@@ -131,7 +131,7 @@ class Choice(Domain):
 
     def __post_init__(self) -> None:
         if isinstance(self.options, (str, Mapping)) or not hasattr(self.options, "__len__") or not len(self.options):
-            raise ConfigurationError(f"a choice wants a list of at least one value, found {self.options!r}")
+            raise ConfigurationError(f"a choice: expected a list of at least one value, got {self.options!r}")
 
     @property
     def _is_plain(self) -> bool:
@@ -322,7 +322,7 @@ def _from_ray(domain: Any) -> Domain | Computed:
     if isinstance(domain, sample.Categorical):
         return Choice(domain.categories)
     if not isinstance(domain, (sample.Float, sample.Integer)):
-        raise ConfigurationError(f"param_space wants domains that can be drawn from, found {domain!r} of Ray Tune")
+        raise ConfigurationError(f"param_space: expected domains that can be drawn from, got {domain!r} of Ray Tune")
     sampler, step = domain.get_sampler(), None
     if isinstance(sampler, sample.Quantized):
         step, sampler = sampler.q, sampler.get_sampler()

@@ -88,13 +88,13 @@ class Tuner:
     ) -> None:
         for name, value, kind in (("tune_config", tune_config, TuneConfig), ("run_config", run_config, RunConfig)):
             if not isinstance(value, kind) and (value is not None or name == "tune_config"):
-                raise ConfigurationError(f"Tuner({name}=...) wants a {kind.__name__}, found {value!r}")
+                raise ConfigurationError(f"Tuner({name}=...): expected a {kind.__name__}, got {value!r}")
         self._of_function = not isinstance(trainable, DataParallelTrainer)
         if isinstance(trainable, DataParallelTrainer):
             self._trainer = trainable
         elif isinstance(trainable, type) or getattr(trainable, "__module__", "").startswith("ray."):
             raise ConfigurationError(
-                f"Tuner wants a trainer or a train function, found {trainable!r}: what as_trainable() returns is for "
+                f"Tuner: expected a trainer or a train function, got {trainable!r}: what as_trainable() returns is for "
                 "ray.tune.Tuner"
             )
         else:
@@ -158,7 +158,7 @@ class Tuner:
         )
         if any(record.drawn.keys() != tuner._space.domains.keys() for record in records):
             raise ConfigurationError(
-                f"Tuner.restore wants the search space that the search was begun with, found values for "
+                f"Tuner.restore: expected the search space that the search was begun with, got values for "
                 f"{sorted(records[0].drawn)} in {storage.root}, and domains at {sorted(tuner._space.domains)}"
             )
         for record in records:
@@ -236,7 +236,7 @@ class Tuner:
             search = Search(self._space, self._config, self._restored, self._records)
             return self._results(search, self._restored, {})
         if self._grid is None:
-            raise RuntimeError("get_results() wants a search that has run, found none: call fit() first")
+            raise RuntimeError("get_results(): expected a search that has run, found none: call fit() first")
         return self._grid
 
     def _changes(self, config: Mapping[str, Any]) -> dict[str, Any]:

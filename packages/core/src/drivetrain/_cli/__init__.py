@@ -116,7 +116,8 @@ def _stacks(arguments: argparse.Namespace) -> int:
     answer = None if facts is None else ask(facts.text("id"), "stacks")
     if answer is None:
         raise StorageError(
-            f"stacks wants a run whose driver works on this machine, found none for {storage.root}: it has ended, or "
+            f"stacks: expected a run whose driver works on this machine, found none for {storage.root}: it has "
+            "ended, or "
             "its driver is on another machine or another user's"
         )
     emit(arguments, {"run": storage.root, "stacks": answer}, lambda: answer)
@@ -178,12 +179,15 @@ def _completion(arguments: argparse.Namespace) -> int:
         import shtab
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'completion wants shtab, which is not installed: run pip install "drivetrain[completion]"', name=error.name
+            'completion requires shtab, which is not installed: run pip install "drivetrain[completion]"',
+            name=error.name,
         ) from error
 
     if arguments.shell not in shtab.SUPPORTED_SHELLS:
         known = ", ".join(shtab.SUPPORTED_SHELLS)
-        raise ConfigurationError(f"completion wants a shell that the installed shtab knows ({known}): upgrade shtab")
+        raise ConfigurationError(
+            f"completion: expected a shell that the installed shtab knows ({known}): upgrade shtab"
+        )
     script = shtab.complete(make_parser(), arguments.shell)
     emit(arguments, {"shell": arguments.shell, "script": script}, lambda: script)
     return OK

@@ -108,7 +108,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.checkpoint:
         entries = [_find(entries, arguments.checkpoint, storage)]
     if not entries:
-        raise MissingError(f"checkpoints verify wants a run with committed checkpoints, found none in {storage.root}")
+        raise MissingError(
+            f"checkpoints verify: expected a run with committed checkpoints, found none in {storage.root}"
+        )
     found = []
     for entry in entries:
         damage = None
@@ -127,19 +129,19 @@ def _export(arguments: argparse.Namespace) -> int:
     target: Path = arguments.target
     if arguments.checkpoint == "best":
         if not arguments.metric or not arguments.mode:
-            raise ConfigurationError("checkpoints export best wants --metric NAME and --mode max or min")
+            raise ConfigurationError("checkpoints export best: expected --metric NAME and --mode max or min")
         having = [entry for entry in entries if has_metric(entry.metrics, arguments.metric)]
         if not having:
             known = dict.fromkeys(name for entry in entries for name in reported_metrics(entry.metrics))
             raise MissingError(
-                f"--metric wants one that a kept checkpoint has, found no {arguments.metric!r} in {storage.root}; "
+                f"--metric: expected one that a kept checkpoint has, found no {arguments.metric!r} in {storage.root}; "
                 f"there are: {', '.join(known) or 'none'}"
             )
         entry = rank_checkpoints(having, arguments.metric, arguments.mode)[0]
     else:
         entry = _find(entries, arguments.checkpoint, storage)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigurationError(f"checkpoints export wants a directory that is new or empty, found {target}")
+        raise ConfigurationError(f"checkpoints export: expected a directory that is new or empty, got {target}")
     checkpoint = checkpoint_in(storage, entry.name)
     checkpoint.to_directory(target, include=arguments.include, exclude=arguments.exclude)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
@@ -155,4 +157,4 @@ def _find(entries: list[CommittedCheckpoint], name: str, storage: Storage) -> Co
         if entry.name == name:
             return entry
     known = ", ".join(entry.name for entry in entries[-5:]) or "none"
-    raise MissingError(f"this wants a committed checkpoint, found no {name!r} in {storage.root}; the last are: {known}")
+    raise MissingError(f"expected a committed checkpoint, found no {name!r} in {storage.root}; the last are: {known}")

@@ -49,7 +49,7 @@ class _Row(NamedTuple):
 
 def _compare(arguments: argparse.Namespace) -> int:
     if len(arguments.runs) < 2:
-        raise ConfigurationError("runs compare wants two runs or more, found one")
+        raise ConfigurationError("runs compare: expected two runs or more, got one")
     with damage_of("runs compare"):
         runs = [_read(find_run(run)) for run in arguments.runs]
         rows = [*_general_rows(runs), *_different_settings(runs), *_metric_rows(runs)]
@@ -77,7 +77,7 @@ def _text(runs: Sequence[_ComparedRun], rows: Sequence[_Row], metric: str | None
         return text
     series = {run.record.name: run.curves[metric].points() for run in runs if metric in run.curves}
     if not series:
-        raise MissingError(f"--metric wants one that rank 0 has reported, found no {metric!r}")
+        raise MissingError(f"--metric: expected one that rank 0 has reported, found no {metric!r}")
     return f"{text}\n\n{plot(series, title=metric)}"
 
 

@@ -55,12 +55,13 @@ def add_gc(commands: Commands) -> None:
 def _gc(arguments: argparse.Namespace) -> int:
     if arguments.keep_last is not None and arguments.keep_last < 1:
         raise ConfigurationError(
-            f"runs gc --keep-last wants at least 1, as the last committed checkpoint stays, found {arguments.keep_last}"
+            "runs gc --keep-last: expected at least 1, as the last committed checkpoint stays, got "
+            f"{arguments.keep_last}"
         )
     storage = find_storage(arguments.path)
     runs = list(find_runs(storage))
     if not runs:
-        raise MissingError(f"runs gc wants a run, or a directory of runs, found none at {storage.root}")
+        raise MissingError(f"runs gc: expected a run, or a directory of runs, found none at {storage.root}")
     findings = [_look(run, arguments.keep_last, delete=arguments.yes) for run in runs]
     found = any(finding.deletions for finding in findings)
     data = {

@@ -121,4 +121,4 @@ def find_run(run: str) -> Storage:
         if storage.exists(RUN_FILE):
             return storage
     looked = " and ".join(storage.root for storage in places)
-    raise MissingError(f"this wants the directory or the name of a run, found no {RUN_FILE} in {looked}")
+    raise MissingError(f"expected the directory or the name of a run, found no {RUN_FILE} in {looked}")

@@ -173,11 +173,11 @@ def load_target(target: str, arguments: Sequence[str] = ()) -> Callable[..., Any
         place, name = target, ""
     is_file = place.endswith(".py")
     if is_file and not Path(place).is_file():
-        raise ConfigurationError(f"run wants a script that exists, found none at {place}")
+        raise ConfigurationError(f"run: expected a script that exists, found none at {place}")
     if is_file and not name:
         return Script(Path(place), arguments)
     if not name:
-        raise ConfigurationError(f"run wants script.py, script.py:function or module:function, found {target!r}")
+        raise ConfigurationError(f"run: expected script.py, script.py:function or module:function, got {target!r}")
     if arguments:
         raise ConfigurationError(
             f"arguments after -- are for a script, and {target} is a function: pass --config key=value"
@@ -191,7 +191,7 @@ def load_target(target: str, arguments: Sequence[str] = ()) -> Callable[..., Any
             name for name, value in vars(module).items() if callable(value) and value.__module__ == module.__name__
         ]
         raise ConfigurationError(
-            f"run wants a function {name!r} in {place}, found none; there are: {', '.join(known) or 'none'}"
+            f"run: expected a function {name!r} in {place}, found none; there are: {', '.join(known) or 'none'}"
         )
     return function  # type: ignore[no-any-return]
 
@@ -219,7 +219,7 @@ def _import_module(name: str) -> ModuleType:
         if error.name != name and not name.startswith(f"{error.name}."):
             raise  # something that it imports
         raise ConfigurationError(
-            f"run wants a module that can be imported, found no {name!r} in the working directory or among what is "
+            f"run: expected a module that can be imported, found no {name!r} in the working directory or among what is "
             "installed"
         ) from None
 
@@ -227,7 +227,7 @@ def _import_module(name: str) -> ModuleType:
 def _parse_number_of_workers(text: str) -> int | tuple[int, int]:
     numbers = text.split(":")
     if len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
-        raise ConfigurationError(f"--num-workers wants a number, or MIN:MAX, found {text!r}")
+        raise ConfigurationError(f"--num-workers: expected a number, or MIN:MAX, got {text!r}")
     return int(text) if len(numbers) == 1 else (int(numbers[0]), int(numbers[1]))
 
 
@@ -238,7 +238,7 @@ def _parse_resources(given: Sequence[str]) -> dict[str, float]:
         try:
             resources[name] = float(amount)
         except ValueError:
-            raise ConfigurationError(f"--resources wants NAME=AMOUNT, such as CPU=4, found {text!r}") from None
+            raise ConfigurationError(f"--resources: expected NAME=AMOUNT, such as CPU=4, got {text!r}") from None
     return resources
 
 
@@ -255,8 +255,10 @@ def _parse_config(given: Sequence[str]) -> dict[str, Any]:
         try:
             read = json.loads(Path(text).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"--config wants KEY=VALUE, or a JSON file, found {text!r}: {error}") from None
+            raise ConfigurationError(f"--config: expected KEY=VALUE, or a JSON file, got {text!r}: {error}") from None
         if not isinstance(read, dict):
-            raise ConfigurationError(f"--config {text} wants a JSON object in the file, found a {type(read).__name__}")
+            raise ConfigurationError(
+                f"--config {text}: expected a JSON object in the file, got a {type(read).__name__}"
+            )
         config |= read
     return config

@@ -54,7 +54,7 @@ def _add_list(commands: Commands) -> None:
 def _list(arguments: argparse.Namespace) -> int:
     storage = find_storage(arguments.path)
     if not storage.list_names()[0] and not storage.exists(""):
-        raise MissingError(f"runs list wants a directory of runs, found none at {storage.root}")
+        raise MissingError(f"runs list: expected a directory of runs, found none at {storage.root}")
     summaries = sorted((summarize_run(run) for run in find_runs(storage)), key=lambda summary: -summary["began"])
     if arguments.status:
         summaries = [summary for summary in summaries if summary["status"] == arguments.status]
@@ -204,7 +204,7 @@ def _plot(arguments: argparse.Namespace) -> int:
 
     output: Path | None = arguments.output
     if output is not None and output.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigurationError(f"runs plot -o wants a .png, .svg or .pdf file, found {output}")
+        raise ConfigurationError(f"runs plot -o: expected a .png, .svg or .pdf file, got {output}")
     storage = find_run(arguments.run)
     reader = CurveReader(storage)
     reader.update()
@@ -272,7 +272,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     storage = find_storage(arguments.path)
     if not storage.list_names()[0] and not storage.exists(""):
-        raise MissingError(f"runs serve wants a directory of runs, found none at {storage.root}")
+        raise MissingError(f"runs serve: expected a directory of runs, found none at {storage.root}")
     server = RunsServer(storage, host=arguments.host, port=arguments.port, token=arguments.token)
     text = f"runs of {redact(storage.root)}: {server.url}\nCtrl-C ends it"
     write(json.dumps({"url": server.url}) if arguments.json else text, show_secrets=True)

@@ -49,7 +49,7 @@ def _tail(arguments: argparse.Namespace) -> int:
     name = f"logs/{log_name(arguments.rank)}" if arguments.logs else result_file(arguments.rank)
     if not storage.exists(name) and not (arguments.follow and read_run(storage).is_live):
         what = "printed" if arguments.logs else "reported"
-        raise MissingError(f"runs tail wants a rank that has {what}, found no {name} in {storage.root}")
+        raise MissingError(f"runs tail: expected a rank that has {what}, found no {name} in {storage.root}")
     for line in _follow(storage, name, arguments.lines, arguments.follow, is_log=arguments.logs):
         if arguments.logs:
             text = _last_shown(line).decode(errors="replace")

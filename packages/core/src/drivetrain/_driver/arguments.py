@@ -115,17 +115,18 @@ def check_param_space(param_space: Mapping[str, Any], known: Collection[str] | N
         ConfigurationError: it has settings of the run, or what the trainer does not take.
     """
     if not isinstance(param_space, Mapping):
-        raise ConfigurationError(f"param_space wants a mapping, found {param_space!r}")
+        raise ConfigurationError(f"param_space: expected a mapping, got {param_space!r}")
     for name in _OF_THE_RUN:
         if name in param_space:
             raise ConfigurationError(
-                f"param_space wants arguments of the trainer that differ from trial to trial, found {name!r}, which is "
+                f"param_space: expected arguments of the trainer that differ from trial to trial, got {name!r}, "
+                "which is "
                 f"the same for all of them: pass it to the Tuner, as Tuner(..., {name}=...)"
             )
     if known is not None and (unknown := [name for name in param_space if name not in known]):
         tunable = ", ".join(sorted(set(known) - set(_OF_THE_RUN)))
         raise ConfigurationError(
-            f"param_space wants names of the trainer's arguments ({tunable}), found {unknown[0]!r}: what the train "
+            f"param_space: expected names of the trainer's arguments ({tunable}), got {unknown[0]!r}: what the train "
             f'function is to get goes into param_space={{"train_loop_config": {{{unknown[0]!r}: ...}}}}'
         )
 
@@ -161,8 +162,8 @@ def _merge(before: Any, value: Any, where: str) -> Any:
             names = [field.name for field in fields(before) if field.init]
             if unknown := [name for name in value if name not in names]:
                 raise ConfigurationError(
-                    f"param_space[{where!r}] wants fields of {type(before).__name__} ({', '.join(names)}), "
-                    f"found {unknown[0]!r}"
+                    f"param_space[{where!r}]: expected fields of {type(before).__name__} ({', '.join(names)}), "
+                    f"got {unknown[0]!r}"
                 )
             return replace(before, **{name: _merge(getattr(before, name), each, name) for name, each in value.items()})
         return value

@@ -45,5 +45,5 @@ def _load(name: str) -> Callback:
             f"give RunConfig(callbacks=...) an object, {getattr(kind, '__qualname__', kind)}(...), instead of its name"
         ) from error
     if not callable(getattr(callback, "on_report", None)):
-        raise PluginBrokenError(f"the callback {name!r} wants to be a drivetrain.Callback, found {callback!r}")
+        raise PluginBrokenError(f"the callback {name!r}: expected a drivetrain.Callback, got {callback!r}")
     return callback

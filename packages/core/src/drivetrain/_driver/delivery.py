@@ -158,9 +158,7 @@ class Delivery:
     def _commit(self, matched: MatchedReport) -> None:
         names = sorted(set(matched.directories.values()))
         if len(names) > 1:
-            raise CheckpointError(
-                f"the ranks want to name the directory of a checkpoint the same, found {', '.join(names)}"
-            )
+            raise CheckpointError(f"checkpoint_dir_name: expected the same name on all ranks, got {', '.join(names)}")
         metrics = dict(matched.metrics[min(matched.metrics)])
         metrics.update(combine(matched.metrics, matched.reduce))
         entry = self._services.checkpoints.commit(

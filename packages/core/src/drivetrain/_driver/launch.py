@@ -39,7 +39,7 @@ def require_shared(config: RunConfig) -> None:
     protocol = getattr(config.storage_filesystem, "protocol", None)
     if str(path).startswith("memory://") or "memory" in (protocol if isinstance(protocol, tuple) else (protocol,)):
         raise ConfigurationError(
-            f"storage_path wants a storage that the workers share, found {path}, which only this process can see: "
+            f"storage_path: expected a storage that the workers share, got {path}, which only this process can see: "
             "use another storage, or ScalingConfig(num_workers=0)"
         )
 
@@ -50,7 +50,9 @@ def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
         given = load_plugin("backend", given)() if given != "none" else NoBackend()
     backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None
     if backend is None:
-        raise ConfigurationError(f"backend_config wants a BackendConfig, a Backend or the name of one, found {given!r}")
+        raise ConfigurationError(
+            f"backend_config: expected a BackendConfig, a Backend or the name of one, got {given!r}"
+        )
     return backend
 
 
@@ -118,7 +120,7 @@ def pickle_function(
     except Exception as error:  # whatever a user's object may raise
         culprit = _find_unpicklable(function, config, reduce) or "the train function"
         raise SerializationError(
-            f"workers want a train function and config that can be pickled; {culprit} cannot be "
+            f"workers: expected a train function and config that can be pickled; {culprit} cannot be "
             f"({type(error).__name__}: {error}). Create it inside the train function instead"
         ) from error
 

@@ -66,7 +66,7 @@ class Result:
         storage.require_known_version()
         if storage.read_json(RUN_FILE) is None:
             raise StorageError(
-                f"Result.from_path wants a run directory with a {RUN_FILE}, found none in {redact(os.fspath(path))}"
+                f"Result.from_path: expected a run directory with a {RUN_FILE}, found none in {redact(os.fspath(path))}"
             )
         return cls(metrics=last_metrics(storage), storage=storage, error=_read_error(storage))
 
@@ -104,7 +104,7 @@ class Result:
             import pandas as pd
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"metrics_dataframe wants pandas, which is not installed ({error}): run pip install pandas",
+                f"metrics_dataframe requires pandas, which is not installed ({error}): run pip install pandas",
                 name=error.name,
             ) from error
 
@@ -124,7 +124,7 @@ class Result:
             ValueError: the mode is none of the two.
         """
         if mode not in ("max", "min"):
-            raise ValueError(f"get_best_checkpoint(mode=...) wants 'max' or 'min', found {mode!r}")
+            raise ValueError(f"get_best_checkpoint(mode=...): expected 'max' or 'min', got {mode!r}")
         having = [entry for entry in self._entries() if has_metric(entry.metrics, metric)]
         return self._checkpoint(rank_checkpoints(having, metric, mode)[0]) if having else None
 

@@ -147,7 +147,7 @@ class DataParallelTrainer(KeepsArguments):
         try:
             metadata_json(dict(metadata or {}))
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"metadata wants values that JSON knows, or bytes: {error}") from error
+            raise ConfigurationError(f"metadata: expected values that JSON knows, or bytes: {error}") from error
         self._function = train_loop_per_worker
         self._config = None if train_loop_config is None else dict(train_loop_config)
         self._given_backend = self._choose_config(backend_config, named_config)
@@ -298,7 +298,8 @@ class DataParallelTrainer(KeepsArguments):
         callbacks = make_callbacks(self._run_config)
         if self._resume_from is not None and not self._resume_from.exists():
             raise ConfigurationError(
-                f"resume_from_checkpoint wants a checkpoint that exists, found no directory at {self._resume_from.path}"
+                "resume_from_checkpoint: expected a checkpoint that exists, found no directory at "
+                f"{self._resume_from.path}"
             )
         if not runtime.in_driver:
             require_shared(self._run_config)
@@ -536,7 +537,7 @@ def trainable_of(
 
 def _check_optional(name: str, value: object, kind: type[Any]) -> None:
     if value is not None and not isinstance(value, kind):
-        raise ConfigurationError(f"{name} wants a {kind.__name__}, found {value!r}")
+        raise ConfigurationError(f"{name}: expected a {kind.__name__}, got {value!r}")
 
 
 def _check_checkpoint_rules(rules: CheckpointConfig) -> None:
@@ -550,7 +551,7 @@ def _check_checkpoint_rules(rules: CheckpointConfig) -> None:
 
 def _check_function(function: object) -> None:
     if not callable(function):
-        raise ConfigurationError(f"train_loop_per_worker wants a function, found {function!r}")
+        raise ConfigurationError(f"train_loop_per_worker: expected a function, got {function!r}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -561,6 +562,6 @@ def _check_function(function: object) -> None:
     if len(required) > 1 or only_by_keyword:
         name = getattr(function, "__qualname__", repr(function))
         raise ConfigurationError(
-            "train_loop_per_worker wants no argument, or the config as the only required one, found "
+            "train_loop_per_worker: expected no argument, or the config as the only required one, got "
             f"{name}{signature}: put the other values into train_loop_config"
         )

@@ -51,7 +51,7 @@ class TrainerFile:
         data = storage.read_bytes(TRAINER_FILE)
         if data is None or not storage.exists(RUN_FILE):
             raise StorageError(
-                f"restore wants a run directory with {RUN_FILE} and {TRAINER_FILE}, found none in "
+                f"restore: expected a run directory with {RUN_FILE} and {TRAINER_FILE}, found none in "
                 f"{redact(os.fspath(path))}: can_restore(path) tells"
             )
         try:

@@ -100,7 +100,7 @@ class Backend(ABC):
         Returns:
             The future, of one mapping for each of the lost ranks; cancelled where all are to be replaced.
         """
-        raise NotImplementedError(f"{type(self).__name__} declares survives_losses, and wants a method rejoin")
+        raise NotImplementedError(f"{type(self).__name__} declares survives_losses: expected a method rejoin")
 
     def close(self) -> None:  # noqa: B027 - optional
         """On the controller: stop what :meth:`rendezvous` started, such as a tracker."""

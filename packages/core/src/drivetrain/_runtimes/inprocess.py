@@ -140,7 +140,7 @@ class InProcessRuntime(Runtime):
         """Refuses more workers than this process can be, and more GPUs than this machine has."""
         if scaling.max_workers > 1:
             raise ConfigurationError(
-                f'the "inprocess" runtime wants num_workers 0 or 1, found {scaling.num_workers}: use runtime="local"'
+                f'the "inprocess" runtime: expected num_workers 0 or 1, got {scaling.num_workers}: use runtime="local"'
             )
         _own_gpus(scaling)
 

@@ -169,7 +169,7 @@ class Checkpoint:
         """
         for name, patterns in (("include", include), ("exclude", exclude)):
             if isinstance(patterns, str):
-                raise CheckpointError(f"to_directory({name}=...) wants a list of patterns, found {patterns!r}")
+                raise CheckpointError(f"to_directory({name}=...): expected a list of patterns, got {patterns!r}")
         self._require()
         target = os.fspath(path) if path is not None else tempfile.mkdtemp(prefix="checkpoint_")
         if not self._fetch(target, include, exclude):
@@ -187,7 +187,7 @@ class Checkpoint:
         """
         listing = self._storage.read_bytes(LISTING_FILE)
         if listing is None:
-            raise CheckpointError(f"verify() wants a committed checkpoint, found no {LISTING_FILE} in {self.path}")
+            raise CheckpointError(f"verify(): expected a committed checkpoint, found no {LISTING_FILE} in {self.path}")
         files, _ = parse_listing(listing, self._storage.path(LISTING_FILE))
         if (damage := self._storage.find_damage("", files, checksums=checksums)) is not None:
             raise CheckpointError(f"the checkpoint {self.path} is damaged: {damage}")
@@ -205,12 +205,14 @@ class Checkpoint:
         try:
             found: dict[str, Any] = _decoded(Fields(parse_json(data, where), where).values)
         except (StorageError, ValueError) as error:
-            raise CheckpointError(f"{where} wants a JSON object, found something else: {error}") from error
+            raise CheckpointError(f"{where}: expected a JSON object, got something else: {error}") from error
         if found.keys() != {"version", "metadata"} or not isinstance(found["version"], int):
             return found  # of another tool, which keeps it plain
         check_version(found["version"], where, CheckpointError)
         if not isinstance(found["metadata"], dict):
-            raise CheckpointError(f"{where} wants a JSON object as metadata, found {type(found['metadata']).__name__}")
+            raise CheckpointError(
+                f"{where}: expected a JSON object as metadata, got {type(found['metadata']).__name__}"
+            )
         metadata: dict[str, Any] = found["metadata"]
         return metadata
 
@@ -227,7 +229,7 @@ class Checkpoint:
         try:
             text = metadata_json({"version": VERSION, "metadata": dict(metadata)})
         except (TypeError, ValueError) as error:
-            raise CheckpointError(f"checkpoint metadata wants values that JSON knows, or bytes: {error}") from error
+            raise CheckpointError(f"checkpoint metadata: expected values that JSON knows, or bytes: {error}") from error
         self._storage.write_bytes(METADATA_FILE, text.encode())
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -267,7 +269,7 @@ class Checkpoint:
 
     def _require(self) -> None:
         if not self.exists():
-            raise CheckpointError(f"a checkpoint wants a directory that exists, found none at {self.path}")
+            raise CheckpointError(f"a checkpoint: expected a directory that exists, found none at {self.path}")
 
 
 def checkpoint_in(storage: Storage, name: str) -> Checkpoint:

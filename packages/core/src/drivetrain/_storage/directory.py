@@ -210,7 +210,7 @@ class Storage:
         if facts is None or facts.values.get("id") != run_id:
             raise StorageError(
                 f"the run directory {self.root} is not the driver's on {socket.gethostname()}: a run on several nodes "
-                "wants a storage_path that all of them share, such as a network filesystem or a bucket"
+                "expected a storage_path that all of them share, such as a network filesystem or a bucket"
             )
         if start is not None and facts.values.get("starts") != start:
             raise StorageError(
@@ -254,12 +254,13 @@ class Storage:
         """
         if not os.path.isdir(source):
             raise CheckpointError(
-                f"a checkpoint wants a directory that exists, found none at {source}: write the files before reporting"
+                f"a checkpoint: expected a directory that exists, found none at {source}: write the files before "
+                "reporting"
             )
         found = dict(walk_local(source))
         if not found:
             raise CheckpointError(
-                f"a checkpoint wants a directory with at least one file, found {source} empty: "
+                f"a checkpoint: expected a directory with at least one file, got {source} empty: "
                 "write the files before reporting"
             )
         limits = replace(self.limits, polite=polite)
@@ -356,7 +357,7 @@ class Storage:
         sizes = {relative: size for relative, size in self.walk(name).items() if is_wanted(relative)}
         for relative in files or ():
             if relative not in sizes and is_wanted(relative):
-                raise CheckpointError(f"{self.path(name, relative)} is missing: use another checkpoint")
+                raise CheckpointError(f"{self.path(name, relative)} is missing. Use another checkpoint")
         jobs: list[Job[None]] = []
         os.makedirs(target, exist_ok=True)
         made: set[str] = set()
@@ -375,8 +376,8 @@ class Storage:
             local = os.path.join(target, relative)
             if sizes[relative] != facts.size or (facts.crc32 is not None and checksum(local) != facts.crc32):
                 raise CheckpointError(
-                    f"{self.path(name, relative)} wants {facts.size} bytes with the checksum that they were stored "
-                    f"with, found {sizes[relative]} bytes: the file is damaged, use another checkpoint"
+                    f"{self.path(name, relative)} is damaged: expected {facts.size} bytes with the checksum from the "
+                    f"upload, got {sizes[relative]} bytes. Use another checkpoint"
                 )
         return sorted(sizes)
 

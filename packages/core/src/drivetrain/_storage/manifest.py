@@ -136,7 +136,7 @@ class CheckpointManager:
         known = next((entry for entry in self.committed if entry.name == name), None)
         if known and known.index != index:
             raise CheckpointError(
-                f"a checkpoint wants a directory that is new in the run, found {name!r}, which is committed already"
+                f"a checkpoint: expected a directory that is new in the run, got {name!r}, which is committed already"
             )
         merged = self._listed(name) if known else {}
         merged |= {path: facts for rank in sorted(files) for path, facts in files[rank].items()}
@@ -257,7 +257,7 @@ class CheckpointManager:
         data = self._storage.read_bytes(f"{name}/{LISTING_FILE}")
         where = self._storage.path(name, LISTING_FILE)
         if data is None:
-            raise StorageError(f"{where} wants the list of a checkpoint's files, found none")
+            raise StorageError(f"{where}: expected the list of a checkpoint's files, found none")
         return parse_listing(data, where)[0]
 
     def _write_manifest(self, entries: Sequence[CommittedCheckpoint]) -> None:

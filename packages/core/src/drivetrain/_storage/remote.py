@@ -44,7 +44,7 @@ def locate(path: str | os.PathLike[str], filesystem: Any | None = None, *, what:
         adapter = _adapt(filesystem)
         if "://" in text:
             raise ConfigurationError(
-                f"{what} wants a path without its protocol where storage_filesystem is given, found {redact(text)!r}"
+                f"{what}: expected a path without its protocol where storage_filesystem is given, got {redact(text)!r}"
             )
         return adapter, os.path.abspath(text) if adapter.is_local else text.rstrip("/")
     if "://" not in text:
@@ -57,15 +57,15 @@ def locate(path: str | os.PathLike[str], filesystem: Any | None = None, *, what:
     except ImportError as error:
         package = "pyarrow" if scheme in _PYARROW_SCHEMES else f"the fsspec package for {scheme}://"
         raise ConfigurationError(
-            f"{what}={redact(text)!r} wants {package}, which is not installed ({redact(str(error))}): pip install it"
+            f"{what}={redact(text)!r} requires {package}, which is not installed ({redact(str(error))}): pip install it"
             + (" (pip install pyarrow)" if package == "pyarrow" else "")
         ) from error
     except (ValueError, OSError, TypeError) as error:
         raise ConfigurationError(
-            f"{what} wants the URI of a storage, found {redact(text)!r}: {redact(str(error))}"
+            f"{what}: expected the URI of a storage, got {redact(text)!r}: {redact(str(error))}"
         ) from error
     if not inner.strip("/"):
-        raise ConfigurationError(f"{what} wants a bucket or directory after {scheme}://, found {redact(text)!r}")
+        raise ConfigurationError(f"{what}: expected a bucket or directory after {scheme}://, got {redact(text)!r}")
     return adapter, inner.rstrip("/")
 
 
@@ -119,7 +119,7 @@ def _adapt(filesystem: Any) -> Filesystem:
         if isinstance(filesystem, fs.FileSystem):
             return ArrowFilesystem(filesystem)
     raise ConfigurationError(
-        f"storage_filesystem wants a pyarrow.fs.FileSystem or an fsspec filesystem, found {filesystem!r}"
+        f"storage_filesystem: expected a pyarrow.fs.FileSystem or an fsspec filesystem, got {filesystem!r}"
     )
 
 

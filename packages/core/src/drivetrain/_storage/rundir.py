@@ -163,10 +163,12 @@ def _find(config: RunConfig, trainer: str) -> tuple[Storage, str]:
         if not quick(storage).exists(RUN_FILE):
             if storage.exists(LISTING_FILE):
                 raise StorageError(
-                    f"RunConfig(resume=...) wants a run directory, found the checkpoint {root}: name the directory "
+                    f"RunConfig(resume=...): expected a run directory, got the checkpoint {root}: name the directory "
                     "above it, or start a new run from it with resume_from_checkpoint=Checkpoint(path)"
                 )
-            raise StorageError(f"RunConfig(resume=...) wants a run directory with a {RUN_FILE}, found none in {root}")
+            raise StorageError(
+                f"RunConfig(resume=...): expected a run directory with a {RUN_FILE}, found none in {root}"
+            )
         return storage, "must"
     runs = runs_location(config.storage_path, config.storage_filesystem)
     name = config.name or f"{trainer}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
@@ -178,7 +180,7 @@ def _look(storage: Storage, name: str, mode: str) -> bool:
     parent = posixpath.dirname(storage.root)
     exists = storage.exists(RUN_FILE)
     if mode == "must" and not exists:
-        raise StorageError(f'RunConfig(resume="must") wants a run {name!r} in {parent}, found none')
+        raise StorageError(f'RunConfig(resume="must"): expected a run {name!r} in {parent}, found none')
     if exists and mode == "never":
         raise RunExistsError(
             f"a run {name!r} exists in {parent} and was left as it is: choose another name, delete it, or "
@@ -188,7 +190,7 @@ def _look(storage: Storage, name: str, mode: str) -> bool:
         directories, files = storage.list_names()
         if directories or any(file != LOCK_FILE for file in files):
             raise RunExistsError(
-                f"the run directory {storage.root} wants to be new or empty, found files of something else in it: "
+                f"the run directory {storage.root}: expected a new or empty directory, found other files in it: "
                 "choose another name"
             )
     return exists

@@ -276,7 +276,7 @@ def choose_curves(
         what = ", ".join(map(repr, missing)) or "such"
         whose = f" by ranks {list(ranks)}" if ranks is not None else ""
         raise ValueError(
-            f"a plot wants metrics that were reported as numbers, found no {what}{whose}; "
+            f"a plot: expected metrics that were reported as numbers, found no {what}{whose}; "
             f"there are: {', '.join(known) or 'none'}"
         )
     return panels

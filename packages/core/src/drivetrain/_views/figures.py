@@ -34,7 +34,7 @@ def draw_figure(panels: Mapping[str, Mapping[str, Curve]], *, log: bool = False)
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'a figure wants matplotlib, which is not installed: run pip install "drivetrain[plot]"', name=error.name
+            'a figure requires matplotlib, which is not installed: run pip install "drivetrain[plot]"', name=error.name
         ) from error
 
     class ShownFigure(Figure):

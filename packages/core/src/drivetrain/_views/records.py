@@ -161,7 +161,7 @@ def read_run(storage: Storage) -> RunRecord:
         storage.require_known_version()
         facts = storage.read_json(RUN_FILE)
         if facts is None:
-            raise StorageError(f"this wants the directory of a run, found no {RUN_FILE} in {storage.root}")
+            raise StorageError(f"expected the directory of a run, found no {RUN_FILE} in {storage.root}")
         history = History()
         for record in read_timeline(storage):
             history.add(record)

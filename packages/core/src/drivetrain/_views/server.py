@@ -88,7 +88,7 @@ class RunsServer:
             self._server = _server_class(host)((host, port), Handler)
         except OSError as error:
             raise ConfigurationError(
-                f"the server wants an address and port of this machine that are free, found {host}:{port} "
+                f"the server: expected an address and port of this machine that are free, got {host}:{port} "
                 f"({error.strerror or error}): choose others, or port 0 for any that is free"
             ) from error
         shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
@@ -312,7 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return True
             if hmac.compare_digest(self._token_in_cookie().encode(), runs.token.encode()):
                 return True
-            self._refuse(http.HTTPStatus.FORBIDDEN, "this wants the token: open the whole address that was printed")
+            self._refuse(http.HTTPStatus.FORBIDDEN, "expected the token: open the whole address that was printed")
             return False
         host = (self.headers.get("Host") or "").rpartition(":")[0].strip("[]") or self.headers.get("Host", "")
         if runs.is_loopback and host not in _LOOPBACK:

@@ -21,11 +21,11 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         SessionError: a key is no string, or a value is not plain; the message names the key.
     """
     if not isinstance(metrics, Mapping):
-        raise SessionError(f"report() wants a mapping from metric to value, found {_brief(metrics)}")
+        raise SessionError(f"report(): expected a mapping from metric to value, got {_brief(metrics)}")
     values: dict[str, Any] = {}
     for key, value in metrics.items():
         if type(key) is not str:
-            raise SessionError(f"report() wants strings as names of metrics, found {key!r}")
+            raise SessionError(f"report(): expected strings as names of metrics, got {key!r}")
         values[key] = value if type(value) in _PLAIN_TYPES else _plain_value(key, value)
     return values
 
@@ -37,13 +37,13 @@ def _plain_value(key: str, value: Any) -> Any:
         return [_plain_value(f"{key}[{place}]", item) for place, item in enumerate(value)]
     if isinstance(value, Mapping):
         if bad := [name for name in value if not isinstance(name, str)]:
-            raise SessionError(f"report() wants strings as names in metric {key!r}, found {bad[0]!r}")
+            raise SessionError(f"report(): expected strings as names in metric {key!r}, got {bad[0]!r}")
         return {str(name): _plain_value(f"{key}.{name}", item) for name, item in value.items()}
     shape = getattr(value, "shape", None)
     if shape is not None:
         if math.prod(shape) != 1:
             raise SessionError(
-                f"report() wants plain values, found {_brief(value)} of shape {tuple(shape)} as metric {key!r}: "
+                f"report(): expected plain values, got {_brief(value)} of shape {tuple(shape)} as metric {key!r}: "
                 "report a number made of it (such as its mean), or save it in a checkpoint"
             )
         array = value if hasattr(value, "item") else value.numpy()  # TensorFlow's tensors have no item()
@@ -52,18 +52,18 @@ def _plain_value(key: str, value: Any) -> Any:
         if isinstance(value, kind):
             return kind(value)
     raise SessionError(
-        f"report() wants plain values (numbers, strings, None, and lists and mappings of them), "
-        f"found {_brief(value)} as metric {key!r}"
+        f"report(): expected plain values (numbers, strings, None, and lists and mappings of them), "
+        f"got {_brief(value)} as metric {key!r}"
     )
 
 
 def check_reductions(reduce: Mapping[str, str], values: Mapping[str, Any]) -> None:
     for key, how in reduce.items():
         if how not in REDUCTIONS:
-            raise SessionError(f"report(reduce=...) wants one of {', '.join(REDUCTIONS)} for {key!r}, found {how!r}")
+            raise SessionError(f"report(reduce=...): expected one of {', '.join(REDUCTIONS)} for {key!r}, got {how!r}")
         if isinstance(values.get(key), bool) or not isinstance(values.get(key), (int, float)):
             raise SessionError(
-                f"report(reduce=...) wants a number reported as {key!r}, found {values.get(key, 'no such metric')!r}"
+                f"report(reduce=...): expected a number reported as {key!r}, got {values.get(key, 'no such metric')!r}"
             )
 
 

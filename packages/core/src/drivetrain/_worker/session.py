@@ -109,7 +109,9 @@ class Session:
             return next(iter(self._task.datasets.values()))
         if name is None or name not in self._task.datasets:
             known = ", ".join(map(repr, self._task.datasets)) or "no datasets: pass datasets={...} to the trainer"
-            raise SessionError(f"get_dataset_shard() wants the name of a dataset, found {name!r}; the run has {known}")
+            raise SessionError(
+                f"get_dataset_shard(): expected the name of a dataset, got {name!r}; the run has {known}"
+            )
         return self._task.datasets[name]
 
     def report(
@@ -130,7 +132,7 @@ class Session:
         """
         if os.getpid() != self._process:
             raise SessionError(
-                "report() wants to be called in the worker's own process, found a child process of it "
+                "report() must be called in the worker's own process, not in a child process of it "
                 "(a data loader's worker?): report from the train function"
             )
         values = plain_metrics(metrics)
@@ -275,7 +277,7 @@ def report(
         metrics = metrics_by_name
     elif metrics_by_name:
         raise SessionError(
-            "report() wants metrics as one mapping or as keywords, found a mapping and the keywords "
+            "report(): expected metrics as one mapping or as keywords, got a mapping and the keywords "
             f"{', '.join(metrics_by_name)}: put them into the mapping, if they are metrics"
         )
     if checkpoint is None:
@@ -283,19 +285,19 @@ def report(
         return
     if not isinstance(checkpoint, Checkpoint):
         raise SessionError(
-            f"report(checkpoint=...) wants a Checkpoint, found {checkpoint!r}: use Checkpoint.from_directory(path)"
+            f"report(checkpoint=...): expected a Checkpoint, got {checkpoint!r}: use Checkpoint.from_directory(path)"
         )
     try:
         mode = CheckpointUploadMode(checkpoint_upload_mode)
     except ValueError:
         raise SessionError(
-            f"report(checkpoint_upload_mode=...) wants 'sync', 'async' or 'none', found {checkpoint_upload_mode!r}"
+            f"report(checkpoint_upload_mode=...): expected 'sync', 'async' or 'none', got {checkpoint_upload_mode!r}"
         ) from None
     name = checkpoint_dir_name
     if name is not None and (str(name) != name or is_reserved(name) or not _DIRECTORY_NAME.fullmatch(name)):
         raise SessionError(
-            "report(checkpoint_dir_name=...) wants a plain directory name that is not one of drivetrain's own, "
-            f"found {name!r}"
+            "report(checkpoint_dir_name=...): expected a plain directory name that is not one of drivetrain's own, "
+            f"got {name!r}"
         )
     request = UploadRequest(
         checkpoint=checkpoint,
@@ -377,7 +379,7 @@ def active_session(function: str) -> Session:
     """
     if _active is None:
         raise SessionError(
-            f"{function}() wants to be called inside a train function, found no training in this process: "
+            f"{function}() must be called inside a train function, and this process runs none: "
             "pass the function to a trainer and call trainer.fit()"
         )
     return _active

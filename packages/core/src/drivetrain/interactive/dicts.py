@@ -92,7 +92,7 @@ def load(checkpoint: Checkpoint, asked: str, instead: str) -> dict[str, Any]:
             data = Path(directory, DICT_FILE).read_bytes()
         except FileNotFoundError:
             raise CheckpointError(
-                f"{asked} wants a checkpoint of save_checkpoint(), found the directory {checkpoint.path} without a "
+                f"{asked}: expected a checkpoint of save_checkpoint(), got the directory {checkpoint.path} without a "
                 f"{DICT_FILE}: use {instead}"
             ) from None
     values: dict[str, Any] = pickle.loads(data)

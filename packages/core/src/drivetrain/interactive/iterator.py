@@ -119,7 +119,7 @@ class TrainingIterator(Iterator[list[dict[str, Any]]]):
         """
         if not force and not self._handle.done():
             raise SessionError(
-                "get_final_results() wants a run that is over, found one that goes on: iterate to its end first, or "
+                "get_final_results(): expected a run that is over, got one that goes on: iterate to its end first, or "
                 "use get_final_results(force=True)"
             )
         self._feed.give_up()

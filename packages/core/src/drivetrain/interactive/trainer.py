@@ -130,7 +130,7 @@ class Trainer:
         size: object = num_workers
         if isinstance(size, (tuple, list)):
             raise ConfigurationError(
-                f"Trainer(num_workers=...) wants a number, found {num_workers!r}: elastic runs are for "
+                f"Trainer(num_workers=...): expected a number, got {num_workers!r}: elastic runs are for "
                 "DataParallelTrainer and what derives from it"
             )
         self._scaling = ScalingConfig(
@@ -353,7 +353,7 @@ class Trainer:
     def _in_turn(self) -> Iterator[None]:
         """For the time of one call; ends a run that is still being iterated."""
         if not self._turn.acquire(blocking=False):
-            raise SessionError("a Trainer runs one function at a time, found another call that has not returned")
+            raise SessionError("a Trainer runs one function at a time, got another call that has not returned")
         try:
             self._end_iterated()
             self._end_iterated = lambda: None
@@ -463,7 +463,8 @@ def _check_run_config(config: RunConfig) -> None:
     for name in ("name", "storage_path", "resume"):
         if getattr(config, name) != getattr(usual, name):
             raise ConfigurationError(
-                f"Trainer(run_config=...) wants a RunConfig without {name}, found {getattr(config, name)!r}: each run "
+                f"Trainer(run_config=...): expected a RunConfig without {name}, got {getattr(config, name)!r}: "
+                "each run "
                 "has a new directory in logdir"
             )
 

@@ -46,9 +46,13 @@ class ProgressCallback(Callback):
     def __init__(self, *, total: Mapping[str, float] | None = None, interval_s: float | None = None) -> None:
         numeric = isinstance(total, Mapping) and all(isinstance(value, (int, float)) for value in total.values())
         if total is not None and not numeric:
-            raise ConfigurationError(f'ProgressCallback(total=...) wants such as {{"step": 4000}}, found {total!r}')
+            raise ConfigurationError(
+                f'ProgressCallback(total=...): expected a mapping such as {{"step": 4000}}, got {total!r}'
+            )
         if interval_s is not None and not interval_s > 0:
-            raise ConfigurationError(f"ProgressCallback(interval_s=...) wants positive seconds, found {interval_s!r}")
+            raise ConfigurationError(
+                f"ProgressCallback(interval_s=...): expected a positive number of seconds, got {interval_s!r}"
+            )
         self.total = dict(total or {})
         self.interval_s = interval_s
         self._monitor: Monitor | None = None

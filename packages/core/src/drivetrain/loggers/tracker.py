@@ -87,13 +87,13 @@ class TrackerCallback(Callback):
         name = type(self).__name__
         if self.package and importlib.util.find_spec(self.package) is None:
             raise PluginNotFoundError(
-                f"{name} wants the package {self.package}, found none in this environment. "
+                f"{name}: expected the package {self.package}, found none in this environment. "
                 f'Run: pip install "drivetrain[{self.extra}]"'
             )
         if ranks not in ("rank0", "all", "reduced"):
-            raise ConfigurationError(f"{name}(ranks=...) wants 'rank0', 'all' or 'reduced', found {ranks!r}")
+            raise ConfigurationError(f"{name}(ranks=...): expected 'rank0', 'all' or 'reduced', got {ranks!r}")
         if not drain_timeout_s >= 0:
-            raise ConfigurationError(f"{name}(drain_timeout_s=...) wants seconds, found {drain_timeout_s!r}")
+            raise ConfigurationError(f"{name}(drain_timeout_s=...): expected seconds, got {drain_timeout_s!r}")
         self.ranks = ranks
         self.drain_timeout_s = drain_timeout_s
         self._feed: _Feed | None = None

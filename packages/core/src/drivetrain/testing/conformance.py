@@ -61,7 +61,7 @@ class BackendConformance:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if not isinstance(getattr(cls, "config", None), BackendConfig):
-            raise TypeError(f"{cls.__name__} wants an attribute `config` with a BackendConfig")
+            raise TypeError(f"{cls.__name__}: expected an attribute `config` with a BackendConfig")
         check_overrides(cls, BackendConformance)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:

@@ -51,13 +51,13 @@ class Crash:
 
     def __post_init__(self) -> None:
         if self.victim not in VICTIMS:
-            raise ConfigurationError(f"Crash(victim=...) wants one of {', '.join(VICTIMS)}, found {self.victim!r}")
+            raise ConfigurationError(f"Crash(victim=...): expected one of {', '.join(VICTIMS)}, got {self.victim!r}")
         if (self.point is None) == (self.after_s is None):
             raise ConfigurationError(
-                f"Crash wants either a point or a moment, found point={self.point!r}, after_s={self.after_s}"
+                f"Crash: expected either a point or a moment, got point={self.point!r}, after_s={self.after_s}"
             )
         if self.point is not None and self.point not in POINTS:
-            raise ConfigurationError(f"Crash(point=...) wants one of {', '.join(POINTS)}, found {self.point!r}")
+            raise ConfigurationError(f"Crash(point=...): expected one of {', '.join(POINTS)}, got {self.point!r}")
 
     def __str__(self) -> str:
         when = f"after {self.after_s:.3f} s" if self.after_s is not None else f"{self.point}, time {self.occurrence}"
