@@ -1,4 +1,4 @@
-"""What several tests of the core share."""
+"""Fixtures shared by several tests of the core."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ Install = Callable[..., Path]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Installs tiny distributions: a module each, and the metadata that an installer would write."""
+    """Return a function that installs tiny distributions: one module each, with the metadata of an installer."""
     site = tmp_path / "site"
     site.mkdir()
 

@@ -1,4 +1,4 @@
-"""A worker group without processes, which implements the complete protocol of a group."""
+"""A worker group without processes that implements the complete protocol of a group."""
 
 import contextlib
 from collections import deque
@@ -30,14 +30,14 @@ Action = Callable[[], object]
 
 
 class ScriptedRank:
-    """A rank: the events that it will send, and its answers to commands. Each report is a step.
+    """A rank: the events that it will send, and its responses to commands. Each report is a step.
 
     Args:
         rank: the rank.
-        script: the events. Reports count from the number that the rank's task names.
-        saves: whether it returns when it is asked to.
-        saving: what it sends before that.
-        in_flight: whether its next report is on its way when it is renumbered first.
+        script: the events. Report numbers continue after the number given by the rank's task.
+        saves: whether it saves and returns on request.
+        saving: the events that it sends before it returns.
+        in_flight: whether its next report is already in flight when it is first renumbered.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ScriptedRank:
         return event._replace(**self.last_report._asdict())
 
     def interject(self, event: Event) -> None:
-        """Makes an event the next one, unless the rank has ended."""
+        """Make an event the next one, unless the rank has exited."""
         if not self._has_ended:
             self.events.appendleft(event)
 
@@ -82,7 +82,7 @@ class ScriptedRank:
             return
         match command:
             case CountSteps():
-                if any(isinstance(event, Reported) for event in self.events):  # its next step waits
+                if any(isinstance(event, Reported) for event in self.events):  # the next step blocks
                     self._waiting, self.events = self.events, deque()
                 self.events.appendleft(StepsCounted(self.rank, self.steps))
             case StopAfter():
@@ -100,12 +100,12 @@ class ScriptedRank:
 
 
 class ScriptedGroup:
-    """Workers whose events are known beforehand. Each :meth:`pump` delivers one of them.
+    """Workers with known events. Each :meth:`pump` delivers one of them.
 
     Args:
         ranks: the ranks.
-        order: which rank's event comes next, or :data:`OUTSIDE` for the next action; afterwards one after another.
-        actions: what happens outside of the ranks, such as a signal to the driver.
+        order: the rank that sends each event, or :data:`OUTSIDE` for the next action; afterwards round-robin.
+        actions: events outside the ranks, such as a signal to the driver.
         interrupts: handled before each event.
         nodes: the node of each rank.
     """
@@ -145,7 +145,7 @@ class ScriptedGroup:
             self.begin(task.context.get_world_rank(), task.last_report)
 
     def begin(self, rank: int, last_report: ReportNumber) -> None:
-        """Starts a rank, whose reports continue after a number."""
+        """Start a rank whose reports continue after a number."""
         self.ranks[rank].last_report = last_report
         self.ranks[rank].events += self._replaced.pop(rank, [])
 
@@ -171,7 +171,7 @@ class ScriptedGroup:
             self._interrupts.act()
         source = self._next_source()
         if source is None:
-            assert timeout_s is not None, "nothing is left that could happen"
+            assert timeout_s is not None, "no event is left, so this would wait forever"
         elif source == OUTSIDE:
             self._actions.popleft()()
         else:
@@ -199,15 +199,15 @@ class ScriptedGroup:
 
 
 def report(rank: int, *, checkpoint: str | None = None, **metrics: float) -> Reported:
-    """A report; the rank fills in its numbers."""
+    """Return a report; the rank fills in its numbers."""
     return Reported(rank, 0, 0, 0.0, metrics, None if checkpoint is None else {}, None, checkpoint)
 
 
 def start(rank: int) -> PhaseEntered:
-    """The event of a rank that enters the train function."""
+    """Return the event of a rank that enters the train function."""
     return PhaseEntered(rank, TRAINING, 0.0)
 
 
 def cancel(interrupts: Interrupts) -> None:
-    """What ``RunHandle.cancel()`` does."""
+    """Cancel the run as ``RunHandle.cancel()`` does."""
     interrupts.request("the run was cancelled", RunCancelledError("the run was cancelled"))

@@ -1,4 +1,4 @@
-"""The selection of tests by imports: on a small repository of the test's own, and on this one."""
+"""Test selection by imports, on a small repository made by the test and on this one."""
 
 import subprocess
 import sys
@@ -161,7 +161,7 @@ SOURCES = "tests/core/test_sources.py"
         pytest.param("CHANGELOG.md", [], id="text that no test reads"),
     ],
 )
-def test_change_selects_the_tests_that_reach_it(repository: Path, changed: str, expected: list[str]) -> None:
+def test_change_selects_the_tests_that_depend_on_it(repository: Path, changed: str, expected: list[str]) -> None:
     assert selected(repository, changed) == [f"tests/core/{name}.py" for name in expected]
 
 
@@ -169,7 +169,7 @@ def test_change_selects_the_tests_that_reach_it(repository: Path, changed: str, 
     "changed",
     ["noxfile.py", "pyproject.toml", "packages/core/pyproject.toml", "tests/conftest.py", "unheard-of.cfg"],
 )
-def test_what_cannot_be_analysed_selects_everything(repository: Path, changed: str) -> None:
+def test_change_that_cannot_be_analysed_selects_everything(repository: Path, changed: str) -> None:
     everything = [name for name in FILES if name.startswith("tests/core/test_")]
     assert selected(repository, changed) == sorted(everything)
 
@@ -181,7 +181,7 @@ def test_deleted_module_selects_the_tests_that_still_import_it(repository: Path)
     assert "tests/core/test_prices.py" in selected(repository, *changed)
 
 
-def test_changes_of_a_branch_are_its_commits_and_what_is_not_committed(repository: Path) -> None:
+def test_changes_of_a_branch_include_commits_and_uncommitted_files(repository: Path) -> None:
     assert changed_files(repository, default_base(repository)) == set()
 
     git(repository, "switch", "--quiet", "--create", "branch")
@@ -201,7 +201,7 @@ def here() -> Graph:
 
 
 def files_selected_here(graph: Graph, changed: str) -> set[str]:
-    """The selected files but this one, which names files for other reasons than to use them."""
+    """Return the selected files except this one, whose file names are test data."""
     graph.changed = {changed}
     return {test.partition("::")[0] for test in graph.select()} - {"tests/core/test_affected.py"}
 
@@ -211,8 +211,8 @@ def pages_selected_here(graph: Graph, changed: str) -> set[str]:
     return {test.partition("[")[2][:-1] for test in graph.select() if test.endswith("]")}
 
 
-# These read or execute the sources of all packages.
-OF_ALL_PACKAGES = {
+# These tests read or execute the sources of all packages.
+TESTS_OF_ALL_PACKAGES = {
     "tests/core/test_import.py",
     "tests/core/test_packaging.py",
     "tests/docs/test_docstrings.py",
@@ -221,10 +221,10 @@ OF_ALL_PACKAGES = {
 }
 
 
-def test_plugin_for_boosted_trees_selects_its_own_tests_and_pages(here: Graph) -> None:
+def test_plugin_for_boosted_trees_selects_only_its_own_tests_and_pages(here: Graph) -> None:
     module = "packages/gbdt/src/drivetrain_gbdt/_data.py"
     own = {file for file in here.by_path if file.startswith("tests/gbdt/test_")} | {"tests/isolation/check_gbdt.py"}
-    assert files_selected_here(here, module) == own | OF_ALL_PACKAGES | {"tests/docs/test_pages.py"}
+    assert files_selected_here(here, module) == own | TESTS_OF_ALL_PACKAGES | {"tests/docs/test_pages.py"}
     assert pages_selected_here(here, module) == {"docs/xgboost-lightgbm.md", "docs/ray-tune.md"}
 
 
@@ -238,7 +238,7 @@ def test_plugin_selects_no_test_of_another_plugin(here: Graph, plugin: str) -> N
         assert folders & plugins <= {plugin}, source
 
 
-def test_tracker_selects_no_training_of_a_framework(here: Graph) -> None:
+def test_tracker_selects_no_training_tests_of_frameworks(here: Graph) -> None:
     files = files_selected_here(here, "packages/track/src/drivetrain_track/wandb.py")
     assert "tests/track/test_services.py" in files
     assert not [file for file in files if file.endswith(("test_training.py", "test_conformance.py"))]
@@ -251,11 +251,11 @@ def test_engine_selects_every_test_that_trains(here: Graph) -> None:
         assert [file for file in files if file.startswith(f"tests/{folder}/")], folder
 
 
-def test_page_selects_the_execution_of_no_other_page(here: Graph) -> None:
+def test_page_selects_only_its_own_execution(here: Graph) -> None:
     assert pages_selected_here(here, "docs/storage.md") == {"docs/storage.md"}
 
 
-def test_file_of_tests_selects_itself_alone(here: Graph) -> None:
+def test_test_file_selects_only_itself(here: Graph) -> None:
     assert files_selected_here(here, "tests/tf/test_keras.py") == {"tests/tf/test_keras.py"}
 
 
@@ -266,7 +266,7 @@ def test_pages_with_code_are_those_that_the_documentation_tests_execute(here: Gr
     assert set(here.pages) == {str(page) for page in PROGRAMS}
 
 
-def test_command_prints_arguments_for_pytest_and_the_reason_for_one() -> None:
+def test_command_prints_pytest_arguments_and_explains_a_selection() -> None:
     command = [sys.executable, "-m", "tests.affected", "--changed", "tests/tf/jobs.py"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     assert printed

@@ -1,4 +1,4 @@
-"""One attempt and one run, driven by events alone, in every order."""
+"""One attempt and one run, driven only by scripted events, in every order."""
 
 import contextlib
 from collections import deque
@@ -41,11 +41,11 @@ from tests.core.scripted import OUTSIDE, TRAINING, ScriptedGroup, ScriptedRank, 
 from tests.support import Collector, local_storage
 
 ORDERS = list(product((0, 1, OUTSIDE), repeat=5))
-RESUMED = ReportNumber(10, 8)  # a run that resumes, two of whose reports were quiet
+RESUMED = ReportNumber(10, 8)  # a resumed run with two quiet reports
 
 
 class Survivors(NoBackend):
-    """Ranks stay when others are lost; the test says when they have rejoined."""
+    """Keeps the surviving ranks when others are lost; the test decides when they have rejoined."""
 
     survives_losses = True
 
@@ -94,7 +94,7 @@ def run_services(
 
 
 class Room:
-    """How many workers an elastic run could have."""
+    """The number of workers that an elastic run could have."""
 
     def __init__(self) -> None:
         self.size = 2
@@ -112,13 +112,13 @@ def follow(services: RunServices, group: ScriptedGroup, room: Room | None = None
 
 
 def polling(rank: int, *, checkpoints: bool = False, reports: int = 2) -> list[Event]:
-    """A train function that can save when it is asked to."""
+    """Return the events of a train function that can save on request."""
     names = [f"checkpoint_{RESUMED.number + 1 + place:06d}" if checkpoints else None for place in range(reports)]
     return [start(rank), PreemptionPolled(rank), *(report(rank, checkpoint=name) for name in names), Returned(rank, 0)]
 
 
 def check_agreement(group: ScriptedGroup) -> None:
-    """Counts are requested once, and the stop step is sent once to ranks that have sent theirs."""
+    """Check that counts are requested once, and that the stop step is sent once to the ranks that sent their counts."""
     kinds = [type(command) for _, command in group.sent]
     assert kinds in ([], [CountSteps], [CountSteps, StopAfter])
     if len(kinds) == 2:
@@ -133,7 +133,7 @@ def saved(group: ScriptedGroup) -> bool:
     return any(isinstance(event, Returned) and event.preempted for event in group.delivered)
 
 
-def test_run_that_is_cancelled_at_any_moment_saves_if_it_can(tmp_path: Path) -> None:
+def test_run_cancelled_at_any_moment_saves_if_it_can(tmp_path: Path) -> None:
     endings = set()
     for order in ORDERS:
         with run_services(tmp_path) as services:
@@ -207,7 +207,7 @@ def test_run_that_cannot_save_grows_at_once_after_a_commit(tmp_path: Path) -> No
     assert group.sent == []
 
 
-def test_growth_that_a_rank_ignores_is_no_preemption(tmp_path: Path) -> None:
+def test_growth_that_a_rank_ignores_is_not_a_preemption(tmp_path: Path) -> None:
     with run_services(tmp_path, grace_s=0.05) as services:
         room = Room()
         room.grow()
@@ -218,7 +218,7 @@ def test_growth_that_a_rank_ignores_is_no_preemption(tmp_path: Path) -> None:
     assert ending == Grow(3)
 
 
-def test_preemption_that_a_rank_ignores_ends_after_the_grace(tmp_path: Path) -> None:
+def test_preemption_that_a_rank_ignores_ends_after_the_grace_period(tmp_path: Path) -> None:
     with run_services(tmp_path, grace_s=0.05) as services:
         stubborn = [start(1), PreemptionPolled(1), SigtermReceived(1, True)]
         ranks = [ScriptedRank(0, polling(0)), ScriptedRank(1, stubborn, saves=False)]
@@ -250,7 +250,7 @@ def test_run_that_is_cancelled_while_it_grows_does_not_restart(tmp_path: Path) -
     assert 50 < cancelled < 81
 
 
-def test_failure_at_any_moment_is_the_outcome_whatever_else_happens(tmp_path: Path) -> None:
+def test_failure_at_any_moment_decides_the_outcome(tmp_path: Path) -> None:
     outcomes = set()
     for order in ORDERS:
         with run_services(tmp_path) as services:
@@ -273,7 +273,7 @@ def test_failure_at_any_moment_is_the_outcome_whatever_else_happens(tmp_path: Pa
 
 
 @pytest.mark.parametrize("event", [SigtermReceived(1, True), report(1)], ids=["preemption", "nothing"])
-def test_stop_condition_that_is_met_ends_the_training_whatever_else_happens(tmp_path: Path, event: Event) -> None:
+def test_met_stop_condition_ends_the_training_whatever_happens_later(tmp_path: Path, event: Event) -> None:
     for order in ORDERS:
         with run_services(tmp_path, stop={"enough": 1.0}) as services:
             enough = report(0, enough=1.0)
@@ -324,7 +324,7 @@ def test_lost_rank_is_replaced_and_reports_continue_after_an_unused_number(tmp_p
 
 
 def replace_lost(group: ScriptedGroup, attempt: Attempt) -> ReportNumber | None:
-    """What the controller does, with a survivor that waits after its next event."""
+    """Replace lost ranks as the controller does; a survivor pauses after its next event."""
     lost = list(attempt.replaceable)
     future: Future[Any] = Future()
     replacement = attempt.start_replacement()
@@ -349,7 +349,7 @@ INTRUDERS: dict[str, Callable[[], Event]] = {
 
 @pytest.mark.parametrize("intruder", INTRUDERS)
 @pytest.mark.parametrize("place", range(1, 4))
-def test_nothing_is_replaced_when_anything_happens_to_the_other_rank_meanwhile(
+def test_nothing_is_replaced_if_the_other_rank_fails_or_finishes_meanwhile(
     tmp_path: Path, intruder: str, place: int
 ) -> None:
     with run_services(tmp_path, backend=Survivors(), stop={"enough": 1.0}) as services:
@@ -366,7 +366,7 @@ def test_nothing_is_replaced_when_anything_happens_to_the_other_rank_meanwhile(
     assert list(attempt.replaceable) == []
 
 
-def test_rank_that_did_not_train_yet_is_not_replaced(tmp_path: Path) -> None:
+def test_rank_that_has_not_started_training_is_not_replaced(tmp_path: Path) -> None:
     for lost in (0, 1):
         with run_services(tmp_path, backend=Survivors()) as services:
             scripts: list[list[Event]] = [[Exited(0, -9, "")] if lost == 0 else [], [start(1)]]
@@ -396,7 +396,7 @@ def test_checkpoint_that_waits_for_a_lost_rank_is_never_committed(tmp_path: Path
 
 
 class ScriptedRuntime:
-    """A runtime of one group for each attempt."""
+    """A runtime with one scripted group per attempt."""
 
     name = "scripted"
 
@@ -464,7 +464,7 @@ def test_controller_replaces_all_ranks_when_one_does_not_rejoin(tmp_path: Path) 
     assert len(second.tasks) == 2
 
 
-def test_controller_gives_up_with_the_history_of_its_attempts(tmp_path: Path) -> None:
+def test_controller_that_gives_up_reports_the_history_of_its_attempts(tmp_path: Path) -> None:
     with run_services(tmp_path) as services:
         groups = [ScriptedGroup([ScriptedRank(0, [start(0), Exited(0, -9, "")])]) for _ in range(2)]
         outcome = controller_of(services, *groups).run()

@@ -32,7 +32,7 @@ def directories(storage: Storage) -> list[str]:
     return [name for name in storage.list_names()[0] if name.startswith("checkpoint_")]
 
 
-def test_committed_checkpoints_are_what_another_process_reads(tmp_path: Path) -> None:
+def test_another_process_reads_the_committed_checkpoints(tmp_path: Path) -> None:
     storage = local_storage(tmp_path)
     manager = CheckpointManager(storage, metadata={"dataset": "digits"})
     assert manager.latest is None
@@ -70,7 +70,7 @@ def test_retention_keeps_the_best_and_never_deletes_the_latest(
     assert directories(storage) == [entry.name for entry in manager.committed]
 
 
-def test_not_a_number_ranks_last_and_later_ones_win_ties() -> None:
+def test_nan_ranks_last_and_later_checkpoints_win_ties() -> None:
     entries = [
         CommittedCheckpoint(name=str(index), index=index, iteration=index, metrics={"score": score}, time=0.0)
         for index, score in enumerate([math.nan, 1.0, 2.0, 2.0, "high"])
@@ -80,7 +80,7 @@ def test_not_a_number_ranks_last_and_later_ones_win_ties() -> None:
     assert indexes(rank_checkpoints(entries, "score", "min"))[:3] == [1, 3, 2]
 
 
-def test_sweep_deletes_what_was_never_committed_and_nothing_else(tmp_path: Path) -> None:
+def test_sweep_deletes_only_files_that_were_never_committed(tmp_path: Path) -> None:
     storage = local_storage(tmp_path)
     manager = CheckpointManager(storage)
     commit(manager, storage, 1)
@@ -135,7 +135,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("content", DAMAGED)
-def test_damaged_or_deleted_manifest_is_named_and_made_again_from_the_checkpoints_that_verify(
+def test_damaged_or_deleted_manifest_is_reported_and_rebuilt_from_verified_checkpoints(
     tmp_path: Path, content: bytes | None
 ) -> None:
     storage = local_storage(tmp_path)
@@ -164,7 +164,7 @@ def test_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     assert str(tmp_path / "manifest.json") in str(refused.value)
 
 
-def test_newest_checkpoint_that_verifies_is_the_one_to_continue_from(tmp_path: Path) -> None:
+def test_run_resumes_from_the_newest_checkpoint_that_verifies(tmp_path: Path) -> None:
     storage = local_storage(tmp_path)
     manager = CheckpointManager(storage)
     entries = [commit(manager, storage, index) for index in (1, 2, 3, 4)]
@@ -178,7 +178,7 @@ def test_newest_checkpoint_that_verifies_is_the_one_to_continue_from(tmp_path: P
     assert "checkpoint_000004/weights.txt is missing" in said[0]
     assert "checkpoint_000003/weights.txt has 0 bytes instead of 1" in said[1]
     assert again.last_index == 4, "the index of a damaged checkpoint is not used again"
-    assert again.sweep() == ([], 0), "what was committed is no orphan, damaged or not"
+    assert again.sweep() == ([], 0), "a committed checkpoint is not an orphan, even if damaged"
 
 
 COMMIT_FOR_EVER = """
@@ -201,7 +201,7 @@ for index in itertools.count(start):
 """
 
 
-def test_process_killed_at_any_instant_of_a_commit_leaves_a_manifest_whose_checkpoints_are_whole(
+def test_process_killed_at_any_point_of_a_commit_leaves_a_manifest_of_complete_checkpoints(
     tmp_path: Path,
 ) -> None:
     run, source = tmp_path / "run", tmp_path / "source"
@@ -219,13 +219,13 @@ def test_process_killed_at_any_instant_of_a_commit_leaves_a_manifest_whose_check
             assert process.stdout is not None
             for _ in range(kill_after):
                 last = int(process.stdout.readline())
-            for _ in range(300):  # while the other process is at it
+            for _ in range(300):  # while the other process commits
                 assert read_manifest(storage)[-1].index >= last
             process.kill()
             process.wait()
 
         entries = read_manifest(storage)
-        assert entries[-1].index >= last, "what was committed stays committed"
+        assert entries[-1].index >= last, "a committed checkpoint was lost"
         for entry in entries:
             weights = Path(storage.path(entry.name, "weights.txt"))
             assert weights.read_text() == "x" * 100_000
@@ -233,7 +233,7 @@ def test_process_killed_at_any_instant_of_a_commit_leaves_a_manifest_whose_check
         assert directories(storage) == [entry.name for entry in entries]
 
 
-def test_checkpoint_is_copied_into_a_directory_of_ones_own(tmp_path: Path) -> None:
+def test_checkpoint_is_copied_into_a_given_directory(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "weights.txt").write_text("1")
     checkpoint = Checkpoint(tmp_path / "made")

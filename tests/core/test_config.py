@@ -76,7 +76,7 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("config", "arguments", "words"), REFUSED)
-def test_bad_value_is_refused_with_what_was_wanted_and_what_was_found(
+def test_bad_value_is_refused_with_the_expected_and_the_given_value(
     config: type, arguments: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigurationError) as refused:
@@ -98,11 +98,11 @@ def test_config_is_frozen_keyword_only_and_survives_pickling(config: type) -> No
         config(1)
 
 
-def test_none_stands_for_the_default_config_as_the_documented_signature_allows() -> None:
+def test_none_selects_the_default_config() -> None:
     assert RunConfig(failure_config=None, checkpoint_config=None, sync_config=None, callbacks=None) == RunConfig()
 
 
-def test_scaling_config_adds_up_what_the_run_asks_for() -> None:
+def test_scaling_config_sums_the_requested_resources() -> None:
     config = ScalingConfig(
         num_workers=3, use_gpu=True, resources_per_worker={"CPU": 2, "GPU": 0.5}, trainer_resources={"CPU": 1}
     )

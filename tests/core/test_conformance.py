@@ -1,4 +1,4 @@
-"""The conformance kit, on the backend that does nothing, and its own rules."""
+"""The conformance kit, applied to the backend that does nothing, and the kit's own rules."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_a_class_without_config_is_refused():
         type("TestNothing", (BackendConformance,), {})
 
 
-def test_overriding_a_standard_test_needs_a_reason():
+def test_overriding_a_standard_test_requires_a_reason():
     def test_ranks_exchange_values(self):
         pass
 

@@ -26,7 +26,7 @@ def run(tmp_path: Path, **options: object) -> Result:
     ).fit()
 
 
-def test_lines_are_printed_whole_and_the_status_is_not_shown_without_a_terminal(
+def test_without_a_terminal_lines_are_printed_whole_and_no_status_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     console = Console()
@@ -38,7 +38,7 @@ def test_lines_are_printed_whole_and_the_status_is_not_shown_without_a_terminal(
     assert capsys.readouterr() == ("a line\n", "an error\n")
 
 
-def test_live_lines_are_below_what_is_printed_and_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_lines_are_below_the_printed_output_and_disappear_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch) as screen:
         console = Console()
         assert console.interactive
@@ -53,14 +53,14 @@ def test_live_lines_are_below_what_is_printed_and_go_away(monkeypatch: pytest.Mo
         assert screen() == ["a line", "another"]
 
 
-def test_live_lines_leave_what_others_print_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_lines_leave_output_of_other_code_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch, rows=6) as screen:
         console = Console()
         for step in range(5):  # more than there are rows
             console.status(f"step {step}", "below")
             sys.stderr.write(f"\rtheir bar {step}")
-            console.status(f"step {step} goes on", "below")
-            assert screen()[-3:] == [f"their bar {step}", f"step {step} goes on", "below"]
+            console.status(f"step {step} is running", "below")
+            assert screen()[-3:] == [f"their bar {step}", f"step {step} is running", "below"]
             sys.stderr.write(f"\rtheir line {step}\n")
         console.status()
         assert screen() == ["their line 1", "their line 2", "their line 3", "their line 4"]
@@ -73,7 +73,7 @@ def test_live_lines_are_cut_to_the_width_of_the_terminal(monkeypatch: pytest.Mon
         assert screen() == ["x" * 19, "\u5bbd" * 9]
 
 
-def test_terminal_that_cannot_move_its_cursor_shows_whole_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_without_cursor_movement_shows_whole_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch) as screen:
         monkeypatch.setenv("TERM", "dumb")
         console = Console()
@@ -82,7 +82,7 @@ def test_terminal_that_cannot_move_its_cursor_shows_whole_lines_only(monkeypatch
         assert screen() == ["a line"]
 
 
-def test_stream_that_is_closed_or_missing_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_or_missing_stream_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr("sys.stdout", None)
@@ -105,7 +105,7 @@ def test_verbose_2_prints_a_line_for_every_report(tmp_path: Path, capsys: pytest
     ]
 
 
-def test_part_of_a_line_that_a_killed_run_has_left_is_dropped_when_it_goes_on(tmp_path: Path) -> None:
+def test_partial_line_left_by_a_killed_run_is_dropped_on_resume(tmp_path: Path) -> None:
     result = run(tmp_path, verbose=0)
     file = Path(result.path, "result.json")
     whole = file.read_text()
@@ -117,7 +117,7 @@ def test_part_of_a_line_that_a_killed_run_has_left_is_dropped_when_it_goes_on(tm
     assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [0, 1, 0, 1]
 
 
-def test_metric_that_appears_late_becomes_a_column_of_its_own(tmp_path: Path) -> None:
+def test_metric_that_appears_late_gets_its_own_column(tmp_path: Path) -> None:
     def train() -> None:
         drivetrain.report({"a": 1, "text": 'with, "quotes"\nand lines'})
         drivetrain.report({"b": 2})

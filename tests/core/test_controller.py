@@ -29,7 +29,7 @@ TRAINING = RankState.TRAINING
 
 
 class ScriptedGroup:
-    """Workers whose events are known beforehand; a list of them comes at a time."""
+    """Workers with a script of events, delivered one list at a time."""
 
     def __init__(self, world_size: int, script: Sequence[Sequence[Event]], nodes: Sequence[str] = ()) -> None:
         self.workers = tuple(
@@ -46,7 +46,7 @@ class ScriptedGroup:
 
     def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         if not self._script:
-            assert timeout_s is not None, "nothing is left that could happen"
+            assert timeout_s is not None, "no event is left, so this would wait forever"
             return
         for event in self._script.popleft():
             if deliver(event):
@@ -57,7 +57,7 @@ class ScriptedGroup:
 
 
 class ScriptedRuntime(Runtime):
-    """A runtime of one script for each attempt."""
+    """A runtime with one script per attempt."""
 
     name = "scripted"
 
@@ -91,7 +91,7 @@ def fit(tmp_path: Path, runtime: ScriptedRuntime, **run_config: Any) -> Result:
     ).fit()
 
 
-def test_death_of_a_process_explains_the_exceptions_that_it_brought_about_elsewhere(tmp_path: Path) -> None:
+def test_death_of_a_process_is_the_cause_of_the_exceptions_that_it_triggers_elsewhere(tmp_path: Path) -> None:
     script = [[Failed(0, 1.0, TRAINING, ConnectionResetError("lost the other rank"))], [Exited(1, -9, "")]]
 
     with pytest.raises(TrainingFailedError, match="rank 1 was ended by SIGKILL") as failed:
@@ -102,7 +102,7 @@ def test_death_of_a_process_explains_the_exceptions_that_it_brought_about_elsewh
     assert "also: rank 0 failed" in str(failed.value)
 
 
-def test_earliest_exception_is_the_cause_whichever_is_heard_of_first(tmp_path: Path) -> None:
+def test_earliest_exception_is_the_cause_whichever_arrives_first(tmp_path: Path) -> None:
     script = [[Failed(0, 2.0, TRAINING, TimeoutError())], [Failed(1, 1.0, TRAINING, KeyError("the reason"))]]
 
     with pytest.raises(TrainingFailedError) as failed:
@@ -112,7 +112,7 @@ def test_earliest_exception_is_the_cause_whichever_is_heard_of_first(tmp_path: P
     assert failed.value.rank == 1
 
 
-def test_clock_that_is_an_hour_behind_on_one_node_makes_no_cause_of_a_consequence(tmp_path: Path) -> None:
+def test_clock_an_hour_behind_on_one_node_does_not_change_the_cause(tmp_path: Path) -> None:
     now = time.time()
     script = [
         [Failed(0, now, TRAINING, KeyError("the reason"))],
@@ -126,14 +126,14 @@ def test_clock_that_is_an_hour_behind_on_one_node_makes_no_cause_of_a_consequenc
     assert failed.value.rank == 0
 
 
-def test_full_disk_that_a_logger_meets_is_storages_failure_and_tried_again(tmp_path: Path) -> None:
-    class MeetsFullDisk(Collector):
+def test_full_disk_in_a_logger_is_a_storage_failure_and_is_retried(tmp_path: Path) -> None:
+    class HasFullDisk(Collector):
         def on_report(self, run: Any, report: Any) -> None:
             if self.attempts == 1:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
     script = [[report(0, 1), report(1, 1)], [Returned(0, None), Returned(1, None)]]
-    watch = MeetsFullDisk()
+    watch = HasFullDisk()
     fit(
         tmp_path,
         ScriptedRuntime(2, script, script),
@@ -144,13 +144,13 @@ def test_full_disk_that_a_logger_meets_is_storages_failure_and_tried_again(tmp_p
     assert [(failure.kind, failure.rank) for failure in watch.failures] == [(FailureKind.STORAGE, None)]
 
 
-def test_end_of_a_process_whose_function_has_returned_is_no_failure(tmp_path: Path) -> None:
+def test_exit_of_a_process_whose_function_has_returned_is_not_a_failure(tmp_path: Path) -> None:
     script = [[Returned(1, None), Exited(1, 1, "")], [Returned(0, None)]]
 
     assert fit(tmp_path, ScriptedRuntime(2, script)).error is None
 
 
-def test_reports_of_rank_0_stay_in_order_while_one_waits_to_be_combined(tmp_path: Path) -> None:
+def test_reports_of_rank_0_keep_their_order_while_one_waits_to_be_combined(tmp_path: Path) -> None:
     script = [
         [report(0, 1, reduce={"loss": "sum"}, loss=1.0), report(0, 2, loss=5.0), report(0, 3, loss=6.0)],
         [report(1, 1, loss=2.0)],
@@ -164,7 +164,7 @@ def test_reports_of_rank_0_stay_in_order_while_one_waits_to_be_combined(tmp_path
     assert result.metrics["_training_iteration"] == 3
 
 
-def test_report_that_was_to_be_combined_is_not_lost_when_the_other_rank_dies(tmp_path: Path) -> None:
+def test_report_waiting_to_be_combined_is_kept_when_the_other_rank_dies(tmp_path: Path) -> None:
     script = [[report(0, 1, reduce={"loss": "sum"}, loss=1.0)], [Exited(1, 1, "")]]
 
     with pytest.raises(TrainingFailedError):
@@ -175,7 +175,7 @@ def test_report_that_was_to_be_combined_is_not_lost_when_the_other_rank_dies(tmp
     assert metrics["loss"] == 1.0
 
 
-def test_policy_of_the_users_own_decides_about_the_next_attempt(tmp_path: Path) -> None:
+def test_custom_policy_decides_about_the_next_attempt(tmp_path: Path) -> None:
     class OnlyDeaths:
         def decide(self, failure: Any, history: Any) -> bool:
             return failure.kind is FailureKind.INFRASTRUCTURE
@@ -193,7 +193,7 @@ def test_policy_of_the_users_own_decides_about_the_next_attempt(tmp_path: Path) 
     assert collector.attempts == 3
 
 
-def test_stop_waits_only_for_what_was_reported_up_to_it(tmp_path: Path) -> None:
+def test_stop_waits_only_for_earlier_reports(tmp_path: Path) -> None:
     script = [
         [report(0, 1, loss=1.0), report(1, 1, loss=1.0)],
         [report(0, 2, loss=0.0, enough=1.0), report(0, 3, reduce={"loss": "mean"}, loss=9.0)],
@@ -205,7 +205,7 @@ def test_stop_waits_only_for_what_was_reported_up_to_it(tmp_path: Path) -> None:
     assert result.metrics["loss"] == 0.0
 
 
-def test_policy_that_raises_is_blamed(tmp_path: Path) -> None:
+def test_policy_that_raises_is_named_as_the_cause(tmp_path: Path) -> None:
     class Broken:
         def decide(self, failure: Any, history: Any) -> bool:
             raise LookupError("no idea")
@@ -217,7 +217,7 @@ def test_policy_that_raises_is_blamed(tmp_path: Path) -> None:
     assert Result.from_path(tmp_path / "run").error is not None
 
 
-def test_error_while_the_workers_are_ended_does_not_hide_the_failure_before_it(tmp_path: Path) -> None:
+def test_error_during_termination_does_not_hide_the_earlier_failure(tmp_path: Path) -> None:
     class EndsBadly(ScriptedRuntime):
         @contextlib.contextmanager
         def launch(self, spec: Any) -> Iterator[ScriptedGroup]:

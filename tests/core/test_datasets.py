@@ -1,4 +1,4 @@
-"""The hook for datasets: which provider reads a dataset, and what is said when none, several or a broken one do."""
+"""The provider hook for datasets: which provider reads a dataset, and the errors for none, several or a broken one."""
 
 import shutil
 import subprocess
@@ -70,7 +70,7 @@ class LetterDatasets(DatasetProvider):
 
 @pytest.fixture
 def letters(install: Install) -> Any:
-    """A module with a class of datasets, and an installed provider for it."""
+    """A module with a dataset class, and an installed provider for it."""
     install("letters-plugin", "letters", LETTERS, {"drivetrain.datasets": {"letters": "letters:LetterDatasets"}})
     module = __import__("letters")
     yield module
@@ -103,7 +103,7 @@ def test_provider_of_a_plugin_gets_the_position_of_its_dataset_after_a_failure(l
     assert (result.metrics["text"], result.metrics["position"]) == ("abcdef", 6)
 
 
-def test_opened_datasets_are_split_without_another_look(letters: Any) -> None:
+def test_opened_datasets_are_split_without_asking_the_providers_again(letters: Any) -> None:
     config = DataConfig()
     opened = config.open({"train": letters.Letters("abc"), "made": lambda: letters.Letters("de")})
     assert isinstance(opened["train"], OpenedDataset)
@@ -113,13 +113,13 @@ def test_opened_datasets_are_split_without_another_look(letters: Any) -> None:
     assert [shard["made"].text for shard in shards] == ["d", "e"]
 
 
-def test_rows_cannot_be_kept_together_where_a_provider_has_no_such_thing(letters: Any) -> None:
+def test_keeping_rows_together_is_refused_if_the_provider_does_not_support_it(letters: Any) -> None:
     config = DataConfig(keep_together={"train": "group"})
     with pytest.raises(ConfigurationError, match=r"'group'.* is not supported for letters"):
         config.open({"train": letters.Letters("abc")})
 
 
-def test_two_providers_that_accept_a_dataset_are_an_error_that_names_both(letters: Any, install: Install) -> None:
+def test_two_providers_that_accept_a_dataset_are_both_named_in_the_error(letters: Any, install: Install) -> None:
     source = "from letters import LetterDatasets as Other\n"
     install("other-plugin", "other_letters", source, {"drivetrain.datasets": {"other": "other_letters:Other"}})
     expected = r"'letters' of letters-plugin 1\.2 and 'other' of other-plugin 1\.2\. Uninstall one"
@@ -156,7 +156,7 @@ def test_broken_provider_affects_no_dataset_that_another_accepts(how: str, lette
         DataConfig().open({"train": object()})
 
 
-def test_provider_that_returns_another_number_of_shards_is_broken(install: Install) -> None:
+def test_provider_that_returns_a_wrong_number_of_shards_is_broken(install: Install) -> None:
     source = LETTERS.replace("for part in parts]", "for part in 'abc']")
     install("odd-plugin", "odd", source, {"drivetrain.datasets": {"odd": "odd:LetterDatasets"}})
     with pytest.raises(PluginBrokenError, match=r"'train': expected 2 shards, one per rank, .*LetterD.*got 3"):

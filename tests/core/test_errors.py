@@ -13,7 +13,7 @@ CLASSES = [
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_exception_survives_pickling(kind: type[DrivetrainError]) -> None:
-    error = kind("what was wanted, and what was found")
+    error = kind("the expected value, and the value that was given")
 
     copy = pickle.loads(pickle.dumps(error))
 

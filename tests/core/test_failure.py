@@ -65,7 +65,7 @@ def test_exception_comes_back_with_its_notes() -> None:
     assert rebuild_exception(capture_failure(raised(original))).__notes__ == ["while saving"]
 
 
-def test_exception_that_does_not_take_its_own_arguments_comes_back_all_the_same() -> None:
+def test_exception_that_cannot_be_rebuilt_from_its_arguments_comes_back() -> None:
     error = rebuild_exception(capture_failure(raised(TwoWordsError("bread", second="butter"))))
 
     assert isinstance(error, TwoWordsError)
@@ -81,7 +81,7 @@ def test_exception_of_a_class_made_in_a_function_comes_back() -> None:
     assert isinstance(error, LocalError)
 
 
-def test_exception_that_cannot_be_pickled_is_described_and_keeps_its_frames_and_its_cause() -> None:
+def test_unpicklable_exception_is_described_and_keeps_its_frames_and_cause() -> None:
     original = raised(NeverPicklesError("me"))
     original.__cause__ = raised(KeyError("below"))
 
@@ -93,7 +93,7 @@ def test_exception_that_cannot_be_pickled_is_described_and_keeps_its_frames_and_
     assert isinstance(error.__cause__, KeyError)
 
 
-def test_exception_of_a_class_that_is_not_here_is_described_with_the_traceback(
+def test_exception_of_a_missing_class_is_described_with_the_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_on_the_worker.py").write_text("class FarError(Exception):\n    pass\n")
@@ -139,7 +139,7 @@ def test_chain_of_causes_and_contexts_comes_back_as_python_shows_it() -> None:
     assert alone_again.__cause__ is alone_again.__context__ is None
 
 
-def test_chain_that_bites_its_tail_ends() -> None:
+def test_cyclic_chain_of_exceptions_is_cut() -> None:
     one, other = raised(KeyError("one")), raised(KeyError("other"))
     one.__cause__, other.__cause__ = other, one
 
@@ -156,12 +156,12 @@ def test_group_of_exceptions_comes_back_with_its_members() -> None:
     assert [type(member) for member in error.exceptions] == [ValueError, KeyError]
 
 
-def test_exception_of_this_process_stays_the_object_it_is() -> None:
+def test_exception_of_this_process_is_the_same_object() -> None:
     error = ValueError()
     assert rebuild_exception(error) is error
 
 
-def test_captured_failure_is_read_by_a_process_that_has_not_seen_the_class() -> None:
+def test_captured_failure_is_read_by_a_process_without_the_class() -> None:
     captured = capture_failure(raised(TwoWordsError("bread", second="butter")))
     code = (
         "import sys; from drivetrain._base.failure import rebuild_exception\n"
@@ -171,7 +171,7 @@ def test_captured_failure_is_read_by_a_process_that_has_not_seen_the_class() -> 
     assert shown.stdout.decode().strip() in ("RemoteError", "TwoWordsError")
 
 
-def test_storage_that_fails_is_another_class_than_a_checkpoint_that_is_wrong() -> None:
+def test_storage_failures_and_wrong_checkpoints_raise_different_classes() -> None:
     assert classify(StorageError()) is FailureKind.STORAGE
     assert classify(CheckpointError()) is FailureKind.USER_ERROR
     assert classify(ValueError()) is FailureKind.USER_ERROR
@@ -181,5 +181,5 @@ def test_storage_that_fails_is_another_class_than_a_checkpoint_that_is_wrong() -
     ("exit_code", "words"),
     [(None, "ended"), (0, "ended with exit code 0"), (3, "ended with exit code 3"), (-11, "was ended by SIGSEGV")],
 )
-def test_end_of_a_process_is_told_in_words(exit_code: int | None, words: str) -> None:
+def test_exit_of_a_process_is_described(exit_code: int | None, words: str) -> None:
     assert describe_exit(exit_code) == words

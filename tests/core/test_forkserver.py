@@ -1,4 +1,4 @@
-"""The process that local workers are forked from: what it imports, when it is replaced, when it must not preload."""
+"""The fork server of local workers: its preloaded modules, its replacement, and cases without preloading."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ def server_and_modules():
     return os.getppid(), sorted(name for name in sys.modules if name.startswith("preloaded_"))
 
 
-def test_preloaded_module_is_there_before_the_train_function_imports_it(tmp_path, write_module):
+def test_preloaded_module_is_imported_before_the_train_function_runs(tmp_path, write_module):
     write_module("preloaded_quiet", "")
     _, modules = fit(server_and_modules, tmp_path, Preloads("preloaded_quiet")).return_value
     assert modules == ["preloaded_quiet"]
@@ -59,7 +59,7 @@ def test_next_run_of_the_same_driver_uses_the_same_server(tmp_path):
     assert first == second
 
 
-def test_variable_that_preloaded_modules_may_read_gets_a_new_server_once_changed(tmp_path, write_module, monkeypatch):
+def test_changed_environment_variable_starts_a_new_server(tmp_path, write_module, monkeypatch):
     write_module("preloaded_quiet", "")
     backend = Preloads("preloaded_quiet")
     backend.preload_environment = ("READ_ON_IMPORT",)
@@ -82,21 +82,21 @@ def test_module_that_starts_a_thread_is_not_preloaded(tmp_path, write_module):
     write_module("preloaded_after", "")
     backend = Preloads("preloaded_before", "preloaded_threaded", "preloaded_after")
     _, modules = fit(server_and_modules, tmp_path, backend).return_value
-    assert modules == ["preloaded_after", "preloaded_before"], "a fork would have lost its thread, and what it locks"
+    assert modules == ["preloaded_after", "preloaded_before"], "a fork would lose the thread and keep its locks held"
 
 
-def test_module_that_cannot_be_preloaded_is_no_reason_to_fail(tmp_path, write_module):
+def test_module_that_cannot_be_preloaded_does_not_fail_the_run(tmp_path, write_module):
     write_module("preloaded_broken", "raise ImportError('no such library')")
     assert fit(server_and_modules, tmp_path, Preloads("preloaded_broken")).return_value
 
 
-def end_the_server():
+def kill_the_server():
     os.kill(os.getppid(), 9)
     while True:
         os.sched_yield()
 
 
-def test_death_of_the_server_is_a_failure_and_the_next_run_has_another(tmp_path):
+def test_death_of_the_server_fails_the_run_and_the_next_run_starts_another(tmp_path):
     with pytest.raises(TrainingFailedError, match="forked from"):
-        fit(end_the_server, tmp_path)
+        fit(kill_the_server, tmp_path)
     assert fit(server_and_modules, tmp_path).return_value

@@ -1,4 +1,4 @@
-"""The shape of the packages: the cost of the import, the direction of imports, public names, and sizes."""
+"""The structure of the packages: import cost, import direction, public names, and sizes."""
 
 import ast
 import importlib
@@ -19,7 +19,7 @@ SOURCES = {str(file.relative_to(PACKAGES)): file for file in sorted(PACKAGES.glo
 HEAVY = {"torch", "ray", "numpy", "pandas", "pyarrow", "fsspec", "rich", "tensorflow", "pytest", "optuna"}
 MAX_MODULES = 90
 
-# From the bottom up: a module imports from its own folder and from rows above its own in this list.
+# From the bottom up: a module imports only from its own folder and from rows above its row in this list.
 ROWS = """
     errors _version
     _base
@@ -35,11 +35,11 @@ ROWS = """
     interactive _cli testing
 """
 ROW_OF = {name: row for row, line in enumerate(ROWS.strip().split("\n")) for name in line.split()}
-FACADES = ("__init__", "plugin")  # they re-export, and are imported by nothing in the package
+FACADES = ("__init__", "plugin")  # they only re-export; no module of the package imports them
 
-# Imports that break the order, and why they cannot go yet. This list may only get shorter.
+# Imports against the order, each with the reason why it remains. This list may only get shorter.
 UPWARD_IMPORTS: dict[tuple[str, str], str] = {
-    ("testing.crashjob", "__init__"): "a job as users write it, which imports what they import",
+    ("testing.crashjob", "__init__"): "a job written like a user's, so it imports the facade",
 }
 
 MAX_LINES_OF_FILE = 500
@@ -66,7 +66,7 @@ PUBLIC_NAMES = set(
 
 
 class _Imports(ast.NodeVisitor):
-    """Collects the imports of a module, inside functions and of type checkers too, and the private names it uses."""
+    """Collects the private names and the imports of a module, including those in functions and for type checkers."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, str]] = []
@@ -117,7 +117,7 @@ MODULES = {_name_of(file): file for file in sorted(PACKAGE.rglob("*.py"))}
 
 
 def _own_imports(name: str) -> set[str]:
-    """The modules of the core that a module of the core imports."""
+    """Return the modules of the core that a core module imports."""
     imported = set()
     for module, attribute in _read(MODULES[name]).found:
         if module == "drivetrain" or module.startswith("drivetrain."):
@@ -154,14 +154,14 @@ def test_importing_drivetrain_starts_no_thread_and_no_process_and_leaves_signals
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_public_names_are_pinned_and_there() -> None:
+def test_public_names_are_pinned_and_exist() -> None:
     assert set(drivetrain.__all__) == PUBLIC_NAMES
     for name in drivetrain.__all__:
         assert hasattr(drivetrain, name)
 
 
 @pytest.mark.parametrize("facade", FACADES)
-def test_facade_gives_at_run_time_what_it_shows_type_checkers(facade: str) -> None:
+def test_facade_exports_the_same_names_at_run_time_and_to_type_checkers(facade: str) -> None:
     module = importlib.import_module(f"drivetrain.{facade}".removesuffix(".__init__"))
     shown = {
         name: source
@@ -183,7 +183,7 @@ def test_public_modules_are_attributes_of_the_package() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_every_exception_is_public_and_drawn_in_the_tree() -> None:
+def test_every_exception_is_public_and_documented_in_the_tree() -> None:
     classes = {
         name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
     }
@@ -196,10 +196,10 @@ def test_every_folder_has_a_row() -> None:
     assert {name.partition(".")[0] for name in MODULES} == {*ROW_OF, *(name for name in FACADES if name in MODULES)}
 
 
-def test_imports_go_up_no_row() -> None:
+def test_no_module_imports_from_a_row_below_its_own() -> None:
     found = set(_upward_imports())
     assert not found - UPWARD_IMPORTS.keys(), "imports against the order of ROWS"
-    assert not UPWARD_IMPORTS.keys() - found, "these are gone: take them out of UPWARD_IMPORTS"
+    assert not UPWARD_IMPORTS.keys() - found, "these imports no longer exist: remove them from UPWARD_IMPORTS"
 
 
 def test_no_cycle_between_modules() -> None:
@@ -210,7 +210,7 @@ def test_no_cycle_between_modules() -> None:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        pytest.fail(f"a cycle: {' -> '.join(reversed(error.args[1]))}")
+        pytest.fail(f"import cycle: {' -> '.join(reversed(error.args[1]))}")
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -230,7 +230,7 @@ def test_only_adapters_import_optional_dependencies_and_none_imports_ray(name: s
 def test_module_uses_no_private_names_of_its_dependencies(name: str) -> None:
     imports = _read(MODULES[name])
     modules = {module.partition(".")[0] for module, _ in imports.executed} - {"drivetrain", "__future__"}
-    allowed = {"os._exit"}  # documented, its underscore notwithstanding
+    allowed = {"os._exit"}  # documented in spite of its underscore
     assert not [use for use in imports.private if use.partition(".")[0] in modules and use not in allowed]
     for module, imported in imports.executed:
         if not module.startswith(("drivetrain", "__future__")):
@@ -249,7 +249,7 @@ def test_plugin_touches_only_public_names_of_the_core(file: Path) -> None:
 
 
 def _lines_of_code(file: Path) -> int:
-    """The lines that are not blank, comments or docstrings."""
+    """Return the number of lines that are not blank, comments or docstrings."""
     source = file.read_text()
     strings = {
         line
@@ -262,7 +262,7 @@ def _lines_of_code(file: Path) -> int:
 
 
 def _code_lines(source: str) -> int:
-    """The number of lines that are not blank, comments or docstrings."""
+    """Return the number of lines that are not blank, comments or docstrings."""
     docstrings = {
         line
         for node in ast.walk(ast.parse(source))
@@ -282,7 +282,7 @@ def _function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _attributes(node: ast.ClassDef) -> set[str]:
-    """The names that methods assign to `self`, and the fields that the body declares."""
+    """Return the names that methods assign to `self`, and the fields declared in the body."""
     fields = [statement for statement in node.body if isinstance(statement, ast.AnnAssign)]
     names = {ast.unparse(field.target) for field in fields if "ClassVar" not in ast.unparse(field.annotation)}
     for inner in ast.walk(node):
@@ -291,12 +291,12 @@ def _attributes(node: ast.ClassDef) -> set[str]:
     return names
 
 
-def test_files_fit_in_the_head() -> None:
+def test_files_are_short() -> None:
     lines = {name: _code_lines(file.read_text()) for name, file in SOURCES.items()}
     assert {name: count for name, count in lines.items() if count > MAX_LINES_OF_FILE} == LONG_FILES
 
 
-def test_functions_fit_on_a_screen() -> None:
+def test_functions_are_short() -> None:
     found = {}
     for name, file in SOURCES.items():
         for node in ast.walk(ast.parse(file.read_text())):
@@ -309,7 +309,7 @@ def test_functions_fit_on_a_screen() -> None:
 def test_classes_have_few_attributes() -> None:
     found = {}
     for name, file in SOURCES.items():
-        if file == PACKAGE / "config.py":  # what a run is asked to do has as many fields as there are questions
+        if file == PACKAGE / "config.py":  # a configuration has one field per option
             continue
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ClassDef) and (count := len(_attributes(node))) > MAX_ATTRIBUTES:

@@ -1,4 +1,4 @@
-"""The interactive trainer: what runs are given and leave, and how they are watched."""
+"""The interactive trainer: runs, results, callbacks, and the lifetime of its workers."""
 
 import importlib
 import os
@@ -30,7 +30,7 @@ def workers(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
-    """Makes trainers whose workers end with the test."""
+    """Return a function that makes trainers whose workers exit when the test ends."""
     made: list[Trainer] = []
 
     def make_one(workers: int = 2, **options: Any) -> Trainer:
@@ -54,7 +54,7 @@ def test_run_returns_the_value_of_every_rank(make: Callable[..., Trainer], worke
     assert trainer.run(lambda: None) == [None] * size
 
 
-def test_checkpoint_of_a_run_is_what_another_one_begins_with(make: Callable[..., Trainer], workers: int) -> None:
+def test_next_run_starts_from_a_given_checkpoint(make: Callable[..., Trainer], workers: int) -> None:
     trainer = make(workers)
 
     def train(config: dict) -> int:
@@ -77,7 +77,7 @@ def test_checkpoint_of_a_run_is_what_another_one_begins_with(make: Callable[...,
     assert sorted(path.name for path in trainer.logdir.iterdir()) == ["run_001", "run_002", "run_003"]
 
 
-def test_iterator_has_the_results_of_all_ranks_and_then_their_values(
+def test_iterator_yields_the_results_of_all_ranks_and_then_their_return_values(
     make: Callable[..., Trainer], workers: int
 ) -> None:
     trainer = make(workers)
@@ -118,7 +118,7 @@ def test_dataset_is_split_among_the_ranks(make: Callable[..., Trainer], workers:
         assert sorted(row for part in parts for row in part) == list(range(8))
 
 
-def test_a_checkpoint_is_no_iteration(make: Callable[..., Trainer]) -> None:
+def test_checkpoint_is_not_an_iteration(make: Callable[..., Trainer]) -> None:
     def train() -> None:
         for epoch in range(3):
             drivetrain.save_checkpoint(epoch=epoch, weights=[0.5])
@@ -149,7 +149,7 @@ def test_strategy_keeps_the_best_and_the_latest(make: Callable[..., Trainer]) ->
     assert trainer.latest_checkpoint == {"loss": 3, "model": {"weight": 3}}
 
 
-def test_strategy_that_keeps_none_leaves_none_on_the_disk(make: Callable[..., Trainer]) -> None:
+def test_strategy_that_keeps_no_checkpoints_leaves_none_on_disk(make: Callable[..., Trainer]) -> None:
     def train(config: dict) -> None:
         drivetrain.save_checkpoint(epoch=7)
         if config["fails"]:
@@ -167,7 +167,7 @@ def test_strategy_that_keeps_none_leaves_none_on_the_disk(make: Callable[..., Tr
         assert trainer.best_checkpoint_path is None
 
 
-def test_checkpoint_of_another_kind_is_named(make: Callable[..., Trainer], tmp_path: Path) -> None:
+def test_checkpoint_of_another_format_is_named_in_the_error(make: Callable[..., Trainer], tmp_path: Path) -> None:
     def train() -> None:
         drivetrain.report({}, checkpoint=drivetrain.Checkpoint(tmp_path / "files"))
         drivetrain.load_checkpoint()
@@ -249,7 +249,7 @@ def test_failure_is_raised_from_the_loop(make: Callable[..., Trainer]) -> None:
         assert [[result["step"] for result in results] for results in make(0).run_iterator(train)] == [[1]]
 
 
-def test_workers_are_as_new_ones_would_be(
+def test_workers_start_every_run_in_a_clean_state(
     make: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look() -> tuple:
@@ -271,14 +271,14 @@ def test_workers_are_as_new_ones_would_be(
     assert trainer.run(look) == third
 
 
-def test_trainer_that_nobody_holds_ends_its_workers(make: Callable[..., Trainer], tmp_path: Path) -> None:
+def test_unreferenced_trainer_terminates_its_workers(make: Callable[..., Trainer], tmp_path: Path) -> None:
     trainer = Trainer("none", 2, runtime="local", logdir=tmp_path)
     pids = trainer.run(os.getpid)
     del trainer
     wait_until_gone(pids)
 
 
-def test_module_that_was_imported_for_all_workers_is_imported_anew_when_it_changes(
+def test_changed_module_is_reloaded_in_all_workers(
     make: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def value() -> int:
@@ -293,7 +293,7 @@ def test_module_that_was_imported_for_all_workers_is_imported_anew_when_it_chang
     assert trainer.run(value) == [22]
 
 
-def test_trainer_shows_itself_in_a_notebook(make: Callable[..., Trainer]) -> None:
+def test_trainer_is_displayed_in_a_notebook(make: Callable[..., Trainer]) -> None:
     trainer = make(0)
     assert "not started" in trainer._repr_html_()
     trainer.run(lambda: None)
@@ -302,7 +302,7 @@ def test_trainer_shows_itself_in_a_notebook(make: Callable[..., Trainer]) -> Non
     assert "num_workers" in shown
 
 
-def test_runs_are_counted_on_in_a_directory_that_has_some(
+def test_run_numbers_continue_in_a_directory_that_has_runs(
     make: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRIVETRAIN_STORAGE_PATH", str(tmp_path))
@@ -328,7 +328,7 @@ def test_arguments_are_checked(make: Callable[..., Trainer], options: dict[str, 
         make(**options)
 
 
-def test_two_runs_at_a_time_are_refused(make: Callable[..., Trainer]) -> None:
+def test_concurrent_runs_are_refused(make: Callable[..., Trainer]) -> None:
     class Runs(Callback):
         def on_report(self, run: Any, report: Any) -> None:
             trainer.run(lambda: None)

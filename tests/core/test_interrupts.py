@@ -17,7 +17,7 @@ def interrupts() -> Iterator[Interrupts]:
 
 @pytest.fixture
 def event_loop_socket() -> Iterator[socket.socket]:
-    """The reading end of a socket to which Python writes signals, as that of an asyncio event loop."""
+    """The reading end of a socket to which Python writes signals, as an asyncio event loop has one."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for end in (ours, theirs):
@@ -31,7 +31,7 @@ def event_loop_socket() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def handled() -> Iterator[list[int]]:
-    """The signals that a handler of other code has received."""
+    """The signals received by a handler of other code."""
     received: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
     try:
@@ -44,7 +44,7 @@ def is_readable(source: Interrupts | socket.socket, timeout_s: float) -> bool:
     return bool(select.select([source], [], [], timeout_s)[0])
 
 
-def test_every_signal_makes_the_descriptor_readable_whether_or_not_it_ends_the_run(
+def test_every_signal_makes_the_descriptor_readable_even_if_it_does_not_end_the_run(
     interrupts: Interrupts, handled: list[int]
 ) -> None:
     with interrupts.from_signals():

@@ -1,4 +1,4 @@
-"""The lock of a run directory, between processes that are killed: the operating system's, or an object that beats."""
+"""The lock of a run directory: an operating-system lock or an object with a heartbeat. Holders are killed processes."""
 
 import json
 import os
@@ -41,7 +41,7 @@ with lock.RunLock(storage_of(kind, Path(directory)), Console(), beat_s=0.05).hol
 
 
 def storage_of(kind: str, directory: Path) -> Storage:
-    """A run directory on a filesystem of that kind, which several processes can see."""
+    """Return a run directory on a filesystem of that kind, which several processes can see."""
     if kind == "local":
         return Storage(*locate(directory / "run", None, what="path"))
     filesystem: Any
@@ -67,7 +67,7 @@ class Holder:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, kind: str, *, machine: str = "", forks: bool = False) -> list[int]:
-        """Starts one, and returns its pid, and its child's, when it holds the lock."""
+        """Start a process, and return its pid, and its child's, once it holds the lock."""
         arguments = [kind, str(self.directory), self._pipe.path, self._gate.path, machine, "yes" if forks else ""]
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._processes.append(
@@ -77,7 +77,7 @@ class Holder:
         return sorted(self._pipe.receive_pids(2 if forks else 1), key=lambda found: found != pid)
 
     def kill(self) -> None:
-        """``kill -9`` of the ones that were started, and of none of their children."""
+        """Send SIGKILL to the started processes, but not to their children."""
         for process in self._processes:
             process.kill()
             process.wait()
@@ -93,7 +93,7 @@ def holder(tmp_path: Path) -> Iterator[Holder]:
 
 
 def take(kind: str, directory: Path, *, beat_s: float = 0.2) -> None:
-    """Takes the lock, and gives it back."""
+    """Take the lock and release it."""
     lock = RunLock(storage_of(kind, directory), Console(), beat_s=beat_s)
     with lock.hold():
         lock.check()
@@ -103,7 +103,7 @@ def take(kind: str, directory: Path, *, beat_s: float = 0.2) -> None:
 
 @pytest.mark.parametrize("age", [0.0, YEARS_S, -YEARS_S])
 @pytest.mark.parametrize("kind", ["local", "fsspec", "pyarrow"])
-def test_lock_of_a_process_of_this_machine_is_kept_while_it_lives_and_taken_at_once_when_it_was_killed(
+def test_lock_of_a_local_process_is_respected_while_it_lives_and_taken_at_once_after_it_was_killed(
     holder: Holder, capfd: pytest.CaptureFixture[str], kind: str, age: float
 ) -> None:
     (pid,) = holder.start(kind)
@@ -116,10 +116,10 @@ def test_lock_of_a_process_of_this_machine_is_kept_while_it_lives_and_taken_at_o
         os.utime(holder.file, (time.time() - age, time.time() - age))
     take(kind, holder.directory, beat_s=DEADLINE_S)
 
-    assert capfd.readouterr().err == "", "nothing was waited for"
+    assert capfd.readouterr().err == "", "waited for the lock of a killed process"
 
 
-def test_lock_is_dropped_by_a_killed_process_whose_child_goes_on(holder: Holder) -> None:
+def test_lock_of_a_killed_process_is_released_while_its_child_runs(holder: Holder) -> None:
     _, child = holder.start("local", forks=True)
     with pytest.raises(RunInUseError):
         take("local", holder.directory)
@@ -127,14 +127,14 @@ def test_lock_is_dropped_by_a_killed_process_whose_child_goes_on(holder: Holder)
     holder.kill()
     take("local", holder.directory)
 
-    os.kill(child, 0)  # it is still there
+    os.kill(child, 0)  # raises if the child has exited
     release(str(holder.directory / "gate"))
     wait_until_gone([child])
 
 
 @pytest.mark.parametrize("age", [0.0, YEARS_S, -YEARS_S])
 @pytest.mark.parametrize("kind", ["fsspec", "pyarrow"])
-def test_lock_of_another_machine_is_kept_while_it_beats_and_taken_when_it_is_silent(
+def test_lock_of_another_machine_is_respected_while_its_heartbeat_lasts(
     holder: Holder, capfd: pytest.CaptureFixture[str], kind: str, age: float
 ) -> None:
     (pid,) = holder.start(kind, machine="another")
@@ -151,24 +151,24 @@ def test_lock_of_another_machine_is_kept_while_it_beats_and_taken_when_it_is_sil
     assert f"the run is locked by process {pid} on " in capfd.readouterr().err
 
 
-def write_the_lock_of_another(storage: Storage) -> None:
+def write_lock_of_another_machine(storage: Storage) -> None:
     facts = {"token": "another", "pid": 1, "host": "elsewhere", "since": "yesterday"}
     storage.write_bytes(".lock", json.dumps(facts).encode())
 
 
 @pytest.mark.parametrize("kind", ["fsspec", "pyarrow"])
-def test_holder_that_finds_its_lock_taken_says_by_whom_and_leaves_it_alone(tmp_path: Path, kind: str) -> None:
+def test_holder_whose_lock_was_taken_names_the_new_holder_and_leaves_the_lock_alone(tmp_path: Path, kind: str) -> None:
     (tmp_path / "run").mkdir()
     storage = storage_of(kind, tmp_path)
     lock = RunLock(storage, Console(), beat_s=0.02)
 
     with lock.hold():
         (beating,) = [thread for thread in threading.enumerate() if thread.name == "drivetrain run lock"]
-        # A beat that is on its way may write over it.
+        # A heartbeat that is already in flight may overwrite it.
         deadline = time.monotonic() + DEADLINE_S
         while beating.is_alive():
             assert time.monotonic() < deadline
-            write_the_lock_of_another(storage)
+            write_lock_of_another_machine(storage)
             beating.join(0.1)
         with pytest.raises(StorageError, match="has been taken over by process 1 on elsewhere"):
             lock.check()

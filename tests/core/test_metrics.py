@@ -1,4 +1,4 @@
-"""The names of nested metrics, which everything that shows or looks up a metric uses."""
+"""The names of nested metrics, which every view and lookup of metrics uses."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_nested_metrics_have_names_with_slashes(nested: dict[str, Any], flat: di
     assert find_metric(nested, "missing", 3) == 3
 
 
-def test_reported_metrics_are_those_that_drivetrain_does_not_fill_in() -> None:
+def test_reported_metrics_exclude_those_that_drivetrain_adds() -> None:
     assert reported_metrics({"a": {"_b": 1}, "_timestamp": 3, "_private": {"c": 1}}) == {"a/_b": 1}
     assert reported_metrics(None) == {}
 
@@ -43,14 +43,14 @@ def checkpoint(index: int, accuracy: float | None) -> CommittedCheckpoint:
     return CommittedCheckpoint(name=f"c{index}", index=index, iteration=index, metrics=metrics, time=0.0)
 
 
-def test_checkpoints_are_ranked_and_kept_by_a_nested_metric() -> None:
+def test_checkpoints_are_ranked_and_retained_by_a_nested_metric() -> None:
     entries = [checkpoint(1, 0.5), checkpoint(2, 0.9), checkpoint(3, None), checkpoint(4, 0.1)]
     assert [entry.name for entry in rank_checkpoints(entries, "eval/accuracy", "max")] == ["c2", "c1", "c4", "c3"]
     kept = retained(entries, CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="eval/accuracy"))
     assert [entry.name for entry in kept] == ["c2", "c4"]
 
 
-def test_curves_have_nested_metrics_and_skip_lines_that_are_no_reports(tmp_path: Path) -> None:
+def test_curves_have_nested_metrics_and_skip_lines_that_are_not_reports(tmp_path: Path) -> None:
     lines = ["5", '{"broken": ', *(json.dumps({"eval": {"accuracy": step}, "text": "{"}) for step in range(3)), "[1]"]
     (tmp_path / "result.json").write_text("".join(f"{line}\n" for line in lines))
     reader = CurveReader(local_storage(tmp_path))

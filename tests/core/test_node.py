@@ -1,4 +1,4 @@
-"""Directories that processes of one node share, of which some are killed."""
+"""Directories shared by the processes of one node, some of which are killed."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ with share_directory("downloads", key, fill=fill, before_deletion=before_deletio
 
 
 class Node:
-    """Processes that share directories in a temporary directory of the test's own."""
+    """Processes that share directories in a temporary directory of the test."""
 
     def __init__(self, directory: Path, pipe: Pipe, filled: Pipe) -> None:
         self.base = directory / f"drivetrain-{os.getuid()}-private" / "downloads"
@@ -49,7 +49,7 @@ class Node:
         self._left: dict[int, str] = {}
 
     def start(self, key: str) -> int:
-        """Starts a process that wants a directory."""
+        """Start a process that uses a directory."""
         left = self._directory / f"leave {len(self._left)}"
         os.mkfifo(left)
         arguments = [key, self.pipe.path, self._filled.path, str(left)]
@@ -63,7 +63,7 @@ class Node:
         return process.pid
 
     def start_and_fill(self, key: str) -> int:
-        """Starts the first process that wants a directory, and has it fill it."""
+        """Start the first process that uses a directory, and let it fill the directory."""
         pid = self.start(key)
         assert self.pipe.receive() == [f"fills {pid}"]
         self.fill()
@@ -71,11 +71,11 @@ class Node:
         return pid
 
     def fill(self) -> None:
-        """Lets a process go on that fills a directory."""
+        """Let a process that fills a directory continue."""
         self._filled.release()
 
     def leave(self, pid: int) -> None:
-        """Has a process leave its directory, and end."""
+        """Let a process leave its directory and exit."""
         release(self._left[pid])
         assert self._processes.pop(pid).wait(30) == 0
 
@@ -110,7 +110,7 @@ def test_directory_is_filled_by_one_process_and_deleted_by_the_last_one_to_leave
     others = sorted(pids - {filler})
     for pid in (filler, others[0]):
         node.leave(pid)
-        assert (node.base / "weights" / "whole").read_text() == "all of it", "another still has it"
+        assert (node.base / "weights" / "whole").read_text() == "all of it", "another process still uses it"
     node.leave(others[1])
 
     assert node.pipe.receive() == [f"is last {others[1]} {sorted([f'of {filler}', 'whole'])}"]
@@ -125,7 +125,7 @@ def test_directories_of_different_keys_are_different(node: Node) -> None:
     assert os.listdir(node.base) == []
 
 
-def test_what_a_process_has_left_that_was_killed_while_it_filled_a_directory_is_not_used(node: Node) -> None:
+def test_directory_of_a_process_killed_while_filling_it_is_not_used(node: Node) -> None:
     killed = node.start("weights")
     assert node.pipe.receive() == [f"fills {killed}"]
     node.kill(killed)
@@ -136,7 +136,7 @@ def test_what_a_process_has_left_that_was_killed_while_it_filled_a_directory_is_
     assert sorted(os.listdir(node.base / "weights")) == sorted([f"of {next_one}", "whole"])
 
 
-def test_process_that_waits_for_one_that_is_killed_while_it_fills_the_directory_fills_it(node: Node) -> None:
+def test_waiting_process_fills_the_directory_if_the_filling_process_is_killed(node: Node) -> None:
     pids = {node.start("weights"), node.start("weights")}
     (said,) = node.pipe.receive()
     killed = int(said.removeprefix("fills "))
@@ -149,7 +149,7 @@ def test_process_that_waits_for_one_that_is_killed_while_it_fills_the_directory_
     assert sorted(os.listdir(node.base / "weights")) == sorted([f"of {other}", "whole"])
 
 
-def test_directory_of_a_killed_process_is_left_to_those_that_still_have_it(node: Node) -> None:
+def test_directory_of_a_killed_process_is_kept_for_the_processes_that_still_use_it(node: Node) -> None:
     killed = node.start_and_fill("weights")
     other = node.start("weights")
     assert node.pipe.receive() == [f"has {other} {node.base / 'weights'}"]
@@ -162,7 +162,7 @@ def test_directory_of_a_killed_process_is_left_to_those_that_still_have_it(node:
     assert os.listdir(node.base) == []
 
 
-def test_sweep_deletes_the_directories_of_killed_processes_and_no_others(node: Node) -> None:
+def test_sweep_deletes_only_the_directories_of_killed_processes(node: Node) -> None:
     sweep("downloads")
     assert not node.base.exists(), "it makes nothing"
     killed, living, filling = node.start_and_fill("killed"), node.start_and_fill("living"), node.start("filling")
@@ -184,7 +184,7 @@ def test_sweep_deletes_the_directories_of_killed_processes_and_no_others(node: N
     assert os.listdir(node.base) == []
 
 
-def test_next_directory_of_the_kind_has_those_of_killed_processes_deleted(node: Node) -> None:
+def test_new_directory_of_a_kind_triggers_deletion_of_those_of_killed_processes(node: Node) -> None:
     node.kill(node.start_and_fill("killed"))
 
     with share_directory("downloads", "next") as path:
@@ -193,7 +193,7 @@ def test_next_directory_of_the_kind_has_those_of_killed_processes_deleted(node: 
     assert os.listdir(node.base) == []
 
 
-def test_wait_for_a_process_that_fills_a_directory_is_bounded_and_says_for_whom(node: Node) -> None:
+def test_wait_for_a_filling_process_is_bounded_and_names_the_process(node: Node) -> None:
     filling = node.start("weights")
     assert node.pipe.receive() == [f"fills {filling}"]
 
@@ -204,9 +204,7 @@ def test_wait_for_a_process_that_fills_a_directory_is_bounded_and_says_for_whom(
         pass
 
 
-def test_sweep_at_the_moment_in_which_the_last_one_leaves_takes_nothing_from_it(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_while_the_last_process_leaves_deletes_nothing_of_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     real = node_module.try_lock
     swept: list[str] = []
 

@@ -28,7 +28,7 @@ ENTRY_POINTS = [
 
 
 def requirements(package: str) -> list[str]:
-    """All that `package` asks for, extras included."""
+    """Return all requirements of `package`, extras included."""
     project = PROJECTS[package]
     extras = project.get("optional-dependencies", {}).values()
     return [*project["dependencies"], *(requirement for extra in extras for requirement in extra)]
@@ -41,7 +41,7 @@ def installed_distribution(package: str) -> importlib.metadata.Distribution:
         pytest.skip(f"{PROJECTS[package]['name']} is not installed in this environment")
 
 
-def test_the_packages_of_the_design_are_there() -> None:
+def test_all_packages_of_the_design_exist() -> None:
     assert set(PROJECTS) == {
         *("core", "data", "ray", "track", "tune", "torch"),
         *("lightning", "hf", "tf", "gbdt", "horovod"),
@@ -52,12 +52,12 @@ def test_the_packages_of_the_design_are_there() -> None:
 
 
 @pytest.mark.parametrize("package", PROJECTS)
-def test_every_package_has_the_one_version(package: str) -> None:
+def test_all_packages_have_the_same_version(package: str) -> None:
     assert PROJECTS[package]["version"] == VERSION
 
 
 @pytest.mark.parametrize("package", PROJECTS)
-def test_our_packages_ask_for_each_other_in_the_one_version(package: str) -> None:
+def test_our_packages_require_each_other_in_the_same_version(package: str) -> None:
     major, minor, _ = VERSION.split(".")
     expected = f"=={VERSION}" if package == "core" else f">={VERSION},<{major}.{int(minor) + 1}"
     ours = [match for one in requirements(package) if (match := OUR_REQUIREMENT.fullmatch(one))]
@@ -83,13 +83,13 @@ def test_the_extra_named_all_is_the_union_of_the_others() -> None:
 
     extras = dict(PROJECTS["core"]["optional-dependencies"])
     all_of_them = extras.pop("all")
-    extras.pop("testing", None)  # for plugin authors, who do not train with it
-    extras.pop("aim")  # which is not released for every Python that drivetrain supports
+    extras.pop("testing", None)  # for plugin authors, not for training
+    extras.pop("aim")  # not released for every Python version that drivetrain supports
     assert flattened(all_of_them) == flattened([one for listed in extras.values() for one in listed])
 
 
 @pytest.mark.parametrize("package", PROJECTS)
-def test_plugins_ask_for_their_framework_with_a_lower_bound_only(package: str) -> None:
+def test_plugins_require_their_framework_with_only_a_lower_bound(package: str) -> None:
     for requirement in requirements(package):
         if not OUR_REQUIREMENT.fullmatch(requirement):
             assert re.fullmatch(r"[\w-]+(\[\w+\])?>=[\d.]+", requirement), requirement
@@ -114,5 +114,5 @@ def test_declared_entry_points_are_installed_and_name_existing_modules(
     assert importlib.util.find_spec(entry_point.module), f"{target}: no such module"
 
 
-def test_the_version_that_the_package_tells_is_that_of_its_metadata() -> None:
+def test_package_version_matches_its_metadata() -> None:
     assert drivetrain.__version__ == VERSION

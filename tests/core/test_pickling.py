@@ -50,7 +50,7 @@ def test_instance_of_a_public_class_is_pickled_by_its_facade(value: Any) -> None
     assert type(pickle.loads(data)) is type(value)
 
 
-def test_configuration_from_before_a_field_was_added_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_pickled_before_a_field_was_added_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as before:
         before.setattr(pickling, "fields", lambda obj: [field for field in fields(obj) if field.name != "name"])
         data = dumps(RunConfig(verbose=0, stop={"step": 4}))

@@ -75,7 +75,9 @@ def test_backend_of_a_plugin_is_chosen_by_its_name(quiet: Path, tmp_path: Path) 
     assert result.return_value == 2
 
 
-def test_missing_plugin_says_who_is_there_and_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_plugin_error_lists_the_installed_plugins_and_the_install_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with pytest.raises(PluginNotFoundError, match=r"installed are: .*'csv', 'json'"):
         load_plugin("callback", "fax")
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
@@ -93,7 +95,7 @@ def test_broken_plugin_names_its_distribution_and_shows_the_error(broken: Path) 
     assert isinstance(error.value.__cause__, ModuleNotFoundError)
 
 
-def test_entry_point_without_its_object_is_broken(install: Install) -> None:
+def test_entry_point_of_a_missing_object_is_broken(install: Install) -> None:
     install("empty-plugin", "empty_plugin", "", {"drivetrain.callbacks": {"empty": "empty_plugin:Nothing"}})
 
     with pytest.raises(PluginBrokenError, match=r"empty-plugin 1\.2 .*AttributeError"):
@@ -121,7 +123,7 @@ def test_command_lists_every_plugin_with_its_kind_distribution_version_and_state
     assert rows["runtime", "local", "drivetrain", drivetrain.__version__] == "installed"
 
 
-def test_command_tells_of_names_that_are_claimed_twice(
+def test_command_shows_names_that_are_claimed_twice(
     quiet: Path, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install("other-plugin", "other_plugin", BACKEND, {"drivetrain.backends": {"quiet": "other_plugin:Quiet"}})
@@ -156,7 +158,7 @@ class Detects(Runtime):
 """
 
 
-def test_runtime_whose_detection_raises_is_named_and_the_run_uses_another(install: Install, tmp_path: Path) -> None:
+def test_runtime_whose_detection_raises_is_named_in_a_warning_and_skipped(install: Install, tmp_path: Path) -> None:
     install("bad-runtime", "bad_runtime", DETECTS_BADLY, {"drivetrain.runtimes": {"detects": "bad_runtime:Detects"}})
     trainer = DataParallelTrainer(
         lambda: "ran",
@@ -170,7 +172,7 @@ def test_runtime_whose_detection_raises_is_named_and_the_run_uses_another(instal
     assert result.return_value == "ran"
 
 
-def test_run_does_not_start_elsewhere_if_its_configured_runtime_is_broken(
+def test_run_fails_if_its_configured_runtime_is_broken(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("far-runtime", "far_runtime", "import no_such_module", {"drivetrain.runtimes": {"far": "far_runtime:Far"}})
@@ -185,7 +187,7 @@ def test_run_does_not_start_elsewhere_if_its_configured_runtime_is_broken(
         trainer.fit()
 
 
-def test_address_of_something_that_is_no_runtime_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_variable_without_a_runtime_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA_ADDRESS", "database:5432")
 
     assert missing_runtimes() == {}
@@ -223,7 +225,7 @@ class Cloud(LocalRuntime):
 """
 
 
-def test_doctor_shows_the_findings_of_a_runtime_and_of_one_that_is_not_installed(
+def test_doctor_shows_the_findings_of_installed_and_missing_runtimes(
     install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("cloud-plugin", "cloud_plugin", CLOUD, {"drivetrain.runtimes": {"cloud": "cloud_plugin:Cloud"}})

@@ -1,4 +1,4 @@
-"""What a person sees of a run: on terminals of two widths, with rich and without, elsewhere, and in a notebook."""
+"""The progress display: on terminals of two widths, with and without rich, without a terminal, and in a notebook."""
 
 import os
 import re
@@ -30,11 +30,11 @@ from tests.terminal import watch
 SCRIPT = """
 import pathlib, shutil, sys, tempfile, time
 import drivetrain
-import drivetrain.loggers.panel  # which is not to be waited for while there is something to see
+import drivetrain.loggers.panel  # imported in advance, so that the panel appears without delay
 from drivetrain import Callback, Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
 
 def upload_slowly(checkpoint, name):
-    time.sleep(0.6)  # so that it can be seen
+    time.sleep(0.6)  # long enough to be visible
     target = pathlib.Path(drivetrain.get_context().get_run_dir(), name)
     shutil.copytree(checkpoint.path, target, dirs_exist_ok=True)
     return Checkpoint(target)
@@ -46,8 +46,8 @@ def train(config):
         for batch in tqdm(range(10), desc=f"epoch {epoch}", mininterval=0):
             step = epoch * 10 + batch + 1
             drivetrain.report({"epoch": epoch, "step": step, "loss": 1 / step, "accuracy": step / 100, "lr": 0.1})
-            time.sleep(0.08)  # the pace is what is looked at
-            if step == 15:  # while there is something to see, the first checkpoint is committed
+            time.sleep(0.08)  # the displayed pace is tested
+            if step == 15:  # the first checkpoint is committed while the panel is visible
                 manifest = pathlib.Path(drivetrain.get_context().get_run_dir(), "manifest.json")
                 deadline = time.monotonic() + 20
                 while not manifest.exists() and time.monotonic() < deadline:
@@ -97,7 +97,7 @@ def script(directory: Path, name: str = "train.py", *, verbose: int = 1, prefix:
 
 
 def find(pattern: str, screens: list[list[str]]) -> list[str]:
-    """The first screen of which a line is as described."""
+    """Return the first screen with a line that matches the pattern."""
     found = next((lines for lines in screens if any(re.search(pattern, line) for line in lines)), None)
     assert found is not None, "\n".join(screens[len(screens) // 2])
     return found
@@ -105,26 +105,26 @@ def find(pattern: str, screens: list[list[str]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[list[list[str]], list[str]]]:
-    """What is on terminals of two widths while a run goes on, and at its end."""
+    """The screens of terminals of two widths while a run is in progress, and the last screen."""
     return {columns: watch(script(tmp_path_factory.mktemp("run")), columns=columns) for columns in (80, 200)}
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-def test_panel_says_how_far_the_run_is_how_fast_and_what_is_stored(columns: int, seen: Any) -> None:
+def test_panel_shows_progress_speed_and_stored_checkpoints(columns: int, seen: Any) -> None:
     screens, last = seen[columns]
 
     assert all(len(line) < columns or not line.startswith(("\u256d", "\u2502")) for lines in screens for line in lines)
     find(r"^\u256d\u2500 digits \u00b7 2 workers \u00b7 0:0\d \u2500+\u256e$", screens)
     find(r"\d+% epoch [12]/2 \u00b7 step \d+/20 \u00b7 [\d.]+ steps/s \u00b7 0:0\d left +\u2502$", screens)
     moved = find(r"loss 0\.\d+ \u2193  accuracy 0\.\d+ \u2191", screens)
-    assert not any("lr" in line for line in moved), "it has not moved"
+    assert not any("lr" in line for line in moved), "a constant metric is shown"
     find(r"1 upload in flight", screens)
     find(r"^\u2502 checkpoint_000011", screens)
-    assert not any(re.search(r"\u256d|\u2502", line) for line in last), "it is gone at the end"
+    assert not any(re.search(r"\u256d|\u2502", line) for line in last), "the panel is still visible at the end"
     assert "finished after" in "".join(last)
 
 
-def test_bars_of_rank_0_are_live_and_stay_as_they_ended_among_its_lines(seen: Any) -> None:
+def test_bars_of_rank_0_are_live_and_their_final_state_is_printed_among_its_lines(seen: Any) -> None:
     screens, last = seen[200]
 
     find(r"^\[rank 0\] epoch 0:  [3-9]0%", screens)
@@ -139,7 +139,7 @@ def test_bars_of_rank_0_are_live_and_stay_as_they_ended_among_its_lines(seen: An
     assert others <= {"[rank 1] epoch 0 is done", "[rank 1] epoch 1 is done"}
 
 
-def test_without_rich_it_is_one_line(tmp_path: Path) -> None:
+def test_progress_without_rich_is_one_line(tmp_path: Path) -> None:
     without = "import sys, importlib.util as util\nfind = util.find_spec\n"
     without += "util.find_spec = lambda name, package=None: None if name == 'rich' else find(name, package)\n"
     screens, _ = watch(script(tmp_path, prefix=without), columns=200)
@@ -148,7 +148,7 @@ def test_without_rich_it_is_one_line(tmp_path: Path) -> None:
     assert not any("\u2502" in line for lines in screens for line in lines)
 
 
-def test_users_own_bar_in_the_driver_stays_one_line(tmp_path: Path) -> None:
+def test_progress_bar_of_the_user_in_the_driver_stays_one_line(tmp_path: Path) -> None:
     screens, last = watch(script(tmp_path, "own.py"), columns=100)
 
     find(r"^own bar:  \d\d%", screens)
@@ -156,12 +156,12 @@ def test_users_own_bar_in_the_driver_stays_one_line(tmp_path: Path) -> None:
     assert sum(line.startswith("own bar") for line in last) == 1
 
 
-def test_nothing_is_shown_when_told(tmp_path: Path) -> None:
+def test_nothing_is_shown_when_progress_is_disabled(tmp_path: Path) -> None:
     screens, last = watch(script(tmp_path, verbose=0), columns=80)
     assert not any("digits" in line or "finished" in line for lines in [*screens, last] for line in lines)
 
 
-def test_elsewhere_it_is_plain_lines_and_bars_only_as_they_ended(tmp_path: Path) -> None:
+def test_without_a_terminal_progress_is_plain_lines_and_finished_bars(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, str(script(tmp_path))], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
@@ -195,8 +195,8 @@ def test_plain_lines_come_at_intervals(tmp_path: Path, capfd: pytest.CaptureFixt
     assert re.fullmatch(r"in this process \| step \d/8 \|.* loss [\d.]+.*", lines[-1])
 
 
-class Kept(Console):
-    """Keeps what is shown."""
+class RecordingConsole(Console):
+    """A console that records its output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,18 +215,18 @@ from tqdm import tqdm
 for epoch in tqdm(range(2), desc="epochs", position=0, mininterval=0):
     for step in tqdm(range(3), desc="steps", position=1, leave=False, mininterval=0):
         pass
-    tqdm.write("written beside them")
+    tqdm.write("written next to the bars")
     print("printed", flush=True)
 """
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("size", [1, 7, 50, 100_000])
-def test_nested_bars_are_followed_however_their_output_is_cut(size: int, rank: int) -> None:
+def test_nested_bars_are_tracked_however_their_output_is_split(size: int, rank: int) -> None:
     written = subprocess.run(
         [sys.executable, "-u", "-c", NESTED], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, timeout=60
     ).stdout
-    console = Kept()
+    console = RecordingConsole()
     echo = LineEcho(rank, console)
     most = 0
     for place in range(0, len(written), size):
@@ -241,8 +241,8 @@ def test_nested_bars_are_followed_however_their_output_is_cut(size: int, rank: i
     assert most == (0 if rank else 2) or size == 100_000
 
 
-def test_lines_that_end_as_on_another_system_and_parts_of_characters_are_shown_whole() -> None:
-    console = Kept()
+def test_foreign_line_ends_and_split_characters_are_shown_whole() -> None:
+    console = RecordingConsole()
     echo = LineEcho(0, console)
     for byte in "caf\u00e9\r\n\nlast".encode():
         echo.feed(bytes([byte]))
@@ -250,7 +250,7 @@ def test_lines_that_end_as_on_another_system_and_parts_of_characters_are_shown_w
     assert console.printed == ["[rank 0] caf\u00e9", "[rank 0] ", "[rank 0] last"]
 
 
-def test_notebook_shows_one_output_that_is_replaced(tmp_path: Path) -> None:
+def test_notebook_shows_a_single_output_that_is_updated(tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient
 
@@ -268,7 +268,7 @@ def test_notebook_shows_one_output_that_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"total": 3}, {"total": {"step": "3"}}, {"interval_s": 0}])
-def test_arguments_of_the_progress_are_checked(wrong: dict[str, Any]) -> None:
+def test_arguments_of_the_progress_callback_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         ProgressCallback(**wrong)
 

@@ -1,4 +1,4 @@
-"""What a trainer refuses before any process is started, with nothing overwritten."""
+"""Arguments that a trainer refuses before it starts a process or overwrites anything."""
 
 import importlib.metadata
 import socket
@@ -27,12 +27,12 @@ from tests.support import Collector, snapshot
 
 
 def train() -> None:
-    raise AssertionError("nothing was to be started")
+    raise AssertionError("no worker should have been started")
 
 
 @pytest.fixture
 def storage_path(tmp_path: Path) -> Iterator[Path]:
-    """Storage that a refusal has to leave as it is, in a process that it has to leave without a further child."""
+    """Storage that a refusal must not change, in a process that must not start a child."""
     storage = tmp_path / "storage"
     storage.mkdir()
     (storage / "precious.txt").write_text("not to be touched")
@@ -80,11 +80,11 @@ def test_function_with_a_required_keyword_is_refused(storage_path: Path) -> None
     refuse(ConfigurationError, "no argument, or the config", storage_path, function=keyword)
 
 
-def test_something_that_is_no_function_is_refused(storage_path: Path) -> None:
+def test_object_that_is_not_a_function_is_refused(storage_path: Path) -> None:
     refuse(ConfigurationError, "expected a function, got 'train'", storage_path, function="train")  # type: ignore[arg-type]
 
 
-def test_unpicklable_thing_that_the_function_captures_is_named(storage_path: Path) -> None:
+def test_unpicklable_captured_variable_is_named(storage_path: Path) -> None:
     lock = threading.Lock()
 
     def captures() -> None:
@@ -100,7 +100,7 @@ def test_unpicklable_entry_of_the_config_is_named(storage_path: Path) -> None:
         refuse(SerializationError, words, storage_path, function=lambda config: None, train_loop_config=config)
 
 
-def test_unknown_runtime_is_refused_with_those_that_are_known(storage_path: Path) -> None:
+def test_unknown_runtime_is_refused_with_a_list_of_the_installed_ones(storage_path: Path) -> None:
     scaling = ScalingConfig(runtime="slurm")
     refuse(
         ConfigurationError,
@@ -114,7 +114,7 @@ def test_unknown_backend_is_refused(storage_path: Path) -> None:
     refuse(PluginNotFoundError, "no backend 'mxnet' is installed", storage_path, backend_config="mxnet")
 
 
-def test_backend_of_a_known_plugin_that_is_not_installed_comes_with_its_install_line(
+def test_error_for_a_known_plugin_shows_its_install_command(
     storage_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = importlib.metadata.entry_points
@@ -182,12 +182,12 @@ def test_storage_that_cannot_be_used_is_refused(storage_path: Path, path: str, w
     refuse(ConfigurationError, words, storage_path, run={"storage_path": path})
 
 
-def test_object_that_is_no_filesystem_is_refused(storage_path: Path) -> None:
+def test_object_that_is_not_a_filesystem_is_refused(storage_path: Path) -> None:
     words = "storage_filesystem: expected a pyarrow.fs.FileSystem or an fsspec filesystem"
     refuse(ConfigurationError, words, storage_path, run={"storage_filesystem": object()})
 
 
-def test_more_gpus_than_there_are_are_refused(storage_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requesting_more_gpus_than_available_is_refused(storage_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     scaling = ScalingConfig(num_workers=2, use_gpu=True, resources_per_worker={"GPU": 2}, runtime="local")
     error = refuse(
@@ -196,6 +196,6 @@ def test_more_gpus_than_there_are_are_refused(storage_path: Path, monkeypatch: p
     assert "which has 2 (3, 5)" in str(error)
 
 
-def test_more_workers_than_one_process_can_be_are_refused(storage_path: Path) -> None:
+def test_several_workers_in_one_process_are_refused(storage_path: Path) -> None:
     scaling = ScalingConfig(num_workers=2, runtime="inprocess")
     refuse(ConfigurationError, "num_workers 0 or 1, got 2", storage_path, scaling=scaling)

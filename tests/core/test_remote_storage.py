@@ -1,4 +1,4 @@
-"""Storages off this machine: a real S3 server with faults injected, and every kind of filesystem object."""
+"""Storage on other machines: a real S3 server with injected faults, and every kind of filesystem object."""
 
 import os
 import pickle
@@ -42,7 +42,7 @@ def proxy(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultPr
 
 @pytest.fixture
 def storage(proxy: FaultProxy, request: pytest.FixtureRequest) -> Storage:
-    """A run directory of the test's own in the bucket."""
+    """A run directory in the bucket, one per test."""
     name = f"bucket/{abs(hash(request.node.name)):x}"
     return Storage(*locate(proxy.uri(name), what="path"), Limits(deadline_s=60.0))
 
@@ -64,7 +64,7 @@ def read_files(directory: Path) -> dict[str, bytes]:
 
 
 def filesystems(directory: Path) -> dict[str, tuple[Any, str]]:
-    """One filesystem of each kind, and the directory on it."""
+    """Return one filesystem of each kind, with its directory."""
     import fsspec
     from pyarrow import fs
 
@@ -118,12 +118,12 @@ def test_s3_stores_commits_lists_reads_and_deletes(storage: Storage, tmp_path: P
     assert checkpoint.get_metadata() == {"dataset": "digits"}
     with checkpoint.as_directory() as path:
         assert read_files(Path(path)) == contents
-    assert not Path(path).exists(), "the last one that is done deletes the download"
+    assert not Path(path).exists(), "the last user of the download did not delete it"
     assert manager.sweep() == (["checkpoint_000002"], 2)
     assert storage.list_names() == (["checkpoint_000001"], ["manifest.json"])
 
 
-def test_same_content_of_two_ranks_is_fine_on_s3_and_different_content_names_both(
+def test_same_content_of_two_ranks_is_accepted_on_s3_and_different_content_names_both(
     storage: Storage, tmp_path: Path
 ) -> None:
     make_files(tmp_path / "source", {"shared.bin": 100})
@@ -152,7 +152,7 @@ def test_same_content_of_two_ranks_is_fine_on_s3_and_different_content_names_bot
     ],
     ids=["503", "500", "hang up", "reset in mid-body", "lost answer", "503 of a big file", "503 of a list", "head"],
 )
-def test_upload_and_commit_come_through_faults_that_pass(
+def test_upload_and_commit_survive_transient_faults(
     storage: Storage, proxy: FaultProxy, tmp_path: Path, fault: Any, method: str
 ) -> None:
     contents = make_files(tmp_path / "source", {"small.bin": 300_000, "big.bin": 12 * MEGABYTE})
@@ -168,7 +168,7 @@ def test_upload_and_commit_come_through_faults_that_pass(
     assert read_files(Path(manager.checkpoint(entry).to_directory(tmp_path / "back"))) == contents
 
 
-def test_download_comes_through_resets_and_a_slow_server(storage: Storage, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_download_survives_resets_and_a_slow_server(storage: Storage, proxy: FaultProxy, tmp_path: Path) -> None:
     contents = make_files(tmp_path / "source", {"small.bin": 300_000, "big.bin": 20 * MEGABYTE})
     storage.put_directory(str(tmp_path / "source"), "checkpoint")
     proxy.inject(ResetDownload(after=100_000), times=6, method="GET", containing=".bin")
@@ -180,7 +180,7 @@ def test_download_comes_through_resets_and_a_slow_server(storage: Storage, proxy
     assert read_files(tmp_path / "back") == contents
 
 
-def test_server_that_is_away_for_a_while_is_waited_for(storage: Storage, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_temporarily_unreachable_server_is_retried(storage: Storage, proxy: FaultProxy, tmp_path: Path) -> None:
     make_files(tmp_path / "source", {"a.bin": 1000})
     proxy.refuse_connections()
     back = threading.Timer(2.0, proxy.accept_connections)
@@ -192,7 +192,7 @@ def test_server_that_is_away_for_a_while_is_waited_for(storage: Storage, proxy: 
     assert storage.walk("checkpoint") == {"a.bin": 1000}
 
 
-def test_server_that_never_answers_is_given_up_at_the_deadline_and_named(proxy: FaultProxy, tmp_path: Path) -> None:
+def test_server_that_never_responds_is_reported_at_the_deadline(proxy: FaultProxy, tmp_path: Path) -> None:
     make_files(tmp_path / "source", {"model.bin": 1000})
     storage = Storage(*locate(proxy.uri("bucket/stalled"), what="path"), Limits(deadline_s=2.0))
     proxy.inject(Stall(), times=None, method="PUT")
@@ -205,7 +205,7 @@ def test_server_that_never_answers_is_given_up_at_the_deadline_and_named(proxy: 
     proxy.heal()
 
 
-def test_commit_whose_manifest_cannot_be_put_leaves_the_one_before(
+def test_commit_that_cannot_store_its_manifest_keeps_the_previous_one(
     storage: Storage, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     make_files(tmp_path / "source", {"a.bin": 1000})
@@ -223,9 +223,7 @@ def test_commit_whose_manifest_cannot_be_put_leaves_the_one_before(
     assert [entry.index for entry in read_manifest(storage)] == [1]
 
 
-def test_object_that_is_damaged_in_the_storage_is_found_when_it_is_read(
-    storage: Storage, server: S3Server, tmp_path: Path
-) -> None:
+def test_object_damaged_in_storage_is_detected_on_read(storage: Storage, server: S3Server, tmp_path: Path) -> None:
     make_files(tmp_path / "source", {"a.bin": 1000})
     manager = CheckpointManager(storage)
     files = storage.put_directory(str(tmp_path / "source"), "checkpoint_000001")
@@ -266,7 +264,7 @@ def test_missing_bucket_and_bad_credentials_are_clear_errors_before_any_worker_s
     assert re.search(words, last)
 
 
-def test_uri_whose_package_is_missing_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uri_of_a_missing_package_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
     monkeypatch.setitem(sys.modules, "s3fs", None)
@@ -275,7 +273,7 @@ def test_uri_whose_package_is_missing_says_which_to_install(monkeypatch: pytest.
         locate("s3://bucket/runs", what="storage_path")
 
 
-def test_path_with_a_protocol_beside_a_filesystem_object_is_refused() -> None:
+def test_path_with_a_protocol_and_a_filesystem_object_is_refused() -> None:
     import fsspec
 
     with pytest.raises(ConfigurationError, match="without its protocol"):
@@ -318,7 +316,7 @@ def test_processes_of_one_node_share_one_download(storage: Storage, proxy: Fault
     reads = [request for request in proxy.requests if request.method == "GET" and request.target.endswith("a.bin")]
     processes[0].kill()
     processes[0].communicate()
-    assert Path(path, "a.bin").stat().st_size == 5 * MEGABYTE, "others still use it"
+    assert Path(path, "a.bin").stat().st_size == 5 * MEGABYTE, "deleted while other processes use it"
     for process in processes[1:]:
         process.communicate("\n", timeout=30)
 

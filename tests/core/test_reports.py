@@ -23,7 +23,7 @@ class Clock:
         return self.seconds
 
 
-def test_report_without_checkpoint_and_combination_waits_for_nobody() -> None:
+def test_report_without_checkpoint_and_combination_waits_for_no_other_rank() -> None:
     matcher = ReportMatcher(2)
 
     assert matcher.add(report(0, 1)) == matcher.add(report(0, 2)) == []
@@ -59,7 +59,7 @@ def test_checkpoint_of_a_rank_that_finishes_is_not_waited_for() -> None:
     assert [matched.number for matched in matcher.add(report(0, 1, files={"a": StoredFile(1)}))] == [1]
 
 
-def test_rank_that_never_reports_is_not_waited_for_once_others_have_gone_on_for_long() -> None:
+def test_rank_that_never_reports_is_not_waited_for_after_many_reports_of_others() -> None:
     clock = Clock()
     matcher = ReportMatcher(2, clock=clock)
     assert matcher.add(report(0, 1, files={"a": StoredFile(1)})) == []
@@ -95,7 +95,7 @@ def test_rank_that_is_only_slow_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("how", "expected"), [("mean", 2.0), ("sum", 6), ("min", 1), ("max", 3)])
-def test_values_are_combined_over_the_ranks_that_have_them(how: str, expected: float) -> None:
+def test_values_are_combined_over_the_ranks_that_report_them(how: str, expected: float) -> None:
     reports = {2: {"loss": 3}, 0: {"loss": 1}, 1: {"loss": 2}, 3: {"other": 9}}
 
     assert combine(reports, {"loss": how}) == {"loss": expected}

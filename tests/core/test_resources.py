@@ -23,10 +23,10 @@ def scaling(workers: int, gpus: float | None = None, cpus: float | None = None) 
         ("", []),
         ("-1", []),
         ("GPU-8a,MIG-9b", ["GPU-8a", "MIG-9b"]),
-        ("2,-1,3", ["2"]),  # CUDA stops reading at the first that is none
+        ("2,-1,3", ["2"]),  # CUDA stops reading at the first invalid entry
     ],
 )
-def test_gpus_are_those_that_the_variable_allows(variable: str, gpus: list[str]) -> None:
+def test_visible_gpus_follow_the_environment_variable(variable: str, gpus: list[str]) -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": variable}) == gpus
 
 
@@ -48,7 +48,7 @@ def test_without_the_variable_the_device_files_are_counted(tmp_path: Path) -> No
         (3, 1 / 3, [("4",)] * 3),
     ],
 )
-def test_each_worker_has_gpus_of_its_own(workers: int, each: float, expected: list[tuple[str, ...]]) -> None:
+def test_each_worker_gets_its_own_gpus(workers: int, each: float, expected: list[tuple[str, ...]]) -> None:
     assert partition_gpus(scaling(workers, each), ["4", "5", "6", "7"]) == expected
 
 
@@ -64,13 +64,15 @@ def test_workers_without_gpus_get_none() -> None:
         (1, 1.5, "a whole number or a fraction below 1, got 1.5"),
     ],
 )
-def test_more_gpus_than_there_are_are_refused_with_both_numbers(workers: int, each: float, words: str) -> None:
+def test_requesting_more_gpus_than_available_is_refused_with_both_numbers(
+    workers: int, each: float, words: str
+) -> None:
     with pytest.raises(ResourceError) as refused:
         partition_gpus(scaling(workers, each), ["0", "1"])
     assert words in str(refused.value)
 
 
-def test_threads_are_the_workers_cpus_or_an_even_share_of_the_machines() -> None:
+def test_thread_count_is_the_workers_cpus_or_an_even_share_of_the_machine() -> None:
     machine = len(os.sched_getaffinity(0))
     assert threads_per_worker(scaling(2, cpus=3)) == 3
     assert threads_per_worker(scaling(2, cpus=0.5)) == 1
@@ -81,7 +83,7 @@ def test_threads_are_the_workers_cpus_or_an_even_share_of_the_machines() -> None
 @pytest.mark.parametrize(
     ("nodes", "before", "order"),
     [
-        ("abc", "", "bac"),  # the driver's own first
+        ("abc", "", "bac"),  # the driver's node first
         ("abc", "cab", "cab"),
         ("ac", "cab", "ca"),
         ("abcd", "ca", "cabd"),
@@ -90,11 +92,11 @@ def test_threads_are_the_workers_cpus_or_an_even_share_of_the_machines() -> None
         ("ad", "cb", "ad"),
     ],
 )
-def test_nodes_keep_their_places_and_new_ones_take_those_of_the_lost(nodes: str, before: str, order: str) -> None:
+def test_nodes_keep_their_places_and_new_nodes_replace_lost_ones(nodes: str, before: str, order: str) -> None:
     assert "".join(order_nodes(set(nodes), "b", before)) == order
 
 
-def test_gpus_are_in_the_order_of_their_numbers() -> None:
+def test_gpus_are_sorted_by_number() -> None:
     workers = [("10", "11"), ("8", "9"), ("9", "12")]
     assert sorted(workers, key=order_gpus) == [("8", "9"), ("9", "12"), ("10", "11")]
 

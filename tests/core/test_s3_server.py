@@ -1,4 +1,4 @@
-"""The S3 server of the tests and the proxy that breaks its connections, tried with pyarrow's client."""
+"""The S3 test server and its fault-injecting proxy, tested with pyarrow's client."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def read(uri: str) -> bytes:
         return stream.read()
 
 
-def test_what_is_written_is_listed_read_and_found_in_the_served_directory(server):
+def test_written_object_is_listed_read_and_stored_in_the_served_directory(server):
     write(server.uri("bucket/run one/model.pt"))
 
     filesystem, path = fs.FileSystem.from_uri(server.uri("bucket/run one"))
@@ -52,12 +52,12 @@ def test_what_is_written_is_listed_read_and_found_in_the_served_directory(server
     assert (server.directory / "bucket" / "run one" / "model.pt").read_bytes() == DATA
 
 
-def test_server_wants_its_own_key(server, tmp_path):
+def test_server_requires_its_own_key(server, tmp_path):
     with S3Server(tmp_path) as other:
         assert server.request("GET", "/", endpoint=other.endpoint)[0] == 403
 
 
-def test_server_dies_with_the_process_that_has_started_it(tmp_path):
+def test_server_exits_with_the_process_that_started_it(tmp_path):
     script = """if True:
         import pathlib, sys
         from tests.s3 import S3Server
@@ -75,7 +75,7 @@ def test_server_dies_with_the_process_that_has_started_it(tmp_path):
         wait_until_gone([pid])
 
 
-def test_proxy_passes_on_what_clients_sign_for_it(server, proxy):
+def test_proxy_forwards_requests_that_are_signed_for_it(server, proxy):
     write(proxy.uri("bucket/passed on"))
 
     assert read(proxy.uri("bucket/passed on")) == DATA
@@ -83,7 +83,7 @@ def test_proxy_passes_on_what_clients_sign_for_it(server, proxy):
     assert proxy.injected == []
 
 
-def test_client_tries_again_when_it_is_told_to_slow_down(proxy):
+def test_client_retries_after_a_slow_down_response(proxy):
     injection = proxy.inject(SlowDown(), times=2, method="PUT", containing="slowed")
 
     write(proxy.uri("bucket/unharmed"))
@@ -98,7 +98,7 @@ def test_client_tries_again_when_it_is_told_to_slow_down(proxy):
 @pytest.mark.parametrize(
     "fault", [HangUp(), LoseAnswer(), ResetUpload(1 << 19)], ids=lambda fault: type(fault).__name__
 )
-def test_client_tries_an_upload_again_whose_connection_ends(proxy, fault):
+def test_client_retries_an_upload_whose_connection_is_lost(proxy, fault):
     proxy.inject(fault, method="PUT", containing="again")
 
     write(proxy.uri("bucket/again"))
@@ -108,7 +108,7 @@ def test_client_tries_an_upload_again_whose_connection_ends(proxy, fault):
 
 
 def without_retries(proxy: FaultProxy) -> fs.S3FileSystem:
-    """A client that gives up at once. What ``from_uri`` makes tries for 6 s to get a lost connection again."""
+    """Return a client that fails at once. A client made by ``from_uri`` retries a lost connection for 6 s."""
     return fs.S3FileSystem(
         endpoint_override=proxy.endpoint, retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1)
     )
@@ -140,7 +140,7 @@ def test_download_that_is_reset_fails(server, proxy):
 
 
 @pytest.mark.parametrize("stall", [Stall(), Stall(after=1 << 19)], ids=["before", "within"])
-def test_stalled_request_goes_on_once_released(server, proxy, stall):
+def test_stalled_request_continues_once_released(server, proxy, stall):
     write(server.uri("bucket/stalled"))
     injection = proxy.inject(stall, method="GET", containing="stalled")
     answers: list[bytes] = []
@@ -157,7 +157,7 @@ def test_stalled_request_goes_on_once_released(server, proxy, stall):
     assert answers == [DATA]
 
 
-def test_throttled_bodies_take_their_time_and_arrive_whole(server, proxy):
+def test_throttled_bodies_are_slow_and_arrive_whole(server, proxy):
     proxy.inject(Throttle(bytes_per_s=4 * len(DATA)), times=None)
     begin = time.monotonic()
     assert server.request("PUT", "/bucket/slow", DATA, endpoint=proxy.endpoint)[0] == 200
@@ -167,7 +167,7 @@ def test_throttled_bodies_take_their_time_and_arrive_whole(server, proxy):
     assert len(proxy.injected) == 2
 
 
-def test_proxy_can_be_down_and_up_again(server, proxy):
+def test_proxy_can_be_stopped_and_restarted(server, proxy):
     proxy.refuse_connections()
     with pytest.raises(ConnectionRefusedError):
         server.request("GET", "/", endpoint=proxy.endpoint)
@@ -176,7 +176,7 @@ def test_proxy_can_be_down_and_up_again(server, proxy):
     assert server.request("GET", "/", endpoint=proxy.endpoint)[0] == 200
 
 
-def test_directories_can_be_made_and_deleted_where_the_proxy_takes_care_of_markers(server):
+def test_directories_can_be_created_and_deleted_if_the_proxy_handles_markers(server):
     with FaultProxy(server, markers=True) as proxy:
         for name in ("file", "deep/er/file"):
             write(proxy.uri(f"bucket/directory/{name}"))

@@ -14,7 +14,7 @@ from drivetrain._worker.metrics import plain_metrics
 
 
 class Tensor:
-    """What a framework's tensor looks like from outside."""
+    """An object with the attributes of a framework's tensor."""
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
@@ -45,19 +45,19 @@ class Colour(enum.IntEnum):
         (None, "a mapping from metric to value, got a NoneType"),
     ],
 )
-def test_value_that_is_not_plain_is_refused_by_the_name_of_its_key(metrics: Any, words: str) -> None:
+def test_value_that_is_not_plain_is_refused_with_its_key(metrics: Any, words: str) -> None:
     with pytest.raises(SessionError) as refused:
         plain_metrics(metrics)
 
     assert words in str(refused.value)
 
 
-def test_open_socket_is_refused_by_the_name_of_its_key() -> None:
+def test_open_socket_is_refused_with_its_key() -> None:
     with socket.socket() as open_socket, pytest.raises(SessionError, match=r"a socket\.socket as metric 'peer'"):
         plain_metrics({"peer": open_socket})
 
 
-def test_numbers_of_frameworks_become_plain_ones() -> None:
+def test_framework_numbers_are_converted_to_plain_numbers() -> None:
     numpy = pytest.importorskip("numpy")
     metrics = {
         "scalar": numpy.float32(0.5),
@@ -79,7 +79,7 @@ def test_numbers_of_frameworks_become_plain_ones() -> None:
     assert [type(value) for value in values.values()] == [float, float, int, bool, int, float, int, dict]
 
 
-def test_array_without_item_is_refused_by_the_name_of_its_key() -> None:
+def test_array_without_item_is_refused_with_its_key() -> None:
     with pytest.raises(SessionError, match="as metric 'buffer'"):
         plain_metrics({"buffer": array.array("d", [1.0])})
 
@@ -89,7 +89,7 @@ def test_array_without_item_is_refused_by_the_name_of_its_key() -> None:
     [lambda: drivetrain.report({}), drivetrain.get_checkpoint, drivetrain.get_context],
     ids=["report", "get_checkpoint", "get_context"],
 )
-def test_call_outside_a_train_function_says_so(call: Callable[[], object]) -> None:
+def test_call_outside_a_train_function_is_refused(call: Callable[[], object]) -> None:
     with pytest.raises(SessionError, match=r"inside a train function, and this process runs none.*trainer\.fit"):
         call()
 
@@ -109,7 +109,7 @@ def run_here(function: Callable[[], Any], tmp_path: Path) -> Any:
         ({"metrics": {}, "checkpoint": "directory"}, "expected a Checkpoint, got 'directory'"),
     ],
 )
-def test_report_refuses_what_it_cannot_take_and_the_run_can_go_on(
+def test_report_refuses_invalid_arguments_and_the_run_continues(
     tmp_path: Path, arguments: dict[str, Any], words: str
 ) -> None:
     def train() -> str:
@@ -161,7 +161,7 @@ def test_metrics_are_copied_when_they_are_reported(tmp_path: Path) -> None:
     assert run_here(train, tmp_path).metrics["values"] == [1]
 
 
-def test_checkpoint_of_a_directory_is_a_reference_that_reads_nothing(tmp_path: Path) -> None:
+def test_checkpoint_of_a_directory_does_not_read_the_directory(tmp_path: Path) -> None:
     checkpoint = Checkpoint.from_directory(tmp_path / "later")
 
     with pytest.raises(drivetrain.CheckpointError, match="found none at"), checkpoint.as_directory():

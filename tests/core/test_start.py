@@ -1,4 +1,4 @@
-"""A start that takes too long is ended, and says who was where."""
+"""A start that takes too long fails, and the error names the state of every rank."""
 
 import contextlib
 import re
@@ -24,7 +24,7 @@ from tests.support import Pipe, listening, tell, wait_for_release, wait_until_go
 
 
 def wait_for_the_others(gate: str) -> None:
-    """Like a collective that one rank never joins."""
+    """Block like a collective that one rank never joins."""
     wait_for_release(gate)
 
 
@@ -71,9 +71,7 @@ def fit(backend: Backend, tmp_path: Path, function: Callable[..., object] = lamb
     ).fit()
 
 
-def test_rank_that_hangs_in_its_set_up_is_named_with_its_phase_and_its_stack(
-    tmp_path: Path, gate: Pipe, pids: Pipe
-) -> None:
+def test_rank_that_hangs_in_its_setup_is_named_with_its_phase_and_stack(tmp_path: Path, gate: Pipe, pids: Pipe) -> None:
     started = time.monotonic()
     with pytest.raises(TrainingFailedError) as failed:
         fit(BlocksInSession(gate.path, pids.path), tmp_path)
@@ -85,7 +83,7 @@ def test_rank_that_hangs_in_its_set_up_is_named_with_its_phase_and_its_stack(
     assert failed.value.kind is FailureKind.HANG
     assert "start_timeout_s" in str(failed.value)
     assert re.search(r"rank 1 \(process \d+ on .*\) is setting up the collective, has not reported yet", str(cause))
-    assert "wait_for_the_others" in str(cause), "the stack shows where"
+    assert "wait_for_the_others" in str(cause), "the stack is missing"
     assert "rank 0 is" not in str(cause)
     wait_until_gone(pids.receive_pids(2))
 
@@ -98,7 +96,7 @@ def test_rank_that_hangs_in_the_rendezvous_is_named_with_its_stack(tmp_path: Pat
     assert isinstance(cause, WaitTimeoutError)
     assert cause.ranks == (1,)
     assert "ranks [1] to run wait_for_the_others" in str(cause)
-    assert str(cause).count("wait_for_the_others") > 1, "the stack shows where"
+    assert str(cause).count("wait_for_the_others") > 1, "the stack is missing"
     assert failed.value.kind is FailureKind.HANG
 
 

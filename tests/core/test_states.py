@@ -1,4 +1,4 @@
-"""The table of an attempt's transitions, by all orders of triggers."""
+"""The transition table of an attempt, tested with all orders of triggers."""
 
 from itertools import product
 
@@ -20,7 +20,7 @@ def states_after(triggers: tuple[Trigger, ...]) -> list[AttemptState]:
     return states
 
 
-def test_every_order_of_four_triggers_keeps_the_promises_of_the_table() -> None:
+def test_every_order_of_four_triggers_satisfies_the_invariants() -> None:
     for triggers in product(Trigger, repeat=4):
         states = states_after(triggers)
         ended = next((place for place, state in enumerate(states) if state.is_final), None)
@@ -43,7 +43,7 @@ def test_every_state_can_be_reached_and_can_end() -> None:
     assert reached == ends == set(AttemptState)
 
 
-def test_states_that_are_final_have_no_row_and_all_others_have_one() -> None:
+def test_final_states_have_no_row_and_all_others_have_one() -> None:
     assert {state for state in AttemptState if state.is_final} == FINAL
     assert set(ATTEMPT_TRANSITIONS) == set(AttemptState) - FINAL
     assert {state for state in AttemptState if state.is_active} < set(ATTEMPT_TRANSITIONS)
@@ -58,13 +58,13 @@ def test_states_that_are_final_have_no_row_and_all_others_have_one() -> None:
         (Exited(0, 1, ""), RankState.LOST),
     ],
 )
-def test_rank_that_has_ended_stays_as_it_is(event: PhaseEntered, state: RankState) -> None:
+def test_final_rank_state_does_not_change(event: PhaseEntered, state: RankState) -> None:
     ended = {RankState.FINISHED, RankState.FAILED, RankState.LOST}
     for before in RankState:
         assert next_rank_state(before, event) is (before if before in ended else state)
 
 
-def test_words_for_users_come_from_the_state() -> None:
+def test_description_for_users_depends_on_the_state() -> None:
     assert RankState.SETTING_UP.describe("torch") == "setting up torch"
     assert RankState.TRAINING.describe("torch") == "running the train function"
     assert all("{" not in state.describe("torch") for state in RankState)

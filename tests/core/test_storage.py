@@ -11,7 +11,7 @@ from tests.support import local_storage
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A directory with a checkpoint's files."""
+    """A directory with the files of a checkpoint."""
     directory = tmp_path / "source"
     (directory / "deep" / "er").mkdir(parents=True)
     (directory / "a.txt").write_text("a")
@@ -19,7 +19,7 @@ def source(tmp_path: Path) -> Path:
     return directory
 
 
-def test_file_is_replaced_as_a_whole_and_leaves_no_draft(tmp_path: Path) -> None:
+def test_file_is_replaced_atomically_and_leaves_no_draft(tmp_path: Path) -> None:
     storage = local_storage(tmp_path)
     storage.write_bytes("deep/file.json", b"one")
     storage.write_bytes("deep/file.json", b"two")
@@ -38,7 +38,7 @@ def test_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == ["taken"]
 
 
-def test_directory_is_put_with_its_sizes(tmp_path: Path, source: Path) -> None:
+def test_stored_directory_lists_its_file_sizes(tmp_path: Path, source: Path) -> None:
     storage = local_storage(tmp_path / "run")
 
     assert storage.put_directory(str(source), "checkpoint", rank=0) == {
@@ -48,7 +48,7 @@ def test_directory_is_put_with_its_sizes(tmp_path: Path, source: Path) -> None:
     assert Path(storage.path("checkpoint", "deep", "er", "b.txt")).read_text() == "bb"
 
 
-def test_same_content_of_several_ranks_is_settled_to_one_file(tmp_path: Path, source: Path) -> None:
+def test_same_content_of_several_ranks_becomes_one_file(tmp_path: Path, source: Path) -> None:
     storage = local_storage(tmp_path / "run")
     files = {rank: storage.put_directory(str(source), "checkpoint", rank=rank) for rank in range(3)}
 
@@ -78,7 +78,7 @@ def test_directory_without_files_is_refused(tmp_path: Path) -> None:
         storage.put_directory(str(tmp_path / "missing"), "checkpoint", rank=0)
 
 
-def test_delete_takes_files_trees_links_and_what_is_not_there(tmp_path: Path, source: Path) -> None:
+def test_delete_accepts_files_trees_links_and_missing_paths(tmp_path: Path, source: Path) -> None:
     storage = local_storage(tmp_path)
     (tmp_path / "link").symlink_to(source)
     (tmp_path / "file").write_text("")
@@ -90,7 +90,7 @@ def test_delete_takes_files_trees_links_and_what_is_not_there(tmp_path: Path, so
     assert os.listdir(tmp_path) == []
 
 
-def test_storage_that_another_node_does_not_share_is_told_from_the_drivers(tmp_path: Path) -> None:
+def test_storage_that_another_node_does_not_share_is_detected(tmp_path: Path) -> None:
     storage = local_storage(tmp_path)
     with pytest.raises(StorageError, match="expected a storage_path that all of them share"):
         storage.require_run("0123abcd")
@@ -100,14 +100,14 @@ def test_storage_that_another_node_does_not_share_is_told_from_the_drivers(tmp_p
         storage.require_run("another")
 
 
-def test_run_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_run_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(StorageError, match="has a file above it"):
         open_storage(local_storage(tmp_path / "file" / "run"))
 
 
-def test_runs_are_kept_where_the_argument_the_variable_or_the_home_says(
+def test_storage_path_comes_from_the_argument_the_variable_or_the_home_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -123,6 +123,6 @@ def test_runs_are_kept_where_the_argument_the_variable_or_the_home_says(
         runs_location(tmp_path, object())
 
 
-def test_result_of_something_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_result_of_a_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"a run directory with a run\.json"):
         Result.from_path(tmp_path)

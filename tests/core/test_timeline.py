@@ -1,4 +1,4 @@
-"""The records of a run's timeline, and the versions that it contains."""
+"""The records of a run's timeline, and the recorded package versions."""
 
 import json
 import subprocess
@@ -90,7 +90,7 @@ def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
     assert list(read_timeline(local_storage(tmp_path))) == [AttemptResumed(time=4.0, iteration=7)]
 
 
-def test_history_adds_the_records_up() -> None:
+def test_history_summarizes_the_records() -> None:
     history = History()
     for record in RECORDS:
         history.add(record)
@@ -104,7 +104,7 @@ def test_history_adds_the_records_up() -> None:
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
 def test_history_that_begins_with_any_record_is_read(record: TimelineRecord) -> None:
-    """The beginning of a file may be lost."""
+    """The first records of a file may have been lost."""
     history = History()
     history.add(record)
     assert history.last_time == record.time
@@ -119,7 +119,7 @@ def write_metadata(directory: Path, name: str, version: str, *requirements: str)
     (folder / "METADATA").write_text("\n".join([*lines, "", "Requires-Dist: described"]))
 
 
-def test_versions_are_those_of_the_distributions_that_plugins_require(tmp_path: Path) -> None:
+def test_recorded_versions_include_the_requirements_of_plugins(tmp_path: Path) -> None:
     write_metadata(
         tmp_path, "acme-plugin", "3", "drivetrain>=0.1", "Acme_Net>=1", 'acme-extra; extra == "all"', "absent"
     )

@@ -1,4 +1,4 @@
-"""What holds for every tracker: nothing that it does stops a run or holds it up, and what it is given."""
+"""Rules for every tracker: its failures and delays never stop or block a run, and it receives every report."""
 
 import os
 import tempfile
@@ -32,7 +32,7 @@ HANG_S = 30.0
 
 
 class Notes(TrackerCallback):
-    """A tracker that keeps what it is given, and raises, waits or ends its thread where it is told to."""
+    """A tracker that records its calls, and raises, waits or ends its thread in the call that the test chooses."""
 
     title = "notes"
 
@@ -51,7 +51,7 @@ class Notes(TrackerCallback):
         self.calls.append(call)
         if self.fault == call and self.times > 0:
             self.times -= 1
-            raise self.raises("as the test asks for")
+            raise self.raises("requested by the test")
         if self.fault == f"hang in {call}":
             threading.Event().wait(HANG_S)
 
@@ -101,7 +101,7 @@ def test_tracker_gets_every_report_in_order_and_every_checkpoint(tmp_path: Path)
 
 @pytest.mark.parametrize("raises", [OSError, SystemExit])
 @pytest.mark.parametrize("call", ["open", "log", "save", "close"])
-def test_tracker_that_raises_warns_once_and_the_run_goes_on(
+def test_tracker_that_raises_warns_once_and_the_run_continues(
     call: str, raises: type[BaseException], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     notes = Notes(fault=call, raises=raises)
@@ -110,15 +110,13 @@ def test_tracker_that_raises_warns_once_and_the_run_goes_on(
     assert result.metrics is not None
     assert result.metrics["loss"] == REPORTS - 1
     first, *others = capfd.readouterr().err.splitlines()
-    assert first == f"run: notes: {raises.__name__}: as the test asks for; the run goes on, and this is tried again"
+    assert first == f"run: notes: {raises.__name__}: requested by the test; the run goes on, and this is tried again"
     missing = [f"run: notes: {REPORTS} of {REPORTS} reports are not there"] if call in ("open", "log") else []
     assert others == missing
     assert len(result.metrics_dataframe) == REPORTS
 
 
-def test_tracker_that_fails_for_a_while_gets_everything_all_the_same(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_tracker_that_fails_temporarily_gets_all_reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     notes = Notes(fault="log", times=2)
     fit(tmp_path, notes)
 
@@ -127,7 +125,7 @@ def test_tracker_that_fails_for_a_while_gets_everything_all_the_same(
 
 
 @pytest.mark.parametrize("call", ["open", "log", "save", "close"])
-def test_tracker_that_hangs_holds_up_no_report_and_the_end_by_its_bound_only(
+def test_hanging_tracker_delays_no_report_and_the_end_only_up_to_its_limit(
     call: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     notes = Notes(fault=f"hang in {call}", drain_timeout_s=0.2)
@@ -139,7 +137,7 @@ def test_tracker_that_hangs_holds_up_no_report_and_the_end_by_its_bound_only(
     assert "run: notes: was not done 0.2 s after the end of the run" in capfd.readouterr().err
 
 
-def test_tracker_that_is_behind_drops_what_it_has_no_room_for(
+def test_tracker_that_falls_behind_drops_reports_beyond_its_capacity(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drivetrain.loggers.tracker._MOST_WAITING", 2)
@@ -171,7 +169,7 @@ def test_full_disk_does_not_stop_a_run_whose_tracker_writes_to_it(
         ("reduced", [{"loss": 0.05}, {"loss": 1.05}]),
     ],
 )
-def test_reports_are_of_rank_0_of_all_ranks_or_their_mean(
+def test_tracker_gets_reports_of_rank_0_of_all_ranks_or_their_mean(
     ranks: Any, expected: list[dict[str, float]], tmp_path: Path
 ) -> None:
     notes = Notes(ranks=ranks)
@@ -207,7 +205,7 @@ def test_mean_does_not_wait_for_ranks_that_never_report(tmp_path: Path) -> None:
 
 
 def fail_once_after_a_checkpoint() -> None:
-    """Commits step 3, reports up to step 5, fails; the second attempt goes on with step 4."""
+    """Commit step 3, report up to step 5, fail; the second attempt resumes with step 4."""
     start = 0
     if (checkpoint := drivetrain.get_checkpoint()) is not None:
         with checkpoint.as_directory() as directory:
@@ -222,7 +220,7 @@ def fail_once_after_a_checkpoint() -> None:
             raise ArithmeticError
 
 
-def test_what_is_reported_again_after_a_failure_is_told_once(tmp_path: Path) -> None:
+def test_repeated_reports_after_a_failure_are_tracked_once(tmp_path: Path) -> None:
     notes = Notes()
     fit(tmp_path, notes, train=fail_once_after_a_checkpoint, failure_config=FailureConfig(max_failures=1))
 
@@ -230,7 +228,7 @@ def test_what_is_reported_again_after_a_failure_is_told_once(tmp_path: Path) -> 
     assert told == [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1), (7, 1)]
 
 
-def test_tracker_hears_how_the_run_ended(tmp_path: Path) -> None:
+def test_tracker_is_notified_of_the_outcome(tmp_path: Path) -> None:
     def fail() -> None:
         raise ArithmeticError
 
@@ -240,7 +238,7 @@ def test_tracker_hears_how_the_run_ended(tmp_path: Path) -> None:
     assert notes.calls == ["open", "close TrainingFailedError"]
 
 
-def test_callback_of_a_class_that_every_run_has_takes_its_place(tmp_path: Path) -> None:
+def test_callback_replaces_the_default_callback_of_the_same_class(tmp_path: Path) -> None:
     def kinds(*callbacks: Callback | str, verbose: int = 1) -> list[str]:
         made = [type(one).__name__ for one in make_callbacks(RunConfig(callbacks=callbacks, verbose=verbose))]
         return [name for name in made if name in usual]
@@ -255,13 +253,13 @@ def test_callback_of_a_class_that_every_run_has_takes_its_place(tmp_path: Path) 
     assert len((tmp_path / "run" / "result.json").read_text().splitlines()) == REPORTS
 
 
-def test_name_of_a_callback_that_nobody_provides_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_unknown_callback_name_is_refused_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(PluginNotFoundError, match=r"no callback 'mlfow' is installed; installed are: .*'json'"):
         fit(tmp_path, "mlfow")
     assert not (tmp_path / "run").exists()
 
 
-def test_tracker_without_its_package_says_what_to_install_before_anything_starts() -> None:
+def test_tracker_without_its_package_names_the_package_before_the_start() -> None:
     class Missing(Notes):
         package = "no_such_tracker"
         extra = "tracker"
@@ -270,13 +268,15 @@ def test_tracker_without_its_package_says_what_to_install_before_anything_starts
         Missing()
 
 
-def test_callback_that_wants_arguments_is_to_be_given_as_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wants(Callback):
+def test_callback_with_required_arguments_must_be_given_as_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NeedsArguments(Callback):
         def __init__(self, where: str) -> None:
             self.where = where
 
-    monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: Wants)
-    with pytest.raises(PluginBrokenError, match=r"give RunConfig\(callbacks=\.\.\.\) an object, .*Wants\(\.\.\.\)"):
+    monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: NeedsArguments)
+    with pytest.raises(
+        PluginBrokenError, match=r"give RunConfig\(callbacks=\.\.\.\) an object, .*NeedsArguments\(\.\.\.\)"
+    ):
         make_callbacks(RunConfig(callbacks=["wants"]))
     monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: dict)
     with pytest.raises(PluginBrokenError, match=r"expected a drivetrain.Callback, got \{\}"):

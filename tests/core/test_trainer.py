@@ -1,4 +1,4 @@
-"""The arguments of trainers: those of a trainer for one backend, and those that a trainer was made with."""
+"""The arguments of trainers: those of a trainer for one backend, and those that a trainer keeps for copies."""
 
 import copy
 import inspect
@@ -25,11 +25,11 @@ class QuietConfig(BackendConfig):
 
 
 class QuietTrainer(DataParallelTrainer, config=QuietConfig):
-    """A trainer for one backend, without a constructor of its own."""
+    """A trainer for one backend, without its own constructor."""
 
 
 class QuieterTrainer(QuietTrainer):
-    """A trainer with arguments of its own."""
+    """A trainer with its own arguments."""
 
     def __init__(self, *levels: int, epochs: int = 1, **arguments: Any) -> None:
         config = QuietConfig(level=sum(levels))
@@ -98,7 +98,7 @@ def test_subclass_with_a_more_specific_configuration_keeps_the_name_of_the_argum
         QuieterTrainer(print, quiet_config=QuietConfig())
 
 
-def test_arguments_that_a_base_class_has_dropped_are_an_error_that_says_so() -> None:
+def test_arguments_dropped_by_a_base_class_are_an_error() -> None:
     class Mixin:
         def __new__(cls, *args: object, **kwargs: object) -> Any:
             return super().__new__(cls)

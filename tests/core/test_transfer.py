@@ -35,7 +35,7 @@ GIB = 1 << 30
 def commit(
     run: Path, source: Path, *, index: int = 1, config: CheckpointConfig | None = None, **options: Any
 ) -> Checkpoint:
-    """The committed checkpoint of a directory's files."""
+    """Return the committed checkpoint of a directory's files."""
     storage = local_storage(run)
     manager = CheckpointManager(storage, config)
     checksums = manager._config.checksums
@@ -49,7 +49,7 @@ def paths_in(directory: str | Path) -> list[str]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A directory with a checkpoint's files."""
+    """A directory with the files of a checkpoint."""
     directory = tmp_path / "source"
     for name in ("model/a.safetensors", "model/b.safetensors", "model/deep/c.txt", "optimizer.pt", "config.json"):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def source(tmp_path: Path) -> Path:
 
 
 class Flaky:
-    """A job that fails so many times before it succeeds."""
+    """A job that fails a number of times before it succeeds."""
 
     def __init__(self, error: Exception, failures: int) -> None:
         self._error = error
@@ -82,7 +82,7 @@ TRANSIENT = [
 
 @pytest.mark.parametrize("error", TRANSIENT, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("in_thread", [True, False])
-def test_error_that_may_pass_is_tried_again(error: Exception, in_thread: bool) -> None:
+def test_transient_error_is_retried(error: Exception, in_thread: bool) -> None:
     flaky = Flaky(error, failures=1)
 
     assert run_jobs([Job("weights", flaky)], what="upload", limits=Limits(), in_thread=in_thread) == ["done"]
@@ -100,7 +100,7 @@ PERMANENT = [
 
 @pytest.mark.parametrize("error", PERMANENT, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("in_thread", [True, False])
-def test_error_that_will_not_pass_is_raised_at_once_and_names_the_job(error: Exception, in_thread: bool) -> None:
+def test_permanent_error_is_raised_at_once_and_names_the_job(error: Exception, in_thread: bool) -> None:
     flaky = Flaky(error, failures=99)
 
     with pytest.raises(StorageError, match=rf"^upload failed at weights: {type(error).__name__}: ") as failed:
@@ -109,7 +109,7 @@ def test_error_that_will_not_pass_is_raised_at_once_and_names_the_job(error: Exc
     assert failed.value.__cause__ is error
 
 
-def test_error_that_does_not_pass_is_raised_after_so_many_attempts() -> None:
+def test_persistent_transient_error_is_raised_after_the_maximum_number_of_attempts() -> None:
     flaky = Flaky(ConnectionResetError(104, "Connection reset by peer"), failures=99)
 
     with pytest.raises(StorageError, match="upload failed at weights: ConnectionResetError: Connection reset by peer"):
@@ -117,7 +117,7 @@ def test_error_that_does_not_pass_is_raised_after_so_many_attempts() -> None:
     assert flaky.calls == 3
 
 
-def test_deadline_names_what_hangs_and_is_kept() -> None:
+def test_deadline_is_met_and_names_the_hanging_job() -> None:
     released = threading.Event()
     jobs = [Job("quick", lambda: None), Job("stuck in the network", released.wait), Job("quick", lambda: None)]
     start = time.monotonic()
@@ -129,7 +129,7 @@ def test_deadline_names_what_hangs_and_is_kept() -> None:
         released.set()
 
 
-def test_deadline_ends_the_attempts_of_what_fails_again_and_again() -> None:
+def test_deadline_ends_the_retries_of_a_failing_job() -> None:
     flaky = Flaky(ConnectionResetError(104, "Connection reset by peer"), failures=99)
     start = time.monotonic()
 
@@ -138,7 +138,7 @@ def test_deadline_ends_the_attempts_of_what_fails_again_and_again() -> None:
     assert time.monotonic() - start < 3
 
 
-def test_results_come_in_the_order_of_the_jobs_from_so_many_threads_and_not_more() -> None:
+def test_results_have_the_order_of_the_jobs_and_the_number_of_threads_is_limited() -> None:
     together = threading.Barrier(3)
     lock = threading.Lock()
     working = most = 0
@@ -158,7 +158,7 @@ def test_results_come_in_the_order_of_the_jobs_from_so_many_threads_and_not_more
     assert most == 3
 
 
-def test_nothing_more_is_begun_after_a_failure() -> None:
+def test_no_job_is_started_after_a_failure() -> None:
     begun = []
 
     def work(number: int) -> None:
@@ -197,7 +197,7 @@ def test_part_of_a_checkpoint_is_copied(tmp_path: Path, source: Path, patterns: 
         assert Path(target, name).read_text() == f"content of {name}"
 
 
-def test_part_that_no_file_is_in_is_refused(tmp_path: Path, source: Path) -> None:
+def test_patterns_that_match_no_file_are_refused(tmp_path: Path, source: Path) -> None:
     checkpoint = commit(tmp_path / "run", source)
 
     with pytest.raises(CheckpointError, match=r"no file of .* matches include=\['\*\.bin'\]"):
@@ -213,9 +213,7 @@ def flip_a_byte(file: Path) -> None:
 
 
 @pytest.mark.parametrize("given_away", [False, True])
-def test_flipped_byte_is_found_by_the_checksums_that_the_run_took(
-    tmp_path: Path, source: Path, given_away: bool
-) -> None:
+def test_flipped_byte_is_detected_by_the_recorded_checksums(tmp_path: Path, source: Path, given_away: bool) -> None:
     checkpoint = commit(tmp_path / "run", source, config=CheckpointConfig(checksums=True), give_away=given_away)
     checkpoint.verify(checksums=True)
     assert source.exists() != given_away
@@ -237,9 +235,11 @@ def truncate_it(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"), [(truncate_it, "has 5 bytes instead of 23"), (os.unlink, "is missing")], ids=["short", "gone"]
+    ("damage", "reason"),
+    [(truncate_it, "has 5 bytes instead of 23"), (os.unlink, "is missing")],
+    ids=["short", "deleted"],
 )
-def test_file_that_was_truncated_or_deleted_is_found(
+def test_truncated_or_deleted_file_is_detected(
     tmp_path: Path, source: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
     checkpoint = commit(tmp_path / "run", source)
@@ -271,7 +271,7 @@ def test_links_to_files_are_stored_as_the_files(tmp_path: Path, source: Path) ->
 
 
 def test_sparse_file_is_stored_and_loaded_without_its_holes_being_filled(tmp_path: Path, source: Path) -> None:
-    """5 GiB of which three pages are data."""
+    """Store 5 GiB of which three pages are data."""
     with (source / "sparse.bin").open("wb") as file:
         for position in (0, 3 * GIB + 12345, 5 * GIB - 4):
             file.seek(position)
@@ -315,11 +315,11 @@ def test_ten_thousand_small_files_are_stored_checked_and_loaded(tmp_path: Path, 
         checkpoint.verify()
 
 
-def test_files_of_ranks_one_of_which_gives_up_are_all_found_where_they_belong(tmp_path: Path, source: Path) -> None:
+def test_files_of_the_other_ranks_are_kept_when_one_rank_withdraws(tmp_path: Path, source: Path) -> None:
     storage = local_storage(tmp_path / "run")
     storage.put_directory(str(source), "checkpoint_000001", rank=0)
     files = storage.put_directory(str(source), "checkpoint_000001", rank=1)
-    for name in files:  # what rank 0 withdraws when the last of its files finds no room
+    for name in files:  # as rank 0 does when the disk is full before its last file
         Path(storage.path("checkpoint_000001", name)).unlink()
 
     manager = CheckpointManager(storage)
@@ -330,8 +330,8 @@ def test_files_of_ranks_one_of_which_gives_up_are_all_found_where_they_belong(tm
     assert Path(checkpoint.path, "model/deep/c.txt").read_text() == "content of model/deep/c.txt"
 
 
-def in_mounts_of_its_own(script: str, *arguments: object) -> dict[str, Any]:
-    """Runs a script that may mount what it likes, and returns what it prints as JSON."""
+def run_in_mount_namespace(script: str, *arguments: object) -> dict[str, Any]:
+    """Run a script in its own mount namespace, and return its JSON output."""
     finished = subprocess.run(
         ["unshare", "--mount", sys.executable, "-c", script, *map(str, arguments)],
         capture_output=True,
@@ -346,7 +346,7 @@ def in_mounts_of_its_own(script: str, *arguments: object) -> dict[str, Any]:
 
 
 needs_mounts = pytest.mark.skipif(
-    shutil.which("unshare") is None or os.geteuid() != 0, reason="a small or read-only filesystem takes a mount"
+    shutil.which("unshare") is None or os.geteuid() != 0, reason="a small or read-only filesystem requires a mount"
 )
 
 DISK = """
@@ -415,15 +415,15 @@ print(json.dumps({"failed": failed, "committed": committed, "continued": result.
 
 
 @needs_mounts
-def test_full_disk_fails_the_run_with_what_to_do_and_the_latest_commit_is_kept(tmp_path: Path) -> None:
-    seen = in_mounts_of_its_own(FULL_DISK, tmp_path)
+def test_full_disk_fails_the_run_with_a_remedy_and_keeps_the_latest_commit(tmp_path: Path) -> None:
+    seen = run_in_mount_namespace(FULL_DISK, tmp_path)
 
     message, kind, cause = seen["failed"]
     assert "No space left on device. Make room, or keep fewer checkpoints (CheckpointConfig.num_to_keep)" in message
     assert (kind, cause) == ("storage", "StorageError")
     assert [Path(path).name for path in seen["committed"]] == ["checkpoint_000002"]
     assert seen["continued"] == "checkpoint_000002"
-    assert seen["size_mib"] <= 81, "what did not fit is not left to take the room"
+    assert seen["size_mib"] <= 81, "files of the failed upload still take space"
 
 
 REPEATED = FULL_DISK.replace(
@@ -444,8 +444,8 @@ print(json.dumps({"said": said, "left": left, "whole": whole, "listed": listed, 
 
 
 @needs_mounts
-def test_report_that_is_repeated_when_there_is_room_stores_the_checkpoint_whole(tmp_path: Path) -> None:
-    seen = in_mounts_of_its_own(REPEATED, tmp_path)
+def test_repeated_report_stores_the_whole_checkpoint_once_there_is_space(tmp_path: Path) -> None:
+    seen = run_in_mount_namespace(REPEATED, tmp_path)
 
     (said,) = seen["said"]
     assert "No space left on device. Make room" in said
@@ -459,7 +459,7 @@ READ_ONLY = (
     "SIZE_MIB = 100\n"
     + DISK
     + """
-def make_read_only():  # also for what is open for writing, as a kernel does it after an error of the disk
+def make_read_only():  # also for files open for writing, as the kernel does after a disk error
     subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
 
@@ -487,8 +487,8 @@ print(json.dumps({"failed": failed, "refused": refused, "continued": result.retu
 
 
 @needs_mounts
-def test_disk_that_becomes_read_only_fails_the_run_clearly_and_the_latest_commit_is_kept(tmp_path: Path) -> None:
-    seen = in_mounts_of_its_own(READ_ONLY, tmp_path)
+def test_disk_that_becomes_read_only_fails_the_run_clearly_and_keeps_the_latest_commit(tmp_path: Path) -> None:
+    seen = run_in_mount_namespace(READ_ONLY, tmp_path)
 
     message, kind, cause = seen["failed"]
     assert "Read-only file system. Mount it for writing, or choose another storage_path" in message
@@ -546,7 +546,7 @@ def test_run_lives_in_memory_and_is_resumed_restored_and_read_there(
     checkpoint.filesystem.rm_file(f"{checkpoint.path}/step.txt")
     with pytest.raises(CheckpointError, match=r"step\.txt is missing"), checkpoint.as_directory():
         pass
-    assert sorted(os.listdir(tmp_path)) == ["copy", "made"], "nothing is written to a directory of that name"
+    assert sorted(os.listdir(tmp_path)) == ["copy", "made"], "files were written to a directory of that name"
 
 
 def test_memory_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -557,7 +557,7 @@ def test_memory_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert os.listdir(tmp_path) == []
 
 
-def test_what_was_put_is_told_with_its_sizes_and_checksums(tmp_path: Path, source: Path) -> None:
+def test_stored_files_are_listed_with_sizes_and_checksums(tmp_path: Path, source: Path) -> None:
     storage = local_storage(tmp_path / "run")
     (source / "empty.txt").touch()
 

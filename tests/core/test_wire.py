@@ -54,11 +54,11 @@ def test_events_arrive_as_they_were_sent(ends: tuple[socket.socket, socket.socke
     assert [type(event) for event in received] == [type(event) for event in EVENTS]
 
 
-def test_result_of_a_call_is_no_event() -> None:
+def test_result_of_a_call_is_not_an_event() -> None:
     assert as_event(("result", True, b"")) is None
 
 
-def test_message_that_comes_byte_by_byte_is_delivered_when_it_is_whole(
+def test_message_received_byte_by_byte_is_delivered_once_complete(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     worker, inbox = ends[0], Inbox(ends[1])
@@ -74,14 +74,14 @@ def test_message_that_comes_byte_by_byte_is_delivered_when_it_is_whole(
     assert sum(map(len, received)) == 2
 
 
-def test_reading_an_empty_line_does_not_wait_and_closes_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_reading_an_empty_connection_neither_blocks_nor_closes_it(ends: tuple[socket.socket, socket.socket]) -> None:
     inbox = Inbox(ends[1])
 
     assert list(inbox.read()) == []
     assert not inbox.closed
 
 
-def test_what_a_worker_said_before_it_died_is_taken_and_its_half_message_is_not(
+def test_complete_messages_of_a_dead_worker_are_read_and_a_partial_one_is_dropped(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     worker, inbox = ends[0], Inbox(ends[1])
@@ -92,7 +92,7 @@ def test_what_a_worker_said_before_it_died_is_taken_and_its_half_message_is_not(
     assert inbox.closed
 
 
-def test_rest_of_a_line_that_a_child_of_the_worker_keeps_open_is_taken_without_waiting(
+def test_connection_kept_open_by_a_child_of_the_worker_is_read_without_blocking(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     worker, inbox = ends[0], Inbox(ends[1])
@@ -111,7 +111,7 @@ def test_message_larger_than_every_buffer_arrives_whole(ends: tuple[socket.socke
     ends[1].setblocking(True)
     received: list[bytes] = []
     while not received and not inbox.closed:
-        ends[1].recv(1, socket.MSG_PEEK)  # waits until there is something
+        ends[1].recv(1, socket.MSG_PEEK)  # blocks until data arrives
         received += inbox.read()
     sender.join()
 
@@ -129,7 +129,7 @@ COMMANDS: list[Command] = [
 ]
 
 
-def test_commands_are_received_whole_and_the_end_is_told(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_commands_are_received_whole_and_the_end_is_reported(ends: tuple[socket.socket, socket.socket]) -> None:
     channel, controller = Channel(ends[0]), ends[1]
     assert {type(command) for command in COMMANDS} == set(get_args(Command))
     for command in COMMANDS:
@@ -147,7 +147,7 @@ def test_frame_is_a_length_and_a_pickle() -> None:
     assert pickle.loads(data[8:]) == {"a": 1}
 
 
-def test_end_of_a_worker_is_noted_at_once_while_somebody_keeps_its_line_open():
+def test_exit_of_a_worker_is_detected_at_once_although_its_connection_stays_open():
     ours, theirs = socket.socketpair()
     interrupts = Interrupts()
     group = ConnectedGroup(time.monotonic() + 60, interrupts)

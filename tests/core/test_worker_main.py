@@ -1,4 +1,4 @@
-"""A runtime that only starts processes which call `worker_main`, written with public names alone."""
+"""A runtime that only starts processes which call `worker_main`, written with public names only."""
 
 import contextlib
 import os
@@ -96,9 +96,7 @@ def fit(function: object, directory: Path) -> drivetrain.Result:
     return DataParallelTrainer(function, scaling_config=scaling, run_config=run).fit()
 
 
-def test_processes_that_call_worker_main_are_all_that_a_runtime_needs(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_runtime_only_needs_processes_that_call_worker_main(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = fit(report_place, tmp_path)
 
     assert result.metrics is not None
@@ -142,7 +140,7 @@ def test_connection_with_a_wrong_token_is_closed_before_anything_is_unpickled(tm
         select.select([listener], [], [], 10)
         assert listener.accept() is None
         connection.settimeout(10)
-        with contextlib.suppress(ConnectionResetError):  # the bytes that were never read reset the connection
+        with contextlib.suppress(ConnectionResetError):  # unread bytes reset the connection
             assert connection.recv(1) == b""
     assert not (tmp_path / "unpickled").exists()
 
