@@ -1,4 +1,4 @@
-"""What a driver does on Ray clusters of several nodes; test_ray_cluster.py runs each with a cluster of its own."""
+"""Driver scenarios on Ray clusters of several nodes; test_ray_cluster.py runs each with its own cluster."""
 
 import contextlib
 import ctypes
@@ -51,7 +51,7 @@ class GroupWatcher(Callback):
 
 
 def count_to_four(config):
-    """Counts in checkpoints; in the first attempt, stops at 2 for good and says so."""
+    """Count in checkpoints; in the first attempt, block at 2 forever and notify the test."""
     checkpoint = get_checkpoint()
     count = int(Path(checkpoint.path, "count").read_text()) if checkpoint else 0
     while count < 4:
@@ -78,11 +78,11 @@ def fit(function, storage_path, scaling, *, config=None, callbacks=(), **options
 def lost_node_is_replaced(storage_path):
     with cluster_of({"num_cpus": 1}, {"num_cpus": 1}, {"num_cpus": 1}) as cluster:
         watcher = GroupWatcher()
-        told = []
+        second_reports = []
 
         def remove_node_of_rank_1(*_):
-            told.append(1)
-            if len(told) == 2:  # both ranks have made their second report
+            second_reports.append(1)
+            if len(second_reports) == 2:  # both ranks have made their second report
                 cluster.remove_node(node_of(cluster, watcher.groups[0][1][3]), allow_graceful=False)
 
         for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -99,7 +99,7 @@ def lost_node_is_replaced(storage_path):
 
 
 class Workers(Callback):
-    """What is known of a run's workers, and what they say of themselves, by rank."""
+    """The known facts about a run's workers, and their own reports, by rank."""
 
     def __init__(self):
         self.known = {}
@@ -111,12 +111,12 @@ class Workers(Callback):
         self.known[report.rank].update(report.metrics)
 
 
-def say_devices(config):
-    """What tells a rank its place and its GPUs."""
+def report_devices(config):
+    """Report a rank's place and its GPUs."""
     names = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
     said = {name: os.environ.get(name) for name in names}
     said["local_world_size"] = get_context().get_local_world_size()
-    if config["torch"] and get_context().get_world_rank() == 0:  # one is enough, as PyTorch takes a while to import
+    if config["torch"] and get_context().get_world_rank() == 0:  # one rank is enough, as PyTorch is slow to import
         import drivetrain_torch
 
         said["devices"] = [str(device) for device in drivetrain_torch.get_devices()]
@@ -124,12 +124,12 @@ def say_devices(config):
 
 
 def workers_of(storage_path, *, torch=False, start_timeout_s=60, **scaling):
-    """The workers of a run that asks for these, or why it had none."""
+    """Return the workers of a run with these requests, or the error if it could not start."""
     workers = Workers()
     asked = ScalingConfig(runtime="ray", **scaling)
     config = {"torch": torch}
     try:
-        fit(say_devices, storage_path, asked, config=config, callbacks=[workers], start_timeout_s=start_timeout_s)
+        fit(report_devices, storage_path, asked, config=config, callbacks=[workers], start_timeout_s=start_timeout_s)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return [known for _, known in sorted(workers.known.items())]
@@ -137,22 +137,22 @@ def workers_of(storage_path, *, torch=False, start_timeout_s=60, **scaling):
 
 @ray.remote(num_cpus=0, num_gpus=9)
 class Neighbour:
-    """Holds GPUs, so that those with two digits are left."""
+    """Holds GPUs, so that GPUs with two-digit numbers are left."""
 
     def gpus(self):
         return ray.get_gpu_ids()
 
 
-def room_for(most, strategy, *, running=(), avoided=()):
-    """How many workers with a CPU each there could be, beside those that are said to run on these nodes."""
-    scaling = ScalingConfig(num_workers=(1, most), placement_strategy=strategy)
+def room_for(maximum, strategy, *, running=(), avoided=()):
+    """Return how many workers with one CPU each could be placed in addition to those running on these nodes."""
+    scaling = ScalingConfig(num_workers=(1, maximum), placement_strategy=strategy)
     somewhere = {"local_rank": 0, "node_rank": 0, "hostname": "", "ip": "", "pid": 0}
     workers = [WorkerInfo(rank=rank, node_id=node, **somewhere) for rank, node in enumerate(running)]
     return RayRuntime().room(scaling, workers, frozenset(avoided))
 
 
 def nodes_with_gpus(storage_path):
-    """Ray takes a node's word for its GPUs; nothing here calls CUDA."""
+    """Ray believes the number of GPUs that a node declares; no code here calls CUDA."""
     a100 = {"num_cpus": 6, "num_gpus": 13, "resources": {"accelerator_type:A100": 1}}
     t4 = {"num_cpus": 3, "num_gpus": 2, "resources": {"accelerator_type:T4": 1}}
     with cluster_of(a100, t4) as cluster:
@@ -194,8 +194,8 @@ def nodes_with_gpus(storage_path):
         }
 
 
-class LosesAndGains(GroupWatcher):
-    """Takes a node away at the first commit, adds another at the second, and lets a step be made after each further."""
+class LosesAndGainsANode(GroupWatcher):
+    """Removes a node at the first commit, adds one at the second, and permits one step per later commit."""
 
     def __init__(self, cluster, gate):
         super().__init__()
@@ -213,8 +213,8 @@ class LosesAndGains(GroupWatcher):
         self.gate.release()
 
 
-def train_on_what_is_there(config):
-    """Counts in checkpoints, a step for each release; ends when there are two workers again."""
+def train_on_available_workers(config):
+    """Count in checkpoints, one step per release; return when there are two workers again."""
     context = get_context()
     checkpoint = get_checkpoint()
     step = first = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
@@ -231,9 +231,9 @@ def train_on_what_is_there(config):
 
 def elastic_run(cluster, storage_path):
     gate = Pipe(Path(storage_path, "gate"))
-    watcher = LosesAndGains(cluster, gate)
+    watcher = LosesAndGainsANode(cluster, gate)
     result = fit(
-        train_on_what_is_there,
+        train_on_available_workers,
         storage_path,
         ScalingConfig(num_workers=(1, 2), elastic_resize_monitor_interval_s=0.05),
         config={"gate": gate.path},
@@ -253,7 +253,7 @@ def elastic_run(cluster, storage_path):
 
 
 class Drains(GroupWatcher):
-    """At the first commit, does what a cloud's autoscaler does to a node that is to go: drains it, and ends it."""
+    """At the first commit, drains a node and terminates it, as a cloud's autoscaler does."""
 
     def __init__(self, cluster):
         super().__init__()
@@ -269,7 +269,7 @@ class Drains(GroupWatcher):
 
 
 def report_and_wait(config):
-    """Saves and stays, but for the second time."""
+    """Save and block, except in the second attempt."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "state").touch()
         report({"attempt": get_context().attempt}, checkpoint=Checkpoint(directory))
@@ -287,7 +287,7 @@ def drained_run(cluster, storage_path):
     }
 
 
-def nodes_go_and_come(storage_path):
+def nodes_leave_and_join(storage_path):
     with cluster_of({"num_cpus": 0}, {"num_cpus": 1}, {"num_cpus": 1}) as cluster:
         return {"elastic": elastic_run(cluster, storage_path), "drained": drained_run(cluster, storage_path)}
 
@@ -334,14 +334,14 @@ def bad_node_is_avoided(storage_path):
 
 
 class Preloaded(BackendConfig):
-    """A backend whose preloaded module says, in each process that imports it, that it does."""
+    """A backend with a preloaded module that notifies the test in each process that imports it."""
 
     def create(self):
         return PreloadingBackend()
 
 
 class PreloadingBackend(Backend):
-    preload = ("told_of_import",)
+    preload = ("records_imports",)
 
     def session(self, context, rendezvous):
         return contextlib.nullcontext()
@@ -365,15 +365,15 @@ def die_once_the_spares_are_there(config):
     report(
         {
             "attempt": context.attempt,
-            "preloaded": "told_of_import" in sys.modules,
+            "preloaded": "records_imports" in sys.modules,
             "visible": os.environ["CUDA_VISIBLE_DEVICES"],
             "threads": os.environ["OMP_NUM_THREADS"],
         }
     )
     if context.attempt < 2 and context.get_world_rank() == 1:
-        with open(config["told"]) as told, open(config["seen"], "a") as seen:
+        with open(config["imports"]) as imports, open(config["seen"], "a") as seen:
             for _ in range(4 if context.attempt == 0 else 2):
-                seen.write(told.readline())
+                seen.write(imports.readline())
         os.kill(os.getpid(), signal.SIGKILL)
     elif context.attempt < 2:
         threading.Event().wait(60)
@@ -382,18 +382,18 @@ def die_once_the_spares_are_there(config):
 def spares_take_the_places_of_a_lost_group(storage_path):
     modules = Path(storage_path, "modules")
     modules.mkdir()
-    told, seen = Path(storage_path, "told"), Path(storage_path, "seen")
-    os.mkfifo(told)
-    opened = os.open(told, os.O_RDWR)  # which keeps what was written until it is read
-    Path(modules, "told_of_import.py").write_text(
-        f"import os\nwith open({str(told)!r}, 'w') as told:\n    told.write(f'{{os.getpid()}}\\n')\n"
+    imports, seen = Path(storage_path, "imports"), Path(storage_path, "seen")
+    os.mkfifo(imports)
+    opened = os.open(imports, os.O_RDWR)  # keeps written data in the pipe until it is read
+    Path(modules, "records_imports.py").write_text(
+        f"import os\nwith open({str(imports)!r}, 'w') as imports:\n    imports.write(f'{{os.getpid()}}\\n')\n"
     )
     os.environ["PYTHONPATH"] = os.pathsep.join([str(modules), os.environ.get("PYTHONPATH", "")])
     with cluster_of({"num_cpus": 4, "num_gpus": 2}):
         watcher = SpareWatcher()
         result = DataParallelTrainer(
             die_once_the_spares_are_there,
-            train_loop_config={"told": str(told), "seen": str(seen)},
+            train_loop_config={"imports": str(imports), "seen": str(seen)},
             backend_config=Preloaded(),
             scaling_config=ScalingConfig(
                 num_workers=2, spare_workers=2, use_gpu=True, resources_per_worker={"CPU": 2}, runtime="ray"
@@ -407,7 +407,7 @@ def spares_take_the_places_of_a_lost_group(storage_path):
             ),
         ).fit()
         lost = [int(pid) for pid in seen.read_text().split()]
-        left = [pid for pid in lost if not ends(pid)]
+        left = [pid for pid in lost if not exits(pid)]
         table = ray.util.placement_group_table()
     os.close(opened)
     return {
@@ -421,8 +421,8 @@ def spares_take_the_places_of_a_lost_group(storage_path):
     }
 
 
-def ends(pid, deadline_s=20):
-    """Whether a process is gone, or goes in time."""
+def exits(pid, deadline_s=20):
+    """Return True if a process has exited or exits within the deadline."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -439,13 +439,13 @@ def interrupt_while_waiting_for_resources(storage_path):
         timer.start()
         start = time.monotonic()
         try:
-            fit(say_devices, storage_path, ScalingConfig(num_workers=8), start_timeout_s=60)
+            fit(report_devices, storage_path, ScalingConfig(num_workers=8), start_timeout_s=60)
         except KeyboardInterrupt:
             return {"seconds": time.monotonic() - start}
 
 
 def storage_that_the_nodes_do_not_share(storage_path):
-    """The driver and the second node see another directory under the path than the first node does."""
+    """The driver and the second node see a different directory under the path than the first node."""
     hidden = Path(storage_path, "runs")
     hidden.mkdir()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -466,7 +466,7 @@ def storage_that_the_nodes_do_not_share(storage_path):
 
 @contextlib.contextmanager
 def cluster_of(*nodes):
-    """A cluster with these nodes, which the process is connected to; started by hand, so that it can lose some."""
+    """Start a cluster with these nodes, and connect to it. The nodes are started by hand, so they can be removed."""
     cluster = Cluster(initialize_head=True, head_node_args=nodes[0])
     try:
         for node in nodes[1:]:

@@ -1,7 +1,7 @@
 """The runtimes under test. A test that takes ``runtime`` runs on every one of them, with the same body.
 
-A scenario that a runtime cannot have by nature says so in its parametrisation: ``with_processes`` for what needs worker
-processes, such as a worker's death or several ranks; ``on_this_machine_alone`` for what nobody promises of a cluster.
+A scenario that a runtime cannot support by nature declares it in its parametrisation: ``with_processes`` if it requires
+worker processes, such as a worker's death or several ranks; ``on_this_machine_alone`` if no cluster can guarantee it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ from tests.support import Driver, Pipe, listening
 
 @dataclass
 class RuntimeUnderTest:
-    """One runtime, with storage of the test's own."""
+    """One runtime, with storage per test."""
 
     name: str
     storage_path: Path
@@ -26,11 +26,11 @@ class RuntimeUnderTest:
 
     @property
     def has_processes(self) -> bool:
-        """Whether the train function runs in worker processes, as many as one likes."""
+        """True if the train function runs in any number of worker processes."""
         return self.name != "inprocess"
 
     def world(self, workers: int = 2) -> int:
-        """The world size that asking for so many workers gives here."""
+        """Return the world size of a run that requests this number of workers."""
         return workers if self.has_processes else 1
 
     def scaling(self, workers: int = 2, **options: Any) -> ScalingConfig:
@@ -76,7 +76,7 @@ class RuntimeUnderTest:
         return self.trainer(function, config, **options).fit()
 
     def start_driver(self, source: str, arguments: Mapping[str, Any] | None = None) -> Driver:
-        """Starts a script that finds this runtime's scaling and storage in ``sys.argv[1]``."""
+        """Start a script that gets this runtime's scaling and storage in ``sys.argv[1]``."""
         given = {
             "runtime": self.name,
             "num_workers": 2 if self.has_processes else 0,
@@ -106,13 +106,13 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RuntimeU
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Iterator[Pipe]:
-    """What worker processes say to the test."""
+    """Receives messages of worker processes."""
     with listening(tmp_path / "pipe") as made:
         yield made
 
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Pipe]:
-    """Where worker processes wait for each other, or for the test."""
+    """Makes worker processes wait for each other, or for the test."""
     with listening(tmp_path / "gate") as made:
         yield made

@@ -1,14 +1,14 @@
-"""The parts of the runtimes that a scenario can have by its nature."""
+"""Markers that select the runtimes which can support a scenario."""
 
 import pytest
 
 _RAY = pytest.param("ray", id="ray", marks=pytest.mark.ray)
 
 with_processes = pytest.mark.parametrize("runtime", ["local", _RAY], indirect=True)
-"""Needs worker processes: one that dies, several ranks, output that is not this process's own."""
+"""Requires worker processes: one that dies, several ranks, output that is separate from the driver's."""
 
 in_this_process = pytest.mark.parametrize("runtime", ["inprocess"], indirect=True)
-"""What only the driver's own process can offer."""
+"""Only possible in the driver's own process."""
 
 on_this_machine = pytest.mark.parametrize("runtime", ["local"], indirect=True)
-"""Promised by the local runtime alone: what only a parent process knows, and output, which Ray forwards its own way."""
+"""Only guaranteed by the local runtime: knowledge of a parent process, and output, which Ray forwards differently."""

@@ -16,7 +16,7 @@ HOOKS = (
 
 
 class Recorder(Callback):
-    """Writes down which hooks are called, and raises in one of them on request."""
+    """Records which hooks are called, and raises in one of them on request."""
 
     def __init__(self, raise_in: str = "") -> None:
         self.calls: list[str] = []
@@ -56,7 +56,7 @@ def test_hooks_are_called_in_the_documented_order(runtime: RuntimeUnderTest) -> 
     assert workers[0].pid > 0
 
 
-def test_hooks_tell_of_a_failure_and_the_attempt_after_it(runtime: RuntimeUnderTest) -> None:
+def test_hooks_are_called_for_a_failure_and_the_next_attempt(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         raise ValueError
 
@@ -75,7 +75,7 @@ def test_hooks_tell_of_a_failure_and_the_attempt_after_it(runtime: RuntimeUnderT
 
 
 @pytest.mark.parametrize("hook", ["on_run_start", "on_group_start", "on_report", "on_checkpoint"])
-def test_callback_that_raises_ends_the_run_and_is_named_and_every_callback_hears_of_the_end(
+def test_callback_that_raises_ends_the_run_and_every_callback_is_notified_of_the_end(
     runtime: RuntimeUnderTest, hook: str
 ) -> None:
     before, bad, after = Recorder(), Recorder(raise_in=hook), Recorder()
@@ -90,10 +90,10 @@ def test_callback_that_raises_ends_the_run_and_is_named_and_every_callback_hears
     assert isinstance(failed.value.__cause__, ArithmeticError)
     assert before.calls[-1] == bad.calls[-1] == after.calls[-1] == "on_run_end"
     assert before.calls.count("on_run_start") == 1
-    assert before.calls.count("on_group_start") <= 1, "a callback that raises is not tried again"
+    assert before.calls.count("on_group_start") <= 1, "a callback that raised was retried"
 
 
-def test_callback_that_raises_at_the_end_keeps_no_other_from_its_end(runtime: RuntimeUnderTest) -> None:
+def test_callback_that_raises_at_the_end_does_not_prevent_other_callbacks(runtime: RuntimeUnderTest) -> None:
     bad, after = Recorder(raise_in="on_run_end"), Recorder()
 
     with pytest.raises(CallbackError, match="on_run_end"):
@@ -102,7 +102,7 @@ def test_callback_that_raises_at_the_end_keeps_no_other_from_its_end(runtime: Ru
     assert after.calls[-1] == "on_run_end"
 
 
-def test_callback_that_raises_at_the_end_does_not_hide_why_the_run_failed(runtime: RuntimeUnderTest) -> None:
+def test_callback_that_raises_at_the_end_does_not_hide_the_failure_of_the_run(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         raise ValueError("the reason")
 
@@ -129,7 +129,7 @@ def test_callback_that_raises_leaves_no_worker(runtime: RuntimeUnderTest, pipe: 
 
 
 @pytest.mark.parametrize("condition", ["mapping", "function"])
-def test_stop_condition_ends_the_run_without_an_error_and_with_the_checkpoint_of_its_report(
+def test_stop_condition_ends_the_run_successfully_with_the_checkpoint_of_its_report(
     runtime: RuntimeUnderTest, condition: str
 ) -> None:
     def train() -> None:

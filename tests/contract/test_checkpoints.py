@@ -22,7 +22,7 @@ from tests.support import Collector, Pipe, read_lines, release, wait_for_release
 
 
 def report_files(metrics: dict, files: dict[str, str]) -> None:
-    """Reports with a checkpoint of these files, and deletes the directory it was made from."""
+    """Report with a checkpoint of these files, and delete its source directory."""
     with tempfile.TemporaryDirectory() as directory:
         for name, text in files.items():
             file = Path(directory, name)
@@ -32,7 +32,7 @@ def report_files(metrics: dict, files: dict[str, str]) -> None:
 
 
 def files_of(checkpoint: Checkpoint | None) -> dict[str, str]:
-    """The user's files in a checkpoint."""
+    """Return the user's files in a checkpoint."""
     assert checkpoint is not None
     root = Path(checkpoint.path)
     return {
@@ -70,7 +70,7 @@ def test_files_of_all_ranks_are_merged_into_one_committed_checkpoint(runtime: Ru
     assert Result.from_path(result.path).checkpoint == checkpoint
 
 
-def test_checkpoints_of_one_rank_alone_are_committed_also_after_the_others_have_left(runtime: RuntimeUnderTest) -> None:
+def test_checkpoints_of_a_single_rank_are_committed_after_the_others_have_returned(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         rank = drivetrain.get_context().get_world_rank()
         for step in range(3):
@@ -85,7 +85,7 @@ def test_checkpoints_of_one_rank_alone_are_committed_also_after_the_others_have_
     assert files_of(result.checkpoint) == {"state.txt": "2"}
 
 
-def test_best_checkpoints_by_score_are_kept_and_the_latest_with_them(runtime: RuntimeUnderTest) -> None:
+def test_best_checkpoints_by_score_and_the_latest_are_kept(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         for score in (3, 9, 1, 8, 2):
             report_files({"score": score}, {"score.txt": str(score)})
@@ -100,7 +100,7 @@ def test_best_checkpoints_by_score_are_kept_and_the_latest_with_them(runtime: Ru
     assert files_of(result.get_best_checkpoint("score", "min")) == {"score.txt": "2"}
 
 
-def test_checkpoint_carries_the_trainers_metadata_and_its_own_wins(runtime: RuntimeUnderTest) -> None:
+def test_checkpoint_has_the_metadata_of_the_trainer_and_its_own_takes_precedence(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, "weights.txt").write_text("1")
@@ -114,7 +114,7 @@ def test_checkpoint_carries_the_trainers_metadata_and_its_own_wins(runtime: Runt
     assert result.checkpoint.get_metadata() == {"dataset": "digits", "epoch": 7, "owner": "the function"}
 
 
-def test_checkpoint_reported_last_is_what_get_checkpoint_returns(runtime: RuntimeUnderTest) -> None:
+def test_get_checkpoint_returns_the_last_reported_checkpoint(runtime: RuntimeUnderTest) -> None:
     def train() -> list:
         seen = [drivetrain.get_checkpoint()]
         for step in range(2):
@@ -126,7 +126,7 @@ def test_checkpoint_reported_last_is_what_get_checkpoint_returns(runtime: Runtim
     assert runtime.fit(train, workers=1).return_value == [None, "0", "1"]
 
 
-def test_new_run_starts_from_a_checkpoint_of_another(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
+def test_new_run_starts_from_a_checkpoint_of_another_run(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
     def train() -> str:
         checkpoint = drivetrain.get_checkpoint()
         assert checkpoint is not None
@@ -143,7 +143,7 @@ def test_new_run_starts_from_a_checkpoint_of_another(runtime: RuntimeUnderTest, 
 
 
 @pytest.mark.parametrize("made", ["missing", "empty"])
-def test_checkpoint_without_files_is_refused_where_it_is_reported(runtime: RuntimeUnderTest, made: str) -> None:
+def test_checkpoint_without_files_is_refused_by_report(runtime: RuntimeUnderTest, made: str) -> None:
     def train(config: dict) -> None:
         with tempfile.TemporaryDirectory() as directory:
             path = directory if config["made"] == "empty" else f"{directory}/nowhere"
@@ -160,7 +160,7 @@ def test_checkpoint_without_files_is_refused_where_it_is_reported(runtime: Runti
 
 
 @with_processes
-def test_file_that_all_ranks_report_with_the_same_content_is_kept_once(runtime: RuntimeUnderTest) -> None:
+def test_file_reported_by_all_ranks_with_the_same_content_is_stored_once(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         rank = drivetrain.get_context().get_world_rank()
         report_files({}, {"shared.txt": "same", f"own_{rank}.txt": str(rank)})
@@ -173,7 +173,7 @@ def test_file_that_all_ranks_report_with_the_same_content_is_kept_once(runtime: 
 
 
 @with_processes
-def test_file_that_two_ranks_report_with_different_content_fails_and_names_both(runtime: RuntimeUnderTest) -> None:
+def test_file_reported_by_two_ranks_with_different_content_fails_and_names_both(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         rank = drivetrain.get_context().get_world_rank()
         report_files({}, {"shared.txt": f"made by {rank}"})
@@ -186,9 +186,9 @@ def test_file_that_two_ranks_report_with_different_content_fails_and_names_both(
 
 
 def train_exactly(config: dict) -> int:
-    """A toy with exact state: a product of two numbers per step, checkpointed every second step.
+    """Train a toy with exact state: a product of two numbers per step, checkpointed every second step.
 
-    ``disturb`` says what happens, on the first attempt, in the middle between two checkpoints.
+    ``disturb`` names the failure that happens in the first attempt, in the middle between two checkpoints.
     """
     context = drivetrain.get_context()
     rank = context.get_world_rank()
@@ -226,7 +226,7 @@ def undisturbed(steps: int) -> int:
     return state
 
 
-def test_run_resumes_after_an_exception_and_ends_with_the_parameters_of_an_undisturbed_one(
+def test_run_that_resumes_after_an_exception_ends_with_the_parameters_of_an_undisturbed_run(
     runtime: RuntimeUnderTest, gate: Pipe
 ) -> None:
     collector = Collector()
@@ -249,7 +249,7 @@ def test_run_resumes_after_an_exception_and_ends_with_the_parameters_of_an_undis
     "when", ["SIGKILL after the other rank", "SIGKILL ahead of the other rank"], ids=["after", "ahead"]
 )
 @with_processes
-def test_run_resumes_after_sigkill_mid_epoch_and_ends_with_the_parameters_of_an_undisturbed_one(
+def test_run_that_resumes_after_sigkill_mid_epoch_ends_with_the_parameters_of_an_undisturbed_run(
     runtime: RuntimeUnderTest, gate: Pipe, when: str
 ) -> None:
     collector = Collector()
@@ -266,11 +266,13 @@ def test_run_resumes_after_sigkill_mid_epoch_and_ends_with_the_parameters_of_an_
     assert failure.rank == 0
     assert directories(result.path) == committed_names(result.path)
     reported = [line["step"] for line in read_lines(Path(result.path, "result.json"))]
-    assert reported == [1, 3, 5, 7, 9], "what was made again is there once"
+    assert reported == [1, 3, 5, 7, 9], "a repeated step was recorded twice"
 
 
 @with_processes
-def test_checkpoint_that_a_rank_did_not_live_to_complete_does_not_exist(runtime: RuntimeUnderTest, gate: Pipe) -> None:
+def test_checkpoint_of_a_rank_that_died_before_completing_it_does_not_exist(
+    runtime: RuntimeUnderTest, gate: Pipe
+) -> None:
     def train(config: dict) -> list:
         context = drivetrain.get_context()
         rank = context.get_world_rank()

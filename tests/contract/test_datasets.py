@@ -1,4 +1,4 @@
-"""Datasets that a trainer is given, as its workers see them."""
+"""The datasets of a trainer, as its workers see them."""
 
 import os
 import signal
@@ -57,7 +57,9 @@ def datasets(directory: Path) -> dict[str, Any]:
     return {"train": file, "valid": {"id": np.arange(13)}}
 
 
-def test_each_worker_gets_its_own_rows_and_all_of_what_is_not_split(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
+def test_each_worker_gets_its_own_rows_and_all_rows_of_unsplit_datasets(
+    runtime: RuntimeUnderTest, tmp_path: Path
+) -> None:
     result = runtime.fit(
         count_rows, {}, datasets=datasets(tmp_path), dataset_config=DataConfig(datasets_to_split=["train"])
     )
@@ -67,7 +69,7 @@ def test_each_worker_gets_its_own_rows_and_all_of_what_is_not_split(runtime: Run
 
 
 @with_processes
-def test_datasets_are_split_anew_for_the_next_attempt(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
+def test_datasets_are_split_again_for_the_next_attempt(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
     result = runtime.fit(
         count_rows, {"dies": 1}, datasets=datasets(tmp_path), failure_config=FailureConfig(max_failures=1)
     )
@@ -75,7 +77,7 @@ def test_datasets_are_split_anew_for_the_next_attempt(runtime: RuntimeUnderTest,
     assert (result.metrics["rows"], result.metrics["sum"]) == (ROWS, sum(range(ROWS)))
 
 
-def test_a_name_that_no_dataset_has_is_told_with_those_that_are_there(runtime: RuntimeUnderTest) -> None:
+def test_unknown_dataset_name_is_refused_with_the_available_names(runtime: RuntimeUnderTest) -> None:
     def ask(config: dict[str, Any]) -> None:
         drivetrain.get_dataset_shard(config["name"])
 
@@ -86,7 +88,7 @@ def test_a_name_that_no_dataset_has_is_told_with_those_that_are_there(runtime: R
         runtime.fit(ask, {"name": None}, name="without")
 
 
-def test_an_only_dataset_needs_no_name_and_a_config_of_ones_own_makes_the_shards(runtime: RuntimeUnderTest) -> None:
+def test_single_dataset_needs_no_name_and_a_custom_config_makes_the_shards(runtime: RuntimeUnderTest) -> None:
     class Letters(DataConfig):
         def configure(self, datasets: Any, world_size: int, *args: Any, **options: Any) -> list[dict[str, Any]]:
             return [{"train": datasets["train"] * (rank + 1)} for rank in range(world_size)]
@@ -99,21 +101,19 @@ def test_an_only_dataset_needs_no_name_and_a_config_of_ones_own_makes_the_shards
     assert result.metrics["length"] == sum(3 * (rank + 1) for rank in range(runtime.world()))
 
 
-def test_dataset_that_cannot_be_opened_is_refused_before_anything_is_started(
-    runtime: RuntimeUnderTest, tmp_path: Path
-) -> None:
+def test_dataset_that_cannot_be_opened_is_refused_before_the_start(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be opened"):
         runtime.fit(count_rows, {}, datasets={"train": str(tmp_path / "nothing.parquet")})
     assert not (runtime.storage_path / "run").exists()
 
 
-def test_shards_are_asked_for_in_train_functions_only() -> None:
+def test_shards_are_only_available_in_train_functions() -> None:
     with pytest.raises(SessionError, match="get_dataset_shard"):
         drivetrain.get_dataset_shard("train")
 
 
 @pytest.mark.ray
-@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns of what it does itself
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data triggers these warnings itself
 def test_ray_datasets_are_streamed_to_their_workers(ray_address: str, tmp_path: Path) -> None:
     import ray.data
 
@@ -144,7 +144,7 @@ def test_ray_datasets_are_streamed_to_their_workers(ray_address: str, tmp_path: 
 
 
 @pytest.mark.ray
-def test_references_to_rays_objects_reach_the_workers(ray_address: str, tmp_path: Path) -> None:
+def test_ray_object_references_reach_the_workers(ray_address: str, tmp_path: Path) -> None:
     import ray
 
     captured = ray.put(2)
@@ -164,8 +164,8 @@ def test_references_to_rays_objects_reach_the_workers(ray_address: str, tmp_path
 
 
 @pytest.mark.ray
-@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns of what it does itself
-def test_no_cpu_left_to_read_a_ray_dataset_is_told_instead_of_waited_for(ray_address: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data triggers these warnings itself
+def test_no_cpu_left_to_read_a_ray_dataset_is_an_error(ray_address: str, tmp_path: Path) -> None:
     import ray.data
 
     def fit(**datasets: Any) -> Result:
@@ -210,7 +210,7 @@ def make_ray_dataset() -> Any:
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:.*deprecated")
-def test_function_makes_a_ray_dataset_of_which_each_epoch_is_transformed_anew(ray_address: str, tmp_path: Path) -> None:
+def test_ray_dataset_made_by_a_function_is_transformed_again_in_each_epoch(ray_address: str, tmp_path: Path) -> None:
     from ray.data import ExecutionOptions
 
     result = DataParallelTrainer(
@@ -240,13 +240,13 @@ def train_on_scaled(config: dict[str, Any]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:.*deprecated")
-def test_preprocessor_is_fitted_used_and_found_again_with_the_checkpoint(ray_address: str, tmp_path: Path) -> None:
+def test_preprocessor_is_fitted_applied_and_stored_in_the_checkpoint(ray_address: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     import ray.data
     from ray.data.preprocessors import Chain, Concatenator, StandardScaler
     from sklearn.datasets import load_breast_cancer
 
-    frame = load_breast_cancer(as_frame=True).frame[:568]  # Ray leaves out what cannot be split evenly
+    frame = load_breast_cancer(as_frame=True).frame[:568]  # Ray drops rows that cannot be split evenly
     scaled = Chain(
         StandardScaler(columns=["mean radius", "mean area"]),
         Concatenator(columns=["mean radius", "mean area"], output_column_name="x", dtype=np.float32),
@@ -270,7 +270,7 @@ def test_preprocessor_is_fitted_used_and_found_again_with_the_checkpoint(ray_add
 
 
 class Shrinking(LocalRuntime):
-    """This machine, with room for one worker less after each failure."""
+    """This machine, with room for one worker fewer after each failure."""
 
     def __init__(self, space: int) -> None:
         self.space = space
@@ -280,7 +280,7 @@ class Shrinking(LocalRuntime):
 
 
 class Shrinks(Callback):
-    """Takes the room away, and notes the sizes that follow."""
+    """Reduces the room, and records the sizes that follow."""
 
     def __init__(self, machine: Shrinking) -> None:
         self.machine = machine
@@ -294,7 +294,7 @@ class Shrinks(Callback):
 
 
 def note_rows(config: dict[str, Any]) -> None:
-    """Two epochs; each rank saves which rows it saw with each step, and rank 0 where the dataset stands."""
+    """Train two epochs; each rank saves its rows with each step, and rank 0 also the position in the dataset."""
     context = drivetrain.get_context()
     shard, epoch = drivetrain.get_dataset_shard("train"), 0
     if (checkpoint := drivetrain.get_checkpoint()) is not None:
@@ -314,7 +314,7 @@ def note_rows(config: dict[str, Any]) -> None:
                 drivetrain.report({"epoch": epoch}, saved)
 
 
-def test_no_row_of_a_million_is_lost_or_seen_twice_while_workers_are_lost(tmp_path: Path) -> None:
+def test_no_row_of_a_million_is_lost_or_repeated_while_workers_are_lost(tmp_path: Path) -> None:
     rows = 1_000_003
     pyarrow.parquet.write_table(pa.table({"id": np.arange(rows)}), tmp_path / "rows.parquet", row_group_size=70_000)
     machine = Shrinking(4)

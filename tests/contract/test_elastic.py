@@ -1,4 +1,4 @@
-"""An elastic run takes the workers that there is room for, and follows it when the room changes."""
+"""An elastic run uses the workers that there is room for, and adapts when the room changes."""
 
 import json
 import os
@@ -29,7 +29,7 @@ STEPS = 40
 
 
 class Rooms(LocalRuntime):
-    """This machine, with as much room as a test says."""
+    """This machine, with room for the number of workers that the test sets."""
 
     def __init__(self, space: int) -> None:
         self.space = space
@@ -39,7 +39,7 @@ class Rooms(LocalRuntime):
 
 
 class Sizes(Collector):
-    """The number of workers of each attempt; changes something at a commit, once."""
+    """Records the number of workers of each attempt, and runs a change once, at a commit."""
 
     def __init__(self, at: int = 0, change: Callable[[], None] = lambda: None) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Sizes(Collector):
 
 
 def train(config: dict) -> list[int]:
-    """Rank 0 saves every step; rank 1 dies at one, once it is let."""
+    """Rank 0 saves every step; rank 1 dies at one step, once the test permits it."""
     context = drivetrain.get_context()
     rank, step = context.get_world_rank(), 0
     if (checkpoint := drivetrain.get_checkpoint()) is not None:
@@ -103,7 +103,7 @@ def test_run_grows_right_after_a_commit_and_repeats_no_step(tmp_path: Path) -> N
 
 
 def train_and_ask(config: dict) -> list[int]:
-    """Saves once early, and then only when it is told to."""
+    """Save once early, and then only on request."""
     step = 0
     if (checkpoint := drivetrain.get_checkpoint()) is not None:
         step = checkpoint.get_metadata()["step"]
@@ -122,7 +122,7 @@ def train_and_ask(config: dict) -> list[int]:
     return [first, drivetrain.get_context().get_world_size()]
 
 
-def test_run_that_asks_for_preemptions_saves_before_it_grows(tmp_path: Path) -> None:
+def test_run_that_polls_for_preemptions_saves_before_it_grows(tmp_path: Path) -> None:
     rooms = Rooms(1)
     sizes = Sizes(1, lambda: setattr(rooms, "space", 2))
     result = DataParallelTrainer(
@@ -140,7 +140,7 @@ def test_run_that_asks_for_preemptions_saves_before_it_grows(tmp_path: Path) -> 
     assert first > 1
 
 
-def test_run_takes_no_more_than_its_maximum_and_stops_looking_there(tmp_path: Path) -> None:
+def test_run_stops_growing_at_its_maximum(tmp_path: Path) -> None:
     sizes = Sizes()
     result = fit(tmp_path, Rooms(9), sizes, (1, 2))
 
@@ -148,7 +148,7 @@ def test_run_takes_no_more_than_its_maximum_and_stops_looking_there(tmp_path: Pa
     assert result.return_value == [0, 2]
 
 
-def test_run_goes_on_with_fewer_workers_where_some_are_lost(tmp_path: Path, gate: Pipe) -> None:
+def test_run_continues_with_fewer_workers_after_a_loss(tmp_path: Path, gate: Pipe) -> None:
     rooms = Rooms(3)
 
     def shrink() -> None:
@@ -167,7 +167,7 @@ def test_run_goes_on_with_fewer_workers_where_some_are_lost(tmp_path: Path, gate
 
 
 def test_run_waits_for_its_minimum(tmp_path: Path) -> None:
-    """The runtime is asked for that many, and waits for them as for any number."""
+    """The runtime gets a request for the minimum, and waits for it as for any number."""
     sizes = Sizes()
     fit(tmp_path, Rooms(0), sizes, (2, 3))
 
@@ -175,20 +175,22 @@ def test_run_waits_for_its_minimum(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bounds", [(0, 2), (3, 2), (1, 2, 3), (1.5, 2)])
-def test_bounds_that_make_no_sense_are_refused(bounds: Any) -> None:
+def test_invalid_bounds_are_refused(bounds: Any) -> None:
     with pytest.raises(ConfigurationError, match="num_workers"):
         ScalingConfig(num_workers=bounds)
 
 
 @pytest.mark.ray
-def test_run_on_ray_takes_what_is_free_and_grows_when_more_becomes_free(ray_address: str, tmp_path: Path) -> None:
+def test_run_on_ray_uses_free_resources_and_grows_when_more_become_free(ray_address: str, tmp_path: Path) -> None:
     import ray
 
     total = int(ray.cluster_resources()["CPU"])
     group = ray.util.placement_group([{"CPU": 1}] * 2)
     assert group.wait(30)
     deadline = time.monotonic() + DEADLINE_S
-    while ray.available_resources().get("CPU", 0) != total - 2:  # Ray may still free what another test has used
+    while (
+        ray.available_resources().get("CPU", 0) != total - 2
+    ):  # Ray may still be freeing the resources of another test
         assert time.monotonic() < deadline, ray.available_resources()
     sizes = Sizes(5, lambda: ray.util.remove_placement_group(group))  # half of the cluster was busy
     result = DataParallelTrainer(

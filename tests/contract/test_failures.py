@@ -18,7 +18,7 @@ from tests.support import DEADLINE_S, Collector, Pipe, read_lines, release, tell
 
 
 class TwoWordsError(Exception):
-    """Pickles by default into a call that it does not take."""
+    """An exception whose default pickle does not match its constructor."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
@@ -26,7 +26,7 @@ class TwoWordsError(Exception):
 
 
 class SocketError(Exception):
-    """Cannot be pickled at all."""
+    """An exception that cannot be pickled at all."""
 
     def __init__(self) -> None:
         import socket
@@ -43,7 +43,7 @@ def fail_deep_inside(depth: int) -> None:
 
 @with_processes
 @pytest.mark.parametrize("how", ["returns early", "sys.exit(0)", "sys.exit()", "reports fewer times"])
-def test_rank_that_leaves_before_the_others_never_hangs_the_run(runtime: RuntimeUnderTest, how: str) -> None:
+def test_rank_that_exits_before_the_others_never_hangs_the_run(runtime: RuntimeUnderTest, how: str) -> None:
     def train(config: dict) -> None:
         rank = drivetrain.get_context().get_world_rank()
         for step in range(4):
@@ -80,7 +80,7 @@ def test_clean_exit_of_the_only_rank_is_a_success(runtime: RuntimeUnderTest) -> 
     ("how", "exit_code"),
     [("os._exit(0)", 0), ("os._exit(3)", 3), ("SIGKILL", -signal.SIGKILL), ("SIGSEGV", -signal.SIGSEGV)],
 )
-def test_process_that_dies_is_a_worker_death_whatever_its_exit_code_and_ends_the_other_ranks(
+def test_dead_process_is_a_worker_death_whatever_its_exit_code_and_ends_the_other_ranks(
     runtime: RuntimeUnderTest, gate: Pipe, how: str, exit_code: int
 ) -> None:
     def train(config: dict) -> None:
@@ -109,7 +109,7 @@ def test_process_that_dies_is_a_worker_death_whatever_its_exit_code_and_ends_the
     assert Result.from_path(runtime.storage_path / "run").metrics["step"] == 0
 
 
-def test_exception_surfaces_with_its_own_type_and_the_frames_of_the_users_functions(
+def test_exception_keeps_its_type_and_the_frames_of_the_users_functions(
     runtime: RuntimeUnderTest,
 ) -> None:
     def train() -> None:
@@ -129,7 +129,7 @@ def test_exception_surfaces_with_its_own_type_and_the_frames_of_the_users_functi
     assert names[-4:] == ["train", "fail_deep_inside", "fail_deep_inside", "fail_deep_inside"]
     assert frames[-1].filename == __file__
     if runtime.has_processes:
-        assert names[0] == "train", "the user's frames come first"
+        assert names[0] == "train", "frames of the library come before the user's"
     record = json.loads((runtime.storage_path / "run" / "error.json").read_text())
     assert (record["exception"], record["rank"], record["kind"]) == ("LookupError", rank, "user error")
     assert "fail_deep_inside" in (runtime.storage_path / "run" / "error.txt").read_text()
@@ -152,7 +152,7 @@ def test_exception_keeps_its_own_cause(runtime: RuntimeUnderTest) -> None:
     assert traceback.extract_tb(cause.__cause__.__traceback__)[-1].name == "fail_deep_inside"
 
 
-def test_exception_whose_init_wants_several_arguments_keeps_its_type_and_attributes(
+def test_exception_whose_init_takes_several_arguments_keeps_its_type_and_attributes(
     runtime: RuntimeUnderTest,
 ) -> None:
     def train() -> None:
@@ -205,7 +205,7 @@ def test_exception_on_one_rank_ends_the_others_without_waiting_for_them(runtime:
 
 
 @pytest.mark.parametrize(("max_failures", "attempts"), [(0, 1), (1, 2)])
-def test_failing_run_is_tried_again_as_often_as_allowed(
+def test_failing_run_is_retried_as_often_as_allowed(
     runtime: RuntimeUnderTest, max_failures: int, attempts: int
 ) -> None:
     def train() -> None:
@@ -218,7 +218,7 @@ def test_failing_run_is_tried_again_as_often_as_allowed(
     assert collector.attempts == len(collector.failures) == attempts
 
 
-def test_run_without_limit_of_failures_goes_on_until_it_succeeds(runtime: RuntimeUnderTest) -> None:
+def test_run_without_a_limit_of_failures_is_retried_until_it_succeeds(runtime: RuntimeUnderTest) -> None:
     def train() -> int:
         attempt = drivetrain.get_context().attempt
         if attempt < 2:
@@ -228,7 +228,7 @@ def test_run_without_limit_of_failures_goes_on_until_it_succeeds(runtime: Runtim
     assert runtime.fit(train, workers=1, failure_config=FailureConfig(max_failures=-1)).return_value == 2
 
 
-def test_failure_config_can_ask_for_the_root_cause_itself(runtime: RuntimeUnderTest) -> None:
+def test_failure_config_can_request_the_root_cause_itself(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         fail_deep_inside(0)
 
@@ -236,8 +236,8 @@ def test_failure_config_can_ask_for_the_root_cause_itself(runtime: RuntimeUnderT
         runtime.fit(train, failure_config=FailureConfig(fail_fast="raise"))
 
 
-class FailsToSetUp(Backend):
-    """Fails on one rank, as a framework does whose port is taken."""
+class FailsInSetup(Backend):
+    """Fails on one rank, like a framework whose port is in use."""
 
     name = "the framework"
 
@@ -251,21 +251,21 @@ class FailsToSetUp(Backend):
         yield
 
 
-def test_backend_that_fails_on_one_rank_is_an_ordinary_failure_that_names_its_phase(
+def test_backend_failure_on_one_rank_is_an_ordinary_failure_with_its_phase(
     runtime: RuntimeUnderTest,
 ) -> None:
     def train() -> None:
         pass
 
     with pytest.raises(TrainingFailedError, match="setting up the framework") as failed:
-        runtime.fit(train, backend_config=FailsToSetUp())
+        runtime.fit(train, backend_config=FailsInSetup())
 
     assert isinstance(failed.value.__cause__, OSError)
     assert failed.value.rank == runtime.world() - 1
 
 
 @on_this_machine
-def test_last_words_of_a_worker_that_died_are_in_the_error(runtime: RuntimeUnderTest, pipe: Pipe) -> None:
+def test_last_output_of_a_dead_worker_is_in_the_error(runtime: RuntimeUnderTest, pipe: Pipe) -> None:
     def train(config: dict) -> None:
         print("my last words", flush=True)
         tell(config["pipe"], os.getpid())
@@ -278,7 +278,7 @@ def test_last_words_of_a_worker_that_died_are_in_the_error(runtime: RuntimeUnder
 
 
 @with_processes
-def test_what_was_reported_is_kept_when_the_process_dies_in_the_next_instant(runtime: RuntimeUnderTest) -> None:
+def test_report_is_kept_when_the_process_dies_right_after_it(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         for step in range(2_000):
             drivetrain.report({"step": step, "text": "x" * 1_000})
@@ -292,7 +292,7 @@ def test_what_was_reported_is_kept_when_the_process_dies_in_the_next_instant(run
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as PyTorch's is."""
+    """Has the name of PyTorch's exception."""
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ class OutOfMemoryError(RuntimeError):
         (OSError(errno.EBADF, "mine"), FailureKind.USER_ERROR),
     ],
 )
-def test_exception_is_classed_by_what_it_is(runtime: RuntimeUnderTest, error: Exception, kind: FailureKind) -> None:
+def test_exception_is_classified_by_its_type(runtime: RuntimeUnderTest, error: Exception, kind: FailureKind) -> None:
     def train() -> None:
         raise error
 
@@ -316,8 +316,8 @@ def test_exception_is_classed_by_what_it_is(runtime: RuntimeUnderTest, error: Ex
 
 
 @with_processes
-def test_preemptions_have_a_budget_of_their_own(runtime: RuntimeUnderTest) -> None:
-    """Twice a worker is told to go, then the function fails twice; one failure is allowed."""
+def test_preemptions_have_their_own_budget(runtime: RuntimeUnderTest) -> None:
+    """A worker is preempted twice, then the function fails twice; one failure is allowed."""
 
     def train() -> None:
         attempt = drivetrain.get_context().attempt
@@ -353,7 +353,7 @@ def test_number_of_preemptions_can_be_limited(runtime: RuntimeUnderTest) -> None
     assert collector.attempts == 2
 
 
-def test_result_can_hold_the_error_instead(runtime: RuntimeUnderTest) -> None:
+def test_result_can_contain_the_error_instead_of_raising_it(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         drivetrain.report({"step": 1})
         raise ValueError(f"attempt {drivetrain.get_context().attempt}")
@@ -367,7 +367,7 @@ def test_result_can_hold_the_error_instead(runtime: RuntimeUnderTest) -> None:
     assert result.metrics["step"] == 1
 
 
-def test_files_in_the_run_directory_say_what_the_console_says(runtime: RuntimeUnderTest) -> None:
+def test_files_in_the_run_directory_contain_the_console_messages(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         raise ValueError(f"attempt {drivetrain.get_context().attempt}")
 
@@ -409,7 +409,7 @@ except drivetrain.TrainingFailedError as error:
 
 @pytest.mark.parametrize("runtime", [LOCAL], indirect=True)
 @pytest.mark.skipif(not os.access(MEMORY_GROUPS, os.W_OK), reason="control groups of version 1 are not writable")
-def test_process_that_the_kernel_ended_for_its_memory_is_told_from_one_that_was_killed(
+def test_process_killed_by_the_kernel_for_its_memory_is_distinguished_from_other_kills(
     runtime: RuntimeUnderTest,
 ) -> None:
     group = MEMORY_GROUPS / f"drivetrain_{os.getpid()}"
@@ -427,21 +427,19 @@ def test_process_that_the_kernel_ended_for_its_memory_is_told_from_one_that_was_
 
 
 @on_this_machine
-def test_process_that_takes_its_time_to_die_is_the_cause_of_its_peers_errors(
-    runtime: RuntimeUnderTest, tmp_path: Path
-) -> None:
+def test_process_that_dies_slowly_is_the_cause_of_its_peers_errors(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
     line = tmp_path / "line"
     os.mkfifo(line)
 
     def train() -> None:
         if drivetrain.get_context().get_world_rank() == 1:
             os.open(line, os.O_WRONLY)
-            os.closerange(3, 100)  # as the kernel does first, and after that frees its memory
+            os.closerange(3, 100)  # the kernel also closes descriptors first, and frees the memory afterwards
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
         with open(line) as peer:
             peer.read()
-        raise ConnectionError("the other rank is gone")
+        raise ConnectionError("the other rank was lost")
 
     with pytest.raises(TrainingFailedError) as failed:
         runtime.fit(train)

@@ -1,4 +1,4 @@
-"""A run that hangs ends, and says where each rank is; anybody may ask for that at any time."""
+"""A run that hangs fails with the state of each rank; the stacks of a running job can be requested at any time."""
 
 import os
 import signal
@@ -16,26 +16,26 @@ from tests.contract.runtimes import with_processes
 from tests.support import DEADLINE_S, Collector, Pipe, wait_for_release
 
 
-def wait_in_vain(path: str) -> None:
+def wait_forever(path: str) -> None:
     wait_for_release(path)
 
 
 def train_until_stuck(config: dict) -> int:
-    """Rank 1 stays behind after its first report, in the first attempt."""
+    """Rank 1 blocks after its first report, in the first attempt."""
     context = drivetrain.get_context()
     for step in range(3):
         if context.attempt == 0 and context.get_world_rank() == 1 and step == 1:
             if config.get("how") == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
-            wait_in_vain(config["gate"])
+            wait_forever(config["gate"])
         drivetrain.report({"step": step})
     if context.attempt == 0 and context.get_world_rank() == 0:
-        wait_in_vain(config["gate"])  # as in a collective
+        wait_forever(config["gate"])  # as in a collective
     return context.attempt
 
 
 @with_processes
-def test_run_without_a_report_for_too_long_fails_with_the_whereabouts_of_every_rank(
+def test_run_without_a_report_for_too_long_fails_with_the_state_of_every_rank(
     runtime: RuntimeUnderTest, gate: Pipe
 ) -> None:
     with pytest.raises(TrainingFailedError) as failed:
@@ -49,22 +49,22 @@ def test_run_without_a_report_for_too_long_fails_with_the_whereabouts_of_every_r
     assert "RunConfig.hang_timeout_s" in said
     assert "3 of rank 0, 1 of rank 1" in said
     assert "rank 1 (process" in said
-    assert said.count("in wait_in_vain") == 2
+    assert said.count("in wait_forever") == 2
 
 
 @with_processes
-def test_rank_that_is_stopped_is_told_from_one_that_waits(runtime: RuntimeUnderTest, gate: Pipe) -> None:
+def test_stopped_rank_is_distinguished_from_a_waiting_rank(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     with pytest.raises(TrainingFailedError) as failed:
         runtime.fit(train_until_stuck, {"gate": gate.path, "how": "stop"}, hang_timeout_s=0.5)
 
     said = str(failed.value.__cause__)
     assert "is stopped (SIGSTOP)" in said
-    assert said.count("in wait_in_vain") == 1
+    assert said.count("in wait_forever") == 1
 
 
 @with_processes
 @pytest.mark.parametrize("how", ["wait", "stop"])
-def test_run_that_hung_is_tried_again_from_the_same_budget(
+def test_hung_run_is_retried_within_the_same_budget(
     runtime: RuntimeUnderTest, gate: Pipe, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     collector = Collector()
@@ -78,17 +78,17 @@ def test_run_that_hung_is_tried_again_from_the_same_budget(
 
     assert result.return_value == 1
     assert [failure.kind for failure in collector.failures] == [FailureKind.HANG]
-    assert "in wait_in_vain" in capsys.readouterr().err
+    assert "in wait_forever" in capsys.readouterr().err
 
 
 @with_processes
-def test_run_that_is_slow_but_goes_on_is_left_alone(runtime: RuntimeUnderTest, gate: Pipe) -> None:
+def test_slow_run_that_makes_progress_is_not_ended(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     def train(config: dict) -> int:
         if drivetrain.get_context().get_world_rank() == 1:
-            wait_for_release(config["gate"])  # it never reports, and the other does
+            wait_for_release(config["gate"])  # this rank never reports, the other one does
             return 1
         for step in range(8):
-            time.sleep(0.2)  # the pace itself is the matter
+            time.sleep(0.2)  # the pace itself is tested
             drivetrain.report({"step": step})
         with open(config["gate"], "wb", buffering=0) as pipe:
             pipe.write(b".")
@@ -100,14 +100,14 @@ def test_run_that_is_slow_but_goes_on_is_left_alone(runtime: RuntimeUnderTest, g
 DRIVER = """
 import json, sys
 import drivetrain
-from tests.contract.test_hangs import wait_in_vain
+from tests.contract.test_hangs import wait_forever
 from tests.support import tell
 
 given = json.loads(sys.argv[1])
 
 def train(config):
     tell(config["pipe"], "here")
-    wait_in_vain(config["gate"])
+    wait_forever(config["gate"])
 
 drivetrain.DataParallelTrainer(
     train,
@@ -129,7 +129,7 @@ def stacks(run: Path | str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_command_shows_the_stacks_of_a_run_that_goes_on(runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe) -> None:
+def test_command_shows_the_stacks_of_a_running_job(runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe) -> None:
     driver = runtime.start_driver(DRIVER, {"pipe": pipe.path, "gate": gate.path})
     pipe.receive(runtime.world())
 
@@ -138,7 +138,7 @@ def test_command_shows_the_stacks_of_a_run_that_goes_on(runtime: RuntimeUnderTes
 
     for said in (by_path, by_name):
         assert said.returncode == 0, said.stderr
-        assert "in wait_in_vain" in said.stdout
+        assert "in wait_forever" in said.stdout
         for rank in range(runtime.world()):
             assert f"rank {rank} (process" in said.stdout
     gate.release(runtime.world())
@@ -148,7 +148,7 @@ def test_command_shows_the_stacks_of_a_run_that_goes_on(runtime: RuntimeUnderTes
     assert "a run whose driver works on this machine" in after.stderr
 
 
-def test_command_says_where_there_is_no_run(tmp_path: Path) -> None:
+def test_command_refuses_a_directory_without_a_run(tmp_path: Path) -> None:
     said = stacks(tmp_path / "nothing")
 
     assert said.returncode == 3

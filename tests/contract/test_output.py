@@ -39,7 +39,7 @@ def test_output_of_rank_0_is_shown_in_whole_lines_with_its_rank(
 
 @on_this_machine
 @pytest.mark.parametrize(("shown_ranks", "expected"), [("all", {0, 1}), ("none", set())])
-def test_output_is_shown_of_as_many_ranks_as_asked_for(
+def test_output_of_the_configured_ranks_is_shown(
     runtime: RuntimeUnderTest, capfd: pytest.CaptureFixture[str], shown_ranks: str, expected: set[int]
 ) -> None:
     runtime.fit(talk, worker_output=shown_ranks, log_to_file=False)
@@ -50,7 +50,7 @@ def test_output_is_shown_of_as_many_ranks_as_asked_for(
 
 
 @in_this_process
-def test_output_of_this_process_stays_where_it_is(runtime: RuntimeUnderTest, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_this_process_is_not_redirected(runtime: RuntimeUnderTest, capfd: pytest.CaptureFixture[str]) -> None:
     runtime.fit(talk)
 
     captured = capfd.readouterr()
@@ -67,7 +67,7 @@ def test_quiet_run_prints_nothing(runtime: RuntimeUnderTest, capfd: pytest.Captu
     assert capfd.readouterr() == ("", "")
 
 
-def test_run_says_where_it_is_kept_and_how_it_ended_on_standard_error(
+def test_run_prints_its_directory_and_outcome_on_standard_error(
     runtime: RuntimeUnderTest, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def train() -> None:

@@ -1,4 +1,4 @@
-"""A run that is asked to end saves first, every rank after the same step, and goes on later."""
+"""Preemption: a run that must end saves first, every rank after the same step, and is resumed later."""
 
 import contextlib
 import ctypes
@@ -52,24 +52,24 @@ def restored() -> int:
 
 
 def train(config: dict) -> str:
-    """Saves only when it is told to end; reports once it has asked."""
+    """Save only when preempted; report once it has polled."""
     first = step = restored()
     while config["endless"] or step < STEPS:
         step += 1
         if (info := drivetrain.get_preemption_info()) is not None:
             assert isinstance(info, PreemptionInfo)
-            tell(config["told"], info.reason)
+            tell(config["notified"], info.reason)
             if config.get("stubborn"):
                 wait_for_release(config["gate"])
             save(step)
-            return "told"
+            return "notified"
         if step == first + 1:
             drivetrain.report({"step": step})
     return f"from {first}"
 
 
 def train_in_step(config: dict) -> tuple[int, int]:
-    """Every step waits for the other rank's, as a collective does."""
+    """Every step waits for the other rank, as a collective does."""
     context = drivetrain.get_context()
     rank, gates = context.get_world_rank(), config["gates"]
     first = step = restored()
@@ -81,27 +81,27 @@ def train_in_step(config: dict) -> tuple[int, int]:
             other.write(b".")
         wait_for_release(gates[rank])
         if drivetrain.get_preemption_info() is not None:
-            tell(config["told"], step)
+            tell(config["notified"], step)
             save(step)
             return first, step
     return first, step
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Pipe]:
-    with listening(tmp_path / "told") as made:
+def notified(tmp_path: Path) -> Iterator[Pipe]:
+    with listening(tmp_path / "notified") as made:
         yield made
 
 
 @with_processes
-def test_all_ranks_are_told_at_the_same_step_and_the_run_goes_on_from_there(
-    runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe, told: Pipe
+def test_all_ranks_are_notified_at_the_same_step_and_the_run_resumes_there(
+    runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe, notified: Pipe
 ) -> None:
     collector = Collector()
-    config = {"gates": [pipe.path, gate.path], "told": told.path}
+    config = {"gates": [pipe.path, gate.path], "notified": notified.path}
     result = runtime.fit(train_in_step, config, callbacks=[collector])
 
-    steps = [int(line) for line in told.receive(2)]
+    steps = [int(line) for line in notified.receive(2)]
     assert len(set(steps)) == 1
     assert steps[0] >= 5
     assert result.return_value == (steps[0], steps[0] + 5)
@@ -145,7 +145,7 @@ def test_rank_that_still_loads_its_task_takes_part_in_the_agreement(runtime: Run
         if context.get_world_rank() == 0:
             release(config["gate"])
             release(config["gate"])  # for the next attempt
-        return "told"
+        return "notified"
 
     collector = Collector()
     result = runtime.fit(train, {"gate": gate.path}, backend_config=LoadsLate(gate.path), callbacks=[collector])
@@ -155,8 +155,10 @@ def test_rank_that_still_loads_its_task_takes_part_in_the_agreement(runtime: Run
 
 
 @with_processes
-def test_rank_that_stays_is_ended_after_the_grace(runtime: RuntimeUnderTest, gate: Pipe, told: Pipe) -> None:
-    def train_stubbornly(config: dict) -> str:
+def test_rank_that_does_not_return_is_terminated_after_the_grace_period(
+    runtime: RuntimeUnderTest, gate: Pipe, notified: Pipe
+) -> None:
+    def train_without_returning(config: dict) -> str:
         if drivetrain.get_context().attempt:
             return "again"
         drivetrain.get_preemption_info()
@@ -166,8 +168,8 @@ def test_rank_that_stays_is_ended_after_the_grace(runtime: RuntimeUnderTest, gat
 
     collector = Collector()
     result = runtime.fit(
-        train_stubbornly,
-        {"endless": True, "stubborn": True, "told": told.path, "gate": gate.path},
+        train_without_returning,
+        {"endless": True, "stubborn": True, "notified": notified.path, "gate": gate.path},
         callbacks=[collector],
         failure_config=FailureConfig(preemption_grace_s=0.3),
     )
@@ -178,8 +180,8 @@ def test_rank_that_stays_is_ended_after_the_grace(runtime: RuntimeUnderTest, gat
 
 
 @with_processes
-def test_signal_to_a_process_that_the_function_has_started_is_none_of_the_worker(runtime: RuntimeUnderTest) -> None:
-    """A data loader's workers, forked from the worker, are ended by SIGTERM."""
+def test_signal_to_a_child_of_the_train_function_does_not_preempt_the_worker(runtime: RuntimeUnderTest) -> None:
+    """The workers of a data loader, forked from the worker, are terminated with SIGTERM."""
 
     def train() -> str:
         child = os.fork()
@@ -209,13 +211,15 @@ def test_function_may_handle_the_signal_itself(runtime: RuntimeUnderTest) -> Non
 
 
 @with_processes
-def test_library_that_has_taken_the_signal_does_not_keep_it_from_a_function_that_asks(
+def test_library_that_ignores_the_signal_does_not_hide_it_from_a_function_that_polls(
     runtime: RuntimeUnderTest,
 ) -> None:
     def train() -> bool:
         if drivetrain.get_context().attempt:
             return True
-        ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(1))  # to be ignored, behind Python's back
+        ctypes.CDLL(None).signal(
+            int(signal.SIGTERM), ctypes.c_void_p(1)
+        )  # ignore the signal without Python's knowledge
         assert drivetrain.get_preemption_info() is None
         os.kill(os.getpid(), signal.SIGTERM)
         end = time.monotonic() + 30
@@ -251,19 +255,19 @@ print(result.return_value)
 
 
 def exit_status(runtime: RuntimeUnderTest, status: int) -> int:
-    """Of a driver that KeyboardInterrupt has ended: Ray's exit handlers make it an ordinary one."""
+    """Return the exit status of a driver ended by KeyboardInterrupt, which Ray's exit handlers change to 1."""
     return 1 if runtime.name == "ray" and status < 0 else status
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
-def test_driver_that_is_asked_to_end_saves_first_and_the_next_goes_on(
-    runtime: RuntimeUnderTest, pipe: Pipe, told: Pipe, number: signal.Signals, status: int
+def test_terminated_driver_saves_first_and_the_next_driver_resumes(
+    runtime: RuntimeUnderTest, pipe: Pipe, notified: Pipe, number: signal.Signals, status: int
 ) -> None:
-    given = {"pipe": pipe.path, "told": told.path}
+    given = {"pipe": pipe.path, "notified": notified.path}
     driver = runtime.start_driver(DRIVER, {**given, "endless": True})
     pipe.receive(runtime.world())
     os.kill(driver.process.pid, number)
-    reasons = told.receive(runtime.world())
+    reasons = notified.receive(runtime.world())
     code, output, errors = driver.wait()
 
     assert code == exit_status(runtime, status), errors
@@ -283,13 +287,13 @@ def test_driver_that_is_asked_to_end_saves_first_and_the_next_goes_on(
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
 def test_second_request_ends_the_run_at_once(
-    runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe, told: Pipe, number: signal.Signals, status: int
+    runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe, notified: Pipe, number: signal.Signals, status: int
 ) -> None:
-    given = {"pipe": pipe.path, "told": told.path, "gate": gate.path, "endless": True, "stubborn": True}
+    given = {"pipe": pipe.path, "notified": notified.path, "gate": gate.path, "endless": True, "stubborn": True}
     driver = runtime.start_driver(DRIVER, given)
     pipe.receive(runtime.world())
     os.kill(driver.process.pid, number)
-    told.receive(runtime.world())
+    notified.receive(runtime.world())
     os.kill(driver.process.pid, number)
     code, _, errors = driver.wait()
 
@@ -298,11 +302,11 @@ def test_second_request_ends_the_run_at_once(
     assert Result.from_path(runtime.storage_path / "run").checkpoint is None
 
 
-def test_request_that_comes_too_late_for_the_function_still_ends_the_driver(
-    runtime: RuntimeUnderTest, pipe: Pipe, told: Pipe, gate: Pipe
+def test_signal_that_comes_too_late_for_the_function_still_ends_the_driver(
+    runtime: RuntimeUnderTest, pipe: Pipe, notified: Pipe, gate: Pipe
 ) -> None:
-    """It has asked, and then only waits and returns."""
-    source = DRIVER.replace("import train\n", "import train_and_ask_once as train\n")
+    """The function has polled, and then only waits and returns."""
+    source = DRIVER.replace("import train\n", "import train_and_poll_once as train\n")
     driver = runtime.start_driver(source, {"pipe": pipe.path, "gate": gate.path})
     pipe.receive(runtime.world())
     driver.process.send_signal(signal.SIGTERM)
@@ -314,13 +318,13 @@ def test_request_that_comes_too_late_for_the_function_still_ends_the_driver(
     assert Result.from_path(runtime.storage_path / "run").error is None
 
 
-def train_and_ask_once(config: dict) -> None:
+def train_and_poll_once(config: dict) -> None:
     assert drivetrain.get_preemption_info() is None
     drivetrain.report({"asked": True})
     wait_for_release(config["gate"])
 
 
-def test_run_in_the_background_is_waited_for(runtime: RuntimeUnderTest) -> None:
+def test_background_run_can_be_awaited(runtime: RuntimeUnderTest) -> None:
     def train() -> str:
         drivetrain.report({"step": 1})
         return "done"
@@ -332,7 +336,7 @@ def test_run_in_the_background_is_waited_for(runtime: RuntimeUnderTest) -> None:
     assert run.result().metrics["step"] == 1
 
 
-def test_error_of_a_run_in_the_background_is_raised_where_it_is_waited_for(runtime: RuntimeUnderTest) -> None:
+def test_error_of_a_background_run_is_raised_when_awaited(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         raise ValueError("mine")
 
@@ -342,8 +346,8 @@ def test_error_of_a_run_in_the_background_is_raised_where_it_is_waited_for(runti
         run.result(60)
 
 
-def train_until_told(config: dict) -> str:
-    """Works in steps; tells that it has begun, and asks for preemptions if it is to."""
+def train_until_cancelled(config: dict) -> str:
+    """Work in steps; notify the test at the start, and poll for preemptions if configured."""
     step = restored()
     tell(config["pipe"], f"from {step}")
     while True:
@@ -355,11 +359,9 @@ def train_until_told(config: dict) -> str:
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_run_that_is_cancelled_saves_if_it_can_and_is_resumed(
-    runtime: RuntimeUnderTest, pipe: Pipe, asks: bool
-) -> None:
+def test_cancelled_run_saves_if_it_can_and_is_resumed(runtime: RuntimeUnderTest, pipe: Pipe, asks: bool) -> None:
     collector = Reported()
-    trainer = runtime.trainer(train_until_told, {"pipe": pipe.path, "asks": asks}, callbacks=[collector])
+    trainer = runtime.trainer(train_until_cancelled, {"pipe": pipe.path, "asks": asks}, callbacks=[collector])
     run = trainer.start()
     pipe.receive(runtime.world())
     assert collector.reported.wait(30)
@@ -372,7 +374,7 @@ def test_run_that_is_cancelled_saves_if_it_can_and_is_resumed(
         run.result(60)
     found = Result.from_path(runtime.storage_path / "run")
     assert (found.checkpoint is not None) is asks
-    again = runtime.trainer(train_until_told, {"pipe": pipe.path, "asks": asks}, resume="auto").start()
+    again = runtime.trainer(train_until_cancelled, {"pipe": pipe.path, "asks": asks}, resume="auto").start()
     lines = set(pipe.receive(runtime.world()))
     assert lines == ({f"from {found.metrics['step']}"} if asks else {"from 0"})
     again.cancel()
@@ -382,7 +384,7 @@ def test_run_that_is_cancelled_saves_if_it_can_and_is_resumed(
 
 
 class Reported(Collector):
-    """Tells when rank 0 has reported more than once, and so has asked before."""
+    """Notifies the test when rank 0 has reported more than once, and so has polled before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -394,7 +396,7 @@ class Reported(Collector):
 
 
 @on_this_machine
-def test_handlers_of_signals_are_what_they_were_before(runtime: RuntimeUnderTest) -> None:
+def test_signal_handlers_are_restored(runtime: RuntimeUnderTest) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
     during: list[Any] = []
@@ -409,6 +411,6 @@ def test_handlers_of_signals_are_what_they_were_before(runtime: RuntimeUnderTest
     assert during != before
 
 
-def test_question_outside_a_train_function_is_refused() -> None:
+def test_poll_outside_a_train_function_is_refused() -> None:
     with pytest.raises(drivetrain.SessionError, match="get_preemption_info"):
         drivetrain.get_preemption_info()

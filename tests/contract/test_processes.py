@@ -54,9 +54,9 @@ if __name__ == "__main__":
 )
 
 
-def test_train_function_runs_on_the_main_thread_of_a_process_that_is_its_own(runtime: RuntimeUnderTest) -> None:
+def test_train_function_runs_on_the_main_thread_of_its_own_process(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
-        # Only the main thread may set a handler, and one that is not Python's default would be somebody else's.
+        # Only the main thread may set a handler, and a non-default handler would belong to other code.
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         drivetrain.report(
             {
@@ -74,7 +74,7 @@ def test_train_function_runs_on_the_main_thread_of_a_process_that_is_its_own(run
     facts = [collector.metrics_of(rank)[0] for rank in range(runtime.world())]
     for fact in facts:
         assert fact["main_thread"] is True
-        # In this process it is whosever it was before: Ray, once connected, puts its own in the place of Python's.
+        # In this process the handler stays as it was: Ray, once connected, replaces Python's with its own.
         assert fact["print_of"] == ("builtins" if runtime.has_processes else builtins.print.__module__)
         assert fact["working_directory"] == os.getcwd()
     pids = {fact["pid"] for fact in facts}
@@ -164,7 +164,7 @@ def test_ctrl_c_raises_keyboard_interrupt_and_leaves_no_process(
     driver.interrupt()
 
     status, output, errors = driver.wait()
-    # Python ends itself by the signal; where Ray is loaded, what Ray does at exit turns that into a plain 1.
+    # Python exits by the signal; if Ray is loaded, its exit handlers change the exit code to 1.
     assert status == (1 if runtime.name == "ray" else -signal.SIGINT), errors
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert "fit() returned" not in output
@@ -172,7 +172,7 @@ def test_ctrl_c_raises_keyboard_interrupt_and_leaves_no_process(
     driver.wait_until_nothing_is_left()
 
 
-def test_driver_that_catches_ctrl_c_has_its_handler_back_and_no_worker_left(
+def test_driver_that_catches_ctrl_c_gets_its_handler_back_and_leaves_no_worker(
     runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe
 ) -> None:
     source = WAIT.replace(
@@ -220,7 +220,7 @@ def test_nothing_is_left_running_after_a_success(runtime: RuntimeUnderTest, pipe
 
 
 @with_processes
-def test_worker_that_ignores_sigterm_is_ended_all_the_same(runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe) -> None:
+def test_worker_that_ignores_sigterm_is_killed(runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe) -> None:
     def train(config: dict) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         tell(config["pipe"], os.getpid())
@@ -236,7 +236,7 @@ def test_worker_that_ignores_sigterm_is_ended_all_the_same(runtime: RuntimeUnder
     wait_until_gone(pipe.receive_pids(2))
 
 
-def test_second_run_of_the_same_driver_starts_afresh(runtime: RuntimeUnderTest) -> None:
+def test_second_run_of_the_same_driver_starts_in_a_clean_state(runtime: RuntimeUnderTest) -> None:
     def train() -> dict:
         leftovers = [name for name in ("leaked",) if hasattr(builtins, name)]
         if drivetrain.get_context().get_world_size() > 1:

@@ -1,4 +1,4 @@
-"""What only a cluster of several nodes can show. Each scenario has a cluster and a driver process of its own."""
+"""Behaviour that only a cluster of several nodes can show. Each scenario has its own cluster and driver process."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def run(scenario, tmp_path):
     return {**json.loads(finished.stdout.splitlines()[-1]), "said": finished.stderr}
 
 
-def test_lost_node_is_a_worker_failure_and_the_run_goes_on_elsewhere(tmp_path):
+def test_lost_node_is_a_worker_failure_and_the_run_continues_elsewhere(tmp_path):
     seen = run("lost_node_is_replaced", tmp_path)
     assert seen["failures"] == [["infrastructure", 1]]
     assert seen["groups"] == 2
@@ -41,28 +41,28 @@ def test_lost_node_is_a_worker_failure_and_the_run_goes_on_elsewhere(tmp_path):
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
-    """Two runs on a cluster whose nodes go and come."""
-    return run("nodes_go_and_come", tmp_path_factory.mktemp("nodes"))
+    """Two runs on a cluster whose nodes leave and join."""
+    return run("nodes_leave_and_join", tmp_path_factory.mktemp("nodes"))
 
 
-def test_elastic_run_goes_on_with_the_rest_when_a_node_is_lost_and_grows_when_one_comes(nodes):
+def test_elastic_run_continues_without_a_lost_node_and_grows_when_one_joins(nodes):
     seen = nodes["elastic"]
     assert seen["failures"] == [["infrastructure", 1]]
-    # On a busy machine a new node may be found too slow once, and is taken the next time.
+    # On a busy machine a new node may be judged too slow once, and is used the next time.
     (kept, lost), *rest, (first, added) = seen["nodes"]
     assert rest == [[kept]] * len(rest)
     assert rest
-    assert first == kept, "the node that stays keeps its ranks"
+    assert first == kept, "the remaining node has other ranks"
     assert added not in (kept, lost)
     assert seen["error"] is None
     assert seen["metrics"]["workers"] == 2
     steps = [step for step, _ in seen["reports"]]
-    assert steps == list(range(1, len(steps) + 1)), "every attempt goes on from the last commit"
+    assert steps == list(range(1, len(steps) + 1)), "an attempt did not resume from the last commit"
     assert seen["resumed_at"] == steps[-1] - 1
     assert [workers for _, workers in seen["reports"]] == [2] + [1] * (len(steps) - 2) + [2]
 
 
-def test_node_that_ends_after_it_was_drained_is_a_preemption_which_no_budget_of_failures_counts(nodes):
+def test_exit_of_a_drained_node_is_a_preemption_and_not_counted_as_a_failure(nodes):
     seen = nodes["drained"]
     assert seen["failures"] == [["preemption", 0]]
     first, second = seen["nodes"]
@@ -77,18 +77,18 @@ def test_node_that_has_lost_too_many_processes_is_avoided(tmp_path):
     assert first == second != third
 
 
-def test_spares_take_the_places_of_a_lost_group_with_its_resources(tmp_path):
+def test_spares_replace_a_lost_group_and_use_its_resources(tmp_path):
     seen = run("spares_take_the_places_of_a_lost_group", tmp_path)
     first, second, third = seen["pids"]
     assert not set(first) & set(second)
     assert not set(second) & set(third)
-    assert set(seen["seen"][:4]) == {*first, *second}, "the second group are the spares of the first"
-    assert set(seen["seen"][4:]) == set(third), "which has new ones"
+    assert set(seen["seen"][:4]) == {*first, *second}, "the second group must consist of the spares of the first"
+    assert set(seen["seen"][4:]) == set(third), "the third group must have new processes"
     assert seen["metrics"]["preloaded"]
     assert seen["gpus"] == [[["0"], ["1"]]] * 3
     assert seen["metrics"]["visible"] == "0", "the GPU of the worker that was lost"
     assert seen["metrics"]["threads"] == "2"
-    assert seen["reservations"] == [seen["reservations"][0]] * 3, "nobody else could take the place meanwhile"
+    assert seen["reservations"] == [seen["reservations"][0]] * 3, "the reservation was released meanwhile"
     assert seen["reserved"] == []
     assert seen["left"] == []
 
@@ -99,7 +99,7 @@ def test_interrupt_while_waiting_for_resources_ends_the_wait(tmp_path):
 
 @pytest.fixture(scope="module")
 def gpus(tmp_path_factory):
-    """Runs on a node with GPUs 0 to 12, the first nine taken, and one with GPUs 0 and 1."""
+    """Runs on two nodes: one with GPUs 0 to 12, the first nine in use, and one with GPUs 0 and 1."""
     seen = run("nodes_with_gpus", tmp_path_factory.mktemp("gpus"))
     assert seen["taken"] == list(range(9))
     return seen
@@ -114,13 +114,13 @@ def test_ranks_are_packed_by_node_and_the_drivers_node_comes_first(gpus):
     assert facts(gpus["several"], "local_world_size") == [(2,), (2,), (1,)]
 
 
-def test_request_that_the_cluster_cannot_meet_shows_what_was_asked_and_what_exists(gpus):
+def test_request_that_the_cluster_cannot_meet_shows_requested_and_existing_resources(gpus):
     assert gpus["too much for any node"].startswith("ResourceError: ")
     assert "asked for 2 x {'CPU': 8}" in gpus["too much for any node"]
     assert "CPU 9 (9 free)" in gpus["too much for any node"]
 
 
-def test_worker_with_several_gpus_sees_them_and_no_others_and_ranks_follow_their_order(gpus):
+def test_worker_sees_only_its_own_gpus_and_ranks_follow_their_order(gpus):
     workers = gpus["several"]
     assert facts(workers, "node_rank", "local_rank", "accelerator_ids") == [
         (0, 0, ["9", "10"]),
@@ -132,7 +132,7 @@ def test_worker_with_several_gpus_sees_them_and_no_others_and_ranks_follow_their
     assert facts(workers, *names) == [("0", "0", "2"), ("0", "1", "2"), ("1", "0", "1")]
 
 
-def test_torch_plugin_gives_a_worker_each_of_its_gpus(gpus):
+def test_torch_plugin_returns_each_gpu_of_a_worker(gpus):
     pytest.importorskip("torch")
     assert gpus["several"][0]["devices"] == ["cuda:0", "cuda:1"]
 
@@ -145,18 +145,18 @@ def test_workers_with_half_a_gpu_share_one(gpus):
     assert {worker["CUDA_VISIBLE_DEVICES"] for worker in workers} == set(workers[0]["accelerator_ids"])
 
 
-def test_accelerator_type_places_the_workers_where_it_is(gpus):
+def test_workers_are_placed_on_nodes_with_the_accelerator_type(gpus):
     assert {worker["node_id"] for worker in gpus["fraction"]} == {gpus["there"]}
 
 
-def test_accelerator_type_that_no_node_has_is_named_beside_those_that_they_have(gpus):
+def test_missing_accelerator_type_is_named_with_the_existing_types(gpus):
     assert gpus["unknown type"].startswith("ResourceError: ")
     assert "accelerator_type:H100" in gpus["unknown type"]
     assert "accelerator_type:A100 1" in gpus["unknown type"]
 
 
 @pytest.mark.parametrize(("strategy", "nodes"), [("PACK", 1), ("SPREAD", 2), ("STRICT_PACK", 1), ("STRICT_SPREAD", 2)])
-def test_placement_strategy_says_on_how_many_nodes_two_workers_are(gpus, strategy, nodes):
+def test_placement_strategy_decides_on_how_many_nodes_two_workers_run(gpus, strategy, nodes):
     assert len({worker["node_id"] for worker in gpus[strategy]}) == nodes
 
 
@@ -167,7 +167,7 @@ def test_placement_strategy_says_on_how_many_nodes_two_workers_are(gpus, strateg
         ("too many for the nodes", "STRICT_SPREAD", "each on a node of its own"),
     ],
 )
-def test_strategy_that_the_nodes_do_not_allow_is_named_with_its_rule(gpus, asked, strategy, rule):
+def test_strategy_that_cannot_be_met_is_named_with_its_rule(gpus, asked, strategy, rule):
     assert gpus[asked].startswith("ResourceError: ")
     assert f"({strategy}: {rule})" in gpus[asked]
 
@@ -176,13 +176,13 @@ def test_strategy_that_the_nodes_do_not_allow_is_named_with_its_rule(gpus, asked
     ("case", "number"),
     [("all", 9), ("avoided", 6), ("STRICT_SPREAD", 2), ("STRICT_PACK", 5)],
 )
-def test_room_is_what_could_be_placed_by_the_strategy_and_off_avoided_nodes(gpus, case, number):
-    """Nine CPUs, of which three are on the second node."""
+def test_room_is_the_number_of_workers_that_the_strategy_could_place_on_allowed_nodes(gpus, case, number):
+    """There are nine CPUs, three of them on the second node."""
     assert gpus["room"][case] == number
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a node takes a mount, and that takes root")
-def test_storage_that_the_nodes_do_not_share_is_said_at_the_start_and_refused_at_the_first_checkpoint(tmp_path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a node requires a mount, which requires root")
+def test_storage_not_shared_by_the_nodes_is_reported_at_the_start_and_refused_at_the_first_checkpoint(tmp_path):
     seen = run("storage_that_the_nodes_do_not_share", tmp_path)
     assert seen["error"] == "TrainingFailedError"
     assert seen["cause"] == "StorageError"

@@ -11,7 +11,7 @@ from tests.contract.runtimes import with_processes
 from tests.support import Collector, read_lines
 
 
-def test_latest_metrics_of_rank_0_are_the_result_and_every_report_of_every_rank_is_on_disk(
+def test_result_has_the_latest_metrics_of_rank_0_and_every_report_is_on_disk(
     runtime: RuntimeUnderTest,
 ) -> None:
     def train(config: dict) -> None:
@@ -37,7 +37,7 @@ def test_latest_metrics_of_rank_0_are_the_result_and_every_report_of_every_rank_
     assert Result.from_path(result.path).metrics == result.metrics
 
 
-def test_train_function_without_argument_and_without_report_gives_its_value_and_no_metrics(
+def test_train_function_without_argument_and_report_returns_its_value_and_no_metrics(
     runtime: RuntimeUnderTest,
 ) -> None:
     def train() -> dict:
@@ -51,7 +51,7 @@ def test_train_function_without_argument_and_without_report_gives_its_value_and_
     assert result.best_checkpoints == []
 
 
-def test_value_that_cannot_leave_its_process_is_warned_about_and_does_not_fail_the_run(
+def test_unpicklable_return_value_causes_a_warning_and_does_not_fail_the_run(
     runtime: RuntimeUnderTest,
 ) -> None:
     def train() -> object:
@@ -67,7 +67,7 @@ def test_value_that_cannot_leave_its_process_is_warned_about_and_does_not_fail_t
         assert "cannot be pickled" in Path(result.path, "logs", "rank_0.log").read_text()
 
 
-def test_every_report_carries_its_time_and_number_and_the_details_only_on_request(runtime: RuntimeUnderTest) -> None:
+def test_every_report_has_its_time_and_number_and_further_details_on_request(runtime: RuntimeUnderTest) -> None:
     def train() -> int:
         drivetrain.report({"step": 0})
         drivetrain.report({"step": 1, "_timestamp": "mine"})
@@ -142,7 +142,7 @@ def test_reduced_metrics_are_combined_over_the_ranks_and_reach_the_result_in_ord
 
 
 @with_processes
-def test_metric_is_combined_over_the_ranks_that_are_still_there_to_report_it(runtime: RuntimeUnderTest) -> None:
+def test_metric_is_combined_over_the_remaining_ranks(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         rank = drivetrain.get_context().get_world_rank()
         for step in range(1 if rank == 1 else 2):
@@ -154,7 +154,7 @@ def test_metric_is_combined_over_the_ranks_that_are_still_there_to_report_it(run
     assert [metrics["loss"] for metrics in collector.metrics_of(0)] == [5.0, 0.0]
 
 
-def test_context_knows_ranks_sizes_names_directories_and_metadata(runtime: RuntimeUnderTest) -> None:
+def test_context_has_ranks_sizes_names_directories_and_metadata(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         context = drivetrain.get_context()
         Path(context.get_trial_dir(), f"artifact_{context.get_world_rank()}").write_text("made here")
@@ -196,7 +196,7 @@ def test_context_knows_ranks_sizes_names_directories_and_metadata(runtime: Runti
 
 
 @pytest.mark.parametrize("chdir", [None, False, True])
-def test_working_directory_is_the_one_for_artifacts_if_that_is_asked_for(
+def test_working_directory_is_the_artifact_directory_on_request(
     runtime: RuntimeUnderTest, monkeypatch: pytest.MonkeyPatch, chdir: bool | None
 ) -> None:
     def train() -> None:
@@ -207,7 +207,7 @@ def test_working_directory_is_the_one_for_artifacts_if_that_is_asked_for(
     options = {} if chdir is None else {"chdir_to_trial_dir": chdir}
     result = runtime.fit(train, callbacks=[collector], **options)
 
-    assert os.getcwd() == str(runtime.storage_path), "the driver stays where it is"
+    assert os.getcwd() == str(runtime.storage_path), "the driver's working directory changed"
     for rank in range(runtime.world()):
         (facts,) = collector.metrics_of(rank)
         assert Path(facts["trial_dir"]).is_relative_to(result.path)
@@ -235,11 +235,11 @@ def test_rank_variables_and_thread_count_are_those_of_torchrun(
         assert found["GROUP_RANK"] == "0"
         if runtime.has_processes:
             assert int(found["OMP_NUM_THREADS"]) >= 1
-    assert dict(os.environ) == before, "the driver's own environment is left as it was"
+    assert dict(os.environ) == before, "the driver's environment changed"
 
 
 class _MemoryWatch(Callback):
-    """Notes this process's resident memory after so many reports, and checks their order."""
+    """Measures the resident memory of this process after a number of reports, and checks their order."""
 
     def __init__(self, warm_after: int) -> None:
         self.warm_after = warm_after
@@ -261,10 +261,10 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_100000_reports_arrive_in_order_none_lost_and_the_driver_does_not_grow(runtime: RuntimeUnderTest) -> None:
+def test_100000_reports_arrive_in_order_and_without_memory_growth_of_the_driver(runtime: RuntimeUnderTest) -> None:
     def train(config: dict) -> None:
         for step in range(config["steps"]):
-            drivetrain.report({"step": step, "loss": step / 3, "text": "some words that take memory if they are kept"})
+            drivetrain.report({"step": step, "loss": step / 3, "text": "text that takes memory if it is kept"})
 
     watch = _MemoryWatch(warm_after=20_000)
     result = runtime.fit(train, {"steps": 100_000}, workers=1, callbacks=[watch])

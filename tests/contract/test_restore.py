@@ -48,14 +48,14 @@ from tests.support import (
 )
 
 on_one_machine = pytest.mark.parametrize("runtime", ["inprocess", "local"], indirect=True)
-"""What a run directory holds for the next driver, which is the same whoever started the ranks."""
+"""The contents of a run directory for the next driver, which do not depend on the runtime."""
 
 
 def count_up(config: dict) -> list[int]:
-    """Goes on from its checkpoint; reports every step, and every second one with a checkpoint.
+    """Resume from the checkpoint; report every step, and every second one with a checkpoint.
 
-    It may be told to wait at a step, or to fail there as soon as all that was reported before has been taken, which
-    rank 0 does. A ``marker`` that exists lets it pass.
+    The config may make it wait at a step, or fail there as soon as all earlier reports have been processed, which rank
+    0 does. If a file ``marker`` exists, it continues.
     """
     rank = drivetrain.get_context().get_world_rank()
     start = 0
@@ -68,7 +68,7 @@ def count_up(config: dict) -> list[int]:
     for step in range(start, config["steps"]):
         if step == config.get("fail_at") and not os.path.exists(config.get("marker", "")):
             if rank > 0:
-                signal.pause()  # until the group is ended
+                signal.pause()  # until the group is terminated
             if done:
                 wait_for_release(config["taken"])
             raise RuntimeError(f"failed at step {step}")
@@ -84,7 +84,7 @@ def count_up(config: dict) -> list[int]:
 
 
 class LetsFail(Callback):
-    """Lets rank 0 of :func:`count_up` fail when every rank's report of the step before has been taken."""
+    """Lets rank 0 of :func:`count_up` fail once every rank's report of the previous step has been processed."""
 
     def __init__(self, taken: str, step: int, world: int) -> None:
         self._taken = taken
@@ -103,7 +103,7 @@ class LetsFail(Callback):
 
 
 def assert_metrics_have_no_gap_and_no_duplicate(run: Path | str, *, steps: int, world: int) -> None:
-    """Every rank's file has every step once, in order, and so has the table of rank 0."""
+    """Check that every rank's file has every step once, in order, and so does the table of rank 0."""
     for name in ["result.json", *(f"result_rank_{rank}.json" for rank in range(1, world))]:
         lines = read_lines(Path(run, name))
         assert [line["step"] for line in lines] == list(range(steps)), name
@@ -122,19 +122,19 @@ def lines_about_resuming(text: str) -> list[str]:
 def fit_until_it_fails(
     runtime: RuntimeUnderTest, taken: Pipe, function: Callable[[dict], Any], config: dict, **options: Any
 ) -> drivetrain.Result:
-    """Runs a function that calls :func:`count_up` with this config."""
+    """Run a function that calls :func:`count_up` with this config."""
     callback = LetsFail(taken.path, config["fail_at"], runtime.world())
     return runtime.fit(function, {**config, "taken": taken.path}, callbacks=[callback], **options)
 
 
 def fail(runtime: RuntimeUnderTest, taken: Pipe, config: dict, **options: Any) -> Path:
-    """Has a run fail, and returns its directory."""
+    """Make a run fail, and return its directory."""
     with pytest.raises(TrainingFailedError):
         fit_until_it_fails(runtime, taken, count_up, config, **options)
     return runtime.storage_path / "run"
 
 
-def test_restored_trainer_goes_on_with_what_it_was_made_with(
+def test_restored_trainer_resumes_with_its_original_arguments(
     runtime: RuntimeUnderTest, gate: Pipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     marker = tmp_path / "mended"
@@ -158,7 +158,7 @@ def test_restored_trainer_goes_on_with_what_it_was_made_with(
 
 
 @on_one_machine
-def test_restored_trainer_takes_a_new_function_configs_metadata_and_number_of_workers(
+def test_restored_trainer_accepts_a_new_function_configs_metadata_and_number_of_workers(
     runtime: RuntimeUnderTest, gate: Pipe, tmp_path: Path
 ) -> None:
     run = fail(runtime, gate, {"steps": 8, "fail_at": 5}, metadata={"owner": "the first"})
@@ -187,9 +187,7 @@ def test_restored_trainer_takes_a_new_function_configs_metadata_and_number_of_wo
 
 
 @on_one_machine
-def test_run_that_can_be_restored_is_told_from_what_cannot(
-    runtime: RuntimeUnderTest, gate: Pipe, tmp_path: Path
-) -> None:
+def test_can_restore_detects_runs_that_can_be_restored(runtime: RuntimeUnderTest, gate: Pipe, tmp_path: Path) -> None:
     failed = fail(runtime, gate, {"steps": 4, "fail_at": 2})
     finished = runtime.fit(count_up, {"steps": 2}, name="finished")
     (tmp_path / "empty").mkdir()
@@ -211,7 +209,7 @@ def test_run_that_can_be_restored_is_told_from_what_cannot(
 
 
 @in_this_process
-def test_path_of_a_run_may_be_relative_or_begin_with_the_home(
+def test_path_of_a_run_may_be_relative_or_start_with_the_home_directory(
     runtime: RuntimeUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -227,7 +225,7 @@ def test_path_of_a_run_may_be_relative_or_begin_with_the_home(
 
 
 @in_this_process
-def test_what_cannot_be_loaded_any_more_is_named_and_can_be_given_anew(
+def test_argument_that_can_no_longer_be_loaded_is_named_and_can_be_passed_again(
     runtime: RuntimeUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = tmp_path / "here_for_now.py"
@@ -248,7 +246,7 @@ def test_what_cannot_be_loaded_any_more_is_named_and_can_be_given_anew(
 
 
 @in_this_process
-def test_damaged_file_of_what_a_trainer_was_made_with_is_named(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
+def test_damaged_trainer_file_is_named(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
     runtime.fit(count_up, {"steps": 2})
     (tmp_path / "run" / "trainer.pkl").write_bytes(b"\x80\x05 nothing like it")
 
@@ -259,7 +257,7 @@ def test_damaged_file_of_what_a_trainer_was_made_with_is_named(runtime: RuntimeU
 
 @pytest.mark.parametrize("given", ["a string", "a path"])
 @on_one_machine
-def test_path_of_a_run_is_a_way_to_resume_it(runtime: RuntimeUnderTest, gate: Pipe, given: str) -> None:
+def test_run_is_resumed_by_its_path(runtime: RuntimeUnderTest, gate: Pipe, given: str) -> None:
     run = fail(runtime, gate, {"steps": 6, "fail_at": 3})
 
     result = runtime.fit(
@@ -272,7 +270,9 @@ def test_path_of_a_run_is_a_way_to_resume_it(runtime: RuntimeUnderTest, gate: Pi
 
 
 @in_this_process
-def test_path_that_is_no_run_is_refused_and_nothing_is_made_there(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
+def test_path_that_is_not_a_run_is_refused_and_nothing_is_created_there(
+    runtime: RuntimeUnderTest, tmp_path: Path
+) -> None:
     run = Path(runtime.fit(count_up, {"steps": 2}).path)
     before = snapshot(run)
 
@@ -292,7 +292,7 @@ def test_path_that_is_no_run_is_refused_and_nothing_is_made_there(runtime: Runti
 
 
 @on_one_machine
-def test_metrics_of_all_ranks_go_on_without_gap_or_duplicate_after_a_retry(
+def test_metrics_of_all_ranks_continue_without_gap_or_duplicate_after_a_retry(
     runtime: RuntimeUnderTest, gate: Pipe, tmp_path: Path
 ) -> None:
     def train(config: dict) -> list[int]:
@@ -314,18 +314,18 @@ from tests.support import tell
 
 given = json.loads(sys.argv[1])
 
-class TellsWhatIsTaken(Callback):
-    # The loggers have come before it, and what is before a rank's report has been committed before it.
+class NotifyReports(Callback):
+    # The loggers run before it, and everything before a rank's report has been committed earlier.
     def on_report(self, run, report):
         if report.metrics["step"] == given["config"]["wait_at"] - 1:
-            tell(given["config"]["pipe"], f"taken of rank {report.rank}")
+            tell(given["config"]["pipe"], f"processed report of rank {report.rank}")
 
 if __name__ == "__main__":
     DataParallelTrainer(
         count_up,
         train_loop_config=given["config"],
         scaling_config=ScalingConfig(num_workers=given["num_workers"], runtime=given["runtime"]),
-        run_config=RunConfig(name="run", storage_path=given["storage_path"], verbose=0, callbacks=[TellsWhatIsTaken()]),
+        run_config=RunConfig(name="run", storage_path=given["storage_path"], verbose=0, callbacks=[NotifyReports()]),
     ).fit()
 """
 
@@ -333,7 +333,7 @@ if __name__ == "__main__":
 def start_and_wait_until_it_waits(
     runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe, *, wait_at: int
 ) -> tuple[Driver, list[int]]:
-    """Starts a driver, and returns it and its workers' pids when all that is before the step is written.
+    """Start a driver, and return it and its workers' pids once every report before the step is written.
 
     That step comes after one without a checkpoint.
     """
@@ -345,7 +345,7 @@ def start_and_wait_until_it_waits(
 
 
 def kill_together(driver: Driver, workers: list[int]) -> None:
-    """``kill -9`` of the driver, its workers, and whatever else it has started."""
+    """Send SIGKILL to the driver, its workers, and every other process that it started."""
     pids = [driver.process.pid, *workers, *driver.offspring()]
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -354,25 +354,25 @@ def kill_together(driver: Driver, workers: list[int]) -> None:
     wait_until_gone(pids)
 
 
-def leave(run: Path) -> None:
-    """Leaves the metrics as they are."""
+def leave_unchanged(run: Path) -> None:
+    """Leave the metrics unchanged."""
 
 
 def cut_the_last_lines(run: Path) -> None:
-    """As if the last write had reached the disk in part: the last number lacks its last digit."""
+    """Simulate a partial last write: the last number lacks its last digit."""
     for file in run.glob("result*.json"):
         os.truncate(file, file.stat().st_size - 3)
     os.truncate(run / "progress.csv", (run / "progress.csv").stat().st_size - 2)
 
 
 def begin_another_line(run: Path) -> None:
-    """As if a further write had reached the disk in part."""
+    """Simulate the partial write of a further line."""
     for file in [*run.glob("result*.json"), run / "progress.csv"]:
         with file.open("a") as lines:
             lines.write('{"step": 13, "_timest' if file.suffix == ".json" else "13,17")
 
 
-def test_run_whose_driver_and_workers_were_killed_together_goes_on_from_the_latest_commit(
+def test_run_whose_driver_and_workers_were_killed_together_resumes_from_the_latest_commit(
     runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe
 ) -> None:
     kill_together(*start_and_wait_until_it_waits(runtime, pipe, gate, wait_at=5))
@@ -389,7 +389,7 @@ def test_run_whose_driver_and_workers_were_killed_together_goes_on_from_the_late
 
 @pytest.mark.parametrize("damage", [cut_the_last_lines, begin_another_line])
 @on_one_machine
-def test_line_of_metrics_that_a_killed_driver_has_written_in_part_is_dropped(
+def test_partial_metrics_line_of_a_killed_driver_is_dropped(
     runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe, damage: Callable[[Path], None]
 ) -> None:
     kill_together(*start_and_wait_until_it_waits(runtime, pipe, gate, wait_at=13))
@@ -405,12 +405,12 @@ def test_line_of_metrics_that_a_killed_driver_has_written_in_part_is_dropped(
     assert_metrics_have_no_gap_and_no_duplicate(run, steps=15, world=runtime.world())
 
 
-def test_second_driver_is_told_who_holds_the_run_and_gets_it_as_soon_as_that_one_was_killed(
+def test_second_driver_is_refused_with_the_holder_named_and_gets_the_run_once_the_holder_is_killed(
     runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe
 ) -> None:
     driver, _ = start_and_wait_until_it_waits(runtime, pipe, gate, wait_at=3)
     run = runtime.storage_path / "run"
-    records = (TIMELINE_FILE, USAGE_FILE)  # which the first driver goes on writing
+    records = (TIMELINE_FILE, USAGE_FILE)  # the first driver continues to write these
 
     def others() -> dict[str, tuple[int, bytes]]:
         return {name: state for name, state in snapshot(run).items() if name not in records}
@@ -509,7 +509,7 @@ def delete_the_manifest_and_a_file(run: Path) -> None:
     ],
 )
 @in_this_process
-def test_damage_is_named_and_the_newest_checkpoint_that_is_whole_is_used(
+def test_damage_is_named_and_the_newest_intact_checkpoint_is_used(
     runtime: RuntimeUnderTest,
     capfd: pytest.CaptureFixture[str],
     damage: Callable[[Path], None],
@@ -531,7 +531,7 @@ def test_damage_is_named_and_the_newest_checkpoint_that_is_whole_is_used(
     assert files_of(result.checkpoint) == {"0.txt": "8"}
     result.checkpoint.verify()  # type: ignore[union-attr]
     indexes = [int(name.removeprefix("checkpoint_")) for name in committed_names(result.path)]
-    assert indexes == sorted(set(indexes)), "no index is used twice"
+    assert indexes == sorted(set(indexes)), "an index was used twice"
 
 
 @in_this_process
@@ -563,7 +563,7 @@ def test_files_of_a_newer_drivetrain_are_refused_and_left_as_they_are(runtime: R
     metadata.write_text('{"version": 2, "metadata": {}}')
     with pytest.raises(StorageError, match=r"\.metadata\.json was written by a newer drivetrain .*upgrade drivetrain"):
         checkpoint.get_metadata()
-    (run / "manifest.json").write_text('{"version": 2, "checkpoints": "in a form that nobody knows yet"}')
+    (run / "manifest.json").write_text('{"version": 2, "checkpoints": "in an unknown format"}')
     before = snapshot(run / "checkpoint_000002")
 
     for read in (lambda: runtime.fit(count_up, {"steps": 4}, resume="must"), lambda: Result.from_path(run).checkpoint):
@@ -574,7 +574,7 @@ def test_files_of_a_newer_drivetrain_are_refused_and_left_as_they_are(runtime: R
 
 
 @on_one_machine
-def test_checkpoint_given_to_a_trainer_is_used_until_the_run_has_one_of_its_own(
+def test_checkpoint_given_to_a_trainer_is_used_until_the_run_has_its_own(
     runtime: RuntimeUnderTest, gate: Pipe, tmp_path: Path
 ) -> None:
     given = tmp_path / "given"
@@ -599,7 +599,7 @@ def test_checkpoint_given_to_a_trainer_is_used_until_the_run_has_one_of_its_own(
 
 
 @on_one_machine
-def test_clock_that_goes_backwards_changes_no_order(
+def test_clock_that_moves_backwards_does_not_change_the_order(
     runtime: RuntimeUnderTest, gate: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, calls = time.time, iter(range(1, 1_000_000))
@@ -620,7 +620,7 @@ def test_clock_that_goes_backwards_changes_no_order(
 
 @pytest.mark.parametrize("manifest", ["kept", "deleted"])
 @on_one_machine
-def test_times_of_files_and_of_commits_do_not_tell_which_checkpoint_is_the_latest(
+def test_latest_checkpoint_does_not_depend_on_times_of_files_and_commits(
     runtime: RuntimeUnderTest, manifest: str
 ) -> None:
     run = Path(runtime.fit(count_up, {"steps": 6}).path)

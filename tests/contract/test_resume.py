@@ -11,7 +11,7 @@ from tests.support import read_lines, snapshot
 
 
 def count_up(config: dict) -> list[int]:
-    """Goes on from its checkpoint, and fails after so many steps if it is told to."""
+    """Resume from the checkpoint, and fail after a number of steps if configured."""
     rank = drivetrain.get_context().get_world_rank()
     checkpoint = drivetrain.get_checkpoint()
     start = 0 if checkpoint is None else int(Path(checkpoint.path, f"{rank}.txt").read_text())
@@ -24,7 +24,7 @@ def count_up(config: dict) -> list[int]:
     return done
 
 
-def test_name_that_exists_is_refused_and_the_run_is_left_as_it_is(runtime: RuntimeUnderTest) -> None:
+def test_existing_name_is_refused_and_the_run_is_unchanged(runtime: RuntimeUnderTest) -> None:
     result = runtime.fit(count_up, {"steps": 2})
     before = snapshot(Path(result.path))
 
@@ -34,7 +34,7 @@ def test_name_that_exists_is_refused_and_the_run_is_left_as_it_is(runtime: Runti
     assert snapshot(Path(result.path)) == before
 
 
-def test_directory_with_files_of_something_else_is_refused_and_left_as_it_is(runtime: RuntimeUnderTest) -> None:
+def test_directory_with_unrelated_files_is_refused_and_unchanged(runtime: RuntimeUnderTest) -> None:
     foreign = runtime.storage_path / "run"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("years of work")
@@ -45,7 +45,7 @@ def test_directory_with_files_of_something_else_is_refused_and_left_as_it_is(run
     assert [(file.name, file.read_text()) for file in foreign.iterdir()] == [("thesis.txt", "years of work")]
 
 
-def test_run_that_failed_goes_on_from_its_latest_checkpoint_and_says_so(
+def test_failed_run_resumes_from_its_latest_checkpoint_and_prints_it(
     runtime: RuntimeUnderTest, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(TrainingFailedError):
@@ -86,7 +86,7 @@ def test_run_that_failed_before_its_first_checkpoint_starts_from_the_beginning(r
     assert runtime.fit(count_up, {"steps": 2}, resume="must").return_value == [0, 1]
 
 
-def test_run_that_had_finished_is_continued_with_more_steps(runtime: RuntimeUnderTest) -> None:
+def test_finished_run_is_continued_with_more_steps(runtime: RuntimeUnderTest) -> None:
     runtime.fit(count_up, {"steps": 2})
 
     result = runtime.fit(count_up, {"steps": 4}, resume="auto")

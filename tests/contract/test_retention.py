@@ -19,7 +19,7 @@ def scores(result: Result) -> list[Any]:
 
 
 def report_scores(config: dict) -> None:
-    """Reports a checkpoint for each score, and pins those that it is told to."""
+    """Report a checkpoint for each score, and pin the configured ones."""
     for score in config["scores"]:
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, "score.txt").write_text(str(score))
@@ -30,7 +30,7 @@ def report_scores(config: dict) -> None:
 
 
 class AtEachCommit(Callback):
-    """Does something in the driver at each commit, and keeps which checkpoints the run had then."""
+    """Calls a function in the driver at each commit, and records the run's checkpoints at that time."""
 
     def __init__(self, act: Callable[[int, Checkpoint], None]) -> None:
         self._act = act
@@ -58,7 +58,7 @@ class AtEachCommit(Callback):
     ],
 )
 @pytest.mark.parametrize("runtime", ["inprocess", "local"], indirect=True)
-def test_checkpoint_is_kept_if_one_of_the_rules_keeps_it_or_it_was_pinned(
+def test_checkpoint_is_kept_if_it_matches_a_rule_or_was_pinned(
     runtime: RuntimeUnderTest, rules: dict, kept: list[int]
 ) -> None:
     result = runtime.fit(
@@ -76,7 +76,7 @@ def test_checkpoint_is_kept_if_one_of_the_rules_keeps_it_or_it_was_pinned(
         assert files_of(checkpoint) == {"score.txt": str(metrics["score"])}
 
 
-def test_latest_and_best_checkpoint_both_stay_reachable_also_after_the_run_was_resumed(
+def test_latest_and_best_checkpoint_are_both_available_after_a_resume(
     runtime: RuntimeUnderTest,
 ) -> None:
     rules = {"checkpoint_config": CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="score")}
@@ -94,7 +94,7 @@ def test_latest_and_best_checkpoint_both_stay_reachable_also_after_the_run_was_r
 
 
 @pytest.mark.parametrize("runtime", ["inprocess", "local"], indirect=True)
-def test_rules_of_a_run_that_is_resumed_hold_for_what_it_had_kept_before(runtime: RuntimeUnderTest) -> None:
+def test_rules_of_a_resumed_run_apply_to_its_earlier_checkpoints(runtime: RuntimeUnderTest) -> None:
     runtime.fit(report_scores, {"scores": [1, 9, 2, 8, 3]}, workers=1)
     strict = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="score")
     result = runtime.fit(report_scores, {"scores": [4]}, workers=1, resume="must", checkpoint_config=strict)
@@ -104,7 +104,7 @@ def test_rules_of_a_run_that_is_resumed_hold_for_what_it_had_kept_before(runtime
 
 
 def report_step_by_step(config: dict) -> None:
-    """Reports the next checkpoint only when the driver has committed the one before."""
+    """Report the next checkpoint only when the driver has committed the previous one."""
     for step in range(config["steps"]):
         report_files({"step": step}, {"step.txt": str(step)})
         wait_for_release(config["gate"])
@@ -193,7 +193,7 @@ def test_checkpoint_is_not_deleted_while_a_worker_reads_it(runtime: RuntimeUnder
 
 
 @pytest.mark.parametrize("runtime", ["inprocess", "local"], indirect=True)
-def test_checkpoint_that_was_held_to_the_end_is_deleted_when_the_run_goes_on(runtime: RuntimeUnderTest) -> None:
+def test_checkpoint_in_use_until_the_end_is_deleted_when_the_run_resumes(runtime: RuntimeUnderTest) -> None:
     rules = {"checkpoint_config": CheckpointConfig(num_to_keep=1)}
     result = runtime.fit(report_scores, {"scores": [1]}, workers=1, **rules)
     checkpoint = result.checkpoint

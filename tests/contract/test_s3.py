@@ -1,4 +1,4 @@
-"""The run directory in a bucket: the same story on every runtime, against a real S3 server."""
+"""The run directory in a bucket: the same scenario on every runtime, against a real S3 server."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 class Bucket:
-    """A directory of a bucket for one test, as a filesystem object: its credentials travel to workers with it."""
+    """A directory of a bucket for one test, as a filesystem object that takes its credentials to the workers."""
 
     def __init__(self, server: S3Server, proxy: FaultProxy, name: str) -> None:
         from pyarrow.fs import S3FileSystem
@@ -69,7 +69,7 @@ def bucket(server: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest
 
 
 def train(config: dict) -> int:
-    """Adds up steps; each rank keeps its state in a file of its own, and leaves an artifact."""
+    """Add up steps; each rank keeps its state in its own file, and leaves an artifact."""
     context = drivetrain.get_context()
     rank = context.get_world_rank()
     total, start = 0, 0
@@ -93,7 +93,7 @@ def train(config: dict) -> int:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_run_in_a_bucket_fails_retries_and_leaves_everything_there(
+def test_run_in_a_bucket_fails_retries_and_keeps_all_files_in_the_bucket(
     runtime: RuntimeUnderTest, bucket: Bucket, mode: str
 ) -> None:
     bucket.proxy.inject(SlowDown(), times=3, method="PUT", containing="checkpoint_")
@@ -152,8 +152,8 @@ def store_in_bucket(checkpoint: Checkpoint, name: str) -> Checkpoint:
     return Checkpoint(path, filesystem)
 
 
-def train_writing_there(config: dict) -> None:
-    """The function stores the files: as the upload, or before the report."""
+def train_storing_files_itself(config: dict) -> None:
+    """The function stores the files itself: as the upload function, or before the report."""
     rank = drivetrain.get_context().get_world_rank()
     for step in range(3):
         with tempfile.TemporaryDirectory() as directory:
@@ -171,7 +171,7 @@ def test_train_function_can_store_its_checkpoints_in_the_bucket_itself(
     runtime: RuntimeUnderTest, bucket: Bucket, mode: str
 ) -> None:
     result = runtime.fit(
-        train_writing_there,
+        train_storing_files_itself,
         {"mode": mode},
         checkpoint_config=CheckpointConfig(num_to_keep=2),
         **bucket.options,
@@ -212,7 +212,7 @@ print(trainer.fit().return_value)
 
 
 @pytest.mark.parametrize("runtime", ["inprocess", "local"], indirect=True)
-def test_driver_killed_with_all_workers_goes_on_from_the_bucket_and_a_second_driver_is_refused_meanwhile(
+def test_driver_killed_with_all_workers_resumes_from_the_bucket_and_a_concurrent_driver_is_refused(
     runtime: RuntimeUnderTest, bucket: Bucket, pipe: Pipe
 ) -> None:
     arguments = {"uri": bucket.uri, "pipe": pipe.path}

@@ -1,4 +1,4 @@
-"""With a backend that declares it, the ranks that are left when one is lost stay, and a new process joins them."""
+"""With a backend that supports it, the surviving ranks keep running when one is lost, and a new process joins them."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ from tests.support import Collector, listening, local_storage, release, wait_for
 
 
 @dataclass(frozen=True)
-class Staying(Backend):
+class KeepsSurvivors(Backend):
     """Ranks wait for each other at named pipes; ``on_rejoin`` is released when the controller has a new process."""
 
     waits: bool = True
@@ -45,7 +45,7 @@ class Staying(Backend):
 
 
 def train(config: dict[str, str]) -> int:
-    """Rank 0 reports three times, rank 1 once, and dies; then both report together, rank 1 in a new process."""
+    """Rank 0 reports three times, rank 1 once before it dies; then both report together, rank 1 in a new process."""
     rank = drivetrain.get_context().get_world_rank()
     if "NEW_IN_PLACE_OF" in os.environ:
         release(config["new"])
@@ -66,7 +66,7 @@ def train(config: dict[str, str]) -> int:
 
 
 def raise_on_rank_0(config: dict[str, str]) -> int:
-    """Rank 1 dies, and rank 0 does not wait for a new one."""
+    """Rank 1 dies, and rank 0 does not wait for its replacement."""
     context = drivetrain.get_context()
     if context.attempt > 0:
         return context.attempt
@@ -77,13 +77,13 @@ def raise_on_rank_0(config: dict[str, str]) -> int:
 
 
 @with_processes
-def test_others_stay_and_all_report_together_again(runtime: RuntimeUnderTest, tmp_path: Path):
+def test_survivors_keep_running_and_all_ranks_report_together_again(runtime: RuntimeUnderTest, tmp_path: Path):
     told = Collector()
     with listening(tmp_path / "reported") as reported, listening(tmp_path / "new") as new:
         result = runtime.fit(
             train,
             {"reported": reported.path, "new": new.path},
-            backend_config=Staying(),
+            backend_config=KeepsSurvivors(),
             callbacks=[told],
             failure_config=FailureConfig(max_failures=1),
         )
@@ -95,7 +95,7 @@ def test_others_stay_and_all_report_together_again(runtime: RuntimeUnderTest, tm
     assert [failure["rank"] for failure in attempt.survived] == [1]
     assert {metrics["pid"] for metrics in told.metrics_of(0)} == {result.return_value}
     assert len({metrics["pid"] for metrics in told.metrics_of(1)}) == 2
-    assert result.metrics["ranks"] == 2, "the fourth report of rank 0 was matched with the second of rank 1's place"
+    assert result.metrics["ranks"] == 2, "the reports after the replacement were not combined over both ranks"
     with result.checkpoint.as_directory() as directory:
         assert {"rank_0.txt", "rank_1.txt"} <= set(os.listdir(directory))
     assert told.checkpoints == ["checkpoint_000005"], "number 4 is nobody's"
@@ -104,7 +104,7 @@ def test_others_stay_and_all_report_together_again(runtime: RuntimeUnderTest, tm
 
 
 def die_while_storing(config: dict[str, str]) -> None:
-    """Rank 1 stores a file of its second checkpoint, and dies before it has reported; the new one stores another."""
+    """Rank 1 stores a file of its second checkpoint, and dies before reporting it; its replacement stores another."""
     rank = drivetrain.get_context().get_world_rank()
     is_new = "NEW_IN_PLACE_OF" in os.environ
 
@@ -131,13 +131,15 @@ def die_while_storing(config: dict[str, str]) -> None:
 
 
 @with_processes
-def test_what_a_lost_rank_was_storing_is_in_no_checkpoint(runtime: RuntimeUnderTest, tmp_path: Path):
+def test_files_stored_by_a_rank_that_died_before_reporting_are_in_no_checkpoint(
+    runtime: RuntimeUnderTest, tmp_path: Path
+):
     told = Collector()
     with listening(tmp_path / "reported") as reported, listening(tmp_path / "new") as new:
         result = runtime.fit(
             die_while_storing,
             {"reported": reported.path, "new": new.path},
-            backend_config=Staying(),
+            backend_config=KeepsSurvivors(),
             callbacks=[told],
             failure_config=FailureConfig(max_failures=1),
         )
@@ -151,13 +153,13 @@ def test_what_a_lost_rank_was_storing_is_in_no_checkpoint(runtime: RuntimeUnderT
 
 
 @with_processes
-def test_all_are_replaced_where_another_rank_does_not_wait(runtime: RuntimeUnderTest, tmp_path: Path):
+def test_all_ranks_are_replaced_if_another_rank_does_not_wait(runtime: RuntimeUnderTest, tmp_path: Path):
     told = Collector()
     with listening(tmp_path / "new") as new:
         result = runtime.fit(
             raise_on_rank_0,
             {"new": new.path},
-            backend_config=Staying(waits=False, on_rejoin=new.path),
+            backend_config=KeepsSurvivors(waits=False, on_rejoin=new.path),
             callbacks=[told],
             failure_config=FailureConfig(max_failures=1),
         )
@@ -167,12 +169,12 @@ def test_all_are_replaced_where_another_rank_does_not_wait(runtime: RuntimeUnder
 
 
 @with_processes
-def test_nobody_is_replaced_beyond_the_budget(runtime: RuntimeUnderTest, tmp_path: Path):
+def test_no_rank_is_replaced_beyond_the_failure_budget(runtime: RuntimeUnderTest, tmp_path: Path):
     config: dict[str, Any] = {"reported": str(tmp_path / "reported"), "new": str(tmp_path / "new")}
     with (
         listening(tmp_path / "reported"),
         listening(tmp_path / "new"),
         pytest.raises(TrainingFailedError, match="the worker process of rank 1") as caught,
     ):
-        runtime.fit(train, config, backend_config=Staying())
+        runtime.fit(train, config, backend_config=KeepsSurvivors())
     assert caught.value.rank == 1

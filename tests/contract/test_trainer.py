@@ -38,7 +38,7 @@ def trainer(runtime: RuntimeUnderTest) -> Iterator[Trainer]:
 
 
 @with_processes
-def test_workers_of_a_run_are_those_of_the_one_before_and_write_to_its_own_logs(trainer: Trainer) -> None:
+def test_next_run_reuses_the_workers_and_has_its_own_logs(trainer: Trainer) -> None:
     def train(config: dict) -> int:
         print("this is", config["name"])
         return os.getpid()
@@ -55,7 +55,7 @@ def test_workers_of_a_run_are_those_of_the_one_before_and_write_to_its_own_logs(
 
 
 @with_processes
-def test_run_after_an_exception_has_new_workers_and_the_exception_is_not_retried(trainer: Trainer) -> None:
+def test_exception_is_not_retried_and_the_next_run_has_new_workers(trainer: Trainer) -> None:
     collector = Collector()
     pids = trainer.run(os.getpid)
 
@@ -69,7 +69,7 @@ def test_run_after_an_exception_has_new_workers_and_the_exception_is_not_retried
 
 
 @with_processes
-def test_run_that_loses_a_worker_goes_on_from_its_checkpoint(trainer: Trainer) -> None:
+def test_run_that_loses_a_worker_resumes_from_its_checkpoint(trainer: Trainer) -> None:
     def train() -> tuple:
         steps = range((drivetrain.load_checkpoint() or {"step": 0})["step"] + 1, 4)
         for step in steps:
@@ -92,7 +92,7 @@ def test_run_that_loses_a_worker_goes_on_from_its_checkpoint(trainer: Trainer) -
 
 
 @with_processes
-def test_worker_that_is_lost_between_runs_is_replaced(trainer: Trainer) -> None:
+def test_worker_lost_between_runs_is_replaced(trainer: Trainer) -> None:
     pids = trainer.run(os.getpid)
     os.kill(pids[1], signal.SIGKILL)
     wait_until_gone(pids[1:])
@@ -101,7 +101,7 @@ def test_worker_that_is_lost_between_runs_is_replaced(trainer: Trainer) -> None:
 
 
 @with_processes
-def test_run_after_an_edit_of_an_imported_module_has_what_it_says_now(
+def test_run_after_an_edit_of_an_imported_module_uses_the_new_code(
     trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train() -> tuple:
@@ -123,7 +123,7 @@ def test_run_after_an_edit_of_an_imported_module_has_what_it_says_now(
 
 
 @with_processes
-def test_ctrl_c_ends_the_run_and_not_the_trainer_and_a_kill_of_the_driver_leaves_no_process(
+def test_ctrl_c_ends_only_the_run_and_a_kill_of_the_driver_leaves_no_process(
     runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe
 ) -> None:
     driver = runtime.start_driver(DRIVER, {"pipe": pipe.path, "gate": gate.path})

@@ -25,14 +25,14 @@ from tests.contract.test_checkpoints import committed_names, directories, files_
 from tests.support import Pipe, release, wait_for_release
 
 on_one_machine = pytest.mark.parametrize("runtime", ["inprocess", "local"], indirect=True)
-"""What a rank does with its own directory before anything leaves it, which is the same whoever started the rank."""
+"""A rank's handling of its own directory before an upload, which does not depend on the runtime."""
 
 MEMORY = "/dev/shm"
 
 
 @pytest.fixture(params=["the storage's device", "another device"])
 def parent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Where a train function makes the directories that it reports."""
+    """The directory in which a train function makes the directories that it reports."""
     if request.param == "the storage's device":
         (tmp_path / "local").mkdir()
         yield str(tmp_path / "local")
@@ -44,16 +44,16 @@ def parent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 def require_another_device(directory: Path) -> None:
     if not os.path.isdir(MEMORY) or os.stat(MEMORY).st_dev == directory.stat().st_dev:
-        pytest.skip(f"{MEMORY} is no other device than the temporary directory")
+        pytest.skip(f"{MEMORY} is on the same device as the temporary directory")
 
 
 def run_directory(config: dict) -> Path:
-    """The run directory as a train function knows it: no getter of the context tells."""
+    """Return the run directory as a train function sees it; the context has no getter for it."""
     return Path(config["storage_path"], drivetrain.get_context().get_experiment_name())
 
 
 def make(directory: str | Path, **files: str) -> Checkpoint:
-    """A checkpoint of these files."""
+    """Return a checkpoint of these files."""
     for name, text in files.items():
         file = Path(directory, name)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def make(directory: str | Path, **files: str) -> Checkpoint:
 
 
 def wait_for_uploads() -> None:
-    """Waits until no upload of this process goes on in the background."""
+    """Wait until no background upload of this process is in progress."""
     for thread in threading.enumerate():
         if thread.name.startswith("drivetrain upload"):
             thread.join(30)
@@ -72,7 +72,7 @@ def contents(result: drivetrain.Result) -> list[dict[str, str]]:
     return [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints]
 
 
-def test_directory_that_is_overwritten_and_deleted_right_after_the_report_is_stored_as_it_was(
+def test_directory_overwritten_and_deleted_right_after_the_report_is_stored_as_reported(
     runtime: RuntimeUnderTest, parent: str
 ) -> None:
     def train(config: dict) -> None:
@@ -97,7 +97,7 @@ def test_directory_that_is_overwritten_and_deleted_right_after_the_report_is_sto
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @on_one_machine
-def test_directory_that_is_given_away_is_moved_where_that_is_possible_and_is_gone_at_once(
+def test_given_away_directory_is_moved_if_possible_and_removed_at_once(
     runtime: RuntimeUnderTest, parent: str, mode: str
 ) -> None:
     def train(config: dict) -> tuple[bool, int]:
@@ -124,7 +124,7 @@ def test_directory_that_is_given_away_is_moved_where_that_is_possible_and_is_gon
 
 
 @with_processes
-def test_directories_that_all_ranks_give_away_are_merged(runtime: RuntimeUnderTest) -> None:
+def test_directories_given_away_by_all_ranks_are_merged(runtime: RuntimeUnderTest) -> None:
     def train() -> bool:
         rank = drivetrain.get_context().get_world_rank()
         left = False
@@ -144,7 +144,7 @@ def test_directories_that_all_ranks_give_away_are_merged(runtime: RuntimeUnderTe
 @pytest.mark.parametrize("link", ["a file", "the directory"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @on_one_machine
-def test_links_in_a_directory_that_is_given_away_are_stored_as_what_they_stand_for(
+def test_links_in_a_given_away_directory_are_stored_as_their_targets(
     runtime: RuntimeUnderTest, parent: str, mode: str, link: str
 ) -> None:
     def train(config: dict) -> str:
@@ -167,7 +167,7 @@ def test_links_in_a_directory_that_is_given_away_are_stored_as_what_they_stand_f
 
     result = runtime.fit(train, {"parent": parent, "mode": mode, "link": link}, workers=1)
 
-    assert result.return_value == "weights", "what a link stands for was not given away"
+    assert result.return_value == "weights", "the target of a link was moved"
     assert contents(result) == [{"weights.txt": "weights"}]
     assert result.checkpoint is not None
     assert not os.path.islink(result.checkpoint.path)
@@ -175,7 +175,7 @@ def test_links_in_a_directory_that_is_given_away_are_stored_as_what_they_stand_f
 
 
 @on_one_machine
-def test_checkpoint_of_the_run_is_stored_again_and_not_given_away(runtime: RuntimeUnderTest) -> None:
+def test_existing_checkpoint_of_the_run_is_copied_and_not_moved(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         with tempfile.TemporaryDirectory() as directory:
             drivetrain.report({}, checkpoint=make(directory, **{"weights.txt": "1"}))
@@ -188,7 +188,7 @@ def test_checkpoint_of_the_run_is_stored_again_and_not_given_away(runtime: Runti
     assert committed_names(result.path) == ["checkpoint_000001", "best"]
 
 
-def test_directory_in_the_run_directory_is_adopted_as_it_is(runtime: RuntimeUnderTest) -> None:
+def test_directory_in_the_run_directory_is_adopted_in_place(runtime: RuntimeUnderTest) -> None:
     def train(config: dict) -> list[int]:
         rank = drivetrain.get_context().get_world_rank()
         inodes = []
@@ -243,7 +243,7 @@ def test_directory_that_retention_must_not_delete_is_not_adopted(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_function_of_the_users_own_stores_the_checkpoint(runtime: RuntimeUnderTest, mode: str) -> None:
+def test_custom_upload_function_stores_the_checkpoint(runtime: RuntimeUnderTest, mode: str) -> None:
     def train(config: dict) -> tuple[str, bool]:
         rank = drivetrain.get_context().get_world_rank()
         seen = []
@@ -284,7 +284,7 @@ def test_function_of_the_users_own_stores_the_checkpoint(runtime: RuntimeUnderTe
     ],
 )
 @on_one_machine
-def test_function_of_the_users_own_that_returns_something_else_is_refused(
+def test_invalid_return_value_of_a_custom_upload_function_is_refused(
     runtime: RuntimeUnderTest, returned: str, reason: str
 ) -> None:
     def train(config: dict) -> None:
@@ -307,7 +307,7 @@ def report_under(name: str, *, mode: str = "sync", **files: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_checkpoints_go_to_the_directories_that_the_ranks_name(runtime: RuntimeUnderTest, mode: str) -> None:
+def test_checkpoints_are_stored_in_the_directories_named_by_the_ranks(runtime: RuntimeUnderTest, mode: str) -> None:
     def train(config: dict) -> str:
         rank = drivetrain.get_context().get_world_rank()
         for name in ("epoch=1", "best so far", "ünïcode-3.ckpt"):
@@ -329,9 +329,7 @@ def test_checkpoints_go_to_the_directories_that_the_ranks_name(runtime: RuntimeU
     "name", ["timeline.jsonl", "usage.jsonl", "result.json", "result_rank_1.json", "events.out.tfevents.1", ".lock"]
 )
 @in_this_process
-def test_name_of_a_file_of_drivetrain_is_refused_before_anything_is_stored(
-    runtime: RuntimeUnderTest, name: str
-) -> None:
+def test_reserved_file_name_is_refused_before_anything_is_stored(runtime: RuntimeUnderTest, name: str) -> None:
     with pytest.raises(TrainingFailedError, match="plain directory name") as failed:
         runtime.fit(lambda: report_under(name, **{"0.txt": "1"}))
     assert isinstance(failed.value.__cause__, SessionError)
@@ -351,7 +349,7 @@ def test_ranks_that_name_the_directory_differently_are_refused(runtime: RuntimeU
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @on_one_machine
-def test_name_that_a_checkpoint_of_the_run_has_is_refused_and_that_one_stays_whole(
+def test_name_of_an_existing_checkpoint_is_refused_and_that_checkpoint_is_unchanged(
     runtime: RuntimeUnderTest, mode: str
 ) -> None:
     def train(config: dict) -> None:
@@ -372,7 +370,7 @@ BAD_NAMES = [
 
 
 @on_one_machine
-def test_names_that_are_no_plain_directory_or_drivetrains_own_are_refused(runtime: RuntimeUnderTest) -> None:
+def test_names_that_are_no_plain_directory_or_reserved_are_refused(runtime: RuntimeUnderTest) -> None:
     def train() -> list:
         refused = []
         for name in BAD_NAMES:
@@ -390,7 +388,7 @@ def test_names_that_are_no_plain_directory_or_drivetrains_own_are_refused(runtim
 
 
 @with_processes
-def test_named_directory_of_an_attempt_that_failed_is_swept_and_can_be_named_again(
+def test_named_directory_of_a_failed_attempt_is_swept_and_its_name_can_be_reused(
     runtime: RuntimeUnderTest, gate: Pipe
 ) -> None:
     def train(config: dict) -> list[str]:
@@ -412,16 +410,14 @@ def test_named_directory_of_an_attempt_that_failed_is_swept_and_can_be_named_aga
         failure_config=FailureConfig(max_failures=1),
     )
 
-    assert result.return_value in ([], ["1_1.txt"]), "nothing of the first attempt"
+    assert result.return_value in ([], ["1_1.txt"]), "files of the first attempt remain"
     assert contents(result) == [{"1_0.txt": "1", "1_1.txt": "1"}]
     assert committed_names(result.path) == ["best"]
 
 
 @pytest.mark.parametrize("limit", [1, 3])
 @on_one_machine
-def test_so_many_uploads_are_in_flight_as_the_configuration_says_and_not_more(
-    runtime: RuntimeUnderTest, limit: int
-) -> None:
+def test_number_of_uploads_in_flight_is_limited_by_the_configuration(runtime: RuntimeUnderTest, limit: int) -> None:
     def train(config: dict) -> int:
         together = threading.Barrier(config["limit"])
         lock = threading.Lock()
@@ -432,7 +428,7 @@ def test_so_many_uploads_are_in_flight_as_the_configuration_says_and_not_more(
             with lock:
                 uploading += 1
                 most = max(most, uploading)
-            together.wait(30)  # for as many as there may be
+            together.wait(30)  # for the maximum number of uploads
             stored = make(run_directory(config) / name, **{"weights.txt": name})
             with lock:
                 uploading -= 1
@@ -465,12 +461,12 @@ def fail_to_store(checkpoint: Checkpoint, name: str) -> Checkpoint:
     raise OSError(f"no room for {name}")
 
 
-def report_in_vain(config: dict) -> None:
-    """Reports a checkpoint whose upload in the background fails."""
+def report_with_failing_upload(config: dict) -> None:
+    """Report a checkpoint whose background upload fails."""
     function = None
     if config["cause"] == "the storage":
         index = 1 + len(list(run_directory(config).glob("checkpoint_*")))
-        (run_directory(config) / f"checkpoint_{index:06d}").write_text("a file where a directory is wanted")
+        (run_directory(config) / f"checkpoint_{index:06d}").write_text("a file in place of a directory")
     else:
         function = fail_to_store
     with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
@@ -489,7 +485,7 @@ FAILURES = pytest.mark.parametrize(
 
 @FAILURES
 @on_one_machine
-def test_failure_of_an_upload_in_the_background_is_raised_by_the_next_report_once(
+def test_failed_background_upload_is_raised_once_by_the_next_report(
     runtime: RuntimeUnderTest, cause: str, reason: str
 ) -> None:
     if cause == "the storage":
@@ -499,7 +495,7 @@ def test_failure_of_an_upload_in_the_background_is_raised_by_the_next_report_onc
         refused = []
         for step in range(4):
             if step == 1:
-                report_in_vain(config)
+                report_with_failing_upload(config)
                 wait_for_uploads()
                 continue
             for _ in range(2):
@@ -521,7 +517,7 @@ def test_failure_of_an_upload_in_the_background_is_raised_by_the_next_report_onc
 
 
 @FAILURES
-def test_failure_of_the_last_upload_in_the_background_fails_the_run(
+def test_failure_of_the_last_background_upload_fails_the_run(
     runtime: RuntimeUnderTest, gate: Pipe, cause: str, reason: str
 ) -> None:
     if cause == "the storage":
@@ -534,8 +530,8 @@ def test_failure_of_the_last_upload_in_the_background_fails_the_run(
             release(config["gate"])
             return
         for _ in range(drivetrain.get_context().get_world_size() - 1):
-            wait_for_release(config["gate"])  # as the first is committed when all ranks have reported it
-        report_in_vain(config)
+            wait_for_release(config["gate"])  # the first is committed once all ranks have reported it
+        report_with_failing_upload(config)
 
     with pytest.raises(TrainingFailedError, match=reason) as failed:
         runtime.fit(train, {"storage_path": str(runtime.storage_path), "cause": cause, "gate": gate.path})
@@ -545,7 +541,7 @@ def test_failure_of_the_last_upload_in_the_background_fails_the_run(
 
 
 @on_one_machine
-def test_failures_of_several_uploads_in_the_background_are_all_told(runtime: RuntimeUnderTest) -> None:
+def test_failures_of_several_background_uploads_are_all_reported(runtime: RuntimeUnderTest) -> None:
     def train(config: dict) -> str:
         begun = threading.Barrier(2)
 
@@ -601,9 +597,7 @@ def test_ranks_may_store_their_parts_of_a_checkpoint_in_different_ways(runtime: 
         assert sorted(listed) == ["0.txt", "1.txt", "2.txt"]
 
 
-def test_rank_that_returns_while_its_upload_is_in_flight_has_it_committed(
-    runtime: RuntimeUnderTest, gate: Pipe
-) -> None:
+def test_upload_in_flight_is_committed_when_its_rank_returns(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     def train(config: dict) -> None:
         rank = drivetrain.get_context().get_world_rank()
 
@@ -625,7 +619,7 @@ def test_rank_that_returns_while_its_upload_is_in_flight_has_it_committed(
 
 
 @on_one_machine
-def test_checkpoint_reported_last_stays_the_one_to_get_when_an_earlier_upload_takes_longer(
+def test_get_checkpoint_returns_the_last_reported_one_even_if_an_earlier_upload_takes_longer(
     runtime: RuntimeUnderTest,
 ) -> None:
     def train(config: dict) -> str:
@@ -659,9 +653,7 @@ def test_checkpoint_reported_last_stays_the_one_to_get_when_an_earlier_upload_ta
 
 
 @on_one_machine
-def test_upload_in_flight_when_the_function_fails_leaves_nothing_in_the_next_attempts_way(
-    runtime: RuntimeUnderTest, gate: Pipe
-) -> None:
+def test_upload_in_flight_at_a_failure_does_not_affect_the_next_attempt(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     def train(config: dict) -> bool:
         def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
             wait_for_release(config["gate"])
@@ -691,11 +683,11 @@ def test_upload_in_flight_when_the_function_fails_leaves_nothing_in_the_next_att
     )
 
     assert result.return_value is True
-    assert contents(result) in ([{"0.txt": "1"}], [{"weights.txt": "1"}]), "of one attempt, and not of both"
+    assert contents(result) in ([{"0.txt": "1"}], [{"weights.txt": "1"}]), "the checkpoint has files of both attempts"
 
 
 @on_one_machine
-def test_upload_mode_that_does_not_exist_is_refused(runtime: RuntimeUnderTest) -> None:
+def test_unknown_upload_mode_is_refused(runtime: RuntimeUnderTest) -> None:
     def train() -> str:
         try:
             drivetrain.report({}, make(tempfile.mkdtemp(), **{"a.txt": "1"}), checkpoint_upload_mode="later")
