@@ -236,7 +236,7 @@ def test_nested_bars_are_tracked_however_their_output_is_split(size: int, rank: 
 
     lines = [line.split("|")[0].removeprefix(f"[rank {rank}] ") for line in console.printed]
     expected = ["written next to the bars", "printed", "written next to the bars", "printed"]
-    assert lines == (told if rank else [*told, "epochs: 100%"])
+    assert lines == (expected if rank else [*expected, "epochs: 100%"])
     assert console.live == []
     assert most == (0 if rank else 2) or size == 100_000
 
