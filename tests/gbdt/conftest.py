@@ -1,4 +1,4 @@
-"""Real data, and trainings of several processes on this machine."""
+"""Real datasets, and a fixture that trains in several processes on this machine."""
 
 import os
 import signal
@@ -18,29 +18,29 @@ from drivetrain._runtimes.local import LocalRuntime
 LABEL = "target"
 
 
-def mixed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same rows in another order, as some of these are sorted by label."""
+def shuffled(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows in random order, since some of the datasets are sorted by label."""
     return frame.sample(frac=1, random_state=0).reset_index(drop=True)
 
 
 @pytest.fixture(scope="session")
 def cancer() -> pd.DataFrame:
-    return mixed(load_breast_cancer(as_frame=True).frame)
+    return shuffled(load_breast_cancer(as_frame=True).frame)
 
 
 @pytest.fixture(scope="session")
 def diabetes() -> pd.DataFrame:
-    return mixed(load_diabetes(as_frame=True).frame)
+    return shuffled(load_diabetes(as_frame=True).frame)
 
 
 @pytest.fixture(scope="session")
 def digits() -> pd.DataFrame:
-    return mixed(load_digits(as_frame=True).frame)
+    return shuffled(load_digits(as_frame=True).frame)
 
 
 @pytest.fixture(scope="session")
 def ranking() -> pd.DataFrame:
-    """Documents of 60 queries, of different numbers; relevance 0 to 3 follows two features."""
+    """60 queries with different numbers of documents; the relevance, 0 to 3, depends on two features."""
     generator = np.random.default_rng(0)
     sizes = generator.integers(5, 40, 60)
     rows = int(sizes.sum())
@@ -54,7 +54,7 @@ def ranking() -> pd.DataFrame:
 
 @pytest.fixture
 def fit(tmp_path: Path) -> Callable[..., Result]:
-    """Runs a trainer, on two local workers if nothing else is asked for."""
+    """Return a function that runs a trainer, on two local workers by default."""
 
     def run(
         trainer: Any,
@@ -64,7 +64,7 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
         frequency: int = 0,
         name: str | None = None,
         runtime: Any = "local",
-        watched_by: Sequence[Callback] = (),
+        run_callbacks: Sequence[Callback] = (),
         **options: Any,
     ) -> Result:
         return trainer(
@@ -77,7 +77,7 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
                 failure_config=FailureConfig(max_failures=max_failures),
                 checkpoint_config=CheckpointConfig(checkpoint_frequency=frequency),
                 start_timeout_s=60,
-                callbacks=watched_by,
+                callbacks=run_callbacks,
             ),
             **options,
         ).fit()
@@ -86,7 +86,7 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
 
 
 class DiesOnce:
-    """A callback of either library that kills rank 1 after a round, the first time."""
+    """A callback for either library that kills rank 1 after a round of the first attempt."""
 
     order = 40
     before_iteration = False
@@ -104,7 +104,7 @@ class DiesOnce:
 
 
 class ShrinkingMachine(LocalRuntime):
-    """This machine, on which there is room for a second worker until a worker was lost."""
+    """A local runtime that has room for a second worker until a worker is lost."""
 
     def __init__(self) -> None:
         self.space = 2
@@ -114,7 +114,7 @@ class ShrinkingMachine(LocalRuntime):
 
 
 class Sizes(Callback):
-    """Notes the size of each group; takes room away when one fails."""
+    """Records the size of each worker group; removes the room for the second worker when a group fails."""
 
     def __init__(self, machine: ShrinkingMachine) -> None:
         self.machine = machine

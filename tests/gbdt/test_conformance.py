@@ -1,4 +1,4 @@
-"""The conformance kit, on both backends."""
+"""The conformance kit for both backends."""
 
 from drivetrain.testing import BackendConformance
 from drivetrain_gbdt.lightgbm import LightGBMConfig

@@ -1,4 +1,4 @@
-"""LightGBM trained by several processes together."""
+"""Distributed LightGBM training in several processes."""
 
 import socket
 from collections.abc import Callable
@@ -20,7 +20,7 @@ BINARY = {"objective": "binary", "metric": "binary_logloss", "num_leaves": 7, "v
 
 
 def trees(result: Result) -> str:
-    """The model's text without what the workers' addresses are written into."""
+    """Return the model's text without the parameters, which contain the workers' addresses."""
     assert result.checkpoint is not None
     return LightGBMTrainer.get_model(result.checkpoint).model_to_string().partition("\nparameters:")[0]
 
@@ -29,13 +29,13 @@ def trees(result: Result) -> str:
 def test_any_number_of_workers_reaches_the_quality_of_one_process(fit: Fit, cancer: pd.DataFrame, workers: int) -> None:
     train, valid = cancer[:400], cancer[400:]
     matrix = lightgbm.Dataset(train.drop(columns=LABEL), train[LABEL])
-    alone: dict[str, Any] = {}
+    single: dict[str, Any] = {}
     lightgbm.train(
         BINARY,
         matrix,
         30,
         valid_sets=[lightgbm.Dataset(valid.drop(columns=LABEL), valid[LABEL], reference=matrix)],
-        callbacks=[lightgbm.record_evaluation(alone)],
+        callbacks=[lightgbm.record_evaluation(single)],
     )
 
     result = fit(
@@ -48,8 +48,8 @@ def test_any_number_of_workers_reaches_the_quality_of_one_process(fit: Fit, canc
     )
 
     assert result.metrics is not None
-    wanted = alone["valid_0"]["binary_logloss"][-1]
-    assert result.metrics["valid-binary_logloss"] == pytest.approx(wanted, abs=1e-6 if workers < 2 else 0.04)
+    expected = single["valid_0"]["binary_logloss"][-1]
+    assert result.metrics["valid-binary_logloss"] == pytest.approx(expected, abs=1e-6 if workers < 2 else 0.04)
     assert result.checkpoint is not None
     assert LightGBMTrainer.get_model(result.checkpoint).num_trees() == 30
 
@@ -90,7 +90,7 @@ def test_groups_of_a_ranking_stay_on_one_worker(fit: Fit, ranking: pd.DataFrame)
     assert result.metrics["valid-ndcg@5"] > 0.9
 
 
-def test_killed_worker_ends_in_the_trees_of_an_undisturbed_run(fit: Fit, cancer: pd.DataFrame) -> None:
+def test_killed_worker_gives_the_same_trees_as_an_undisturbed_run(fit: Fit, cancer: pd.DataFrame) -> None:
     options: dict[str, Any] = {
         "params": {**BINARY, "deterministic": True, "force_row_wise": True},
         "label_column": LABEL,
@@ -128,7 +128,7 @@ def test_weights_missing_values_and_categories(fit: Fit, cancer: pd.DataFrame) -
     assert result.metrics["train-binary_logloss"] < 0.3
 
 
-def test_early_stopping_keeps_the_last_model(fit: Fit, cancer: pd.DataFrame) -> None:
+def test_early_stopping_saves_the_final_model(fit: Fit, cancer: pd.DataFrame) -> None:
     result = fit(
         LightGBMTrainer,
         params={**BINARY, "learning_rate": 0.5},
@@ -160,7 +160,7 @@ def test_early_stopping_remembers_the_rounds_before_a_failure(fit: Fit, cancer: 
 
 
 @pytest.mark.parametrize("frequency", [0, 1])
-def test_model_ends_with_its_best_round_and_the_report_with_the_last(
+def test_model_ends_at_its_best_round_and_metrics_at_the_last_round(
     fit: Fit, cancer: pd.DataFrame, frequency: int
 ) -> None:
     train, valid = cancer[:400], cancer[400:]
@@ -177,20 +177,20 @@ def test_model_ends_with_its_best_round_and_the_report_with_the_last(
     assert result.metrics is not None
     model = LightGBMTrainer.get_model(result.checkpoint)
     matrix = lightgbm.Dataset(train.drop(columns=LABEL), train[LABEL])
-    alone: dict[str, Any] = {}
+    single: dict[str, Any] = {}
     whole = lightgbm.train(
         {**BINARY, "learning_rate": 0.5},
         matrix,
         300,
         valid_sets=[matrix.create_valid(valid.drop(columns=LABEL), valid[LABEL])],
         valid_names=["valid"],
-        callbacks=[lightgbm.early_stopping(6, verbose=False), lightgbm.record_evaluation(alone)],
+        callbacks=[lightgbm.early_stopping(6, verbose=False), lightgbm.record_evaluation(single)],
     )
     assert model.num_trees() == whole.best_iteration
-    assert result.metrics["valid-binary_logloss"] == pytest.approx(alone["valid"]["binary_logloss"][-1], rel=1e-6)
+    assert result.metrics["valid-binary_logloss"] == pytest.approx(single["valid"]["binary_logloss"][-1], rel=1e-6)
 
 
-def test_categories_of_files_mean_the_same_on_every_worker(fit: Fit, tmp_path: Path) -> None:
+def test_categories_in_files_have_the_same_codes_on_every_worker(fit: Fit, tmp_path: Path) -> None:
     files = []
     for number, letters in enumerate(("abc", "cd")):
         letter = pd.Series(list(letters) * 60)
@@ -221,7 +221,7 @@ def train_sklearn() -> int:
     return int(classifier.booster_.num_trees())
 
 
-def test_function_with_an_estimator_reports_what_it_is_asked_to(fit: Fit, cancer: pd.DataFrame) -> None:
+def test_train_function_with_an_estimator_reports_the_selected_metrics(fit: Fit, cancer: pd.DataFrame) -> None:
     result = fit(LightGBMTrainer, train_sklearn, datasets={"train": cancer})
     assert result.return_value == 5
     assert result.metrics is not None
@@ -230,26 +230,26 @@ def test_function_with_an_estimator_reports_what_it_is_asked_to(fit: Fit, cancer
 
 
 @pytest.mark.ray
-def test_ray_workers_train_too(fit: Fit, ray_address: str, cancer: pd.DataFrame) -> None:
+def test_training_on_ray_workers(fit: Fit, ray_address: str, cancer: pd.DataFrame) -> None:
     result = fit(LightGBMTrainer, params=BINARY, label_column=LABEL, datasets={"train": cancer}, runtime="ray")
     assert result.metrics is not None
     assert result.metrics["train-binary_logloss"] < 0.1
 
 
-def hold_ports() -> list[int]:
+def reserved_ports() -> list[int]:
     return [int(entry.rpartition(":")[2]) for entry in get_network_params()["machines"].split(",")]
 
 
-def test_reserved_ports_differ_and_are_none_that_the_kernel_gives_away(fit: Fit) -> None:
+def test_reserved_ports_differ_and_are_outside_the_ephemeral_range(fit: Fit) -> None:
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    ports = fit(LightGBMTrainer, hold_ports, workers=4).return_value
+    ports = fit(LightGBMTrainer, reserved_ports, workers=4).return_value
     assert len(set(ports)) == 4
     assert not [port for port in ports if first <= port <= last]
     with socket.socket() as probe:
         probe.bind(("", ports[0]))
 
 
-def test_too_few_rows_for_the_workers_are_told(fit: Fit) -> None:
+def test_fewer_rows_than_workers_are_rejected(fit: Fit) -> None:
     frame = pd.DataFrame({"x": np.arange(3.0), LABEL: [0, 1, 0]})
     with pytest.raises(drivetrain.TrainingFailedError, match="at least one row of dataset 'train' on each worker"):
         fit(LightGBMTrainer, params=BINARY, label_column=LABEL, datasets={"train": frame}, workers=4)
@@ -258,36 +258,38 @@ def test_too_few_rows_for_the_workers_are_told(fit: Fit) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label_column": "nothing"}, "expected a column 'nothing', found"),
-        ({"params": {"objective": "multiclass"}}, "expected num_class"),
+        ({"label_column": "nothing"}, "expected a column 'nothing', got 'x', 'target'"),
+        ({"params": {"objective": "multiclass"}}, "expected num_class for objective 'multiclass', got none"),
         (
             {"datasets": {"train": {"x": [1.0, 2.0], LABEL: [1, 2]}}},
-            "labels that are of different classes, got only 1 to 2 in column 'target'",
+            "labels with at least two classes, got only 1 to 2 in column 'target'",
         ),
         ({"params": {"device_type": "gpu"}}, "expected GPUs, got ScalingConfig(use_gpu=False)"),
         ({"dataset_params": {"test": {}}}, "expected names of datasets ('train'), got 'test'"),
     ],
 )
-def test_mistakes_are_told_before_a_worker_is_started(options: dict[str, Any], message: str, tmp_path: Any) -> None:
+def test_wrong_arguments_are_rejected_before_a_worker_starts(
+    options: dict[str, Any], message: str, tmp_path: Any
+) -> None:
     given: dict[str, Any] = {
         "params": BINARY,
         "label_column": LABEL,
         "datasets": {"train": {"x": [1.0, 2.0, 1.0], LABEL: [0, 1, 1]}},
         **options,
     }
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as error:
         LightGBMTrainer(
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(storage_path=tmp_path, verbose=0),
             **given,
         ).fit()
-    assert message in str(refused.value)
+    assert message in str(error.value)
 
 
-def test_configurations_and_calls_that_make_no_sense_are_refused() -> None:
+def test_invalid_configurations_and_calls_are_rejected() -> None:
     with pytest.raises(ConfigurationError, match="'data', 'voting' or 'feature', got 'serial'"):
         LightGBMConfig(tree_learner="serial")
-    with pytest.raises(ConfigurationError, match="the function calls it itself"):
+    with pytest.raises(ConfigurationError, match=r"Call lightgbm\.train with them in the train function"):
         LightGBMTrainer(train_sklearn, params=BINARY)
     with pytest.raises(SessionError, match="in the train function of a LightGBMTrainer"):
         get_network_params()

@@ -1,4 +1,4 @@
-"""XGBoost trained by several processes together."""
+"""Distributed XGBoost training in several processes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,8 +43,8 @@ def test_any_number_of_workers_reaches_the_metric_of_one_process(fit: Fit, cance
     train, valid = cancer[:400], cancer[400:]
     matrix = xgboost.QuantileDMatrix(train.drop(columns=LABEL), train[LABEL])
     held_out = xgboost.QuantileDMatrix(valid.drop(columns=LABEL), valid[LABEL], ref=matrix)
-    alone: dict[str, Any] = {}
-    xgboost.train(BINARY, matrix, 20, evals=[(held_out, "valid")], evals_result=alone, verbose_eval=False)
+    single: dict[str, Any] = {}
+    xgboost.train(BINARY, matrix, 20, evals=[(held_out, "valid")], evals_result=single, verbose_eval=False)
 
     result = fit(
         XGBoostTrainer,
@@ -56,7 +56,7 @@ def test_any_number_of_workers_reaches_the_metric_of_one_process(fit: Fit, cance
     )
 
     assert result.metrics is not None
-    assert result.metrics["valid-logloss"] == pytest.approx(alone["valid"]["logloss"][-1], rel=0.02)
+    assert result.metrics["valid-logloss"] == pytest.approx(single["valid"]["logloss"][-1], rel=0.02)
     assert result.metrics["valid-logloss"] < 0.15
     assert len(trees(result)) == 20
 
@@ -89,8 +89,8 @@ def test_two_workers_learn(
 def test_groups_of_a_ranking_stay_on_one_worker(fit: Fit, ranking: pd.DataFrame) -> None:
     params = {"objective": "rank:ndcg", "eval_metric": "ndcg", "lambdarank_pair_method": "topk"}
     matrix = xgboost.QuantileDMatrix(ranking.drop(columns=[LABEL, "query"]), ranking[LABEL], qid=ranking["query"])
-    alone: dict[str, Any] = {}
-    xgboost.train(params, matrix, 20, evals=[(matrix, "train")], evals_result=alone, verbose_eval=False)
+    single: dict[str, Any] = {}
+    xgboost.train(params, matrix, 20, evals=[(matrix, "train")], evals_result=single, verbose_eval=False)
 
     result = fit(
         XGBoostTrainer,
@@ -101,18 +101,18 @@ def test_groups_of_a_ranking_stay_on_one_worker(fit: Fit, ranking: pd.DataFrame)
         dmatrix_params={"train": {"qid": "query"}},
     )
     assert result.metrics is not None
-    assert result.metrics["train-ndcg"] == pytest.approx(alone["train"]["ndcg"][-1], abs=0.02)
+    assert result.metrics["train-ndcg"] == pytest.approx(single["train"]["ndcg"][-1], abs=0.02)
 
 
-def test_weights_of_a_ranking_are_those_of_its_groups(fit: Fit, ranking: pd.DataFrame, tmp_path: Any) -> None:
+def test_ranking_uses_one_weight_per_group(fit: Fit, ranking: pd.DataFrame, tmp_path: Any) -> None:
     ranking = ranking.assign(w=1.0 + ranking["query"] % 3)
-    ranking.to_parquet(tmp_path / "ranking.parquet", row_group_size=50)  # which end within groups
+    ranking.to_parquet(tmp_path / "ranking.parquet", row_group_size=50)  # row groups end within query groups
     params = {"objective": "rank:ndcg", "eval_metric": "ndcg", "lambdarank_pair_method": "topk"}
-    heads = ranking.groupby("query")["w"].first()
+    group_weights = ranking.groupby("query")["w"].first()
     features = ranking.drop(columns=[LABEL, "query", "w"])
-    matrix = xgboost.QuantileDMatrix(features, ranking[LABEL], qid=ranking["query"], weight=heads)
-    alone: dict[str, Any] = {}
-    xgboost.train(params, matrix, 20, evals=[(matrix, "train")], evals_result=alone, verbose_eval=False)
+    matrix = xgboost.QuantileDMatrix(features, ranking[LABEL], qid=ranking["query"], weight=group_weights)
+    single: dict[str, Any] = {}
+    xgboost.train(params, matrix, 20, evals=[(matrix, "train")], evals_result=single, verbose_eval=False)
 
     result = fit(
         XGBoostTrainer,
@@ -123,11 +123,11 @@ def test_weights_of_a_ranking_are_those_of_its_groups(fit: Fit, ranking: pd.Data
         dmatrix_params={"train": {"qid": "query", "weight": "w"}},
     )
     assert result.metrics is not None
-    assert result.metrics["train-ndcg"] == pytest.approx(alone["train"]["ndcg"][-1], abs=0.02)
+    assert result.metrics["train-ndcg"] == pytest.approx(single["train"]["ndcg"][-1], abs=0.02)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_categories_of_the_validation_too(fit: Fit, cancer: pd.DataFrame, workers: int) -> None:
+def test_categories_in_the_validation_dataset(fit: Fit, cancer: pd.DataFrame, workers: int) -> None:
     frame = cancer[[LABEL]].assign(size=pd.cut(cancer["mean area"], 4, labels=list("abcd")))
     result = fit(
         XGBoostTrainer,
@@ -142,7 +142,7 @@ def test_categories_of_the_validation_too(fit: Fit, cancer: pd.DataFrame, worker
 
 
 @pytest.mark.parametrize("frequency", [0, 1])
-def test_model_is_saved_as_early_stopping_leaves_it(fit: Fit, cancer: pd.DataFrame, frequency: int) -> None:
+def test_saved_model_is_the_one_that_early_stopping_returns(fit: Fit, cancer: pd.DataFrame, frequency: int) -> None:
     result = fit(
         XGBoostTrainer,
         params={**BINARY, "eta": 1.0},
@@ -158,7 +158,7 @@ def test_model_is_saved_as_early_stopping_leaves_it(fit: Fit, cancer: pd.DataFra
     assert model.num_boosted_rounds() == model.best_iteration + 1 < 194
 
 
-def test_killed_worker_ends_in_the_trees_of_an_undisturbed_run(fit: Fit, cancer: pd.DataFrame) -> None:
+def test_killed_worker_gives_the_same_trees_as_an_undisturbed_run(fit: Fit, cancer: pd.DataFrame) -> None:
     options: dict[str, Any] = {
         "params": BINARY,
         "label_column": LABEL,
@@ -188,16 +188,16 @@ def test_early_stopping_remembers_the_rounds_before_a_failure(fit: Fit, cancer: 
     undisturbed = fit(XGBoostTrainer, name="undisturbed", **options)
     rounds = len(trees(undisturbed))
     killed = fit(XGBoostTrainer, name="killed", max_failures=1, callbacks=[DiesAfterRound(rounds - 2)], **options)
-    over = fit(XGBoostTrainer, name="over", resume_from_checkpoint=killed.checkpoint, **options)
+    complete = fit(XGBoostTrainer, name="complete", resume_from_checkpoint=killed.checkpoint, **options)
 
     assert rounds < 200
     assert len(trees(killed)) == rounds
-    assert over.metrics is None
+    assert complete.metrics is None
     models = [XGBoostTrainer.get_model(result.checkpoint) for result in (undisturbed, killed) if result.checkpoint]
     assert models[0].best_iteration == models[1].best_iteration == rounds - 7
 
 
-def test_run_goes_on_with_the_worker_that_is_left(fit: Fit, cancer: pd.DataFrame) -> None:
+def test_run_continues_with_the_remaining_worker(fit: Fit, cancer: pd.DataFrame) -> None:
     machine = ShrinkingMachine()
     sizes = Sizes(machine)
     result = fit(
@@ -211,7 +211,7 @@ def test_run_goes_on_with_the_worker_that_is_left(fit: Fit, cancer: pd.DataFrame
         callbacks=[DiesAfterRound(7)],
         workers=(1, 2),
         runtime=machine,
-        watched_by=[sizes],
+        run_callbacks=[sizes],
     )
     assert sizes.sizes == [2, 1]
     assert len(trees(result)) == 12
@@ -219,7 +219,7 @@ def test_run_goes_on_with_the_worker_that_is_left(fit: Fit, cancer: pd.DataFrame
     assert result.metrics["train-logloss"] < 0.12
 
 
-def test_million_rows_are_read_once_and_all(fit: Fit, tmp_path: Any) -> None:
+def test_each_of_a_million_rows_is_read_once(fit: Fit, tmp_path: Any) -> None:
     generator = np.random.default_rng(0)
     features = generator.random((1_000_000, 4), dtype=np.float32)
     columns = {name: features[:, number] for number, name in enumerate("abcd")}
@@ -238,7 +238,7 @@ def test_million_rows_are_read_once_and_all(fit: Fit, tmp_path: Any) -> None:
     assert frame["Cover"][0] == 1_000_000
 
 
-def test_survival_times_are_their_bounds(fit: Fit, cancer: pd.DataFrame) -> None:
+def test_survival_objective_trains_on_the_bounds_of_the_times(fit: Fit, cancer: pd.DataFrame) -> None:
     frame = cancer[["mean area"]].assign(low=1.0 + cancer[LABEL], high=2.0 + cancer[LABEL], **{LABEL: 0.0})
     result = fit(
         XGBoostTrainer,
@@ -252,9 +252,9 @@ def test_survival_times_are_their_bounds(fit: Fit, cancer: pd.DataFrame) -> None
     assert "train-aft-nloglik" in result.metrics
 
 
-def test_part_may_be_kept_on_disk(fit: Fit, cancer: pd.DataFrame, tmp_path: Any) -> None:
+def test_external_memory_gives_the_same_trees(fit: Fit, cancer: pd.DataFrame, tmp_path: Any) -> None:
     pyarrow.parquet.write_table(pa.Table.from_pandas(cancer), tmp_path / "train.parquet", row_group_size=100)
-    found = [
+    results = [
         fit(
             XGBoostTrainer,
             params=BINARY,
@@ -264,10 +264,10 @@ def test_part_may_be_kept_on_disk(fit: Fit, cancer: pd.DataFrame, tmp_path: Any)
         )
         for external in (False, True)
     ]
-    assert trees(found[0]) == trees(found[1])
+    assert trees(results[0]) == trees(results[1])
 
 
-def test_categories_of_several_files_are_the_same_numbers_everywhere(fit: Fit, tmp_path: Any) -> None:
+def test_categories_in_several_files_have_the_same_codes_on_every_worker(fit: Fit, tmp_path: Any) -> None:
     files = []
     for number, letters in enumerate(("abc", "cab", "dca")):
         letter = pd.Series(list(letters) * 30)
@@ -304,10 +304,10 @@ def test_files_weights_missing_values_and_categories(fit: Fit, cancer: pd.DataFr
         dmatrix_params={"train": {"weight": "w"}},
     )
     matrix = xgboost.QuantileDMatrix(plain.drop(columns=[LABEL, "w"]), plain[LABEL], weight=plain["w"])
-    alone: dict[str, Any] = {}
-    xgboost.train(BINARY, matrix, 10, evals=[(matrix, "train")], evals_result=alone, verbose_eval=False)
+    single: dict[str, Any] = {}
+    xgboost.train(BINARY, matrix, 10, evals=[(matrix, "train")], evals_result=single, verbose_eval=False)
     assert weighted.metrics is not None
-    assert weighted.metrics["train-logloss"] == pytest.approx(alone["train"]["logloss"][-1], rel=0.02)
+    assert weighted.metrics["train-logloss"] == pytest.approx(single["train"]["logloss"][-1], rel=0.02)
 
     categories = fit(
         XGBoostTrainer,
@@ -323,7 +323,7 @@ def test_files_weights_missing_values_and_categories(fit: Fit, cancer: pd.DataFr
 
 
 @pytest.mark.parametrize("rows", [3, 6])
-def test_shards_may_be_empty_or_of_a_single_class(fit: Fit, rows: int) -> None:
+def test_shards_may_be_empty_or_have_a_single_class(fit: Fit, rows: int) -> None:
     frame = pd.DataFrame({"x": np.arange(rows, dtype=float), LABEL: np.arange(rows) >= rows // 2})
     frame[LABEL] = frame[LABEL].astype(int)
     result = fit(
@@ -338,7 +338,7 @@ def test_shards_may_be_empty_or_of_a_single_class(fit: Fit, rows: int) -> None:
     assert result.metrics["train-logloss"] < 0.3
 
 
-def test_early_stopping_and_functions_of_ones_own(fit: Fit, cancer: pd.DataFrame) -> None:
+def test_early_stopping_with_custom_objective_and_metric(fit: Fit, cancer: pd.DataFrame) -> None:
     def squared(predicted: Any, matrix: Any) -> tuple[Any, Any]:
         probability = 1 / (1 + np.exp(-predicted))
         return probability - matrix.get_label(), probability * (1 - probability)
@@ -372,7 +372,7 @@ def train_sklearn() -> int:
     return int(classifier.get_booster().num_boosted_rounds())
 
 
-def test_function_with_an_estimator_reports_what_it_is_asked_to(fit: Fit, cancer: pd.DataFrame) -> None:
+def test_train_function_with_an_estimator_reports_the_selected_metrics(fit: Fit, cancer: pd.DataFrame) -> None:
     result = fit(XGBoostTrainer, train_sklearn, datasets={"train": cancer})
     assert result.return_value == 5
     assert result.metrics is not None
@@ -380,20 +380,20 @@ def test_function_with_an_estimator_reports_what_it_is_asked_to(fit: Fit, cancer
     assert [metrics["_training_iteration"] for _, metrics in result.best_checkpoints] == [2, 4]
     assert result.checkpoint is not None
     assert RayTrainReportCallback.get_model(result.checkpoint, "cancer.json").num_boosted_rounds() == 4
-    with pytest.raises(ConfigurationError, match=r"file 'model.ubj' is wanted, got .*cancer.json"):
+    with pytest.raises(ConfigurationError, match=r"expected a checkpoint with a file 'model.ubj', got .*cancer.json"):
         XGBoostTrainer.get_model(result.checkpoint)
 
 
 @pytest.mark.ray
-def test_ray_workers_train_too(fit: Fit, ray_address: str, cancer: pd.DataFrame) -> None:
+def test_training_on_ray_workers(fit: Fit, ray_address: str, cancer: pd.DataFrame) -> None:
     result = fit(XGBoostTrainer, params=BINARY, label_column=LABEL, datasets={"train": cancer}, runtime="ray")
     assert result.metrics is not None
     assert result.metrics["train-logloss"] < 0.15
 
 
 @pytest.mark.ray
-@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns of what it does itself
-def test_ray_datasets_are_trained_on(fit: Fit, ray_address: str, cancer: pd.DataFrame) -> None:
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # raised within Ray Data
+def test_training_on_ray_datasets(fit: Fit, ray_address: str, cancer: pd.DataFrame) -> None:
     import ray.data
 
     datasets = {"train": ray.data.from_pandas(cancer[:400]), "valid": ray.data.from_pandas(cancer[400:])}
@@ -404,7 +404,7 @@ def test_ray_datasets_are_trained_on(fit: Fit, ray_address: str, cancer: pd.Data
 
     datasets["valid"] = datasets["valid"].drop_columns(["mean area"])
     with pytest.raises(
-        TrainingFailedError, match="'valid': expected the features of 'train', got other ones: mean area"
+        TrainingFailedError, match="'valid': expected the same features as in 'train', got different ones: mean area"
     ):
         fit(XGBoostTrainer, datasets=datasets, **options)
 
@@ -412,23 +412,26 @@ def test_ray_datasets_are_trained_on(fit: Fit, ray_address: str, cancer: pd.Data
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label_column": "nothing"}, "expected a column 'nothing', found"),
-        ({"label_column": None}, "expected a train_loop_per_worker; or params"),
+        ({"label_column": "nothing"}, "expected a column 'nothing', got 'x', 'target'"),
+        ({"label_column": None}, "expected either a train_loop_per_worker, or params"),
         ({"datasets": {"valid": {"x": [1.0], LABEL: [0]}}}, "datasets ['valid']"),
         ({"datasets": {"train": {"x": ["a", "b"], LABEL: [0, 1]}}}, "got column 'x' of type string"),
         (
             {"datasets": {"train": {"x": [1.0, 2.0], LABEL: [0, 1]}, "valid": {"y": [1.0], LABEL: [0]}}},
-            "dataset 'valid': expected the features of 'train', got other ones: x, y",
+            "dataset 'valid': expected the same features as in 'train', got different ones: x, y",
         ),
-        ({"params": {"objective": "multi:softmax"}}, "expected num_class"),
+        ({"params": {"objective": "multi:softmax"}}, "expected num_class for objective 'multi:softmax', got none"),
         (
             {"params": {"objective": "multi:softmax", "num_class": 3}, "datasets": labels(0, 1, 3)},
             "whole numbers from 0 to 2 for objective 'multi:softmax', got from 0 to 3 in column 'target'",
         ),
         ({"datasets": labels(1, 2, 1)}, "numbers from 0 to 1 for objective 'binary:logistic', got from 1 to 2"),
-        ({"datasets": labels(1, 1, 1)}, "expected labels that are of different values, got only 1 in column 'target'"),
-        ({"datasets": labels(0.0, 1.0, np.nan)}, "known and finite, got missing or infinite ones in 'target'"),
-        ({"datasets": labels("a", "b", "c")}, "labels that are numbers, got column 'target' of type string"),
+        ({"datasets": labels(1, 1, 1)}, "expected labels with at least two values, got only 1 in column 'target'"),
+        (
+            {"datasets": labels(0.0, 1.0, np.nan)},
+            "expected finite labels, got missing or infinite ones in column 'target'",
+        ),
+        ({"datasets": labels("a", "b", "c")}, "expected numeric labels, got column 'target' of type string"),
         (
             {"params": {"objective": "reg:gamma"}, "datasets": labels(0.0, 1.0, 2.0)},
             "numbers above 0 for objective 'reg:gamma', got from 0 to 2",
@@ -436,37 +439,39 @@ def test_ray_datasets_are_trained_on(fit: Fit, ray_address: str, cancer: pd.Data
         ({"params": {"device": "cuda"}}, "expected GPUs, got ScalingConfig(use_gpu=False)"),
         ({"dmatrix_params": {"test": {}}}, "expected names of datasets ('train'), got 'test'"),
         ({"dmatrix_params": {"train": {"weight": "w"}}}, "expected a column 'w'"),
-        ({"dmatrix_params": {"train": {"qid": "x"}}}, "expected rows of one 'x' next to each other"),
+        ({"dmatrix_params": {"train": {"qid": "x"}}}, "expected rows with the same 'x' next to each other"),
     ],
 )
-def test_mistakes_are_told_before_a_worker_is_started(options: dict[str, Any], message: str, tmp_path: Any) -> None:
+def test_wrong_arguments_are_rejected_before_a_worker_starts(
+    options: dict[str, Any], message: str, tmp_path: Any
+) -> None:
     given: dict[str, Any] = {
         "params": BINARY,
         "label_column": LABEL,
         "datasets": {"train": {"x": [1.0, 2.0, 1.0], LABEL: [0, 1, 1]}},
         **options,
     }
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as error:
         XGBoostTrainer(
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(storage_path=tmp_path, verbose=0),
             **given,
         ).fit()
-    assert message in str(refused.value)
+    assert message in str(error.value)
 
 
-def test_configurations_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="at least 1, got 0"):
+def test_invalid_configurations_are_rejected() -> None:
+    with pytest.raises(ConfigurationError, match="expected a number of seconds >= 1, got 0"):
         XGBoostConfig(timeout_s=0)
     with pytest.raises(ConfigurationError, match="expected XGBoostConfig, got"):
         XGBoostTrainer(train_sklearn, xgboost_config=3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="the function calls it itself"):
+    with pytest.raises(ConfigurationError, match=r"Call xgboost\.train with them in the train function"):
         XGBoostTrainer(train_sklearn, params=BINARY)
-    with pytest.raises(ConfigurationError, match="at least 0, got -1"):
+    with pytest.raises(ConfigurationError, match="expected a number of rounds >= 0, got -1"):
         RayTrainReportCallback(frequency=-1)
 
 
-def test_metric_that_is_not_logged_is_told_with_those_that_are(fit: Fit, cancer: pd.DataFrame) -> None:
+def test_error_for_an_unknown_metric_lists_the_logged_metrics(fit: Fit, cancer: pd.DataFrame) -> None:
     def train() -> None:
         frame = drivetrain.get_dataset_shard("train").to_pandas()
         matrix = xgboost.DMatrix(frame.drop(columns=LABEL), frame[LABEL])
@@ -477,7 +482,7 @@ def test_metric_that_is_not_logged_is_told_with_those_that_are(fit: Fit, cancer:
         fit(XGBoostTrainer, train, datasets={"train": cancer}, workers=0)
 
 
-def test_a_run_goes_on_with_more_rounds_from_a_checkpoint(fit: Fit, cancer: pd.DataFrame) -> None:
+def test_training_continues_from_a_checkpoint_with_more_rounds(fit: Fit, cancer: pd.DataFrame) -> None:
     options = {"params": BINARY, "label_column": LABEL, "datasets": {"train": cancer}, "workers": 0}
     first = fit(XGBoostTrainer, name="first", num_boost_round=3, **options)
     more = fit(XGBoostTrainer, name="more", num_boost_round=5, resume_from_checkpoint=first.checkpoint, **options)

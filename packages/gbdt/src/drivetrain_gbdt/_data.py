@@ -1,4 +1,4 @@
-"""The datasets of the table form: split as tables, and refused where they cannot be trained on."""
+"""The datasets of a training on tables: splits them by rows, and checks columns and labels before the run starts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MAX_CHECKED_LABELS = 10_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """What the columns of the datasets are.
+    """The roles of the columns of the datasets.
 
     Attributes:
-        label: the column that is predicted.
-        others: by dataset, those that are no features, such as weights.
-        categorical: columns of categories are features.
+        label: the column to predict.
+        others: by dataset, further columns that are not features, such as weights.
+        categorical: True if columns of categories are features.
     """
 
     label: str
@@ -37,56 +37,57 @@ class Columns:
     categorical: bool
 
     def features(self, name: str, schema: pa.Schema, expected: Sequence[str] | None = None) -> list[str]:
-        """The columns of a dataset that are features.
+        """Return the columns of a dataset that are features.
 
         Args:
-            name: of the dataset.
-            schema: its columns.
-            expected: the features of the dataset that is trained on.
+            name: the name of the dataset.
+            schema: the schema of the dataset.
+            expected: the features of the training dataset.
 
         Raises:
-            ConfigurationError: a column is missing, or is nothing to train on; or there are other features.
+            ConfigurationError: a column is missing or has a type that the library cannot train on; or the features
+                are not those of the training dataset.
         """
         from pyarrow import types
 
-        known: list[str] = list(schema.names)
-        no_features = (self.label, *self.others.get(name, ()))
-        for column in no_features:
-            if column not in known:
+        columns: list[str] = list(schema.names)
+        not_features = (self.label, *self.others.get(name, ()))
+        for column in not_features:
+            if column not in columns:
                 raise ConfigurationError(
-                    f"dataset {name!r}: expected a column {column!r}, got {', '.join(map(repr, known))}"
+                    f"dataset {name!r}: expected a column {column!r}, got {', '.join(map(repr, columns))}"
                 )
             kind = schema.field(column).type
             if not _is_numeric(kind) and column == self.label:
                 raise ConfigurationError(
-                    f"dataset {name!r}: expected labels that are numbers, got column {column!r} of type {kind}: "
-                    "encode it"
+                    f"dataset {name!r}: expected numeric labels, got column {column!r} of type {kind}. "
+                    "Encode it as numbers"
                 )
-        features = [column for column in known if column not in no_features]
-        wanted = "numbers, or categories" if self.categorical else "numbers"
+        features = [column for column in columns if column not in not_features]
+        accepted = "numeric or categorical" if self.categorical else "numeric"
         for column in features:
             kind = schema.field(column).type
             if not _is_numeric(kind) and not (self.categorical and types.is_dictionary(kind)):
                 raise ConfigurationError(
-                    f"dataset {name!r}: expected features that are {wanted}, "
-                    f"got column {column!r} of type {kind}: encode it, or leave it out"
+                    f"dataset {name!r}: expected {accepted} features, "
+                    f"got column {column!r} of type {kind}. Encode it as numbers, or drop it"
                 )
         if expected is not None and set(features) != set(expected):
             raise ConfigurationError(
-                f"dataset {name!r}: expected the features of {TRAIN!r}, got other ones: "
+                f"dataset {name!r}: expected the same features as in {TRAIN!r}, got different ones: "
                 f"{', '.join(sorted(set(features) ^ set(expected)))}"
             )
         return features
 
 
 class TableData(DataConfig):
-    """Splits tables, refuses those that cannot be trained on, and has categories mean the same in all parts.
+    """Splits tables, rejects tables that cannot be trained on, and gives categories the same codes in all parts.
 
     Args:
-        columns: what they are.
-        objective: the name of what is optimised; None for a function, or the library's default.
+        columns: the roles of the columns.
+        objective: the name of the objective; None for a function, or the library's default.
         classes: the number of classes, if the objective has any.
-        groups: by dataset, the column of which equal values stay together.
+        groups: by dataset, the column whose equal values stay on one worker.
         datasets_to_split: see :class:`drivetrain.DataConfig`.
         execution_options: see :class:`drivetrain.DataConfig`.
     """
@@ -109,32 +110,32 @@ class TableData(DataConfig):
         self._expected: list[str] | None = None
 
     def open(self, datasets: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See :meth:`drivetrain.DataConfig.open`; also checks the columns and labels of what could be opened."""
+        """See :meth:`drivetrain.DataConfig.open`; also checks the columns and labels of the opened datasets."""
         opened = super().open(datasets)
-        self._look_at(opened)
+        self._check(opened)
         return opened
 
     def configure(
         self, datasets: Mapping[str, Any], world_size: int, *args: Any, **options: Any
     ) -> list[dict[str, Any]]:
-        """See :meth:`drivetrain.DataConfig.configure`; also looks at what functions make."""
-        made = {name: dataset() if callable(dataset) else dataset for name, dataset in datasets.items()}
-        opened = super().open(made)
-        self._look_at({name: dataset for name, dataset in opened.items() if dataset is not made[name]})
+        """See :meth:`drivetrain.DataConfig.configure`; also checks the datasets that functions return."""
+        created = {name: dataset() if callable(dataset) else dataset for name, dataset in datasets.items()}
+        opened = super().open(created)
+        self._check({name: dataset for name, dataset in opened.items() if dataset is not created[name]})
         return [
             {name: self._recoded(shard) for name, shard in shards.items()}
             for shards in super().configure(opened, world_size, *args, **options)
         ]
 
-    def _look_at(self, opened: Mapping[str, Any]) -> None:
-        """Checks the datasets that were opened as tables: neither functions nor those that another provider splits."""
+    def _check(self, opened: Mapping[str, Any]) -> None:
+        """Check the datasets that were opened as tables; not functions, nor datasets that another provider splits."""
         sources = _sources(opened)
         for name in sorted(sources, key=lambda name: name != TRAIN):
             features = self._columns.features(name, sources[name].schema(), self._expected)
             self._expected = features if name == TRAIN else self._expected
         for name, shard in DataConfig().configure({name: opened[name] for name in sources}, 1)[0].items():
             self._check_labels(name, shard)
-            self._note_categories(shard)
+            self._collect_categories(shard)
 
     def _check_labels(self, name: str, shard: TableShard) -> None:
         rules = LabelRules.of(self._objective, self._classes)
@@ -145,8 +146,8 @@ class TableData(DataConfig):
         if name == TRAIN:
             rules.check_differences(labels)
 
-    def _note_categories(self, shard: TableShard) -> None:
-        """Reads the columns of categories, and notes all of them where parts have different ones."""
+    def _collect_categories(self, shard: TableShard) -> None:
+        """Read the columns of categories, and store the union of the categories of all parts."""
         from pyarrow import types
 
         schema = shard.schema()
@@ -167,20 +168,20 @@ class TableData(DataConfig):
 
 
 def _sources(opened: Mapping[str, Any]) -> dict[str, Source]:
-    """The datasets that were opened as tables."""
+    """Return the datasets that were opened as tables."""
     values = {name: dataset.value for name, dataset in opened.items() if isinstance(dataset, OpenedDataset)}
     if not values:
         return {}
     try:
         from drivetrain_data import Source
-    except ModuleNotFoundError:  # other providers have opened all of them
+    except ModuleNotFoundError:  # so other providers have opened all datasets
         return {}
     return {name: value for name, value in values.items() if isinstance(value, Source)}
 
 
 @dataclass(frozen=True)
 class _Recoded:
-    """Rows whose categories have the same numbers wherever they are read."""
+    """Reads rows with the same codes for categories on every worker."""
 
     reader: Any
     categories: Mapping[str, pa.Array]
@@ -215,10 +216,10 @@ def _recode(column: pa.ChunkedArray, categories: pa.Array) -> pa.ChunkedArray:
 
     def chunk_of(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
         if chunk.dictionary.equals(categories):
-            numbers = chunk.indices.cast("int32")
+            codes = chunk.indices.cast("int32")
         else:
-            numbers = pc.index_in(chunk.dictionary.cast(categories.type), categories).take(chunk.indices)
-        return pa.DictionaryArray.from_arrays(numbers, categories, ordered=chunk.type.ordered)
+            codes = pc.index_in(chunk.dictionary.cast(categories.type), categories).take(chunk.indices)
+        return pa.DictionaryArray.from_arrays(codes, categories, ordered=chunk.type.ordered)
 
     return pa.chunked_array([chunk_of(chunk) for chunk in column.chunks], _recoded_type(column.type, categories))
 
@@ -229,14 +230,14 @@ def _recoded_type(kind: pa.DictionaryType, categories: pa.Array) -> pa.DataType:
     return pa.dictionary(pa.int32(), categories.type, ordered=kind.ordered)
 
 
-def _union(known: pa.Array | None, found: pa.Array) -> pa.Array:
+def _union(categories: pa.Array | None, new: pa.Array) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if known is None:
-        return pa.array(found.to_pylist(), found.type)  # without a mask, which XGBoost does not take
-    found = found.cast(known.type)
-    return pa.concat_arrays([known, found.filter(pc.invert(pc.is_in(found, known)))])
+    if categories is None:
+        return pa.array(new.to_pylist(), new.type)  # drops the validity bitmap, which XGBoost does not accept
+    new = new.cast(categories.type)
+    return pa.concat_arrays([categories, new.filter(pc.invert(pc.is_in(new, categories)))])
 
 
 def _is_numeric(kind: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""Checks labels before a run starts: each objective accepts some numbers only."""
+"""Checks labels before a run starts: each objective accepts only certain numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Labels:
         column: the name of the column.
         minimum: the smallest label.
         maximum: the largest label.
-        integers: all labels are whole numbers.
+        integers: True if all labels are whole numbers.
     """
 
     dataset: str
@@ -34,7 +34,7 @@ class Labels:
 
     @classmethod
     def read(cls, dataset: str, column: str, shard: TableShard) -> Labels:
-        """Reads the column of the labels.
+        """Read the column of the labels.
 
         Raises:
             ConfigurationError: a label is missing or infinite.
@@ -46,8 +46,7 @@ class Labels:
             values = pc.cast(table.column(column), "float64")
             if values.null_count or not pc.all(pc.is_finite(values), min_count=0).as_py():
                 raise ConfigurationError(
-                    f"dataset {dataset!r}: expected labels that are known and finite, got missing or infinite ones in "
-                    f"{column!r}"
+                    f"dataset {dataset!r}: expected finite labels, got missing or infinite ones in column {column!r}"
                 )
             if len(values):
                 bounds = pc.min_max(values).as_py()
@@ -57,7 +56,7 @@ class Labels:
 
     @property
     def range(self) -> str:
-        """The range in words: ``1 to 2``, or ``1`` if all labels are equal."""
+        """The range as text: ``1 to 2``, or ``1`` if all labels are equal."""
         return f"{self.minimum:g}" if self.minimum == self.maximum else f"{self.minimum:g} to {self.maximum:g}"
 
 
@@ -68,8 +67,8 @@ class Domain:
     Attributes:
         minimum: the smallest label.
         maximum: the largest label.
-        integers: only whole numbers.
-        positive: only numbers above 0.
+        integers: True for only whole numbers.
+        positive: True for only numbers above 0.
     """
 
     minimum: float = 0
@@ -78,7 +77,7 @@ class Domain:
     positive: bool = False
 
     def accepts(self, labels: Labels) -> bool:
-        """Whether all labels are in the domain."""
+        """Return True if all labels are in the domain."""
         return (
             self.minimum <= labels.minimum
             and labels.maximum <= self.maximum
@@ -113,7 +112,7 @@ _DOMAINS = {
     "lambdarank": _RELEVANCE,
     "rank_xendcg": _RELEVANCE,
 }
-"""By objective of either library."""
+"""By objective, for both libraries."""
 
 _MULTICLASS = ("multi:softmax", "multi:softprob", "multiclass", "softmax", "multiclassova", "ova")
 
@@ -124,7 +123,7 @@ class LabelRules:
 
     Attributes:
         objective: the name of the objective; None for a function, or the library's default.
-        domain: the labels that it accepts; None for all.
+        domain: the labels that the objective accepts; None for all.
     """
 
     objective: str | None
@@ -132,7 +131,7 @@ class LabelRules:
 
     @classmethod
     def of(cls, objective: str | None, classes: int | None) -> LabelRules | None:
-        """The rules of an objective; None if it has no labels to check.
+        """Return the rules of an objective; None if it has no labels to check.
 
         Args:
             objective: the name of the objective.
@@ -140,17 +139,17 @@ class LabelRules:
         """
         if objective is None:
             return cls(None, None)
-        if objective.startswith("survival:"):  # it is trained on bounds in other columns, or on the sign of labels
+        if objective.startswith("survival:"):  # trains on bounds in other columns, or on the sign of the labels
             return None
         if objective in _MULTICLASS and classes:
             return cls(objective, Domain(maximum=classes - 1, integers=True))
         return cls(objective, _DOMAINS.get(objective))
 
     def check_domain(self, labels: Labels) -> None:
-        """Checks that the objective accepts the labels.
+        """Check that the objective accepts the labels.
 
         Raises:
-            ConfigurationError: it does not.
+            ConfigurationError: it does not accept them.
         """
         if self.domain is None or self.domain.accepts(labels):
             return
@@ -161,17 +160,17 @@ class LabelRules:
         )
 
     def check_differences(self, labels: Labels) -> None:
-        """Checks that there is something to learn: at least two values, or two classes.
+        """Check that there is something to learn: at least two values, or two classes.
 
         Raises:
             ConfigurationError: all labels are equal or of one class.
         """
-        if self.objective == "binary":  # all labels above 0 are one class for LightGBM
+        if self.objective == "binary":  # for LightGBM, all labels above 0 are one class
             kind, all_equal = "classes", (labels.minimum > 0) == (labels.maximum > 0)
         else:
             kind, all_equal = "values", labels.minimum == labels.maximum
         if all_equal:
             raise ConfigurationError(
-                f"dataset {labels.dataset!r}: expected labels that are of different {kind}, "
+                f"dataset {labels.dataset!r}: expected labels with at least two {kind}, "
                 f"got only {labels.range} in column {labels.column!r}"
             )

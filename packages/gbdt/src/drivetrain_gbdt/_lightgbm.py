@@ -1,4 +1,4 @@
-"""What needs LightGBM: the callback, and training on tables."""
+"""The parts that import LightGBM: the callback, and training on tables."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
 
 __all__ = ["RayTrainReportCallback", "train_on_tables"]
 
-_AFTER_EVALUATION = 25  # LightGBM's own: 10 logs, 20 records, 30 stops early
-_STOPPING = 30
-_ROWS = 65_536  # of a batch that is read from a Ray dataset
-_PATIENCE = ("early_stopping_round", "early_stopping_rounds", "early_stopping", "n_iter_no_change")
-_STOPS_EARLY = type(lightgbm.early_stopping(1))
+_REPORT_ORDER = 25  # in LightGBM: 10 logs evaluations, 20 records them, 30 stops early
+_EARLY_STOPPING_ORDER = 30
+_BATCH_ROWS = 65_536  # in a batch that is read from a Ray dataset
+_PATIENCE_PARAMS = ("early_stopping_round", "early_stopping_rounds", "early_stopping", "n_iter_no_change")
+_EARLY_STOPPING_TYPE = type(lightgbm.early_stopping(1))
 
 History = list[list[tuple[Any, ...]]]
-"""By round, LightGBM's results: dataset, metric, value, whether higher is better."""
+"""By round, LightGBM's results: dataset, metric, value, and True if higher is better."""
 
 
 class RayTrainReportCallback:
-    """Reports each round's metrics, and the model every so often: pass it to ``lightgbm.train(callbacks=[...])``.
+    """Reports each round's metrics, and the model at intervals: pass it to ``lightgbm.train(callbacks=[...])``.
 
-    When the run is about to be ended (see :func:`drivetrain.get_preemption_info`), it saves the model and stops.
+    On a preemption (see :func:`drivetrain.get_preemption_info`), it saves the model and stops the training.
 
     Args:
         metrics: names of metrics to report, such as ``"valid-binary_logloss"``; None for all; a mapping
-            ``{reported name: metric}`` to give them others.
-        filename: of the model in its checkpoint, in LightGBM's text format.
-        frequency: rounds from one checkpoint to the next; 0 for none but the last.
-        checkpoint_at_end: have one after the last round. Where another callback stops training early, that round is
-            not known as the last: use a ``frequency`` then.
-        results_postprocessing_fn: makes what is reported of a dict of metrics.
+            ``{reported name: metric}`` to rename them.
+        filename: the file name of the model in its checkpoint; it has LightGBM's text format.
+        frequency: the number of rounds between checkpoints; 0 for only the last one.
+        checkpoint_at_end: save a checkpoint after the last round. If another callback stops the training early, this
+            callback does not notice that the round was the last one; set a ``frequency`` in this case.
+        results_postprocessing_fn: turns the dict of metrics into the metrics to report.
 
     Raises:
         ConfigurationError: an argument is out of range; or, after the first round, a metric is unknown.
@@ -53,12 +53,12 @@ class RayTrainReportCallback:
         checkpoint_at_end: bool = True,
         results_postprocessing_fn: Callable[[dict[str, float]], Mapping[str, Any]] | None = None,
     ) -> None:
-        self.order = _AFTER_EVALUATION  # which LightGBM reads of the object alone
+        self.order = _REPORT_ORDER  # on the instance, because LightGBM does not read it from the class
         self._rounds = 0
         self._reports = ModelReports(metrics, filename, frequency, checkpoint_at_end, results_postprocessing_fn)
 
     def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
-        """Reports the round."""
+        """Report the round."""
         model: Any = env.model
         results = list(env.evaluation_result_list or ())
         values = {f"{result[0]}-{result[1]}": float(result[2]) for result in results}
@@ -68,12 +68,12 @@ class RayTrainReportCallback:
             raise lightgbm.callback.EarlyStopException(env.iteration, results)
 
     def at_end(self, model: lightgbm.Booster) -> None:
-        """Reports the model, if its last round came without, or if rounds after the best are to be left out."""
+        """Report the model if the last report did not contain it, or if the rounds after the best have to be cut."""
         self._reports.at_end(model.save_model, again=0 < model.best_iteration < self._rounds)
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint, filename: str = CHECKPOINT_NAME) -> lightgbm.Booster:
-        """The model of a checkpoint that this callback has reported.
+        """Return the model in a checkpoint that this callback has reported.
 
         Raises:
             ConfigurationError: the checkpoint has no file of that name.
@@ -83,40 +83,38 @@ class RayTrainReportCallback:
 
 
 class _TableReports(RayTrainReportCallback):
-    """Has checkpoints hold the metrics of all rounds, the ones before a resume included."""
+    """Stores the metrics of all rounds in each checkpoint, including the rounds before a resume."""
 
     def __init__(self, past: History, **options: Any) -> None:
         super().__init__(**options)
         self._history = list(past)
 
     def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
-        """Reports the round."""
+        """Report the round."""
         self._history.append([tuple(result) for result in env.evaluation_result_list or ()])
         self._reports.history = self._history
         super().__call__(env)
 
 
 class _EarlyStopping:
-    """LightGBM's own, which begins with the rounds before a resume."""
+    """LightGBM's early stopping callback; first replays the rounds before a resume to it."""
 
     before_iteration = False
 
     def __init__(self, callback: Callable[[lightgbm.callback.CallbackEnv], None], past: History) -> None:
-        self.order = _STOPPING
+        self.order = _EARLY_STOPPING_ORDER
         self._callback = callback
         self._past = past
 
     def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
-        """Counts the round."""
+        """Pass the round to LightGBM's callback."""
         results: Any = env.evaluation_result_list
         if env.iteration == env.begin_iteration:
             for iteration, past in enumerate(self._past):
-                self._count(
-                    env, iteration, [_as_result(then, like=now) for now, then in zip(results, past, strict=False)]
-                )
-        self._count(env, env.iteration, results)
+                self._call(env, iteration, [_as_result(old, like=new) for new, old in zip(results, past, strict=False)])
+        self._call(env, env.iteration, results)
 
-    def _count(self, env: lightgbm.callback.CallbackEnv, iteration: int, results: Any) -> None:
+    def _call(self, env: lightgbm.callback.CallbackEnv, iteration: int, results: Any) -> None:
         self._callback(
             lightgbm.callback.CallbackEnv(
                 model=env.model,
@@ -130,15 +128,15 @@ class _EarlyStopping:
 
 
 def _as_result(values: Sequence[Any], *, like: Any) -> Any:
-    """A result of LightGBM's present version, which may be a plain tuple."""
+    """Return an evaluation result of the installed LightGBM's type, which may be a plain tuple."""
     return tuple(values) if type(like) is tuple else type(like)(*values)
 
 
 def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
-    """Trains on this worker's part of the tables.
+    """Train on this worker's part of the tables.
 
     Args:
-        config: what the trainer was given.
+        config: the config from ``TableForm.arrange()``.
         network: the parameters that connect the workers.
     """
     params = {**network, **config["params"]}
@@ -148,17 +146,18 @@ def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
     if checkpoint is not None:
         model, past = RayTrainReportCallback.get_model(checkpoint), evaluations(checkpoint) or []
         rounds -= model.current_iteration()
-        if rounds <= 0 or len(past) > model.current_iteration():  # the rounds after the best were left out at the end
+        # More evaluated rounds than the model has: the training is complete, and its rounds after the best were cut.
+        if rounds <= 0 or len(past) > model.current_iteration():
             return
     sets: dict[str, lightgbm.Dataset] = {}
     features: list[str] | None = None
     for name in config["names"]:
         options = dict(config["options"].get(name, {}))
-        given = {key: options.pop(key) for key in config["columns"] if key in options}
+        columns = {key: options.pop(key) for key in config["columns"] if key in options}
         table = _read(name, get_dataset_shard(name))
         features = features or config["table"].features(name, table.schema)
         config["table"].features(name, table.schema, features)
-        fields = {key: table.column(column).to_numpy() for key, column in given.items()}
+        fields = {key: table.column(column).to_numpy() for key, column in columns.items()}
         if "group" in fields:
             fields["group"] = _sizes(fields["group"])
         sets[name] = lightgbm.Dataset(
@@ -171,7 +170,7 @@ def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
         )
     arguments = dict(config["arguments"])
     callbacks = [
-        _EarlyStopping(callback, past) if isinstance(callback, _STOPS_EARLY) else callback
+        _EarlyStopping(callback, past) if isinstance(callback, _EARLY_STOPPING_TYPE) else callback
         for callback in (*(arguments.pop("callbacks", None) or ()), *_early_stopping(params))
     ]
     report = _TableReports(past, frequency=config["frequency"], checkpoint_at_end=config["at_end"])
@@ -189,8 +188,8 @@ def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
 
 
 def _early_stopping(params: dict[str, Any]) -> list[Any]:
-    """Takes early stopping out of the parameters, and makes the callback that LightGBM would make of it."""
-    patience = [params.pop(name) for name in _PATIENCE if name in params]
+    """Remove early stopping from the parameters; return the callback that LightGBM would create for it."""
+    patience = [params.pop(name) for name in _PATIENCE_PARAMS if name in params]
     if not patience or not patience[0] or patience[0] < 0:
         return []
     return [
@@ -206,16 +205,16 @@ def _read(name: str, shard: Any) -> pa.Table:
     if hasattr(shard, "to_table"):
         table = shard.to_table()
     else:
-        table = pa.concat_tables(shard.iter_batches(batch_size=_ROWS, batch_format="pyarrow"))
+        table = pa.concat_tables(shard.iter_batches(batch_size=_BATCH_ROWS, batch_format="pyarrow"))
     if not table.num_rows:
         raise ConfigurationError(
-            f"LightGBM: expected at least one row of dataset {name!r} on each worker, found none: use fewer workers"
+            f"LightGBM: expected at least one row of dataset {name!r} on each worker, got none. Use fewer workers"
         )
     return table
 
 
 def _matrix(table: pa.Table, features: Sequence[str]) -> Any:
-    """The features as LightGBM takes them: one array, or a data frame where there are categories."""
+    """Return the features in a format that LightGBM accepts: an array, or a data frame if some are categories."""
     kinds = [table.schema.field(name).type for name in features]
     if any(pa.types.is_dictionary(kind) for kind in kinds):
         return table.select(list(features)).to_pandas()
@@ -227,6 +226,6 @@ def _matrix(table: pa.Table, features: Sequence[str]) -> Any:
 
 
 def _sizes(groups: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The number of rows of each group, whose rows are next to each other."""
+    """Return the number of rows of each group; the rows of a group are contiguous."""
     bounds = np.flatnonzero(groups[1:] != groups[:-1]) + 1
     return np.diff(np.concatenate([[0], bounds, [len(groups)]]))

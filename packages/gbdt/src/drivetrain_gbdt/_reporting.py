@@ -1,4 +1,4 @@
-"""What the report callbacks of both libraries share: what is reported when, and the model in its checkpoint."""
+"""The shared part of both reporting callbacks: when to report metrics, and the model in its checkpoint."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Metrics = str | Sequence[str] | Mapping[str, str] | None
 
 
 class ModelReports:
-    """Reports metrics after each round, with the model where it is due.
+    """Reports metrics after each round, with the model when a checkpoint is due.
 
     Args:
-        metrics: which to report; None for all, a mapping to give them other names.
-        filename: of the model in a checkpoint.
-        frequency: rounds from one checkpoint to the next; 0 for none but the last.
-        checkpoint_at_end: have one after the last round.
-        results_postprocessing_fn: makes what is reported of the metrics.
+        metrics: the metrics to report; None for all, a mapping to rename them.
+        filename: the file name of the model in a checkpoint.
+        frequency: the number of rounds between checkpoints; 0 for only the last one.
+        checkpoint_at_end: save a checkpoint after the last round.
+        results_postprocessing_fn: turns the dict of metrics into the metrics to report.
 
     Attributes:
-        history: what a checkpoint's file of evaluations is to hold; None for no such file.
+        history: the evaluations to store in checkpoints; None to store none.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ModelReports:
     ) -> None:
         if type(frequency) is not int or frequency < 0:
             raise ConfigurationError(
-                f"RayTrainReportCallback(frequency=...): expected a number of rounds, at least 0, got {frequency!r}"
+                f"RayTrainReportCallback(frequency=...): expected a number of rounds >= 0, got {frequency!r}"
             )
         names = [metrics] if isinstance(metrics, str) else metrics
         self._names = names if isinstance(names, Mapping) or names is None else {name: name for name in names}
@@ -56,16 +56,16 @@ class ModelReports:
     def after_round(
         self, values: dict[str, float], rounds: int, save: Callable[[Path], object], *, last: bool = False
     ) -> bool:
-        """Reports a round.
+        """Report a round.
 
         Args:
             values: all metrics.
-            rounds: how many the model has.
+            rounds: the number of rounds of the model.
             save: writes the model to a file.
-            last: there will be no further one.
+            last: True if this is the last round.
 
         Returns:
-            Whether training is to stop here, because this process is about to be ended.
+            True if the training has to stop after this round because of a preemption.
         """
         self._last = dict(self._select(values))
         if self._postprocess is not None:
@@ -76,7 +76,7 @@ class ModelReports:
         return stopping
 
     def at_end(self, save: Callable[[Path], object], *, again: bool = False) -> None:
-        """Reports the model once more if its last round came without, or if it has changed since."""
+        """Report the model if the report of the last round did not contain it, or if ``again`` is True."""
         if self._at_end and (again or not self._saved):
             self._report(save)
 
@@ -104,20 +104,20 @@ class ModelReports:
 
 
 def evaluations(checkpoint: Checkpoint) -> Any:
-    """The history of a checkpoint that was made with one; None for others."""
+    """Return the evaluations in a checkpoint; None if it has none."""
     with checkpoint.as_directory() as directory:
         file = Path(directory, _EVALUATIONS)
         return json.loads(file.read_text()) if file.exists() else None
 
 
 def model_file(checkpoint: Checkpoint, filename: str, directory: str) -> Path:
-    """The model's file of a checkpoint.
+    """Return the path of the model in a checkpoint.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: the checkpoint has no such file.
     """
     path = Path(directory, filename)
     if not path.exists():
-        found = ", ".join(sorted(file.name for file in Path(directory).iterdir())) or "no files"
-        raise ConfigurationError(f"a checkpoint with the file {filename!r} is wanted, got {found} in {checkpoint.path}")
+        files = ", ".join(sorted(file.name for file in Path(directory).iterdir())) or "no files"
+        raise ConfigurationError(f"{checkpoint.path}: expected a checkpoint with a file {filename!r}, got {files}")
     return path

@@ -1,4 +1,4 @@
-"""The table form of both trainers: datasets by name, a label column, and what is known to be wrong before a start."""
+"""Training on tables, for both trainers: checks the arguments before the start, and builds the configuration."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Loop", "TableForm"]
 
 @dataclass(frozen=True, kw_only=True)
 class TableForm:
-    """What a library's trainer does with tables.
+    """The properties of a library's trainer that matter for training on tables.
 
     Attributes:
-        trainer: its name.
-        options: its argument for what each dataset is made with.
-        columns: of those options, the names of columns.
-        group: the one of them of which equal values stay together.
-        split: the datasets that are split unless the user says otherwise.
-        categorical: the option without which columns of categories are no features; None if they always are.
+        trainer: the name of the trainer.
+        options: the name of the trainer's argument with options for each dataset.
+        columns: the options whose values are names of columns.
+        group: the option for the column whose equal values stay on one worker.
+        split: the datasets that are split by default.
+        categorical: the option that makes columns of categories features; None if they always are.
     """
 
     trainer: str
@@ -45,17 +45,17 @@ class TableForm:
         scaling: ScalingConfig | None,
         run_config: RunConfig | None,
     ) -> tuple[dict[str, Any], DataConfig, RunConfig]:
-        """The config of the train function, how the datasets are split, and the run's configuration.
+        """Return the config of the train function, the datasets' configuration, and the run's configuration.
 
         Raises:
-            ConfigurationError: the arguments do not fit together.
+            ConfigurationError: the arguments contradict each other.
         """
         label, parameters = _check_arguments(
             self.trainer, label_column=label_column, params=params, datasets=datasets, scaling=scaling
         )
         assert datasets is not None
-        of_dataset = {name: dict(given) for name, given in (options or {}).items()}
-        if unknown := sorted(set(of_dataset) - set(datasets)):
+        dataset_options = {name: dict(given) for name, given in (options or {}).items()}
+        if unknown := sorted(set(dataset_options) - set(datasets)):
             raise ConfigurationError(
                 f"{self.trainer}({self.options}=...): expected names of datasets ({', '.join(map(repr, datasets))}), "
                 f"got {', '.join(map(repr, unknown))}"
@@ -63,28 +63,32 @@ class TableForm:
         run_config, frequency, at_end = _checkpoint_rules(run_config)
         columns = Columns(
             label=label,
-            others={name: [of[key] for key in self.columns if key in of] for name, of in of_dataset.items()},
-            categorical=self.categorical is None or any(of.get(self.categorical) for of in of_dataset.values()),
+            others={
+                name: [given[key] for key in self.columns if key in given] for name, given in dataset_options.items()
+            },
+            categorical=(
+                self.categorical is None or any(given.get(self.categorical) for given in dataset_options.values())
+            ),
         )
         config = {
             "table": columns,
             "params": parameters,
             "rounds": rounds,
-            "options": of_dataset,
+            "options": dataset_options,
             "columns": tuple(self.columns),
             "names": [TRAIN, *(name for name in datasets if name != TRAIN)],
             "arguments": dict(arguments),
             "frequency": frequency,
             "at_end": at_end,
         }
-        return config, self._data(columns, parameters, of_dataset, dataset_config), run_config
+        return config, self._data(columns, parameters, dataset_options, dataset_config), run_config
 
     def refuse(self, function: str, *given: object) -> None:
-        """Refuses the arguments of the table form beside a train function."""
+        """Reject arguments for training on tables if there is a train function."""
         if any(value for value in given):
             raise ConfigurationError(
-                f"{self.trainer} with a train_loop_per_worker: expected no label_column, params or arguments of "
-                f"{function}: the function calls it itself"
+                f"{self.trainer}(train_loop_per_worker=...): expected no label_column, params or arguments of "
+                f"{function}. Call {function} with them in the train function"
             )
 
     def _data(
@@ -103,7 +107,7 @@ class TableForm:
             classes=params.get("num_class"),
             groups={
                 **({} if given is None else given.keep_together),
-                **{name: of[self.group] for name, of in options.items() if self.group in of},
+                **{name: option[self.group] for name, option in options.items() if self.group in option},
             },
             datasets_to_split=self.split if given is None else given.datasets_to_split,
             execution_options=None if given is None else given.execution_options,
@@ -118,30 +122,34 @@ def _check_arguments(
     datasets: Mapping[str, Any] | None,
     scaling: ScalingConfig | None,
 ) -> tuple[str, dict[str, Any]]:
-    """The label column and the parameters, if they can be."""
+    """Return the label column and the parameters after checking them."""
     if not isinstance(label_column, str) or not isinstance(params, Mapping) or not datasets or TRAIN not in datasets:
         raise ConfigurationError(
-            f"{trainer}: expected a train_loop_per_worker; or params={{...}}, label_column='...' and "
+            f"{trainer}: expected either a train_loop_per_worker, or params={{...}}, label_column='...' and "
             f"datasets={{'train': ...}}, got label_column={label_column!r}, params={params!r}, "
             f"datasets {sorted(datasets or ())}"
         )
     objective = params.get("objective")
     if isinstance(objective, str) and objective.startswith("multi") and not params.get("num_class"):
-        raise ConfigurationError(f"{trainer}(params=...) with objective {objective!r}: expected num_class, found none")
+        raise ConfigurationError(
+            f"{trainer}(params=...): expected num_class for objective {objective!r}, got none. "
+            "Add num_class, the number of classes"
+        )
     device = str(params.get("device", params.get("device_type", "cpu")))
     if device.startswith(("cuda", "gpu")) and not (scaling is not None and scaling.use_gpu):
         raise ConfigurationError(
-            f"{trainer}(params={{'device': {device!r}}}): expected GPUs, got ScalingConfig(use_gpu=False): "
-            "add use_gpu=True, or use device='cpu'"
+            f"{trainer}(params={{'device': {device!r}}}): expected GPUs, got ScalingConfig(use_gpu=False). "
+            "Set use_gpu=True, or use device='cpu'"
         )
     return label_column, dict(params)
 
 
 def _checkpoint_rules(run_config: RunConfig | None) -> tuple[RunConfig, int, bool]:
-    """Takes the rules that only a trainer with its own loop knows out of a run's configuration.
+    """Extract the checkpoint settings that apply only to trainers with their own training loop.
 
     Returns:
-        The rest; after how many rounds a checkpoint is made; and whether after the last one.
+        The run's configuration without them; the number of rounds between checkpoints; and True if a checkpoint is
+        saved after the last round.
     """
     run_config = run_config or RunConfig()
     rules: CheckpointConfig = run_config.checkpoint_config

@@ -1,4 +1,4 @@
-"""How many threads a worker may use."""
+"""The number of threads that a worker may use."""
 
 import os
 
@@ -6,6 +6,6 @@ __all__ = ["worker_threads"]
 
 
 def worker_threads() -> int:
-    """The worker's share of its node's cores, which the runtime has put into the environment; 0 where it has not."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(asked) if asked.isdecimal() else 0
+    """Return the worker's share of its node's cores, which the runtime sets in the environment; 0 if it is not set."""
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(threads) if threads.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""What needs XGBoost: the callback, and training on tables."""
+"""The parts that import XGBoost: the callback, and training on tables."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ __all__ = ["RayTrainReportCallback", "train_on_tables"]
 History = dict[str, dict[str, list[float]]]
 """By dataset and metric, the values of all rounds."""
 
-_ROWS = 65_536  # of a batch that is read from a Ray dataset
-_QUANTILE = ("hist", "gpu_hist", "auto")
+_BATCH_ROWS = 65_536  # in a batch that is read from a Ray dataset
+_HISTOGRAM_METHODS = ("hist", "gpu_hist", "auto")
 
 
 class RayTrainReportCallback(xgboost.callback.TrainingCallback):
-    """Reports each round's metrics, and the model every so often: pass it to ``xgboost.train(callbacks=[...])``.
+    """Reports each round's metrics, and the model at intervals: pass it to ``xgboost.train(callbacks=[...])``.
 
-    When the run is about to be ended (see :func:`drivetrain.get_preemption_info`), it saves the model and stops.
+    On a preemption (see :func:`drivetrain.get_preemption_info`), it saves the model and stops the training.
 
     Args:
         metrics: names of metrics to report, such as ``"valid-logloss"``; None for all; a mapping
-            ``{reported name: metric}`` to give them others.
-        filename: of the model in its checkpoint; the ending says the format, ``.ubj`` or ``.json``.
-        frequency: rounds from one checkpoint to the next; 0 for none but the last.
-        checkpoint_at_end: have one after the last round.
-        results_postprocessing_fn: makes what is reported of a dict of metrics.
+            ``{reported name: metric}`` to rename them.
+        filename: the file name of the model in its checkpoint; the suffix selects the format, ``.ubj`` or ``.json``.
+        frequency: the number of rounds between checkpoints; 0 for only the last one.
+        checkpoint_at_end: save a checkpoint after the last round.
+        results_postprocessing_fn: turns the dict of metrics into the metrics to report.
 
     Raises:
         ConfigurationError: an argument is out of range; or, after the first round, a metric is unknown.
@@ -57,22 +57,22 @@ class RayTrainReportCallback(xgboost.callback.TrainingCallback):
         self._reports = ModelReports(metrics, filename, frequency, checkpoint_at_end, results_postprocessing_fn)
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, Sequence[Any]]]) -> bool:
-        """Reports the round."""
+        """Report the round."""
         values: dict[str, float] = {}
         for dataset, metrics in evals_log.items():
             for metric, history in metrics.items():
-                latest = history[-1]  # a pair of mean and deviation where folds are compared
+                latest = history[-1]  # in cross-validation a pair of mean and standard deviation
                 values[f"{dataset}-{metric}"] = float(latest[0] if isinstance(latest, tuple) else latest)
         return self._reports.after_round(values, model.num_boosted_rounds(), model.save_model)
 
     def after_training(self, model: Any) -> Any:
-        """Reports the model, if its last round came without."""
+        """Report the model, unless the report of the last round contained it."""
         self._reports.at_end(model.save_model)
         return model
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint, filename: str = CHECKPOINT_NAME) -> xgboost.Booster:
-        """The model of a checkpoint that this callback has reported.
+        """Return the model in a checkpoint that this callback has reported.
 
         Raises:
             ConfigurationError: the checkpoint has no file of that name.
@@ -82,7 +82,7 @@ class RayTrainReportCallback(xgboost.callback.TrainingCallback):
 
 
 class _TableReports(RayTrainReportCallback):
-    """Has checkpoints hold the metrics of all rounds, the ones before a resume included."""
+    """Stores the metrics of all rounds in each checkpoint, including the rounds before a resume."""
 
     def __init__(self, past: History, **options: Any) -> None:
         super().__init__(**options)
@@ -90,7 +90,7 @@ class _TableReports(RayTrainReportCallback):
         self._saved: tuple[int, str | None] | None = None
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, Sequence[Any]]]) -> bool:
-        """Reports the round."""
+        """Report the round."""
         self._reports.history = {
             dataset: {
                 metric: [*self._past.get(dataset, {}).get(metric, ()), *map(float, values)]
@@ -103,34 +103,34 @@ class _TableReports(RayTrainReportCallback):
         return stops
 
     def after_training(self, model: Any) -> Any:
-        """Leaves the end to :class:`_AtEnd`, as others may change the model after this."""
+        """Do nothing: other callbacks may still change the model, so :class:`_AtEnd` reports it."""
         return model
 
     def at_end(self, model: Any) -> None:
-        """Reports the model, if its last round came without, or if it was changed after it."""
+        """Report the model if the report of the last round did not contain it, or if it has changed since."""
         self._reports.at_end(model.save_model, again=_state(model) != self._saved)
 
 
 class _AtEnd(xgboost.callback.TrainingCallback):
-    """The last of the callbacks."""
+    """The last callback in the list; reports the final model."""
 
     def __init__(self, report: _TableReports) -> None:
         super().__init__()
         self._report = report
 
     def after_training(self, model: Any) -> Any:
-        """Reports the model as all others leave it."""
+        """Report the model after all other callbacks have run."""
         self._report.at_end(model)
         return model
 
 
 def _state(model: Any) -> tuple[int, str | None]:
-    """What early stopping changes of a model."""
+    """Return the properties of a model that early stopping changes."""
     return model.num_boosted_rounds(), model.attr("best_iteration")
 
 
 class _Batches(xgboost.DataIter):
-    """Feeds a shard to a DMatrix piece by piece, as often as it is asked to."""
+    """Feeds a shard to a DMatrix in batches; XGBoost may iterate over it several times."""
 
     def __init__(
         self,
@@ -151,83 +151,83 @@ class _Batches(xgboost.DataIter):
         super().__init__(cache_prefix=None if cache is None else str(cache / name))
 
     def reset(self) -> None:
-        """Begins again."""
+        """Restart the iteration."""
         self._tables = _tables(self._shard)
         if "qid" in self._fields:
             self._tables = _whole_groups(self._tables, self._fields["qid"])
 
     def next(self, input_data: Callable[..., None]) -> bool:
-        """Hands over the next piece; False when there is none left."""
+        """Pass the next batch to XGBoost; return False at the end of the shard."""
         table = next(self._tables, None)
         if table is None:
             return False
         if not self.features:
-            found = self._table.features(self._name, table.schema, self._expected)
-            self.features = self._expected or found
+            features = self._table.features(self._name, table.schema, self._expected)
+            self.features = self._expected or features
         for name in self.features:
-            self._note_categories(name, table.column(name))
+            self._check_categories(name, table.column(name))
         fields = {key: table.column(column).to_numpy() for key, column in self._fields.items()}
-        if "qid" in fields and "weight" in fields:  # of which XGBoost wants one for each group
+        if "qid" in fields and "weight" in fields:  # XGBoost expects one weight per group
             fields["weight"] = fields["weight"][_starts(fields["qid"])]
         label = table.column(self._table.label).to_numpy()
         input_data(data=table.select(self.features), label=label, **fields)
         return True
 
-    def _note_categories(self, name: str, column: pa.ChunkedArray) -> None:
-        """Has the numbers that stand for categories mean the same in each piece."""
+    def _check_categories(self, name: str, column: pa.ChunkedArray) -> None:
+        """Check that the codes of categories have the same meaning in each batch."""
         if not pa.types.is_dictionary(column.type):
             return
         for chunk in column.chunks:
-            found = zlib.crc32("\0".join(map(str, chunk.dictionary.to_pylist())).encode())
-            if self.dictionaries.setdefault(name, found) != found:
-                raise _other_categories(name)
+            checksum = zlib.crc32("\0".join(map(str, chunk.dictionary.to_pylist())).encode())
+            if self.dictionaries.setdefault(name, checksum) != checksum:
+                raise _different_categories(name)
 
 
-def _other_categories(name: str) -> ConfigurationError:
+def _different_categories(name: str) -> ConfigurationError:
     return ConfigurationError(
-        f"column {name!r}: expected the same categories, in the same order, in every part of a dataset, got others: "
-        "give the dataset as one data frame, or encode the column as numbers"
+        f"column {name!r}: expected the same categories, in the same order, in every part of a dataset, got different "
+        "ones. Pass the dataset as one data frame, or encode the column as numbers"
     )
 
 
 def _tables(shard: Any) -> Iterator[pa.Table]:
-    """A shard's rows; of an empty one a table without rows, as XGBoost wants to know its columns."""
+    """Yield the rows of a shard; for an empty shard, a table without rows that tells XGBoost the columns."""
     if hasattr(shard, "iter_tables"):
-        seen = False
+        is_empty = True
         for table in shard.iter_tables():
-            seen = True
+            is_empty = False
             yield table
-        if not seen:
+        if is_empty:
             yield shard.schema().empty_table()
         return
-    yield from shard.iter_batches(batch_size=_ROWS, batch_format="pyarrow")
+    yield from shard.iter_batches(batch_size=_BATCH_ROWS, batch_format="pyarrow")
 
 
 def _starts(groups: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The first row of each group, whose rows are next to each other."""
+    """Return the index of the first row of each group; the rows of a group are contiguous."""
     changes = np.flatnonzero(groups[1:] != groups[:-1]) + 1
     return np.concatenate([[0], changes]) if len(groups) else changes
 
 
 def _whole_groups(tables: Iterator[pa.Table], column: str) -> Iterator[pa.Table]:
-    """The same rows in tables that end where a group does."""
-    held: pa.Table | None = None
+    """Yield the same rows in tables that each end at the end of a group."""
+    pending: pa.Table | None = None
     for table in tables:
-        rows = table if held is None else pa.concat_tables([held, table])
+        rows = table if pending is None else pa.concat_tables([pending, table])
         starts = _starts(rows.column(column).to_numpy())
         last = int(starts[-1]) if len(starts) else 0
         if last:
             yield rows.slice(0, last)
-        held = rows.slice(last)
-    if held is not None:
-        yield held
+        pending = rows.slice(last)
+    if pending is not None:
+        yield pending
 
 
 def train_on_tables(config: dict[str, Any]) -> None:
-    """Trains on this worker's part of the tables.
+    """Train on this worker's part of the tables.
 
     Args:
-        config: what the trainer was given.
+        config: the config from ``TableForm.arrange()``.
     """
     params, rounds = dict(config["params"]), config["rounds"]
     arguments = dict(config["arguments"])
@@ -240,9 +240,10 @@ def train_on_tables(config: dict[str, Any]) -> None:
     if checkpoint is not None:
         model, past = RayTrainReportCallback.get_model(checkpoint), evaluations(checkpoint) or {}
         rounds -= model.num_boosted_rounds()
-        known = max((len(values) for metrics in past.values() for values in metrics.values()), default=0)
-        if _replay(callbacks, model, past) or rounds <= 0 or known > model.num_boosted_rounds():
-            return  # of more rounds than the model has those after the best were left out at the end
+        evaluated = max((len(values) for metrics in past.values() for values in metrics.values()), default=0)
+        # More evaluated rounds than the model has: the training is complete, and its rounds after the best were cut.
+        if _replay(callbacks, model, past) or rounds <= 0 or evaluated > model.num_boosted_rounds():
+            return
     with tempfile.TemporaryDirectory() as cache:
         matrices = _matrices(config, params, Path(cache))
         report = _TableReports(past, frequency=config["frequency"], checkpoint_at_end=config["at_end"])
@@ -251,72 +252,73 @@ def train_on_tables(config: dict[str, Any]) -> None:
             matrices[config["names"][0]],
             num_boost_round=rounds,
             evals=[(matrix, name) for name, matrix in matrices.items()],
-            callbacks=[report, *callbacks, _AtEnd(report)],  # XGBoost asks none of those after one that stops
+            # First, because XGBoost does not call the callbacks that follow one which stops the training.
+            callbacks=[report, *callbacks, _AtEnd(report)],
             xgb_model=model if model is not None else arguments.pop("xgb_model", None),
             verbose_eval=arguments.pop("verbose_eval", False),
             **arguments,
         )
-        matrices.clear()  # they keep files in the cache open
+        matrices.clear()  # which closes their files in the cache
 
 
 def _replay(callbacks: Sequence[object], model: xgboost.Booster, past: History) -> bool:
-    """Has what stops early see the rounds before a resume; True if it would have stopped there."""
+    """Replay the rounds before a resume to the early stopping callbacks; return True if one of them stops."""
     rounds, stopped = model.num_boosted_rounds(), False
     for callback in callbacks:
         if isinstance(callback, xgboost.callback.EarlyStopping):
             callback.before_training(model)
-            for done in range(1, rounds + 1 if past else 1):
+            for completed in range(1, rounds + 1 if past else 1):
                 log: Any = {
-                    dataset: {metric: values[:done] for metric, values in metrics.items()}
+                    dataset: {metric: values[:completed] for metric, values in metrics.items()}
                     for dataset, metrics in past.items()
                 }
-                stopped = callback.after_iteration(model, done - 1 - rounds, log) or stopped
+                stopped = callback.after_iteration(model, completed - 1 - rounds, log) or stopped
     return stopped
 
 
 def _matrices(config: Mapping[str, Any], params: Mapping[str, Any], cache: Path) -> dict[str, xgboost.DMatrix]:
-    """The worker's part of each dataset as XGBoost wants it."""
-    quantile = params.get("tree_method", "auto") in _QUANTILE and params.get("booster", "gbtree") != "gblinear"
+    """Return the worker's part of each dataset as a DMatrix of the type that the parameters require."""
+    quantile = params.get("tree_method", "auto") in _HISTOGRAM_METHODS and params.get("booster", "gbtree") != "gblinear"
     matrices: dict[str, xgboost.DMatrix] = {}
     features: Sequence[str] | None = None
     for name in config["names"]:
         options = {"enable_categorical": config["table"].categorical, **config["options"].get(name, {})}
         fields = {key: options.pop(key) for key in config["columns"] if key in options}
         external = options.pop("external_memory", False)
-        pieces = _Batches(name, config["table"], fields, features, cache if external else None)
+        batches = _Batches(name, config["table"], fields, features, cache if external else None)
         if quantile:
             kind = xgboost.ExtMemQuantileDMatrix if external else xgboost.QuantileDMatrix
             options.setdefault("max_bin", params.get("max_bin", 256))
-            matrices[name] = kind(pieces, ref=next(iter(matrices.values()), None), **options)
+            matrices[name] = kind(batches, ref=next(iter(matrices.values()), None), **options)
         elif external:
             raise ConfigurationError(
-                f"dmatrix_params={{{name!r}: {{'external_memory': True}}}}: expected a tree_method of histograms, got "
-                f"{params.get('tree_method')!r} (booster {params.get('booster', 'gbtree')!r}): use tree_method='hist'"
+                f"dmatrix_params={{{name!r}: {{'external_memory': True}}}}: expected a histogram tree_method, got "
+                f"{params.get('tree_method')!r} (booster {params.get('booster', 'gbtree')!r}). Use tree_method='hist'"
             )
         else:
-            matrices[name] = _whole(pieces, options)
-        _check_categories(pieces.dictionaries)
-        features = pieces.features
+            matrices[name] = _whole(batches, options)
+        _check_categories(batches.dictionaries)
+        features = batches.features
     return matrices
 
 
-def _whole(pieces: _Batches, options: Mapping[str, Any]) -> xgboost.DMatrix:
-    """A matrix of raw values, which exact and linear methods want; it holds them all."""
+def _whole(batches: _Batches, options: Mapping[str, Any]) -> xgboost.DMatrix:
+    """Return a matrix with all raw values in memory, as exact and linear methods require."""
     parts: list[dict[str, Any]] = []
-    pieces.reset()
-    while pieces.next(lambda **part: parts.append(part)):
+    batches.reset()
+    while batches.next(lambda **part: parts.append(part)):
         pass
     joined: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0] if key != "data"}
     joined["data"] = pa.concat_tables([part["data"] for part in parts])
     return xgboost.DMatrix(**joined, **options)
 
 
-def _check_categories(found: Mapping[str, int]) -> None:
-    """Has the numbers that stand for categories mean the same on each worker."""
+def _check_categories(checksums: Mapping[str, int]) -> None:
+    """Check that the codes of categories have the same meaning on each worker."""
     if not collective.is_distributed():
         return
-    for name, value in found.items():
-        pair = np.array([value, -value], dtype=np.int64)
-        greatest = collective.allreduce(pair, collective.Op.MAX)
-        if greatest[0] != -greatest[1]:
-            raise _other_categories(name)
+    for name, checksum in checksums.items():
+        pair = np.array([checksum, -checksum], dtype=np.int64)
+        maximum = collective.allreduce(pair, collective.Op.MAX)
+        if maximum[0] != -maximum[1]:
+            raise _different_categories(name)

@@ -1,7 +1,7 @@
-"""LightGBM: its network over the workers, its trainer in both forms, and the callback that reports.
+"""LightGBM on several workers: the backend that sets up its network, the trainer, and the reporting callback.
 
 The train function calls ``lightgbm.train`` or a scikit-learn estimator as usual, on the rows of its worker, with the
-parameters that :func:`get_network_params` adds; LightGBM builds the same trees on all of them.
+parameters that :func:`get_network_params` returns; LightGBM builds the same trees on all workers.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _TABLES = TableForm(
 
 _EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _PORTS = 10_000
-_TRIES = 200
+_ATTEMPTS = 200
 
 _reserved: list[socket.socket] = []
-"""What keeps this process's port from other workers of the machine."""
+"""The sockets that reserve this process's port; no other worker on this machine chooses it."""
 
 _network: dict[str, Any] | None = None
 
 
 def get_network_params() -> dict[str, Any]:
-    """The parameters with which ``lightgbm.train`` and LightGBM's estimators work together on all workers.
+    """Return the parameters that connect ``lightgbm.train`` and LightGBM's estimators on all workers.
 
     Returns:
-        Parameters to add to your own, threads included; with one worker only those.
+        Parameters to add to your own: the number of threads and, with several workers, the network.
 
     Raises:
         SessionError: called outside the train function of a :class:`LightGBMTrainer`.
@@ -79,11 +79,11 @@ def get_network_params() -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class LightGBMConfig(BackendConfig):
-    """How LightGBM's network is set up.
+    """Configuration of LightGBM's network.
 
     Attributes:
-        tree_learner: what is exchanged: ``"data"``, ``"voting"`` or ``"feature"``.
-        timeout_s: seconds that LightGBM tries to connect to the others.
+        tree_learner: LightGBM's parallel algorithm: ``"data"``, ``"voting"`` or ``"feature"``.
+        timeout_s: timeout in seconds for connecting to the other workers.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -99,21 +99,21 @@ class LightGBMConfig(BackendConfig):
             )
         if type(self.timeout_s) not in (int, float) or self.timeout_s < 1:
             raise ConfigurationError(
-                f"LightGBMConfig(timeout_s=...): expected a number of seconds of at least 1, got {self.timeout_s!r}"
+                f"LightGBMConfig(timeout_s=...): expected a number of seconds >= 1, got {self.timeout_s!r}"
             )
 
     def create(self) -> Backend:
-        """The backend that these settings describe."""
+        """Return the backend with this configuration."""
         return LightGBMBackend(self.tree_learner, self.timeout_s)
 
 
 @dataclass(frozen=True)
 class LightGBMBackend(Backend):
-    """What :class:`LightGBMConfig` describes.
+    """The backend that :class:`LightGBMConfig` creates.
 
     Attributes:
-        tree_learner: see there.
-        timeout_s: see there.
+        tree_learner: see :class:`LightGBMConfig`.
+        timeout_s: see :class:`LightGBMConfig`.
     """
 
     tree_learner: str
@@ -124,7 +124,7 @@ class LightGBMBackend(Backend):
     warmup = ("pyarrow.dataset", "pyarrow.parquet", "drivetrain_gbdt._lightgbm")
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """Has every worker reserve a port on its own machine."""
+        """Reserve a port on every worker's machine."""
         if len(group.workers) == 1:
             return [{}]
         ports = group.run(_reserve_port)
@@ -133,7 +133,7 @@ class LightGBMBackend(Backend):
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        """Hands the network's parameters to the train function; LightGBM connects when it trains."""
+        """Provide the network's parameters to the train function; LightGBM connects when the training starts."""
         global _network
         _network = {"num_threads": worker_threads()}
         if rendezvous:
@@ -152,14 +152,14 @@ class LightGBMBackend(Backend):
 
 
 def _reserve_port() -> int:
-    """A port that is free, and that neither the kernel nor another worker of this machine takes before LightGBM does.
+    """Return a free port that neither the kernel nor another worker of this machine takes before LightGBM binds it.
 
-    LightGBM wants a number and binds it itself, much later. So it is none of those that the kernel gives to others,
-    and a name that only one process of the machine can have stands for it until this process ends.
+    LightGBM expects a port number and binds it much later. So the port is outside the kernel's ephemeral range, and an
+    abstract socket address that only one process of the machine can bind reserves it until this process exits.
     """
     first = int(_EPHEMERAL_PORTS.read_text().split()[0])
     low = first - _PORTS if first > _PORTS + 1_024 else 1_024
-    for port in random.SystemRandom().sample(range(low, max(first, low + _PORTS)), _TRIES):
+    for port in random.SystemRandom().sample(range(low, max(first, low + _PORTS)), _ATTEMPTS):
         name = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:
             try:
@@ -170,36 +170,37 @@ def _reserve_port() -> int:
                 continue
         _reserved.append(name)
         return port
-    raise ResourceError(f"LightGBM: expected a free port between {low} and {first}, found none in {_TRIES} tries")
+    raise ResourceError(f"LightGBM: expected a free port between {low} and {first}, got none in {_ATTEMPTS} attempts")
 
 
 class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
     """Runs LightGBM on every worker, connected to the others.
 
-    Either with a train function of yours, or, without one, on tables: each worker trains on its part of the dataset
-    ``"train"``, and evaluates the others as a whole, since LightGBM does not combine metrics of different workers.
+    Pass a train function, or train on tables without one: each worker then trains on its part of the dataset
+    ``"train"``, and evaluates all rows of the other datasets, since LightGBM does not combine metrics of workers.
 
     Args:
         train_loop_per_worker: the train function; it takes no argument, or the config.
-        train_loop_config: what to pass to it.
-        lightgbm_config: how the network is set up.
-        scaling_config: how many workers, with what.
-        run_config: where results are kept, how the run is watched, and when it ends. On tables, its
+        train_loop_config: the config to pass to the train function.
+        lightgbm_config: the configuration of the network.
+        scaling_config: the number of workers and their resources.
+        run_config: where results are stored, which callbacks run, and when the run stops. On tables, its
             ``CheckpointConfig`` may have a ``checkpoint_frequency`` in rounds, and ``checkpoint_at_end``.
         datasets: see :class:`drivetrain.DataParallelTrainer`; on tables, one is called ``"train"``.
-        dataset_config: which of them are split, and how; on tables, ``"train"`` alone unless it says otherwise.
-        metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back.
-        resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run; on tables, the model to
-            go on from.
+        dataset_config: which datasets are split, and how; on tables, only ``"train"`` is split by default.
+        metadata: the value that ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` return.
+        resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run; on tables,
+            the model to continue training.
         label_column: on tables: the column to predict.
         params: on tables: LightGBM's parameters.
-        num_boost_round: on tables: rounds in all, those of a model that is continued included.
+        num_boost_round: on tables: the total number of rounds, including the rounds of a model that is continued.
         dataset_params: on tables: by dataset, arguments of ``lightgbm.Dataset``; ``weight``, ``group`` and
-            ``init_score`` are names of columns. Rows of one ``group`` are ranked together, and stay on one worker.
+            ``init_score`` are names of columns. Rows with the same ``group`` are ranked together, and stay on one
+            worker.
         **train_kwargs: on tables: further arguments of ``lightgbm.train``.
 
     Raises:
-        ConfigurationError: an argument is of the wrong type, or they do not fit together.
+        ConfigurationError: an argument is of the wrong type, or the arguments contradict each other.
 
     Example:
         >>> from drivetrain import RunConfig, ScalingConfig
@@ -263,7 +264,7 @@ class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
 
     @staticmethod
     def get_model(checkpoint: Checkpoint) -> lightgbm.Booster:
-        """The model of a checkpoint that the table form has made; see ``RayTrainReportCallback.get_model``."""
+        """Return the model in a checkpoint of a training on tables; see ``RayTrainReportCallback.get_model``."""
         from drivetrain_gbdt._lightgbm import RayTrainReportCallback
 
         return RayTrainReportCallback.get_model(checkpoint)
@@ -276,7 +277,7 @@ def _train_on_tables(config: dict[str, Any]) -> None:
     train_on_tables(config, get_network_params())
 
 
-def __getattr__(name: str) -> Any:  # it needs LightGBM, which is imported when it is asked for
+def __getattr__(name: str) -> Any:  # the callback needs LightGBM, which is imported lazily
     if name == "RayTrainReportCallback":
         from drivetrain_gbdt._lightgbm import RayTrainReportCallback
 

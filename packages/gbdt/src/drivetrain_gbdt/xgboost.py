@@ -1,7 +1,7 @@
-"""XGBoost: its collective over the workers, its trainer in both forms, and the callback that reports.
+"""XGBoost on several workers: the backend that sets up its collective, the trainer, and the reporting callback.
 
 The train function calls ``xgboost.train`` or a scikit-learn estimator as usual, on the rows of its worker; XGBoost
-builds the same trees on all of them.
+builds the same trees on all workers.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _TABLES = TableForm(
 )
 
 _tracker: Any = None
-"""The tracker that this process serves, if it is rank 0's."""
+"""The tracker that this process runs; None on all ranks but 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class XGBoostConfig(BackendConfig):
-    """How XGBoost's collective is set up.
+    """Configuration of XGBoost's collective.
 
     Attributes:
-        timeout_s: seconds that joining, and each collective operation, may take.
+        timeout_s: timeout in seconds for joining the collective, and for each collective operation.
 
     Raises:
-        ConfigurationError: the time is not positive.
+        ConfigurationError: the timeout is shorter than one second.
     """
 
     timeout_s: float = 300.0
@@ -62,20 +62,20 @@ class XGBoostConfig(BackendConfig):
     def __post_init__(self) -> None:
         if type(self.timeout_s) not in (int, float) or self.timeout_s < 1:
             raise ConfigurationError(
-                f"XGBoostConfig(timeout_s=...): expected a number of seconds of at least 1, got {self.timeout_s!r}"
+                f"XGBoostConfig(timeout_s=...): expected a number of seconds >= 1, got {self.timeout_s!r}"
             )
 
     def create(self) -> Backend:
-        """The backend that these settings describe."""
+        """Return the backend with this configuration."""
         return XGBoostBackend(self.timeout_s)
 
 
 @dataclass(frozen=True)
 class XGBoostBackend(Backend):
-    """What :class:`XGBoostConfig` describes.
+    """The backend that :class:`XGBoostConfig` creates.
 
     Attributes:
-        timeout_s: see there.
+        timeout_s: see :class:`XGBoostConfig`.
     """
 
     timeout_s: float
@@ -85,19 +85,20 @@ class XGBoostBackend(Backend):
     warmup = ("pyarrow.dataset", "pyarrow.parquet", "drivetrain_gbdt._xgboost")
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """Has rank 0 serve XGBoost's tracker, on a port that the tracker finds."""
+        """Start XGBoost's tracker on rank 0; the tracker chooses a free port."""
         size = len(group.workers)
         if size == 1:
             return [{}]
         (arguments,) = group.run(_serve_tracker, group.workers[0].ip, size, int(self.timeout_s), ranks=[0])
-        # The tracker gives ranks in the order of these.
+        # The tracker assigns ranks in the sort order of the task ids.
         return [{**arguments, "dmlc_task_id": f"[{rank:08d}]"} for rank in range(size)]
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        """Joins the collective, and leaves it when the train function has returned.
+        """Join the collective, and leave it when the train function has returned.
 
-        After an exception it is not left, which would wait for the others: the process's end tells them.
+        After an exception the worker does not leave the collective, because leaving waits for the other workers. They
+        notice the failure when this process exits.
         """
         import xgboost
         from xgboost import collective
@@ -125,32 +126,32 @@ def _serve_tracker(address: str, size: int, timeout_s: int) -> dict[str, str]:
 class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
     """Runs XGBoost on every worker, inside one collective.
 
-    Either with a train function of yours, or, without one, on tables: each worker trains on its part of the dataset
+    Pass a train function, or train on tables without one: each worker then trains on its part of the dataset
     ``"train"``, and all datasets are evaluated.
 
     Args:
         train_loop_per_worker: the train function; it takes no argument, or the config.
-        train_loop_config: what to pass to it.
-        xgboost_config: how the collective is set up.
-        scaling_config: how many workers, with what.
-        run_config: where results are kept, how the run is watched, and when it ends. On tables, its
+        train_loop_config: the config to pass to the train function.
+        xgboost_config: the configuration of the collective.
+        scaling_config: the number of workers and their resources.
+        run_config: where results are stored, which callbacks run, and when the run stops. On tables, its
             ``CheckpointConfig`` may have a ``checkpoint_frequency`` in rounds, and ``checkpoint_at_end``.
         datasets: see :class:`drivetrain.DataParallelTrainer`; on tables, one is called ``"train"``.
-        dataset_config: which of them are split, and how.
-        metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back.
-        resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run; on tables, the model to
-            go on from.
+        dataset_config: which datasets are split, and how.
+        metadata: the value that ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` return.
+        resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run; on tables,
+            the model to continue training.
         label_column: on tables: the column to predict.
         params: on tables: XGBoost's parameters.
-        num_boost_round: on tables: rounds in all, those of a model that is continued included.
+        num_boost_round: on tables: the total number of rounds, including the rounds of a model that is continued.
         dmatrix_params: on tables: by dataset, arguments of ``xgboost.DMatrix``; ``weight``, ``qid``, ``base_margin``
-            and the label's bounds are names of columns. Rows of one ``qid`` stay on one worker.
+            and the label's bounds are names of columns. Rows with the same ``qid`` stay on one worker.
             ``"external_memory": True`` keeps the worker's part on its disk, in the temporary directory, and reads it
-            anew each round.
+            again in each round.
         **train_kwargs: on tables: further arguments of ``xgboost.train``.
 
     Raises:
-        ConfigurationError: an argument is of the wrong type, or they do not fit together.
+        ConfigurationError: an argument is of the wrong type, or the arguments contradict each other.
 
     Example:
         >>> from drivetrain import RunConfig, ScalingConfig
@@ -217,7 +218,7 @@ class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
 
     @staticmethod
     def get_model(checkpoint: Checkpoint) -> xgboost.Booster:
-        """The model of a checkpoint that the table form has made; see ``RayTrainReportCallback.get_model``."""
+        """Return the model in a checkpoint of a training on tables; see ``RayTrainReportCallback.get_model``."""
         from drivetrain_gbdt._xgboost import RayTrainReportCallback
 
         return RayTrainReportCallback.get_model(checkpoint)
@@ -230,7 +231,7 @@ def _train_on_tables(config: dict[str, Any]) -> None:
     train_on_tables(config)
 
 
-def __getattr__(name: str) -> Any:  # it derives from a class of XGBoost's, which is imported when it is asked for
+def __getattr__(name: str) -> Any:  # the base class of the callback is XGBoost's, so XGBoost is imported lazily
     if name == "RayTrainReportCallback":
         from drivetrain_gbdt._xgboost import RayTrainReportCallback
 
