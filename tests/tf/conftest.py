@@ -1,4 +1,4 @@
-"""Real trainings of two processes on this machine."""
+"""A fixture that trains in two processes on this machine."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from drivetrain_tf import TensorflowTrainer
 
 @pytest.fixture(scope="package", autouse=True)
 def environment() -> Iterator[None]:
-    """The same variables for all of these tests, as with others TensorFlow would be imported anew."""
+    """Set the same variables for all tests; with different ones the fork server would import TensorFlow again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -20,7 +20,7 @@ def environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
-    """Runs a train function, on two local workers if nothing else is asked for."""
+    """Return a function that runs a train function, on two local workers by default."""
 
     def run(
         function: Callable[..., Any],

@@ -1,4 +1,4 @@
-"""The train functions of these tests; only workers import TensorFlow."""
+"""Train functions for the tests; only workers import TensorFlow."""
 
 import importlib
 import os
@@ -14,18 +14,18 @@ from drivetrain import Checkpoint, get_checkpoint, get_context
 from drivetrain_tf import prepare_dataset_shard
 from drivetrain_tf.keras import ReportCheckpointCallback
 
-BATCH, STEPS = 150, 10  # on all workers together
+BATCH, STEPS = 150, 10  # rows per global batch, steps per epoch
 ROWS = BATCH * STEPS
 
 Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
 def load_digits() -> tuple[Arrays, Arrays]:
-    """1,500 scans of 8 x 8 pixels and what they show, and 297 that are held out."""
+    """Return 1,500 scans of 8 x 8 pixels with their labels, and 297 held-out ones."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(images))  # the last are of other writers
+    order = np.random.default_rng(0).permutation(len(images))  # the last scans are by different writers
     images, labels = (images[order] / 16).astype("float32"), labels[order]
     return (images[:ROWS], labels[:ROWS]), (images[ROWS:], labels[ROWS:])
 
@@ -37,7 +37,7 @@ def own_rows(arrays: Arrays) -> Arrays:
 
 
 def make_model(keras: Any) -> Any:
-    """A perceptron whose moving averages every rank has its part of."""
+    """Return a compiled perceptron with batch normalization, whose moving averages depend on all ranks."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
     model = keras.Sequential(
@@ -58,7 +58,7 @@ def die_once(after: bool) -> None:
 
 
 def fit_digits(config: dict[str, Any]) -> float:
-    """``Model.fit`` of Keras 2, from the latest checkpoint; dies in ``die_in_epoch``, the first time."""
+    """Run ``Model.fit`` of Keras 2 from the latest checkpoint; the first attempt dies in ``die_in_epoch``."""
     import tensorflow as tf
     import tf_keras as keras
 
@@ -95,7 +95,7 @@ def make_perceptron(keras: Any, optimizer: Any) -> Any:
 
 
 def make_step(model: Any, rows: int) -> Any:
-    """A step of training on a batch, which is a part of ``rows`` rows."""
+    """Return a training step on one part of a global batch of ``rows`` rows."""
     import tensorflow as tf
 
     def step(images: Any, labels: Any) -> Any:
@@ -110,7 +110,7 @@ def make_step(model: Any, rows: int) -> Any:
 
 
 def loop_digits(config: dict[str, Any]) -> float:
-    """A training loop of one's own, with either Keras, from the latest checkpoint."""
+    """Run a custom training loop with either Keras version, from the latest checkpoint."""
     import tensorflow as tf
 
     keras = importlib.import_module(config["keras"])
@@ -146,36 +146,36 @@ def loop_digits(config: dict[str, Any]) -> float:
 
 
 def difference_to_one_process(config: dict[str, Any]) -> float:
-    """How far weights are, after some steps, from those of a process that has every batch to itself."""
+    """Return the largest difference of weights, after some steps, from training in a single process."""
     import tensorflow as tf
 
     keras = importlib.import_module(config["keras"])
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
-        together = make_perceptron(keras, keras.optimizers.SGD(0.5))
-    alone = make_perceptron(keras, keras.optimizers.SGD(0.5))
-    before = [weight.copy() for weight in alone.get_weights()]
+        distributed = make_perceptron(keras, keras.optimizers.SGD(0.5))
+    single = make_perceptron(keras, keras.optimizers.SGD(0.5))
+    before = [weight.copy() for weight in single.get_weights()]
     train, _ = load_digits()
-    step = tf.function(make_step(alone, BATCH))
+    step = tf.function(make_step(single, BATCH))
     for images, labels in tf.data.Dataset.from_tensor_slices(train).batch(BATCH):
         step(images, labels)
 
-    step_together = make_step(together, BATCH)
+    distributed_step = make_step(distributed, BATCH)
     context = get_context()
     share = BATCH // context.get_world_size()
     own = slice(context.get_world_rank() * share, (context.get_world_rank() + 1) * share)
-    run = tf.function(lambda images, labels: strategy.run(step_together, args=(images, labels)))
+    run = tf.function(lambda images, labels: strategy.run(distributed_step, args=(images, labels)))
     for images, labels in tf.data.Dataset.from_tensor_slices(train).batch(BATCH):
         run(images[own], labels[own])
 
-    moved = max(np.abs(now - then).max() for now, then in zip(alone.get_weights(), before, strict=True))
-    assert moved > 0.1
-    pairs = zip(together.get_weights(), alone.get_weights(), strict=True)
+    change = max(np.abs(new - old).max() for new, old in zip(single.get_weights(), before, strict=True))
+    assert change > 0.1
+    pairs = zip(distributed.get_weights(), single.get_weights(), strict=True)
     return float(max(np.abs(mine - other).max() for mine, other in pairs))
 
 
 def losses_after_each_format() -> dict[str, list[float]]:
-    """The losses of a model that goes on training, and of copies of it that were saved in all of Keras 2's formats."""
+    """Return the losses of a model that continues training, and of copies loaded from each of Keras 2's formats."""
     import tensorflow as tf
     import tf_keras as keras
 
@@ -207,7 +207,7 @@ def losses_after_each_format() -> dict[str, list[float]]:
 
 
 def fit_with_callback(config: dict[str, Any]) -> int:
-    """``Model.fit`` of either Keras by one worker, with a callback that ``make`` makes."""
+    """Run ``Model.fit`` of either Keras version on one worker, with the callback that ``make`` returns."""
     import tensorflow as tf
 
     keras = importlib.import_module(config["keras"])
@@ -225,7 +225,7 @@ def fit_with_callback(config: dict[str, Any]) -> int:
 
 
 def fit_until_preempted() -> list[int]:
-    """``Model.fit`` of Keras 2; rank 1 is asked to end in step 13. Returns the steps done at start and end."""
+    """Run ``Model.fit`` of Keras 2; rank 1 is preempted in step 13. Return the step count at the start and the end."""
     import tensorflow as tf
     import tf_keras as keras
 
@@ -242,9 +242,9 @@ def fit_until_preempted() -> list[int]:
         else:
             with checkpoint.as_directory() as directory:
                 model = keras.models.load_model(Path(directory, "model.keras"))
-    done = int(model.optimizer.iterations.numpy())
+    first = int(model.optimizer.iterations.numpy())
     rows = tf.data.Dataset.from_tensor_slices(own_rows(load_digits()[0])).batch(BATCH).repeat()
-    # In a first attempt it would go on for minutes.
+    # The first attempt would run for minutes without the preemption.
     model.fit(
         prepare_dataset_shard(rows),
         steps_per_epoch=STEPS,
@@ -252,11 +252,11 @@ def fit_until_preempted() -> list[int]:
         callbacks=[Preempts(), ReportCheckpointCallback(checkpoint_on="train_end", report_metrics_on=[])],
         verbose=0,
     )
-    return [done, int(model.optimizer.iterations.numpy())]
+    return [first, int(model.optimizer.iterations.numpy())]
 
 
 def count_rows(config: dict[str, Any]) -> list[int]:
-    """Rows and steps of an epoch over a dataset of the trainer's, in a loop and as ``Model.fit`` takes them."""
+    """Return the rows per epoch of a trainer's dataset in two kinds of loop, and the steps of ``Model.fit``."""
     import tensorflow as tf
     import tf_keras as keras
 

@@ -1,4 +1,4 @@
-"""What a worker finds: ``TF_CONFIG``, threads, GPUs; and what is refused, with what to do."""
+"""The environment of a worker (``TF_CONFIG``, threads, GPUs), and the errors for unsupported setups."""
 
 import dataclasses
 import json
@@ -20,8 +20,8 @@ Fit = Callable[..., Result]
 NO_PROXY = "no_grpc_proxy"
 
 
-def test_tf_config_has_the_workers_by_rank_and_ports_that_are_kept_for_them(fit: Fit):
-    def look() -> None:
+def test_tf_config_lists_the_workers_by_rank_with_reserved_ports(fit: Fit):
+    def train() -> None:
         config = json.loads(os.environ["TF_CONFIG"])
         refused = 0
         for address in config["cluster"]["worker"]:
@@ -33,18 +33,18 @@ def test_tf_config_has_the_workers_by_rank_and_ports_that_are_kept_for_them(fit:
         drivetrain.report({**config, "refused": refused, "direct": os.environ[NO_PROXY]})
 
     collector = Collector()
-    fit(look, run={"callbacks": [collector]})
-    found = [collector.metrics_of(rank)[0] for rank in (0, 1)]
-    assert [metrics["task"] for metrics in found] == [{"type": "worker", "index": rank} for rank in (0, 1)]
-    addresses = found[0]["cluster"]["worker"]
-    assert found[0]["cluster"] == found[1]["cluster"] == {"worker": addresses}
+    fit(train, run={"callbacks": [collector]})
+    reports = [collector.metrics_of(rank)[0] for rank in (0, 1)]
+    assert [metrics["task"] for metrics in reports] == [{"type": "worker", "index": rank} for rank in (0, 1)]
+    addresses = reports[0]["cluster"]["worker"]
+    assert reports[0]["cluster"] == reports[1]["cluster"] == {"worker": addresses}
     assert len(set(addresses)) == len(addresses) == 2
-    assert [metrics["refused"] for metrics in found] == [2, 2]
-    assert all(address.rpartition(":")[0] in found[0]["direct"].split(",") for address in addresses)
+    assert [metrics["refused"] for metrics in reports] == [2, 2]
+    assert all(address.rpartition(":")[0] in reports[0]["direct"].split(",") for address in addresses)
 
 
-def test_threads_are_the_workers_cpus_unless_something_else_is_said(fit: Fit):
-    def look() -> list[Any]:
+def test_threads_default_to_the_workers_cpus(fit: Fit):
+    def train() -> list[Any]:
         import tensorflow as tf
 
         threading = tf.config.threading
@@ -57,56 +57,58 @@ def test_threads_are_the_workers_cpus_unless_something_else_is_said(fit: Fit):
         threading.set_intra_op_parallelism_threads(7)
         threading.set_inter_op_parallelism_threads(0)
         os.environ["TF_NUM_INTEROP_THREADS"] = "5"
-        found = []
+        counts = []
         for config in (TensorflowConfig(), TensorflowConfig(intra_op_threads=3, inter_op_threads=2)):
             with config.create().session(drivetrain.get_context(), {}):
-                found.append(threads())
-        return found
+                counts.append(threads())
+        return counts
 
-    assert fit(look, workers=1).return_value == [(7, 0), (3, 2)]
+    assert fit(train, workers=1).return_value == [(7, 0), (3, 2)]
 
 
-def test_worker_that_is_alone_gets_no_tf_config(fit: Fit):
+def test_single_worker_gets_no_tf_config(fit: Fit):
     assert fit(lambda: "TF_CONFIG" in os.environ, workers=1).return_value is False
 
 
-def test_tf_config_that_is_set_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch):
+def test_preset_tf_config_is_rejected_before_the_start(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TF_CONFIG", "{}")
-    with pytest.raises(ConfigurationError, match=r"sets TF_CONFIG .* itself, got it set already \('{}'\): unset it"):
+    with pytest.raises(
+        ConfigurationError, match=r"expected an environment without TF_CONFIG, .* got TF_CONFIG='{}'\. Unset it"
+    ):
         TensorflowTrainer(print)
 
 
-def test_tf_config_that_is_set_on_a_worker_is_refused(fit: Fit):
+def test_preset_tf_config_on_a_worker_is_rejected(fit: Fit):
     def train() -> None:
         config = TensorflowConfig().create()
         os.environ["TF_CONFIG"] = "{}"
         with config.session(drivetrain.get_context(), {}):
             pass
 
-    with pytest.raises(TrainingFailedError, match="got it set already"):
+    with pytest.raises(TrainingFailedError, match=r"got TF_CONFIG='{}'"):
         fit(train, workers=1)
 
 
-def test_gpu_that_tensorflow_does_not_see_is_refused(fit: Fit):
+def test_gpu_that_tensorflow_does_not_find_is_an_error(fit: Fit):
     def train() -> None:
         context = drivetrain.get_context()
         with_gpu = dataclasses.replace(context, worker=dataclasses.replace(context.worker, accelerator_ids=("0",)))
         with TensorflowConfig().create().session(with_gpu, {}):
             pass
 
-    with pytest.raises(TrainingFailedError, match=r"has the GPUs 0, and TensorFlow 2.* finds none: run pip install"):
+    with pytest.raises(TrainingFailedError, match=r"expected TensorFlow 2.* GPUs \(0\), got none\. .*: pip install"):
         fit(train, workers=1)
 
 
-def test_gpus_that_are_not_there_are_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch):
+def test_missing_gpus_are_an_error_before_the_start(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     scaling = ScalingConfig(num_workers=2, use_gpu=True, runtime="local")
     with pytest.raises(ResourceError, match="GPU"):
         TensorflowTrainer(print, scaling_config=scaling).fit()
 
 
-class MadeWhenUnpickled:
-    """Stands for a module of the train function's that computes when a worker imports it."""
+class CreatesStrategyWhenUnpickled:
+    """Stands for a module of the train function that runs TensorFlow operations on import."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return make_strategy, ()
@@ -118,12 +120,12 @@ def make_strategy() -> Any:
     return tf.distribute.MultiWorkerMirroredStrategy()
 
 
-def test_strategy_that_is_made_before_the_workers_know_of_each_other_is_refused(fit: Fit):
-    with pytest.raises(TrainingFailedError, match=r"setting up tensorflow: .* make it in the train function"):
-        fit(lambda config: None, {"strategy": MadeWhenUnpickled()})
+def test_strategy_created_before_the_workers_are_connected_is_rejected(fit: Fit):
+    with pytest.raises(TrainingFailedError, match=r"setting up tensorflow: .* Create it in the train function"):
+        fit(lambda config: None, {"strategy": CreatesStrategyWhenUnpickled()})
 
 
-def test_workers_that_stay_train_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_reused_workers_train_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def train() -> float:
         import tensorflow as tf
 
@@ -136,7 +138,7 @@ def test_workers_that_stay_train_again(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert [trainer.run(train) for _ in range(2)] == [[2, 2], [2, 2]]
 
 
-def test_fit_of_keras_3_on_several_workers_is_refused_with_what_to_do(fit: Fit):
+def test_error_for_keras_3_fit_on_several_workers_names_the_alternatives(fit: Fit):
     def train() -> None:
         import keras
         import tensorflow as tf
@@ -151,7 +153,7 @@ def test_fit_of_keras_3_on_several_workers_is_refused_with_what_to_do(fit: Fit):
     assert isinstance(caught.value.__cause__, ConfigurationError)
 
 
-def test_other_errors_are_left_as_they_are(fit: Fit):
+def test_other_errors_are_raised_unchanged(fit: Fit):
     def train() -> None:
         raise ValueError("the user's own")
 
@@ -160,14 +162,14 @@ def test_other_errors_are_left_as_they_are(fit: Fit):
     assert type(caught.value.__cause__) is ValueError
 
 
-def test_rank_that_is_done_first_leaves_the_others_alone(fit: Fit):
+def test_rank_that_finishes_first_does_not_disturb_the_others(fit: Fit):
     def train() -> float:
         import tensorflow as tf
 
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         total = strategy.reduce("sum", strategy.run(lambda: tf.constant(1.0)), axis=None)
         if drivetrain.get_context().get_world_rank() == 1:
-            time.sleep(1)  # what it works on, without the rank that all others report to
+            time.sleep(1)  # keeps running after rank 0, which hosts TensorFlow's coordination service, has finished
         return float(total)
 
     assert fit(train).return_value == 2
@@ -176,11 +178,14 @@ def test_rank_that_is_done_first_leaves_the_others_alone(fit: Fit):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda tf: tf.ones(3), "expected a tf.data.Dataset, found"),
-        (lambda tf: tf.data.Dataset.range(10).batch(5, drop_remainder=True), "number of workers, 2, got 5 rows"),
+        (lambda tf: tf.ones(3), "expected a tf.data.Dataset, got"),
+        (
+            lambda tf: tf.data.Dataset.range(10).batch(5, drop_remainder=True),
+            "divisible by the number of workers, 2, got 5 rows",
+        ),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused(fit: Fit, make: Callable[[Any], Any], message: str):
+def test_datasets_that_cannot_be_sharded_are_rejected(fit: Fit, make: Callable[[Any], Any], message: str):
     def train(config: dict[str, Any]) -> None:
         import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""The conformance kit, on the TensorFlow backend."""
+"""The conformance kit for the TensorFlow backend."""
 
 from drivetrain.testing import BackendConformance
 from drivetrain_tf import TensorflowConfig

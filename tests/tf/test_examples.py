@@ -1,4 +1,4 @@
-"""The examples, as users start them."""
+"""The examples, started in the same way as by users."""
 
 import subprocess
 import sys
@@ -24,16 +24,16 @@ def run_example(name: str, storage_path: Path, *options: str) -> subprocess.Comp
 @pytest.mark.parametrize(
     ("name", "epochs"), [("tensorflow_digits", 5), ("tensorflow_regression", 10), ("tensorflow_autoencoder", 6)]
 )
-def test_example_reaches_what_it_promises_and_shows_where_the_run_is(name: str, epochs: int, tmp_path: Path):
-    ended = run_example(name, tmp_path)
-    assert ended.returncode == 0, ended.stderr
+def test_example_reaches_its_goal_and_prints_the_run_directory(name: str, epochs: int, tmp_path: Path):
+    completed = run_example(name, tmp_path)
+    assert completed.returncode == 0, completed.stderr
     (directory,) = tmp_path.iterdir()
-    assert str(directory) in ended.stdout
+    assert str(directory) in completed.stdout
     assert len((directory / "result.json").read_text().splitlines()) == epochs
     assert list(directory.glob("checkpoint_*"))
 
 
-def test_example_that_does_not_reach_it_fails_in_one_process_too(tmp_path: Path):
-    ended = run_example("tensorflow_regression", tmp_path, "--epochs", "1", "--runtime", "inprocess")
-    assert ended.returncode == 1
-    assert "of the variance" in ended.stdout, ended.stderr
+def test_example_that_misses_its_goal_fails(tmp_path: Path):
+    completed = run_example("tensorflow_regression", tmp_path, "--epochs", "1", "--runtime", "inprocess")
+    assert completed.returncode == 1
+    assert "of the variance" in completed.stdout, completed.stderr

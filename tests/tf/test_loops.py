@@ -1,4 +1,4 @@
-"""Training loops of one's own under a strategy of two workers, with both generations of Keras."""
+"""Custom training loops under a strategy with two workers, with both Keras versions."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ def test_loop_with_keras_2_learns(fit: Fit):
     assert fit(jobs.loop_digits, {"epochs": 6, "keras": "tf_keras"}).return_value >= 0.95
 
 
-def test_loop_with_keras_3_learns_and_a_killed_worker_costs_nothing_of_it(fit: Fit):
+def test_loop_with_keras_3_and_a_killed_worker_has_the_losses_of_an_undisturbed_run(fit: Fit):
     collectors = Collector(), Collector()
     undisturbed, killed = (
         fit(
@@ -34,5 +34,5 @@ def test_loop_with_keras_3_learns_and_a_killed_worker_costs_nothing_of_it(fit: F
 
 
 @pytest.mark.parametrize("keras", ["keras", "tf_keras"])
-def test_gradients_are_those_of_one_process_with_the_global_batch(fit: Fit, keras: str):
+def test_gradients_equal_those_of_a_single_process_with_the_global_batch(fit: Fit, keras: str):
     assert fit(jobs.difference_to_one_process, {"keras": keras}).return_value < 1e-5

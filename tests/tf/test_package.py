@@ -1,4 +1,4 @@
-"""What the package shows, and what it touches."""
+"""The package's public names and imports."""
 
 import ast
 import json
@@ -19,12 +19,12 @@ from drivetrain_tf import TensorflowConfig, TensorflowTrainer
 SOURCES = sorted(Path(drivetrain_tf.__file__).parent.glob("*.py"))
 
 
-def test_public_names_are_these():
+def test_public_names():
     assert drivetrain_tf.__all__ == ["TensorflowConfig", "TensorflowTrainer", "prepare_dataset_shard"]
     assert drivetrain_tf.keras.__all__ == ["ReportCheckpointCallback"]
 
 
-def test_importing_the_package_and_making_a_trainer_loads_no_tensorflow():
+def test_importing_the_package_and_creating_a_trainer_does_not_import_tensorflow():
     code = (
         "import json, sys, drivetrain_tf as d, drivetrain_tf.keras; d.TensorflowTrainer(print); "
         "names = {name.partition('.')[0] for name in sys.modules}; "
@@ -38,34 +38,34 @@ def test_importing_the_package_and_making_a_trainer_loads_no_tensorflow():
 def test_only_public_names_of_the_core_are_imported(source: Path):
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "drivetrain":
-            facade = {"drivetrain": drivetrain, "drivetrain.plugin": drivetrain.plugin}[node.module or ""]
-            assert {name.name for name in node.names} <= set(facade.__all__)
+            public = {"drivetrain": drivetrain, "drivetrain.plugin": drivetrain.plugin}[node.module or ""]
+            assert {name.name for name in node.names} <= set(public.__all__)
         if isinstance(node, ast.Import):
             assert not any(name.name.startswith("drivetrain.") for name in node.names)
 
 
 @pytest.mark.parametrize("name", ["intra_op_threads", "inter_op_threads"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
-def test_wrong_number_of_threads_is_refused_when_the_config_is_made(name: str, value: Any):
+def test_wrong_number_of_threads_is_rejected_when_the_config_is_created(name: str, value: Any):
     with pytest.raises(ConfigurationError, match=rf"TensorflowConfig\({name}=...\): expected .* got {value!r}"):
         TensorflowConfig(**{name: value})
 
 
-def test_something_else_in_place_of_the_config_is_refused():
+def test_config_of_another_type_is_rejected():
     with pytest.raises(ConfigurationError, match=r"tensorflow_config=.* expected TensorflowConfig, got 'nccl'"):
         TensorflowTrainer(print, tensorflow_config="nccl")  # type: ignore[arg-type]
 
 
-def test_modules_imported_before_the_fork_start_no_thread_and_no_tensorflow_runtime():
+def test_preloaded_modules_start_no_thread_and_no_tensorflow_runtime():
     code = (
         "import importlib, json, os, sys\n"
         "for name in json.loads(sys.argv[1]):\n"
         "    importlib.import_module(name)\n"
-        "if (pid := os.fork()) == 0:\n"  # libraries that can, end their threads here
+        "if (pid := os.fork()) == 0:\n"  # libraries with fork handlers stop their threads here
         "    os._exit(0)\n"
         "os.waitpid(pid, 0)\n"
         "print(len(os.listdir('/proc/self/task')), 'keras' in sys.modules)\n"
-        "sys.modules['tensorflow'].config.threading.set_intra_op_parallelism_threads(1)\n"  # raises after a first use
+        "sys.modules['tensorflow'].config.threading.set_intra_op_parallelism_threads(1)\n"  # raises after an operation
     )
     output = subprocess.run(
         [sys.executable, "-c", code, json.dumps([*TensorflowConfig().create().preload, "tf_keras"])],

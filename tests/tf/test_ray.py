@@ -1,4 +1,4 @@
-"""The same on Ray, whose workers are actors."""
+"""Training on Ray, whose workers are actors."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from tests.tf import jobs
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_killed_worker_on_ray_costs_nothing(fit: Callable[..., Result], ray_address: str):
+def test_killed_worker_on_ray_resumes_from_its_checkpoint(fit: Callable[..., Result], ray_address: str):
     collector = Collector()
     result = fit(
         jobs.loop_digits,
@@ -21,5 +21,5 @@ def test_killed_worker_on_ray_costs_nothing(fit: Callable[..., Result], ray_addr
         run={"callbacks": [collector]},
     )
     assert collector.attempts == 2
-    assert len(collector.metrics_of(0)) in (6, 7), "one epoch at most is done again"
+    assert len(collector.metrics_of(0)) in (6, 7), "at most one epoch is repeated"
     assert result.return_value >= 0.95

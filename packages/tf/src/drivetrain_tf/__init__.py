@@ -1,6 +1,6 @@
-"""TensorFlow for drivetrain: ``TF_CONFIG`` on every worker, and what makes its data fit for several workers.
+"""TensorFlow for drivetrain: sets ``TF_CONFIG`` on every worker, and prepares datasets for several workers.
 
-Importing this package does not import TensorFlow: a worker does, once it needs it.
+Importing this package does not import TensorFlow; workers import it when they need it.
 """
 
 from drivetrain_tf._config import TensorflowConfig

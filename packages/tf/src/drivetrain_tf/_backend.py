@@ -1,4 +1,4 @@
-"""Tells TensorFlow on each worker where the others are: in ``TF_CONFIG``, with ports that are reserved for it."""
+"""The TensorFlow backend: reserves a port per worker, and sets the workers' addresses in ``TF_CONFIG``."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from drivetrain import Backend, ConfigurationError, TrainContext, WorkerGroup
 
 __all__ = ["TensorflowBackend", "refuse_tf_config"]
 
-# What Keras 3 (3.15) says of its two faults in fit(), evaluate() and predict() with several workers. Where it has been
-# mended nothing is said, and nothing is refused.
-_KERAS_3_FAULTS = ("PerReplica", "Invalid reduction dimension 0 for input with 0 dimensions")
+# The error messages of two Keras 3 bugs (as of 3.15) in fit(), evaluate() and predict() with several workers. A version
+# that fixes the bugs raises neither, so it needs no version check here.
+_KERAS_3_BUGS = ("PerReplica", "Invalid reduction dimension 0 for input with 0 dimensions")
 
 _NO_PROXY = "no_grpc_proxy"
 
 _reserved: socket.socket | None = None
-"""What keeps this process's port for it, until it ends."""
+"""The socket that reserves this process's port until the process exits."""
 
-_told: str | None = None
-"""The workers that TensorFlow knows of in this process, which may run one train function after another."""
+_configured: str | None = None
+"""The ``TF_CONFIG`` that TensorFlow has read in this process, which may run several train functions in succession."""
 
 
 @dataclass(frozen=True)
 class TensorflowBackend(Backend):
-    """What :class:`~drivetrain_tf.TensorflowConfig` describes.
+    """The backend that :class:`~drivetrain_tf.TensorflowConfig` creates.
 
     Attributes:
-        intra_op_threads: see there.
-        inter_op_threads: see there.
+        intra_op_threads: see :class:`~drivetrain_tf.TensorflowConfig`.
+        inter_op_threads: see :class:`~drivetrain_tf.TensorflowConfig`.
     """
 
     intra_op_threads: int | None
     inter_op_threads: int | None
 
     name = "tensorflow"
-    # It starts its threads with its first operation, not when it is imported.
+    # Safe to import before a fork: TensorFlow starts its threads with the first operation, not on import.
     preload = ("tensorflow", "drivetrain_tf._warmup")
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """Has every worker reserve a port on its own machine; a worker that is alone needs none."""
+        """Reserve a port on every worker's machine; a single worker needs none."""
         if len(group.workers) == 1:
             return [{}]
         hosts = [worker.ip for worker in group.workers]
@@ -60,77 +60,79 @@ class TensorflowBackend(Backend):
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        """Sets ``TF_CONFIG`` and the threads; TensorFlow connects when the train function makes a strategy.
+        """Set ``TF_CONFIG`` and the threads; TensorFlow connects when the train function creates a strategy.
 
         Raises:
-            ConfigurationError: ``TF_CONFIG`` is set already; TensorFlow has been used in this process before it could
-                know of the other workers; it sees no GPU though the worker has one; or ``Model.fit`` of Keras 3 was
-                called on several workers.
+            ConfigurationError: ``TF_CONFIG`` is already set; TensorFlow was used in this process before ``TF_CONFIG``
+                was set; TensorFlow finds no GPU although the worker has one; or ``Model.fit`` of Keras 3 was called
+                on several workers.
         """
-        global _told
+        global _configured
         refuse_tf_config(os.environ)
         config = rendezvous.get("TF_CONFIG")
-        if not self._set_threads() and config is not None and config != _told:
+        if not self._set_threads() and config is not None and config != _configured:
             raise ConfigurationError(
-                "the tensorflow backend: expected a process in which TensorFlow has not computed anything yet, got one "
-                "in which a strategy, a tensor or a dataset was made before the workers know of each other, when a "
-                "module of the train function was imported: make it in the train function"
+                "tensorflow backend: expected a process in which TensorFlow has not run any operation, got one in "
+                "which a strategy, a tensor or a dataset was created before the workers are connected, while a module "
+                "of the train function was imported. Create it in the train function"
             )
-        _told = config
+        _configured = config
         _check_gpus(context)
         with _environment(rendezvous):
             try:
                 yield
             except ValueError as error:
-                if rendezvous and any(fault in str(error) for fault in _KERAS_3_FAULTS):
-                    raise ConfigurationError(_EXPLANATION) from error
+                if rendezvous and any(bug in str(error) for bug in _KERAS_3_BUGS):
+                    raise ConfigurationError(_KERAS_3_HELP) from error
                 raise
 
     def _set_threads(self) -> bool:
-        """Sets the threads; False where TensorFlow has computed something, and so has threads, in this process."""
+        """Set the number of threads; return False if TensorFlow has already started its threads in this process."""
         import tensorflow as tf
 
         threading = tf.config.threading
         intra, inter = threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()
         try:
-            threading.set_inter_op_parallelism_threads(inter + 1)  # as the number that it has is never refused
+            # A different number, because TensorFlow accepts the current number even when its threads run.
+            threading.set_inter_op_parallelism_threads(inter + 1)
             threading.set_inter_op_parallelism_threads(
-                self.inter_op_threads or inter or _threads_unless("TF_NUM_INTEROP_THREADS")
+                self.inter_op_threads or inter or _default_threads("TF_NUM_INTEROP_THREADS")
             )
             threading.set_intra_op_parallelism_threads(
-                self.intra_op_threads or intra or _threads_unless("TF_NUM_INTRAOP_THREADS")
+                self.intra_op_threads or intra or _default_threads("TF_NUM_INTRAOP_THREADS")
             )
         except RuntimeError:
             return False
         return True
 
 
-_EXPLANATION = (
+_KERAS_3_HELP = (
     "fit(), evaluate() and predict() of Keras 3 do not work under a MultiWorkerMirroredStrategy of several workers. "
     "Either train with Keras 2: pip install tf-keras, and set TF_USE_LEGACY_KERAS=1 before TensorFlow is imported "
-    "(in the driver, and on every node of a cluster); or write the training loop yourself, with strategy.run(...), "
-    "which works with Keras 3; or use one worker, with all GPUs of a machine"
+    "(in the driver, and on every node of a cluster). Or write your own training loop with strategy.run(...), "
+    "which works with Keras 3. Or use one worker with all GPUs of a machine"
 )
 
 
 def refuse_tf_config(environment: Mapping[str, str]) -> None:
-    """Refuses to go on where another description of the cluster would get in the way.
+    """Check that the environment does not already describe a cluster.
 
     Raises:
         ConfigurationError: ``TF_CONFIG`` is set.
     """
     if "TF_CONFIG" in environment:
         raise ConfigurationError(
-            "the tensorflow backend sets TF_CONFIG for each worker itself, got it set already "
-            f"({environment['TF_CONFIG']!r}): unset it in the environment that drivetrain is started in"
+            "tensorflow backend: expected an environment without TF_CONFIG, which the backend sets for each worker, "
+            f"got TF_CONFIG={environment['TF_CONFIG']!r}. Unset it in the environment of the driver"
         )
 
 
 def _reserve_port() -> int:
-    """A port that is free, and that nothing else is given before TensorFlow listens on it.
+    """Return a free port that the kernel assigns to no other socket before TensorFlow listens on it.
 
-    TensorFlow wants a number and binds it itself, much later. Linux lets it bind a port that is bound by a socket which
-    does not listen, if both say SO_REUSEADDR as TensorFlow's does, and keeps that port from everybody who asks for any.
+    TensorFlow expects a port number and binds it much later. Linux allows it to bind a port that is bound by a socket
+    which does not listen if both sockets set SO_REUSEADDR, as TensorFlow does. The kernel does not assign a bound port
+    to sockets that request any free port.
     """
     global _reserved
     if _reserved is None:
@@ -141,10 +143,10 @@ def _reserve_port() -> int:
     return port
 
 
-def _threads_unless(variable: str) -> int:
-    """The worker's share of its node's CPUs, as the runtime says; 0, TensorFlow's own choice, if a variable is set."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(asked) if asked.isdecimal() and variable not in os.environ else 0
+def _default_threads(variable: str) -> int:
+    """Return the worker's share of its node's CPUs; 0 (TensorFlow's default) if the user has set the variable."""
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(threads) if threads.isdecimal() and variable not in os.environ else 0
 
 
 def _check_gpus(context: TrainContext) -> None:
@@ -152,23 +154,24 @@ def _check_gpus(context: TrainContext) -> None:
 
     if context.worker.accelerator_ids and not tf.config.list_physical_devices("GPU"):
         raise ConfigurationError(
-            f"this worker has the GPUs {', '.join(context.worker.accelerator_ids)}, and TensorFlow {tf.__version__} "
-            "finds none: run pip install 'tensorflow[and-cuda]' in place of a build for CPUs, look for libraries that "
-            "it misses in the worker's log, or take use_gpu=True out of ScalingConfig"
+            f"tensorflow backend: expected TensorFlow {tf.__version__} to find the worker's GPUs "
+            f"({', '.join(context.worker.accelerator_ids)}), got none. Replace a CPU build with the GPU build: "
+            "pip install 'tensorflow[and-cuda]'. Or look for missing libraries in the worker's log, or remove "
+            "use_gpu=True from ScalingConfig"
         )
 
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets the variables of a worker that is not alone, and puts back what was there."""
+    """Set environment variables, and restore the previous values on exit."""
     if not variables:
         yield
         return
-    # Workers talk to each other directly, and gRPC reads one variable only of those that say so.
-    told = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", ""))
-    given = {**variables, _NO_PROXY: ",".join(filter(None, [told, variables[_NO_PROXY]]))}
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
+    # Workers must connect to each other without a proxy, and gRPC ignores no_proxy if no_grpc_proxy is set.
+    no_proxy = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", ""))
+    combined = {**variables, _NO_PROXY: ",".join(filter(None, [no_proxy, variables[_NO_PROXY]]))}
+    before = {name: os.environ.get(name) for name in combined}
+    os.environ.update(combined)
     try:
         yield
     finally:

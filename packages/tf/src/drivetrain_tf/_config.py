@@ -1,4 +1,4 @@
-"""The settings of the backend."""
+"""The configuration of the TensorFlow backend."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ __all__ = ["TensorflowConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class TensorflowConfig(BackendConfig):
-    """How TensorFlow is set up on the workers.
+    """Configuration of TensorFlow on the workers.
 
     Attributes:
-        intra_op_threads: threads that one operation may use; None for the CPUs of the worker, unless
-            ``TF_NUM_INTRAOP_THREADS`` or your own ``tf.config.threading`` says otherwise.
-        inter_op_threads: operations that may run at the same time; None likewise, with ``TF_NUM_INTEROP_THREADS``.
+        intra_op_threads: the number of threads that one operation may use; None for the number of CPUs of the worker,
+            unless ``TF_NUM_INTRAOP_THREADS`` or your own call of ``tf.config.threading`` sets another.
+        inter_op_threads: the number of operations that may run at the same time; None for the number of CPUs of the
+            worker, unless ``TF_NUM_INTEROP_THREADS`` or your own call of ``tf.config.threading`` sets another.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -36,16 +37,15 @@ class TensorflowConfig(BackendConfig):
             threads: object = getattr(self, name)
             if threads is not None and (type(threads) is not int or threads < 1):
                 raise ConfigurationError(
-                    f"TensorflowConfig({name}=...): expected a number of threads of at least 1, or None for the "
-                    "worker's "
-                    f"CPUs, got {threads!r}"
+                    f"TensorflowConfig({name}=...): expected a number of threads >= 1, or None for the worker's CPUs, "
+                    f"got {threads!r}"
                 )
 
     def create(self) -> Backend:
-        """The backend that these settings describe.
+        """Return the backend with this configuration.
 
         Raises:
-            ConfigurationError: ``TF_CONFIG`` is set, and workers of this machine would inherit it.
+            ConfigurationError: ``TF_CONFIG`` is set, and workers on this machine would inherit it.
         """
         refuse_tf_config(os.environ)
         return TensorflowBackend(self.intra_op_threads, self.inter_op_threads)

@@ -1,4 +1,4 @@
-"""What a train function calls to make its data fit for several workers."""
+"""Prepares datasets for training with several workers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ __all__ = ["prepare_dataset_shard"]
 
 
 def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
-    """Has TensorFlow take a dataset as this worker's own part of the data, instead of a whole to take a part of.
+    """Mark a dataset as this worker's part of the data, so that TensorFlow does not shard it again.
 
-    Under a strategy of several replicas each batch is still cut into as many pieces, one for each step, so its rows are
-    those of a *global* batch: what one worker takes in a step, times the number of replicas.
+    Under a strategy with several replicas, TensorFlow still splits each batch into one piece per replica, and each
+    replica takes one piece per step. So the batch size must be that of a *global* batch: the number of rows that one
+    replica takes in a step, times the number of replicas.
 
     Args:
         tf_dataset_shard: this worker's data, in batches.
 
     Returns:
-        The dataset with automatic sharding turned off, and without a known number of batches, unless that is infinite.
+        The dataset with automatic sharding turned off, and with an unknown number of batches unless it is infinite.
 
     Raises:
-        ConfigurationError: it is no ``tf.data.Dataset``, or the rows of its batches, where they are known, do not
-            divide by the number of workers.
+        ConfigurationError: the argument is not a ``tf.data.Dataset``, or the batch size is known and not divisible by
+            the number of workers.
         SessionError: called outside a train function.
     """
     import tensorflow as tf
@@ -39,13 +40,13 @@ def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
         rows = spec.shape[0] if spec.shape.rank else None
         if rows is not None and rows % workers:
             raise ConfigurationError(
-                f"prepare_dataset_shard: expected batches that divide by the number of workers, {workers}, got {rows} "
-                "rows: a batch is what all workers take in a step, so let batch_size be a multiple of "
+                f"prepare_dataset_shard: expected a batch size that is divisible by the number of workers, {workers}, "
+                f"got {rows} rows. A batch holds the rows of all workers in a step, so set batch_size to a multiple of "
                 "get_context().get_world_size()"
             )
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     if tf_dataset_shard.cardinality() >= 0:
-        # Keras 2 would take the number of batches for that of steps, and leave out the rest of the pieces.
+        # Keras 2 would use the number of batches as the number of steps, and skip the remaining pieces.
         tf_dataset_shard = tf_dataset_shard.filter(lambda *batch: True)
     return tf_dataset_shard.with_options(options)

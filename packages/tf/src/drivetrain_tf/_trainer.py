@@ -1,4 +1,4 @@
-"""``TensorflowTrainer``: the trainer with the tensorflow backend."""
+"""``TensorflowTrainer``: the trainer with the TensorFlow backend."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["TensorflowTrainer"]
 
 
 class TensorflowTrainer(DataParallelTrainer, config=TensorflowConfig):
-    """Runs a TensorFlow train function on every worker, each of which knows the others.
+    """Runs a TensorFlow train function on every worker, with ``TF_CONFIG`` set to the addresses of all workers.
 
-    ``tf.distribute.MultiWorkerMirroredStrategy()``, made in the train function, spans all workers; with one worker, all
-    of its GPUs.
+    ``tf.distribute.MultiWorkerMirroredStrategy()``, created in the train function, spans all workers; with one worker,
+    it spans all GPUs of the worker.
 
     Args:
         train_loop_per_worker: the train function; it takes no argument, or the config.
-        train_loop_config: what to pass to it.
-        tensorflow_config: how TensorFlow is set up.
-        scaling_config: how many workers, with what.
-        run_config: where results are kept, how the run is watched, and when it ends.
+        train_loop_config: the config to pass to the train function.
+        tensorflow_config: the configuration of TensorFlow.
+        scaling_config: the number of workers and their resources.
+        run_config: where results are stored, which callbacks run, and when the run stops.
         datasets: see :class:`~drivetrain.DataParallelTrainer`.
-        dataset_config: which of them are split, and how.
-        metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back.
-        resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run.
+        dataset_config: which datasets are split, and how.
+        metadata: the value that ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` return.
+        resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run.
 
     Raises:
         ConfigurationError: an argument is of the wrong type, the function cannot be called as described, or
@@ -54,7 +54,7 @@ class TensorflowTrainer(DataParallelTrainer, config=TensorflowConfig):
         2
     """
 
-    if TYPE_CHECKING:  # the constructor is that of the base; this declares the name and type of its configuration
+    if TYPE_CHECKING:  # the base class has the constructor; this declares the name and type of its configuration
 
         def __init__(
             self,

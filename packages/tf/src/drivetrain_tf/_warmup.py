@@ -1,6 +1,6 @@
-"""Imported for its effect: loads the Keras that ``tf.keras`` stands for, which ``TF_USE_LEGACY_KERAS`` decides.
+"""Imported for its side effect: loads the Keras behind ``tf.keras``, which ``TF_USE_LEGACY_KERAS`` selects.
 
-In the process that workers are forked from it is paid once for all of them.
+The process that workers are forked from imports it once for all workers.
 """
 
 import tensorflow as tf

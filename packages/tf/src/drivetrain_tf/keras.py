@@ -1,6 +1,6 @@
-"""Keras in a drivetrain run, of both generations: Keras 3, and Keras 2 (``tf_keras``).
+"""The reporting callback for Keras 3 and for Keras 2 (``tf_keras``).
 
-Importing this module does not import Keras: a worker does, once it needs it.
+Importing this module does not import Keras; workers import it when they need it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ if TYPE_CHECKING:
 __all__ = ["ReportCheckpointCallback"]
 
 _EVENTS = frozenset(
-    f"{what}_{when}"
-    for what in ("train", "test", "predict", "train_batch", "test_batch", "predict_batch", "epoch")
-    for when in ("begin", "end")
+    f"{phase}_{boundary}"
+    for phase in ("train", "test", "predict", "train_batch", "test_batch", "predict_batch", "epoch")
+    for boundary in ("begin", "end")
 )
-_EACH_STEP = "train_batch_begin"
+_STEP = "train_batch_begin"
 
 
 class ReportCheckpointCallback:
     """Reports Keras's metrics, with a checkpoint of the model, while ``Model.fit`` trains.
 
-    It is a callback of the Keras that the process has loaded: ``tf_keras`` if it has, otherwise ``tf.keras``. Every
-    rank reports. All of them save, for under a strategy that takes all; the checkpoint has rank 0's file.
+    It is a callback of the Keras version that the process has loaded: ``tf_keras`` if it is loaded, otherwise
+    ``tf.keras``. Every rank reports. All ranks save the model, because saving under a strategy requires all ranks; the
+    checkpoint has rank 0's file.
 
     On a preemption all ranks save at the same step, report, and stop; ``fit()`` then returns.
 
     Args:
-        checkpoint_on: the event, or events, after which a checkpoint is reported, along with the metrics: Keras's hooks
-            without their ``on_``, such as ``"epoch_end"`` or ``"train_end"``.
-        report_metrics_on: the event, or events, after which metrics are reported.
-        metrics: which to report: a name, several, or a mapping from names of your choice to Keras's; None for all that
-            Keras has at that event.
-        filename: of the model in a checkpoint. ``*.keras`` and a name without an ending (with Keras 2: a SavedModel)
-            have the optimizer's state, ``*.weights.h5`` only weights.
+        checkpoint_on: the event or events after which a checkpoint is reported, along with the metrics: the name of
+            a Keras hook without ``on_``, such as ``"epoch_end"`` or ``"train_end"``.
+        report_metrics_on: the event or events after which metrics are reported.
+        metrics: the metrics to report: a name, several names, or a mapping from your names to Keras's names; None for
+            all metrics that Keras passes to the event.
+        filename: the file name of the model in a checkpoint. ``*.keras`` and a name without a suffix (with Keras 2: a
+            SavedModel) contain the optimizer's state, ``*.weights.h5`` only the weights.
 
     Raises:
         ConfigurationError: an event is unknown.
@@ -53,10 +54,10 @@ class ReportCheckpointCallback:
             model.fit(dataset, epochs=3, callbacks=[ReportCheckpointCallback(metrics=["loss"])])
     """
 
-    model: Any  # Keras's
+    model: Any  # set by Keras
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """An instance of a class that is derived from Keras's ``Callback`` as well."""
+        """Create an instance of a class that also derives from Keras's ``Callback``."""
         derived: type[Self] = _derived(cls, _keras_callback())
         return object.__new__(derived)
 
@@ -75,16 +76,16 @@ class ReportCheckpointCallback:
         self._reporting = self._saving | _events("report_metrics_on", report_metrics_on)
         self._filename = filename
         self._is_preempted = False
-        # Keras calls what an instance or a class overrides, and each event of a batch costs it time.
-        for event in self._reporting | {_EACH_STEP}:
+        # Only the requested hooks: Keras calls every hook that is overridden, which takes time in each batch.
+        for event in self._reporting | {_STEP}:
             setattr(self, f"on_{event}", functools.partial(self._on, event))
 
     def _on(self, event: str, *arguments: Any, **options: Any) -> None:
-        """Keras's hook for an event: its arguments end with the logs, if there are any."""
+        """Handle a Keras event; the last argument is the logs, if there are any."""
         getattr(type(self), f"on_{event}")(self, *arguments, **options)
         if self._is_preempted:
             return
-        if event == _EACH_STEP and get_preemption_info() is not None:
+        if event == _STEP and get_preemption_info() is not None:
             self._is_preempted = self.model.stop_training = True
             self._report({}, saving=True)
         elif event in self._reporting:
@@ -96,9 +97,9 @@ class ReportCheckpointCallback:
             return logs
         if missing := [name for name in self._names.values() if name not in logs]:
             raise ConfigurationError(
-                f"ReportCheckpointCallback(metrics=...): expected {', '.join(map(repr, missing))}, got "
-                f"{', '.join(map(repr, logs)) or 'no metric at all'}: take the name out, give it to "
-                "compile(metrics=[...]), or report on another event"
+                f"ReportCheckpointCallback(metrics=...): expected names of metrics "
+                f"({', '.join(map(repr, logs)) or 'this event has none'}), got {', '.join(map(repr, missing))}. "
+                "Remove the name, add it to compile(metrics=[...]), or report on another event"
             )
         return {name: logs[source] for name, source in self._names.items()}
 
@@ -118,14 +119,14 @@ def _events(argument: str, given: str | Iterable[str]) -> frozenset[str]:
     events = frozenset([given] if isinstance(given, str) else given)
     if unknown := sorted(events - _EVENTS):
         raise ConfigurationError(
-            f"ReportCheckpointCallback({argument}=...): expected events of Keras ({', '.join(sorted(_EVENTS))}), got "
+            f"ReportCheckpointCallback({argument}=...): expected Keras events ({', '.join(sorted(_EVENTS))}), got "
             f"{', '.join(map(repr, unknown))}"
         )
     return events
 
 
 def _keras_callback() -> type[Any]:
-    """The base class of callbacks: Keras 2's where it is loaded, which Keras 3 takes as well, but not the reverse."""
+    """Return the base class of callbacks: Keras 2's if it is loaded, because Keras 3 accepts both."""
     import tensorflow as tf
 
     keras = sys.modules.get("tf_keras") or tf.keras
