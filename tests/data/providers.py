@@ -1,4 +1,4 @@
-"""Dataset providers for a class of the tests: one that works, and broken ones."""
+"""Dataset providers for the conformance kit's own tests: a correct one, and broken ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Numbers:
 
 @dataclass
 class NumberShard:
-    """Every ``step``-th number, beginning with ``first``; all ranks get as many batches."""
+    """Every ``step``-th number, starting with ``first``; all ranks get the same number of batches."""
 
     rows: int
     first: int = 0
@@ -37,7 +37,7 @@ class NumberShard:
         skipped, self.skipped, self.batches = self.skipped, 0, self.skipped
         numbers, size = self.numbers(), batch_size or self.rows
         if skipped and self.position is not None:
-            numbers = self.unseen(self.position, size)
+            numbers = self.unread(self.position, size)
             skipped = 0
         count = math.ceil(math.ceil(self.rows / self.step) / size)
         for start in range(skipped * size, len(numbers), size):
@@ -48,15 +48,14 @@ class NumberShard:
             yield {"id": [], "group": []}
         self.batches = 0
 
-    def unseen(self, position: Mapping[str, Any], size: int) -> list[int]:
-        """This rank's part of the rows that another number of workers has left."""
-        before = range(position["world_size"])
-        seen = {
+    def unread(self, position: Mapping[str, Any], size: int) -> list[int]:
+        """Return this rank's part of the rows that the workers of another world size have not read."""
+        read = {
             n
-            for rank in before
+            for rank in range(position["world_size"])
             for n in list(range(rank, self.rows, position["world_size"]))[: position["batches"] * size]
         }
-        return [n for n in range(self.rows) if n not in seen][self.first :: self.step]
+        return [n for n in range(self.rows) if n not in read][self.first :: self.step]
 
     def state_dict(self) -> dict[str, Any]:
         self.states = [{"batches": self.batches, "world_size": self.step}]
@@ -127,7 +126,7 @@ class OneShardForAll(NumberDatasets):
         return [NumberShard(opened[0].rows)]
 
 
-class SplitsAlways(NumberDatasets):
+class AlwaysSplits(NumberDatasets):
     def split(self, opened: tuple[Numbers, int], request: SplitRequest) -> Sequence[Any]:
         return super().split(opened, SplitRequest(name=request.name, world_size=request.world_size))
 
@@ -153,11 +152,11 @@ class IgnoresGroups(NumberDatasets):
         return dataset, 1
 
 
-class WithoutMemory(NumberShard):
+class IgnoresState(NumberShard):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.skipped = 0
 
 
 class ForgetsItsPosition(NumberDatasets):
     def split(self, opened: tuple[Numbers, int], request: SplitRequest) -> Sequence[Any]:
-        return [WithoutMemory(opened[0].rows, rank, request.world_size) for rank in range(request.world_size)]
+        return [IgnoresState(opened[0].rows, rank, request.world_size) for rank in range(request.world_size)]

@@ -1,4 +1,4 @@
-"""The conformance kit on the provider of the package, on a small one that passes, and on broken ones that fail."""
+"""The conformance kit with the package's provider, with a minimal provider that passes, and with broken ones."""
 
 import itertools
 from pathlib import Path
@@ -56,7 +56,7 @@ BROKEN = {
     providers.OverlappingShards: ["test_every_row_is_in_one_shard"],
     providers.LosesRows: ["test_every_row_is_in_one_shard"],
     providers.OneShardForAll: ["test_every_row_is_in_one_shard", "test_all_ranks_get_the_same_number_of_batches"],
-    providers.SplitsAlways: ["test_every_rank_gets_all_rows_of_a_dataset_that_is_not_split"],
+    providers.AlwaysSplits: ["test_every_rank_gets_all_rows_of_a_dataset_that_is_not_split"],
     providers.UnevenShards: ["test_all_ranks_get_the_same_number_of_batches"],
     providers.OneEpoch: ["test_each_iteration_is_an_epoch"],
     providers.IgnoresGroups: ["test_rows_that_are_kept_together_are_on_one_rank"],
@@ -84,6 +84,6 @@ def test_each_test_of_the_kit_has_a_provider_that_fails_it() -> None:
     assert tests == set(itertools.chain.from_iterable(BROKEN.values()))
 
 
-def test_a_class_without_a_provider_is_refused() -> None:
+def test_class_without_a_provider_is_rejected() -> None:
     with pytest.raises(TypeError, match="expected an attribute `provider`"):
         type("TestNothing", (DatasetConformance,), {})

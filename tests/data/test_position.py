@@ -1,4 +1,4 @@
-"""An epoch that is interrupted, and goes on with as many workers or with others: each row is seen once."""
+"""An interrupted epoch resumes with the same or another number of workers: each row is read exactly once."""
 
 import itertools
 import json
@@ -36,19 +36,19 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 }
 ORDERS: dict[str, dict[str, Any]] = {
     "in order": {},
-    "mixed": {"local_shuffle_buffer_size": 50, "local_shuffle_seed": 3},
+    "shuffled": {"local_shuffle_buffer_size": 50, "local_shuffle_seed": 3},
     "full batches only": {"drop_last": True},
 }
 
 
 def shards_of(dataset: Any, world_size: int, state: dict[str, Any] | None = None, **config: Any) -> list[TableShard]:
     options = {"positions": {"train": state}} if state else {}
-    made = DataConfig(**config).configure({"train": dataset}, world_size, **options)
-    return [shards["train"] for shards in made]
+    configured = DataConfig(**config).configure({"train": dataset}, world_size, **options)
+    return [shards["train"] for shards in configured]
 
 
-def go_on(dataset: Any, world_size: int, state: dict[str, Any] | None) -> list[TableShard]:
-    """What the workers of the next attempt have, after the state was written to a checkpoint and read."""
+def resume(dataset: Any, world_size: int, state: dict[str, Any] | None) -> list[TableShard]:
+    """Return the shards of the next attempt, after the state was written to a checkpoint and read."""
     state = json.loads(json.dumps(state))
     shards = shards_of(dataset, world_size, state)
     if state is not None:
@@ -58,7 +58,7 @@ def go_on(dataset: Any, world_size: int, state: dict[str, Any] | None) -> list[T
 
 
 def take(shards: list[TableShard], batches: int | None, **options: Any) -> tuple[list[list[Batch]], dict[str, Any]]:
-    """Some batches of each rank, in turn, and the state after them; None for all that are left."""
+    """Return some batches of each rank (None for all remaining ones), and the state after them."""
     iterators = [iter(shard.iter_batches(batch_size=17, **options)) for shard in shards]
     taken = [[batch["id"].tolist() for batch in itertools.islice(each, batches)] for each in iterators]
     states = [shard.state_dict() for shard in shards]
@@ -71,46 +71,46 @@ def ids(*batches: list[list[Batch]]) -> list[int]:
 
 
 @pytest.mark.parametrize("sizes", [(3, 2, 4), (1, 4, 3), (2, 3, 2)], ids=str)
-@pytest.mark.parametrize("order", ["in order", "mixed"])
+@pytest.mark.parametrize("order", ["in order", "shuffled"])
 @pytest.mark.parametrize("kind", SOURCES)
-def test_no_row_is_lost_or_seen_twice_when_the_number_of_workers_changes(
+def test_each_row_is_read_once_when_the_number_of_workers_changes(
     kind: str, order: str, sizes: tuple[int, ...], tmp_path: Path
 ) -> None:
     dataset = SOURCES[kind](tmp_path)
-    seen, state = [], None
+    read, state = [], None
     for size, batches in zip(sizes, (5, 4, None), strict=True):
-        taken, state = take(go_on(dataset, size, state), batches, **ORDERS[order])
-        seen.append(taken)
-    assert ids(*seen) == list(range(ROWS))
+        taken, state = take(resume(dataset, size, state), batches, **ORDERS[order])
+        read.append(taken)
+    assert ids(*read) == list(range(ROWS))
 
-    following, _ = take(go_on(dataset, 2, state), None, **ORDERS[order])
+    following, _ = take(resume(dataset, 2, state), None, **ORDERS[order])
     assert ids(following) == list(range(ROWS))
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", SOURCES)
-def test_the_same_batches_follow_with_as_many_workers(kind: str, order: str, tmp_path: Path) -> None:
+def test_same_batches_follow_with_the_same_number_of_workers(kind: str, order: str, tmp_path: Path) -> None:
     dataset, options = SOURCES[kind](tmp_path), ORDERS[order]
     undisturbed, _ = take(shards_of(dataset, 2), None, **options)
 
     first, state = take(shards_of(dataset, 2), 3, **options)
-    second, state = take(go_on(dataset, 2, state), 4, **options)
-    third, state = take(go_on(dataset, 2, state), None, **options)
+    second, state = take(resume(dataset, 2, state), 4, **options)
+    third, state = take(resume(dataset, 2, state), None, **options)
 
     assert [[*a, *b, *c] for a, b, c in zip(first, second, third, strict=True)] == undisturbed
     assert state["batches"] == 0
 
 
-def test_an_epoch_that_was_split_anew_goes_on_with_as_many_workers_too(tmp_path: Path) -> None:
+def test_epoch_that_was_split_again_resumes_with_the_same_number_of_workers(tmp_path: Path) -> None:
     dataset = parquet_files(tmp_path)
     first, state = take(shards_of(dataset, 3), 4)
-    second, state = take(go_on(dataset, 2, state), 3)
-    third, state = take(go_on(dataset, 2, state), 2)
-    fourth, _ = take(go_on(dataset, 4, state), None)
+    second, state = take(resume(dataset, 2, state), 3)
+    third, state = take(resume(dataset, 2, state), 2)
+    fourth, _ = take(resume(dataset, 4, state), None)
     assert ids(first, second, third, fourth) == list(range(ROWS))
 
 
-def test_the_state_counts_what_was_handed_over_and_not_what_was_made_ahead() -> None:
+def test_state_counts_consumed_batches_and_not_prefetched_ones() -> None:
     (shard,) = shards_of({"id": np.arange(100)}, 1)
     batches = iter(shard.iter_batches(batch_size=10, prefetch_batches=5))
     assert shard.state_dict()["batches"] == 0
@@ -121,7 +121,7 @@ def test_the_state_counts_what_was_handed_over_and_not_what_was_made_ahead() -> 
     assert shard.state_dict()["batches"] == 0
 
 
-def test_iteration_that_is_begun_anew_is_a_new_epoch() -> None:
+def test_new_iteration_is_a_new_epoch() -> None:
     (shard,) = shards_of({"id": np.arange(100)}, 1)
     next(iter(shard.iter_batches(batch_size=10)))
     second = iter(shard.iter_batches(batch_size=20))
@@ -129,7 +129,7 @@ def test_iteration_that_is_begun_anew_is_a_new_epoch() -> None:
     assert shard.state_dict()["batches"] == 1
 
 
-def test_dataset_that_is_not_split_goes_on_on_any_number_of_workers() -> None:
+def test_unsplit_dataset_resumes_with_any_number_of_workers() -> None:
     config = {"datasets_to_split": []}
     first, state = take(shards_of({"id": np.arange(100)}, 2, **config), 2)
     shards = shards_of({"id": np.arange(100)}, 3, state, **config)
@@ -139,49 +139,49 @@ def test_dataset_that_is_not_split_goes_on_on_any_number_of_workers() -> None:
     assert [ids([first[0], rest]) for rest in second] == [list(range(100))] * 3
 
 
-def test_stream_goes_on_with_as_many_workers() -> None:
+def test_stream_resumes_with_the_same_number_of_workers() -> None:
     datasets = pytest.importorskip("datasets")
     stream = datasets.Dataset.from_dict({"id": list(range(100))}).to_iterable_dataset(num_shards=2)
     first, state = take(shards_of(stream, 2), 1)
-    second, _ = take(go_on(stream, 2, state), None)
+    second, _ = take(resume(stream, 2, state), None)
     assert ids(first, second) == list(range(100))
-    with pytest.raises(ConfigurationError, match="expected a state of 1 workers, got one of 2"):
-        go_on(stream, 1, state)
+    with pytest.raises(ConfigurationError, match="expected a state with 1 workers, got a state with 2"):
+        resume(stream, 1, state)
 
 
-def test_stream_of_a_single_file_skips_the_rows_of_its_own_rank_alone() -> None:
+def test_stream_of_a_single_file_skips_only_the_rows_of_its_rank() -> None:
     datasets = pytest.importorskip("datasets")
     stream = datasets.Dataset.from_dict({"id": list(range(100))}).to_iterable_dataset(num_shards=1)
     first, state = take(shards_of(stream, 2), 1)
-    second, _ = take(go_on(stream, 2, state), None)
+    second, _ = take(resume(stream, 2, state), None)
     assert ids(first, second) == list(range(100))
 
 
-def test_states_that_do_not_fit_are_refused_with_what_to_do() -> None:
+def test_states_that_do_not_match_are_rejected() -> None:
     (shard,) = shards_of({"id": np.arange(100)}, 1)
-    with pytest.raises(ConfigurationError, match="expected what state_dict\\(\\) has returned, got"):
+    with pytest.raises(ConfigurationError, match=r"expected the return value of state_dict\(\), got"):
         shard.load_state_dict({"epoch": 3})
     _, other = take(shards_of({"id": np.arange(90)}, 1), 2)
-    with pytest.raises(ConfigurationError, match="expected the state of one of 100 rows, got that of 90"):
+    with pytest.raises(ConfigurationError, match="with 100 rows, got the state of a dataset with 90 rows"):
         shard.load_state_dict(other)
     _, of_two = take(shards_of({"id": np.arange(100)}, 2), 2)
-    with pytest.raises(ConfigurationError, match="expected a state of 1 workers, got one of 2"):
+    with pytest.raises(ConfigurationError, match="expected a state with 1 workers, got a state with 2"):
         shard.load_state_dict(of_two)
 
     next(iter(shard.iter_batches(batch_size=17, local_shuffle_buffer_size=20)))
-    with pytest.raises(ConfigurationError, match="add local_shuffle_seed"):
+    with pytest.raises(ConfigurationError, match="Add local_shuffle_seed"):
         shard.state_dict()
 
     _, state = take(shards_of({"id": np.arange(100)}, 1), 2)
     shard.load_state_dict(state)
-    with pytest.raises(ConfigurationError, match="expected batches made as before"):
+    with pytest.raises(ConfigurationError, match="expected the same batch options as in the epoch that is resumed"):
         next(iter(shard.iter_batches(batch_size=5)))
     assert next(iter(shard.iter_batches(batch_size=17)))["id"][0] == 34
 
 
-def test_rows_that_stay_together_are_not_split_anew_in_the_middle() -> None:
+def test_epoch_with_rows_kept_together_is_not_split_again() -> None:
     dataset = {"id": np.arange(100), "group": np.arange(100) // 10}
     config = {"keep_together": {"train": "group"}}
     _, state = take(shards_of(dataset, 2, **config), 1)
-    with pytest.raises(ConfigurationError, match="expected a state of 3 workers, got one of 2"):
+    with pytest.raises(ConfigurationError, match="expected a state with 3 workers, got a state with 2"):
         shards_of(dataset, 3, state, **config)[0].load_state_dict(state)

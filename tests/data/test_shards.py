@@ -1,4 +1,4 @@
-"""Datasets split into shards, and shards read in batches, in one process."""
+"""Splitting datasets into shards, and reading shards in batches, in one process."""
 
 import itertools
 import pickle
@@ -70,7 +70,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 
 
 def split(dataset: Any, world_size: int, **options: Any) -> list[TableShard]:
-    """The shards, as the workers get them."""
+    """Return the shards after pickling, in the same way as workers receive them."""
     config = DataConfig(**options)
     shards = config.configure(config.open({"train": dataset}), world_size)
     return [pickle.loads(pickle.dumps(shard["train"])) for shard in shards]
@@ -82,26 +82,26 @@ def ids(shard: TableShard, **options: Any) -> list[int]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", SOURCES)
-def test_every_row_is_in_one_shard_and_shards_are_even(kind: str, world_size: int, tmp_path: Path) -> None:
+def test_every_row_is_in_one_shard_and_shards_have_equal_sizes(kind: str, world_size: int, tmp_path: Path) -> None:
     shards = split(SOURCES[kind](tmp_path), world_size)
 
-    seen = [ids(shard, batch_size=64) for shard in shards]
-    assert sorted(itertools.chain(*seen)) == list(range(ROWS))
+    read = [ids(shard, batch_size=64) for shard in shards]
+    assert sorted(itertools.chain(*read)) == list(range(ROWS))
     assert {shard.count() for shard in shards} <= {ROWS // world_size, ROWS // world_size + 1}
-    assert [len(numbers) for numbers in seen] == [shard.count() for shard in shards]
+    assert [len(numbers) for numbers in read] == [shard.count() for shard in shards]
     first = next(iter(shards[0].iter_batches(batch_size=3)))
     assert first["x"].tolist() == [0.0, 0.5, 1.0]
     assert shards[0].schema().names == ["id", "x"]
 
 
-def test_dataset_that_is_not_split_goes_to_every_worker() -> None:
+def test_every_worker_gets_all_rows_of_an_unsplit_dataset() -> None:
     config = DataConfig(datasets_to_split=["train"])
     shards = config.configure({"train": columns(), "valid": columns(7)}, 2)
     assert [shard["train"].count() for shard in shards] == [501, 502]
     assert [ids(shard["valid"]) for shard in shards] == [list(range(7))] * 2
 
 
-def test_a_pickled_shard_has_only_its_own_rows() -> None:
+def test_pickled_shard_contains_only_its_own_rows() -> None:
     table = pa.table({"x": np.zeros(1_000_000)})
     shards = DataConfig().configure({"train": table}, 100)
     assert len(pickle.dumps(shards[50]["train"])) < 100_000
@@ -122,7 +122,7 @@ def test_every_rank_has_the_same_number_of_batches(rows: int, batch_size: int, d
         assert not drop_last or {size for of_rank in sizes for size in of_rank} == {batch_size}
 
 
-def test_local_shuffle_mixes_all_rows_the_same_way_for_a_seed_and_otherwise_anew_each_epoch() -> None:
+def test_local_shuffle_repeats_its_order_only_with_a_seed() -> None:
     (shard,) = split(columns(), 1)
     seeded = [ids(shard, batch_size=50, local_shuffle_buffer_size=200, local_shuffle_seed=7) for _ in range(2)]
     assert seeded[0] == seeded[1] != list(range(ROWS))
@@ -134,7 +134,7 @@ def test_local_shuffle_mixes_all_rows_the_same_way_for_a_seed_and_otherwise_anew
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(ROWS))
 
 
-def test_local_shuffle_mixes_rows_of_files_far_beyond_a_batch(tmp_path: Path) -> None:
+def test_local_shuffle_covers_more_rows_of_files_than_a_batch(tmp_path: Path) -> None:
     (shard,) = split(parquet_files(tmp_path), 1)
     numbers = ids(shard, batch_size=10, local_shuffle_buffer_size=300, local_shuffle_seed=0)
     assert sorted(numbers) == list(range(ROWS))
@@ -142,7 +142,7 @@ def test_local_shuffle_mixes_rows_of_files_far_beyond_a_batch(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("batch_format", ["default", "numpy", "pandas", "pyarrow", None])
-def test_batches_come_in_the_format_asked_for(batch_format: str | None) -> None:
+def test_batches_have_the_requested_format(batch_format: str | None) -> None:
     (shard,) = split(columns(10), 1)
     (first, _) = shard.iter_batches(batch_size=6, batch_format=batch_format)
     kind = {"pandas": pd.DataFrame, "pyarrow": pa.Table}.get(batch_format or "", dict)
@@ -150,7 +150,7 @@ def test_batches_come_in_the_format_asked_for(batch_format: str | None) -> None:
     assert list(np.asarray(first["x"])) == [0, 0.5, 1, 1.5, 2, 2.5]
 
 
-def test_arrays_of_more_dimensions_keep_their_shape_and_lists_of_one_length_get_one() -> None:
+def test_arrays_and_lists_of_equal_length_keep_their_shape() -> None:
     images = np.arange(5 * 2 * 3, dtype=np.float32).reshape(5, 2, 3)
     lists = [[number, number + 1] for number in range(5)]
     ragged = [[0] * number for number in range(5)]
@@ -162,19 +162,19 @@ def test_arrays_of_more_dimensions_keep_their_shape_and_lists_of_one_length_get_
     assert batch["text"].tolist() == list("abcd")
 
 
-def test_dictionary_columns_and_nulls_are_values() -> None:
+def test_dictionary_columns_and_nulls_become_values() -> None:
     table = pa.table({"kind": pa.array(["a", "b", "a"]).dictionary_encode(), "x": pa.array([1.0, None, 3.0])})
     batch = next(iter(split(table, 1)[0].iter_batches()))
     assert batch["kind"].tolist() == ["a", "b", "a"]
     assert np.isnan(batch["x"]).tolist() == [False, True, False]
 
 
-def test_torch_batches_are_tensors_of_the_types_asked_for() -> None:
+def test_torch_batches_have_the_requested_dtypes() -> None:
     torch = pytest.importorskip("torch")
     (shard,) = split({"x": np.ones((4, 2)), "y": np.arange(4)}, 1)
     batch = next(iter(shard.iter_torch_batches(batch_size=3, dtypes={"x": torch.float16})))
     assert (batch["x"].dtype, batch["x"].shape, batch["y"].dtype) == (torch.float16, (3, 2), torch.int64)
-    batch["x"] += 1  # its memory is its own
+    batch["x"] += 1  # tensors are writable
     assert next(iter(shard.iter_torch_batches(dtypes=torch.float32)))["y"].dtype == torch.float32
     collated = shard.iter_torch_batches(batch_size=4, collate_fn=lambda arrays: torch.from_numpy(arrays["y"].copy()))
     assert [tensor.tolist() for tensor in collated] == [[0, 1, 2, 3]]
@@ -184,7 +184,7 @@ def test_torch_batches_are_tensors_of_the_types_asked_for() -> None:
 
 
 @pytest.mark.parametrize("prefetch_batches", [0, 1, 3])
-def test_iteration_that_is_left_early_ends_its_thread(prefetch_batches: int) -> None:
+def test_breaking_out_of_an_iteration_ends_its_thread(prefetch_batches: int) -> None:
     (shard,) = split(columns(), 1)
     for _ in range(3):
         for batch in shard.iter_batches(batch_size=10, prefetch_batches=prefetch_batches):
@@ -196,21 +196,21 @@ def test_iteration_that_is_left_early_ends_its_thread(prefetch_batches: int) -> 
             assert not thread.is_alive()
 
 
-def test_error_while_reading_is_raised_where_batches_are_taken(tmp_path: Path) -> None:
+def test_error_while_reading_is_raised_in_the_loop_over_batches(tmp_path: Path) -> None:
     (shard,) = split(parquet_files(tmp_path), 1)
     (tmp_path / "1.parquet").write_bytes(b"nothing")
     with pytest.raises((OSError, pa.ArrowInvalid)):
         ids(shard)
 
 
-def test_rows_and_tables_and_frames() -> None:
+def test_shard_as_rows_table_and_data_frame() -> None:
     (shard,) = split(columns(3), 1)
     assert list(shard.iter_rows()) == [{"id": 0, "x": 0.0}, {"id": 1, "x": 0.5}, {"id": 2, "x": 1.0}]
     assert shard.to_table().num_rows == len(shard.to_pandas()) == 3
     assert [len(batch["id"]) for batch in shard.iter_batches(batch_size=None)] == [3]
 
 
-def test_hugging_face_datasets_are_split_and_streams_as_they_come() -> None:
+def test_hugging_face_datasets_and_streams_are_split() -> None:
     import datasets
 
     whole = datasets.Dataset.from_dict({"id": list(range(103)), "text": ["a"] * 103})
@@ -229,17 +229,17 @@ def test_hugging_face_datasets_are_split_and_streams_as_they_come() -> None:
         ("/no/such/file.parquet", "cannot be opened"),
         ("/no/such/*.csv", "cannot be opened"),
         (["a.csv", "b.parquet"], "files of one format, got .csv, .parquet"),
-        ({"a": [1], "b": [1, 2]}, "columns of one length, got {'a': 1, 'b': 2}"),
+        ({"a": [1], "b": [1, 2]}, "columns of the same length, got {'a': 1, 'b': 2}"),
     ],
 )
-def test_what_is_no_dataset_is_refused(dataset: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
+def test_invalid_datasets_are_rejected(dataset: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
         DataConfig().open({"train": dataset})
-    assert message in str(refused.value)
-    assert "'train'" in str(refused.value)
+    assert message in str(error.value)
+    assert "'train'" in str(error.value)
 
 
-def test_arguments_that_make_no_sense_are_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(ConfigurationError, match="got 'train'"):
         DataConfig(datasets_to_split="train")
     with pytest.raises(ConfigurationError, match=r"names of datasets \('train'\), got 'tain'"):
@@ -249,33 +249,33 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         with pytest.raises(ConfigurationError):
             shard.iter_batches(**options)
     few = split(columns(3), 4)
-    with pytest.raises(ConfigurationError, match="expected 1 rows, and a shard has only 0"):
+    with pytest.raises(ConfigurationError, match="at least one batch, 1, got a shard with 0"):
         few[0].iter_batches()
-    with pytest.raises(ConfigurationError, match=r"expected 600 rows \(drop_last=True\), and a shard has only 501"):
+    with pytest.raises(ConfigurationError, match=r"at least one batch, 600 \(drop_last=True\), got a shard with 501"):
         split(columns(), 2)[1].iter_batches(batch_size=600, drop_last=True)
 
 
-def test_rows_that_belong_together_stay_together(tmp_path: Path) -> None:
+def test_rows_of_a_group_are_kept_together(tmp_path: Path) -> None:
     groups = np.repeat(np.arange(40), np.random.default_rng(1).integers(1, 60, 40))
     dataset = {"group": groups, "id": np.arange(len(groups))}
     pyarrow.parquet.write_table(pa.table(dataset), tmp_path / "groups.parquet", row_group_size=50)
     for source in (dataset, tmp_path / "groups.parquet"):
         for world_size in (1, 2, 3, 4):
             shards = split(source, world_size, keep_together={"train": "group"})
-            seen = [set(shard.to_table()["group"].to_pylist()) for shard in shards]
-            assert sum(len(names) for names in seen) == len(set().union(*seen)) == 40
+            groups_of_shards = [set(shard.to_table()["group"].to_pylist()) for shard in shards]
+            assert sum(map(len, groups_of_shards)) == len(set().union(*groups_of_shards)) == 40
             assert sum(shard.count() for shard in shards) == len(groups)
             assert max(shard.count() for shard in shards) - len(groups) / world_size < 60
 
 
-def test_rows_that_cannot_be_kept_together_are_told() -> None:
-    with pytest.raises(ConfigurationError, match="rows of one 'group' next to each other, got some apart: sort it"):
+def test_rows_that_cannot_be_kept_together_are_rejected() -> None:
+    with pytest.raises(ConfigurationError, match=r"the same 'group' next to each other, got some apart\. Sort"):
         split({"group": [1, 2, 1]}, 2, keep_together={"train": "group"})
-    with pytest.raises(ConfigurationError, match=r"column 'query' to keep rows together by, got 'group'"):
+    with pytest.raises(ConfigurationError, match=r"column 'query' by which to keep rows together, got 'group'"):
         split({"group": [1, 2, 1]}, 2, keep_together={"train": "query"})
 
 
-def test_memory_stays_flat_for_a_dataset_of_many_times_its_size(tmp_path: Path) -> None:
+def test_memory_stays_constant_while_a_large_dataset_is_read(tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     schema = pa.schema([("x", pa.float64())])
     with pyarrow.parquet.ParquetWriter(file, schema, use_dictionary=False) as writer:
@@ -297,13 +297,13 @@ for number, batch in enumerate(batches):
     sizes += [own_megabytes()] if number % 100 == 0 else []
 print(rows, max(sizes[2:]) - sizes[1])
 """
-    told = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
-    assert int(told[0]) == 20_000_000
-    assert float(told[1]) < 40, f"grew by {told[1]} MB while 160 MB were read"
+    output = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    assert int(output[0]) == 20_000_000
+    assert float(output[1]) < 40, f"grew by {output[1]} MB while 160 MB were read"
 
 
 @pytest.mark.parametrize("kind", ["table", "parquet", "arrow"])
-def test_tensors_may_be_written_to_and_the_next_epoch_is_as_the_first(kind: str, tmp_path: Path) -> None:
+def test_writing_to_tensors_does_not_change_the_next_epoch(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     dataset = {
         "table": lambda: pa.table(columns()),
@@ -320,8 +320,8 @@ def test_tensors_may_be_written_to_and_the_next_epoch_is_as_the_first(kind: str,
         assert seen == list(range(ROWS))
 
 
-def test_what_a_column_becomes_depends_on_the_batch_alone(tmp_path: Path) -> None:
-    """However its rows lie in row groups, with nulls or lists of other lengths beside them."""
+def test_array_type_of_a_column_depends_only_on_the_batch(tmp_path: Path) -> None:
+    """Not on the row groups, nor on nulls or lists of other lengths in the same row group."""
     numbers = [*range(10), None, *range(11, 20)]
     lists = [[1.0, 2.0]] * 9 + [[3.0]] * 11
     table = pa.table({"number": numbers, "list": lists, "flag": [True, False] * 10})
@@ -339,7 +339,7 @@ def test_what_a_column_becomes_depends_on_the_batch_alone(tmp_path: Path) -> Non
             assert first["flag"].dtype == bool
 
 
-def test_tables_without_rows_are_no_harm(tmp_path: Path) -> None:
+def test_tables_without_rows_are_skipped(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     rows, none = pa.table({"x": [1.0, 2.0]}), pa.table({"x": pa.array([], pa.float64())})
     for name, table in (("0", none), ("1", rows), ("2", none)):

@@ -1,4 +1,4 @@
-"""Files, tables, data frames and Hugging Face datasets for drivetrain: split among the workers, in batches."""
+"""Splits files, tables, data frames and Hugging Face datasets among the workers, and reads them in batches."""
 
 from drivetrain_data._batches import Batches
 from drivetrain_data._shard import Reader, TableShard

@@ -1,4 +1,4 @@
-"""From tables to batches: :func:`make_batches` has the stages in their order, a batch format what is made."""
+"""Converts tables to batches: :func:`make_batches` runs the stages, and a batch format converts the rows."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class Batches(Generic[T]):
-    """An iterable whose every iteration is a new epoch, as with a data loader.
+    """An iterable that starts a new epoch with each iteration, like a data loader.
 
     Args:
-        start_epoch: starts an iteration.
+        start_epoch: starts an epoch and returns its iterator.
     """
 
     def __init__(self, start_epoch: Callable[[], Iterator[T]]) -> None:
@@ -36,43 +36,43 @@ class Batches(Generic[T]):
 
 
 class BatchFormat(Protocol):
-    """What batches are made of, and how.
+    """The type of batches, and the steps that create them.
 
-    Tables are prepared, cut into the sizes of the batches (where a batch spans several of them, they are joined), and
+    Tables are prepared, cut to the sizes of the batches (if a batch spans several tables, they are joined), and
     converted.
     """
 
     def prepare(self, tables: Iterator[pa.Table], plan: BatchPlan, fresh: bool) -> Iterator[Any]:
-        """Converts as much as can be converted before the sizes are cut.
+        """Convert as much as possible before the tables are cut to size.
 
         Args:
             tables: tables of any sizes.
-            plan: how batches are made.
+            plan: the options of the batches.
             fresh: nothing else refers to the memory of the tables.
         """
         ...
 
     def join(self, prepared: list[Any]) -> Any:
-        """Makes one prepared table of several."""
+        """Concatenate several prepared tables."""
         ...
 
     def convert(self, prepared: Any) -> Any:
-        """Makes a batch of a prepared table of its size."""
+        """Convert a prepared table to a batch of the same size."""
         ...
 
 
 @dataclass(frozen=True)
 class TableBatches:
-    """Batches that are made of a ``pyarrow.Table``.
+    """Batches that are converted from a ``pyarrow.Table``.
 
     Attributes:
-        convert: makes a batch.
+        convert: converts a table to a batch.
     """
 
     convert: Callable[[pa.Table], Any]
 
     def prepare(self, tables: Iterator[pa.Table], plan: BatchPlan, fresh: bool) -> Iterator[pa.Table]:
-        """See :class:`BatchFormat`: nothing to do."""
+        """See :class:`BatchFormat`: returns the tables unchanged."""
         return tables
 
     def join(self, prepared: list[pa.Table]) -> pa.Table:
@@ -84,18 +84,18 @@ class TableBatches:
 
 @dataclass(frozen=True)
 class ArrayBatches:
-    """Batches that are made of :class:`Columns`.
+    """Batches that are converted from :class:`Columns`.
 
     Attributes:
-        convert: makes a batch.
-        writable: the batch's arrays may be written to.
+        convert: converts columns to a batch.
+        writable: the arrays of a batch have to be writable.
     """
 
     convert: Callable[[Columns], Any]
     writable: bool = False
 
     def prepare(self, tables: Iterator[pa.Table], plan: BatchPlan, fresh: bool) -> Iterator[Columns]:
-        """See :class:`BatchFormat`: makes arrays of larger tables, so that a batch is a slice of them."""
+        """See :class:`BatchFormat`: converts tables of many batches to arrays, so that a batch is a slice of them."""
         fresh = fresh and plan.buffer_rows is None  # a shuffled table shares memory with the buffer
         for table in small_tables(tables, plan.batch_size):
             yield Columns.of(table, writable=self.writable, fresh=fresh)
@@ -116,22 +116,22 @@ def make_batches(
     fresh: bool,
     drop_last: bool,
 ) -> Iterator[Any]:
-    """Makes the batches of an epoch: prepares tables, cuts them to size, and converts them; some of it on a thread.
+    """Create the batches of an epoch: prepare tables, cut them to size, and convert them, partly on a thread.
 
     Args:
         tables: the rows, in tables of any sizes.
         sizes: the sizes of the batches; None for all remaining rows.
-        batch_format: makes the batches.
-        plan: how batches are made.
-        prefetch_batches: the number of batches that are made ahead on a thread.
-        prefetch_tables: the thread only prepares the tables. Converting is so cheap that handing over each batch would
-            take longer.
+        batch_format: creates the batches.
+        plan: the options of the batches.
+        prefetch_batches: the number of batches that a thread creates ahead.
+        prefetch_tables: the thread only prepares the tables. Set it for formats whose conversion takes less time than
+            passing a batch between threads.
         fresh: nothing else refers to the memory of the tables.
-        drop_last: leave out a last batch that is smaller than its size.
+        drop_last: drop the last batch if it is smaller than its size.
     """
     prepared = batch_format.prepare(tables, plan, fresh)
     if prefetch_tables:
-        batch_size = plan.batch_size  # None: no table fills the only batch, so the thread reads all of them
+        batch_size = plan.batch_size  # None: all tables become one batch, so the thread reads all of them
         weight = (lambda rows: rows.num_rows / batch_size) if batch_size is not None else (lambda rows: 0.0)
         prepared = prefetch(prepared, prefetch_batches, weight)
     batches = map(batch_format.convert, rebatch(prepared, sizes, batch_format.join, drop_last=drop_last))
@@ -139,37 +139,37 @@ def make_batches(
 
 
 def to_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any, device: Any) -> dict[str, Any]:
-    """A batch of arrays as tensors on a device.
+    """Convert a batch of arrays to tensors on a device.
 
     Args:
         batch: arrays by name.
-        dtypes: a torch dtype for all, or one by name; None for those of the arrays.
-        device: where they are to be.
+        dtypes: a torch dtype for all arrays, or dtypes by name; None to keep the dtypes of the arrays.
+        device: the device of the tensors.
     """
     import torch
 
-    stays = device is None or torch.device(device).type == "cpu"
+    on_cpu = device is None or torch.device(device).type == "cpu"
     tensors = {}
     for name, array in batch.items():
         if array.dtype.kind not in "biuf":
             raise ConfigurationError(
-                f"iter_torch_batches(): expected columns of numbers, got column {name!r} of type {array.dtype}: "
-                "make tensors of it in a collate_fn, or leave it out of the dataset"
+                f"iter_torch_batches(): expected numeric columns, got column {name!r} of type {array.dtype}. "
+                "Convert it to tensors in a collate_fn, or drop it from the dataset"
             )
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-        if dtype is not None or not stays:
+        if dtype is not None or not on_cpu:
             tensor = tensor.to(device=device, dtype=dtype, non_blocking=True)
         tensors[name] = tensor
     return tensors
 
 
 def to_tf_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any) -> dict[str, Any]:
-    """A batch of arrays as tensors of TensorFlow.
+    """Convert a batch of arrays to TensorFlow tensors.
 
     Args:
         batch: arrays by name.
-        dtypes: a TensorFlow dtype for all, or one by name; None for those of the arrays.
+        dtypes: a TensorFlow dtype for all arrays, or dtypes by name; None to keep the dtypes of the arrays.
     """
     import tensorflow as tf
 
@@ -180,7 +180,7 @@ def to_tf_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any) -> dic
             tensors[name] = tf.cast(array, dtype) if dtype is not None else tf.convert_to_tensor(array)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"tensors are wanted, and the rows of column {name!r} cannot be one: {error}: leave it out of the "
-                "dataset, or make tensors of iter_batches() yourself"
+                f"column {name!r}: expected rows that TensorFlow can convert to a tensor, got an error: {error}. Drop "
+                "the column from the dataset, or use iter_batches() and convert it yourself"
             ) from error
     return tensors

@@ -13,13 +13,14 @@ __all__ = ["Columns", "is_array", "to_numpy"]
 
 
 class Columns:
-    """Rows with a numpy array for each column that is one by its type alone, so that batches are slices of it.
+    """Rows with one numpy array per numeric column, so that batches are slices of the arrays.
 
-    What a column of another type becomes depends on the values in the batch, and is left to it.
+    Columns of other types stay Arrow columns until they are cut into batches, because their array type depends on the
+    values in the batch.
 
     Args:
-        columns: by name, arrays or ``pyarrow.ChunkedArray``, all of one length.
-        num_rows: that length.
+        columns: by name, arrays or ``pyarrow.ChunkedArray``, all of the same length.
+        num_rows: the length of the columns.
     """
 
     __slots__ = ("columns", "num_rows")
@@ -30,12 +31,12 @@ class Columns:
 
     @classmethod
     def of(cls, table: pa.Table, *, writable: bool = False, fresh: bool = False) -> Columns:
-        """A table's columns.
+        """Return the columns of a table.
 
         Args:
             table: the rows.
-            writable: the arrays may be written to, which takes a copy of a table that is not fresh.
-            fresh: nobody else has the table's memory.
+            writable: return writable arrays. This copies the table unless it is fresh.
+            fresh: nothing else refers to the table's memory.
         """
         columns = dict(zip(table.column_names, table.columns, strict=True))
         for name, column in columns.items():
@@ -48,32 +49,32 @@ class Columns:
         return cls(columns, table.num_rows)
 
     def slice(self, offset: int, rows: int) -> Columns:
-        """Some of the rows, without a copy."""
+        """Return some of the rows without copying them."""
         end = offset + rows
         return Columns({name: column[offset:end] for name, column in self.columns.items()}, rows)
 
     @staticmethod
     def join(parts: list[Columns]) -> Columns:
-        """The rows of several."""
+        """Concatenate the rows of several parts."""
         import numpy as np
         import pyarrow as pa
 
         joined: dict[str, Any] = {}
         for name in parts[0].columns:
             columns = [part.columns[name] for part in parts]
-            if any(isinstance(column, np.ndarray) for column in columns):  # a null makes a table's column no array
+            if any(isinstance(column, np.ndarray) for column in columns):  # some tables may have nulls in this column
                 joined[name] = np.concatenate([_array_of(column) for column in columns])
             else:
                 joined[name] = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
         return Columns(joined, sum(part.num_rows for part in parts))
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The columns, each as an array of shape ``(rows, ...)``."""
+        """Return the columns as arrays of shape ``(rows, ...)``."""
         return {name: _array_of(column) for name, column in self.columns.items()}
 
 
 def is_array(kind: pa.DataType) -> bool:
-    """Whether columns of a type are arrays of numbers, but for nulls."""
+    """Return True if columns of this type without nulls convert to arrays of numbers."""
     import pyarrow as pa
 
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -82,12 +83,12 @@ def is_array(kind: pa.DataType) -> bool:
 
 
 def to_numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """A column as an array; rows that are lists of one length, or tensors, become further dimensions."""
+    """Return a column as an array; lists of equal length, and tensors, become additional dimensions."""
     import pyarrow as pa
 
     kind = column.type
     array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # of no chunk, or of more than one, which some types stay
+    if isinstance(array, pa.ChunkedArray):  # there is no chunk, or the type does not support combine_chunks()
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], kind)
     if isinstance(kind, pa.FixedShapeTensorType):
         tensors: np.ndarray[Any, Any] = array.to_numpy_ndarray()
@@ -105,7 +106,7 @@ def to_numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 
 
 def _view(column: pa.ChunkedArray) -> np.ndarray[Any, Any] | None:
-    """A column's own memory, to be written to; None where that cannot be."""
+    """Return a writable view of a column's memory; None if there is no such view."""
     import numpy as np
     import pyarrow as pa
 
@@ -113,7 +114,7 @@ def _view(column: pa.ChunkedArray) -> np.ndarray[Any, Any] | None:
         return None
     (chunk,) = column.chunks
     memory = chunk.buffers()[1]
-    if not memory.is_mutable:  # that of a file that is mapped, say
+    if not memory.is_mutable:  # for example, the memory of a mapped file
         return None
     kind = np.dtype(column.type.to_pandas_dtype())
     view: np.ndarray[Any, Any] = np.frombuffer(memory, kind, len(chunk), chunk.offset * kind.itemsize)
@@ -121,7 +122,7 @@ def _view(column: pa.ChunkedArray) -> np.ndarray[Any, Any] | None:
 
 
 def _copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy in memory of Arrow's, which keeps what is freed: the kernel takes longer to give new pages than this."""
+    """Copy an array to Arrow's memory pool, which reuses freed memory; new pages from the kernel take longer."""
     import numpy as np
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""How rows are divided: among the ranks, and each rank's rows into batches."""
+"""Splits rows among the ranks, and each rank's rows into batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How the rows of a shard become batches.
+    """The options that determine the batches of a shard.
 
     Attributes:
-        batch_size: the rows of a batch; None for all rows in one batch.
-        drop_last: leave out a last batch that is not full.
-        buffer_rows: the size of the shuffle buffer; None to keep the order of the rows.
-        seed: the seed of the shuffled order; None for another order in each epoch.
+        batch_size: the number of rows in a batch; None for all rows in one batch.
+        drop_last: drop the last batch if it is not full.
+        buffer_rows: the size of the shuffle buffer in rows; None to keep the order of the rows.
+        seed: the seed of the shuffled order; None for a different order in each epoch.
     """
 
     batch_size: int | None
@@ -30,15 +30,15 @@ class BatchPlan:
     seed: int | None
 
     def batch_sizes(self, rows: int, *, largest_shard: int, smallest_shard: int) -> Iterator[int]:
-        """The sizes of a shard's batches. Every rank has the same number of batches, as collective operations require.
+        """Return the sizes of a shard's batches. Every rank has the same number, as collective operations require.
 
-        The sizes of shards differ by at most one row. Where that row causes an additional batch, the ranks without it
+        The sizes of shards differ by at most one row. If that row causes an additional batch, the ranks without it
         divide their last batch into two. A batch of one row cannot be divided.
 
         Args:
-            rows: the rows of this shard.
-            largest_shard: the rows of the largest shard.
-            smallest_shard: the rows of the smallest shard.
+            rows: the number of rows in this shard.
+            largest_shard: the number of rows in the largest shard.
+            smallest_shard: the number of rows in the smallest shard.
         """
         size = self.batch_size
         if size is None:
@@ -47,19 +47,19 @@ class BatchPlan:
             return itertools.repeat(size, smallest_shard // size)
         full_batches, last_rows = divmod(rows, size)
         sizes = [size] * full_batches + [last_rows] * bool(last_rows)
-        largest_number = -(-largest_shard // size)
-        if sizes and len(sizes) < largest_number and sizes[-1] > 1:
+        largest_count = -(-largest_shard // size)
+        if sizes and len(sizes) < largest_count and sizes[-1] > 1:
             sizes[-1:] = [sizes[-1] - 1, 1]
         return iter(sizes)
 
 
 def count_rows(intervals: Sequence[Interval]) -> int:
-    """The number of rows in some intervals."""
+    """Return the number of rows in some intervals."""
     return sum(stop - start for start, stop in intervals)
 
 
 def split_rows(intervals: Sequence[Interval], shards: int) -> list[list[Interval]]:
-    """Splits rows into contiguous shards whose sizes differ by at most one row.
+    """Split rows into contiguous shards whose sizes differ by at most one row.
 
     Args:
         intervals: the rows, in order.
@@ -71,7 +71,7 @@ def split_rows(intervals: Sequence[Interval], shards: int) -> list[list[Interval
 
 
 def select_rows(intervals: Sequence[Interval], selection: Sequence[Interval]) -> list[Interval]:
-    """Selects rows by their position within some intervals: ``select_rows([(10, 20)], [(2, 5)]) == [(12, 15)]``.
+    """Select rows by their position within some intervals: ``select_rows([(10, 20)], [(2, 5)]) == [(12, 15)]``.
 
     Args:
         intervals: row numbers, in order.
@@ -80,15 +80,15 @@ def select_rows(intervals: Sequence[Interval], selection: Sequence[Interval]) ->
     selected: list[Interval] = []
     offset = 0  # the position of the interval's first row
     remaining = iter(selection)
-    chosen = next(remaining, None)
+    current = next(remaining, None)
     for start, stop in intervals:
         rows = stop - start
-        while chosen is not None and chosen[0] < offset + rows:
-            first, last = max(chosen[0] - offset, 0), min(chosen[1] - offset, rows)
+        while current is not None and current[0] < offset + rows:
+            first, last = max(current[0] - offset, 0), min(current[1] - offset, rows)
             if first < last:
                 selected.append((start + first, start + last))
-            if chosen[1] > offset + rows:
+            if current[1] > offset + rows:
                 break
-            chosen = next(remaining, None)
+            current = next(remaining, None)
         offset += rows
     return selected

@@ -1,4 +1,4 @@
-"""How far an epoch of a dataset has been read, in terms that also hold for another number of workers."""
+"""The position in an epoch of a dataset, which also determines the unread rows for another number of workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The rows of an epoch that were read on all ranks. Every rank has read the same number of batches.
+    """The rows of an epoch that all ranks have read. Every rank has read the same number of batches.
 
     Attributes:
-        total: the rows of the dataset; None if only reading reveals their number.
+        total: the number of rows in the dataset; None if it is unknown until all rows are read.
         world_size: the number of shards.
         intervals: the rows of the epoch; None for all rows of the dataset.
         batches: the number of batches that each rank has read.
-        plan: how the batches were made; None if there were none.
+        plan: the options of the batches; None if no batch was read.
     """
 
     total: int | None
@@ -35,7 +35,7 @@ class Position:
     plan: BatchPlan | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The position as values that JSON can represent."""
+        """Return the position as values that JSON can represent."""
         plan = self.plan
         return {
             "total": self.total,
@@ -47,10 +47,10 @@ class Position:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Position:
-        """The position that :meth:`as_dict` was called on.
+        """Return the position that :meth:`as_dict` has converted.
 
         Raises:
-            ConfigurationError: the dict does not come from :meth:`as_dict`.
+            ConfigurationError: the dict was not created by :meth:`as_dict`.
         """
         try:
             rows, plan = state["rows"], state["plan"]
@@ -63,11 +63,11 @@ class Position:
             )
         except (KeyError, TypeError, ValueError):
             raise ConfigurationError(
-                f"load_state_dict(): expected what state_dict() has returned, got {state!r}"
+                f"load_state_dict(): expected the return value of state_dict(), got {state!r}"
             ) from None
 
     def unread(self) -> list[Interval]:
-        """The rows that no rank has read, in order."""
+        """Return the rows that no rank has read, in order."""
         assert self.total is not None
         shards = split_rows(self.intervals or [(0, self.total)], self.world_size)
         if self.plan is None:
@@ -85,7 +85,7 @@ class Position:
 
 
 def _unread_of_shuffled(rows: int, read: int, buffer_rows: int, seed: int | None) -> list[Interval]:
-    """The rows of a shuffled shard that remain after the first ones are read, found by shuffling their numbers."""
+    """Return the unread rows of a shuffled shard, computed by shuffling the row numbers."""
     import numpy as np
     import pyarrow as pa
 
@@ -103,7 +103,7 @@ class EpochState:
 
     Attributes:
         resume_from: the position at which the next epoch starts; None for its first row.
-        current: the position in the latest epoch; None before the first epoch and after the end of one.
+        current: the position in the latest epoch; None before the first epoch and after the end of an epoch.
         last_saved: the last return value of ``state_dict()``, until the session takes it.
     """
 
@@ -112,10 +112,10 @@ class EpochState:
     last_saved: dict[str, Any] | None = None
 
     def track(self, start: Position, batches: Iterator[T]) -> Iterator[T]:
-        """Yields the batches of an epoch and updates the position, unless a later epoch or a loaded state replaced it.
+        """Yield the batches of an epoch and update the position, unless a later epoch or a loaded state replaced it.
 
         Args:
-            start: the position before the first of these batches.
+            start: the position before the first batch.
             batches: the batches.
         """
         self.current = latest = start

@@ -1,4 +1,4 @@
-"""The provider for everything that is read as Arrow tables."""
+"""The provider for all datasets that are read as Arrow tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TableDatasets(DatasetProvider):
         return is_dataset(dataset)
 
     def open(self, name: str, dataset: Any, *, keep_together: str | None = None) -> Source:
-        """See :class:`drivetrain.plugin.DatasetProvider`: reads schemas and numbers of rows."""
+        """See :class:`drivetrain.plugin.DatasetProvider`: reads the schema and the number of rows."""
         source = open_dataset(name, dataset)
         return source if keep_together is None else source.keeping_together(keep_together)
 

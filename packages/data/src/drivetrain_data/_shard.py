@@ -32,19 +32,19 @@ _FORMATS = ("default", "numpy", "pandas", "pyarrow", None)
 
 
 class Reader(Protocol):
-    """Reads a part of a dataset; it is pickled to the worker whose part it is."""
+    """Reads a part of a dataset; it is pickled and sent to the worker that reads the part."""
 
     @property
     def fresh(self) -> bool:
-        """Whether nobody else has the memory of the tables that it reads."""
+        """True if nothing else refers to the memory of the tables that it reads."""
         ...
 
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
-        """The rows, in order, in tables of any size; with some columns only, and without the first rows."""
+        """Yield the rows, in order, in tables of any size; optionally only some columns, and without the first rows."""
         ...
 
     def schema(self) -> pa.Schema:
-        """The columns, with their types."""
+        """Return the columns with their types."""
         ...
 
 
@@ -52,18 +52,19 @@ class Reader(Protocol):
 class TableShard:
     """The rows of a dataset that one worker reads: the return value of :func:`~drivetrain.get_dataset_shard`.
 
-    Shards are disjoint, cover the dataset, and differ by one row at most, unless rows are kept together. All ranks then
-    get the same number of batches, but for batches of one row.
+    Shards are disjoint and cover the dataset. Their sizes differ by at most one row, unless rows are kept together, and
+    all ranks get the same number of batches, except for batches of one row.
 
     Attributes:
-        name: of the dataset.
+        name: the name of the dataset.
         reader: reads the rows.
-        rows: the number of rows; None if only reading reveals it.
-        largest_shard: the rows of the largest shard.
-        smallest_shard: the rows of the smallest shard.
-        total: the rows of the dataset; None if only reading reveals their number.
+        rows: the number of rows in this shard; None if it is unknown until all rows are read.
+        largest_shard: the number of rows in the largest shard.
+        smallest_shard: the number of rows in the smallest shard.
+        total: the number of rows in the dataset; None if it is unknown until all rows are read.
         world_size: the number of different shards.
-        remainder: this rank's shard of the epoch that the run's checkpoint interrupted, if it has to be split again.
+        remainder: this rank's shard of the epoch that was interrupted at the run's checkpoint, if the unread rows have
+            to be split again.
     """
 
     name: str
@@ -86,15 +87,15 @@ class TableShard:
         drop_last: bool = False,
         batch_format: str | None = "default",
     ) -> Batches[Any]:
-        """The rows in batches; each iteration over what is returned is an epoch.
+        """Return the rows in batches; each iteration over the returned object is an epoch.
 
         Args:
-            batch_size: rows of a batch; None for the whole shard in one.
-            prefetch_batches: how many are made ahead, on a thread; where a batch is a slice of what was read, how many
-                are read ahead.
-            local_shuffle_buffer_size: mix the rows within a buffer of so many.
-            local_shuffle_seed: of their order, which is another one each epoch without it.
-            drop_last: leave out what does not fill a batch.
+            batch_size: the number of rows in a batch; None for the whole shard in one batch.
+            prefetch_batches: the number of batches that a thread creates ahead; if batches are slices of the read
+                tables, the number of batches that are read ahead.
+            local_shuffle_buffer_size: shuffle the rows within a buffer of this many rows; None to keep their order.
+            local_shuffle_seed: the seed of the shuffled order; None for a different order in each epoch.
+            drop_last: drop the last batch if it is not full.
             batch_format: ``"numpy"`` (or ``"default"``), a dict of arrays of shape ``(rows, ...)``; ``"pandas"``, a
                 data frame; or ``"pyarrow"``, a table.
 
@@ -125,30 +126,30 @@ class TableShard:
         local_shuffle_seed: int | None = None,
         drop_last: bool = False,
     ) -> Batches[Any]:
-        """The rows in batches of PyTorch tensors; each iteration over what is returned is an epoch.
+        """Return the rows in batches of PyTorch tensors; each iteration over the returned object is an epoch.
 
         Args:
             batch_size: see :meth:`iter_batches`.
             prefetch_batches: see :meth:`iter_batches`.
-            dtypes: a ``torch.dtype`` for all columns, or one by name; None for those of the data.
-            device: where the tensors are to be; ``"auto"`` for the worker's own.
-            collate_fn: makes a batch from a dict of arrays, in place of ``dtypes`` and ``device``.
+            dtypes: a ``torch.dtype`` for all columns, or dtypes by name; None to keep the types of the data.
+            device: the device of the tensors; ``"auto"`` for the worker's device.
+            collate_fn: converts a dict of arrays to a batch, instead of ``dtypes`` and ``device``.
             local_shuffle_buffer_size: see :meth:`iter_batches`.
             local_shuffle_seed: see :meth:`iter_batches`.
             drop_last: see :meth:`iter_batches`.
 
         Raises:
-            ConfigurationError: see :meth:`iter_batches`; or a column holds no numbers.
+            ConfigurationError: see :meth:`iter_batches`; or a column is not numeric.
         """
         plan = self._plan(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
-        place = _worker_device() if isinstance(device, str) and device == "auto" else device
+        target = _worker_device() if isinstance(device, str) and device == "auto" else device
 
         def convert(columns: Columns) -> Any:
             arrays = columns.arrays()
-            return collate_fn(arrays) if collate_fn is not None else to_tensors(arrays, dtypes, place)
+            return collate_fn(arrays) if collate_fn is not None else to_tensors(arrays, dtypes, target)
 
-        batch_format = ArrayBatches(convert, writable=collate_fn is None)  # a tensor cannot view a read-only array
-        only_slices = collate_fn is None and dtypes is None and str(place) in ("None", "cpu")
+        batch_format = ArrayBatches(convert, writable=collate_fn is None)  # torch does not support read-only arrays
+        only_slices = collate_fn is None and dtypes is None and str(target) in ("None", "cpu")
         return self._batches(batch_format, plan, prefetch_batches, only_slices=only_slices)
 
     def iter_tf_batches(
@@ -161,18 +162,18 @@ class TableShard:
         local_shuffle_seed: int | None = None,
         drop_last: bool = False,
     ) -> Batches[dict[str, tf.Tensor]]:
-        """The rows in batches of TensorFlow tensors; each iteration over what is returned is an epoch.
+        """Return the rows in batches of TensorFlow tensors; each iteration over the returned object is an epoch.
 
         Args:
             batch_size: see :meth:`iter_batches`.
             prefetch_batches: see :meth:`iter_batches`.
-            dtypes: a ``tf.DType`` for all columns, or one by name; None for those of the data.
+            dtypes: a ``tf.DType`` for all columns, or dtypes by name; None to keep the types of the data.
             local_shuffle_buffer_size: see :meth:`iter_batches`.
             local_shuffle_seed: see :meth:`iter_batches`.
             drop_last: see :meth:`iter_batches`.
 
         Raises:
-            ConfigurationError: see :meth:`iter_batches`; or rows of a column are not of one shape.
+            ConfigurationError: see :meth:`iter_batches`; or the rows of a column have different shapes.
         """
         plan = self._plan(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
         batch_format = ArrayBatches(lambda columns: to_tf_tensors(columns.arrays(), dtypes))
@@ -190,21 +191,21 @@ class TableShard:
         local_shuffle_seed: int | None = None,
         drop_last: bool = False,
     ) -> tf.data.Dataset:
-        """The rows as a ``tf.data.Dataset`` of pairs (features, labels), as ``Model.fit`` takes them.
+        """Return the rows as a ``tf.data.Dataset`` of (features, labels) pairs, which ``Model.fit`` accepts.
 
-        One row is read first, for its types and shapes. Automatic sharding is off, as these are this worker's own rows;
-        a strategy of several replicas divides each batch among them in each step.
+        This reads one row first to determine types and shapes. Automatic sharding is off, because the rows are already
+        this worker's part of the data; a strategy with several replicas splits each batch among them in each step.
 
         Args:
-            feature_columns: a column's name for one tensor of shape ``(batch_size, ...)``, or several names for a
-                dict of them.
-            label_columns: likewise.
-            batch_size: see :meth:`iter_batches`; under a strategy, of a step on all workers.
+            feature_columns: the name of a column for one tensor of shape ``(batch_size, ...)``, or several names for a
+                dict of tensors.
+            label_columns: the name of a column, or several names, as for ``feature_columns``.
+            batch_size: see :meth:`iter_batches`; under a strategy, the number of rows in a step on all workers.
             prefetch_batches: see :meth:`iter_batches`.
-            dtypes: a ``tf.DType`` for all columns, or one by name; None for those of the data.
+            dtypes: a ``tf.DType`` for all columns, or dtypes by name; None to keep the types of the data.
             local_shuffle_buffer_size: see :meth:`iter_batches`.
             local_shuffle_seed: see :meth:`iter_batches`.
-            drop_last: see :meth:`iter_batches`; without it, the number of rows of a batch is not part of its shape.
+            drop_last: see :meth:`iter_batches`; if False, the shape of a batch does not include its number of rows.
 
         Raises:
             ConfigurationError: see :meth:`iter_tf_batches`; or a column does not exist.
@@ -212,8 +213,8 @@ class TableShard:
         import tensorflow as tf
 
         columns = self.schema().names
-        wanted = [name for given in (feature_columns, label_columns) for name in _names(given)]
-        if missing := [name for name in wanted if name not in columns]:
+        selected = [name for given in (feature_columns, label_columns) for name in _names(given)]
+        if missing := [name for name in selected if name not in columns]:
             raise ConfigurationError(
                 f"to_tf(): expected columns of dataset {self.name!r} ({', '.join(columns)}), got {missing[0]!r}"
             )
@@ -226,11 +227,12 @@ class TableShard:
         )
 
         def pair(batch: dict[str, Any]) -> tuple[Any, Any]:
-            for name in wanted if dtypes is None else ():
+            for name in selected if dtypes is None else ():
                 if getattr(batch[name].dtype, "kind", "") == "f" and specs[name].dtype.is_integer:
                     raise ConfigurationError(
-                        f"to_tf(): expected whole numbers in column {name!r} of dataset {self.name!r}, as in its first "
-                        "row, got a missing one: fill the column, or give dtypes={...} with a floating type for it"
+                        f"to_tf(): expected integers in column {name!r} of dataset {self.name!r}, as in its first "
+                        "row, got a missing value. Fill missing values, or set dtypes={...} with a floating type for "
+                        "the column"
                     )
             features, labels = (
                 batch[given] if isinstance(given, str) else {name: batch[name] for name in given}
@@ -241,44 +243,44 @@ class TableShard:
         table = next((table for table in self.reader.tables() if table.num_rows), None)
         if table is None:
             raise ConfigurationError(
-                f"to_tf(): expected a row to take types and shapes from, found none in {self.name!r}"
+                f"to_tf(): expected at least one row in dataset {self.name!r} to determine types and shapes, got none"
             )
-        row = to_tf_tensors(Columns.of(table.slice(0, 1).select(wanted)).arrays(), dtypes)
+        row = to_tf_tensors(Columns.of(table.slice(0, 1).select(selected)).arrays(), dtypes)
         rows = batch_size if drop_last else None
         specs = {name: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype) for name, tensor in row.items()}
-        made = tf.data.Dataset.from_generator(lambda: map(pair, batches), output_signature=pair(specs))
+        dataset = tf.data.Dataset.from_generator(lambda: map(pair, batches), output_signature=pair(specs))
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        return made.with_options(options)
+        return dataset.with_options(options)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the current epoch. Save it with the model, and pass it to :meth:`load_state_dict` to resume.
+        """Return the position in the current epoch. Save it with the model; :meth:`load_state_dict` resumes from it.
 
-        It assumes that all ranks have read as many batches as this one, as they do if they train together. After the
-        loop over the batches has ended, it is the start of the next epoch.
+        The position assumes that all ranks have read the same number of batches as this rank, as they do if they train
+        together. After the loop over the batches has ended, it is the start of the next epoch.
 
         Returns:
             Values that JSON can represent. They also become part of the next checkpoint that rank 0 reports, so that a
             run that resumes with another number of workers can split the unread rows.
 
         Raises:
-            ConfigurationError: the rows are mixed without a ``local_shuffle_seed``.
+            ConfigurationError: the rows are shuffled without a ``local_shuffle_seed``.
         """
         position = self._state.current or self._state.resume_from or Position(self.total, self.world_size)
         plan = position.plan
         if plan is not None and plan.buffer_rows is not None and plan.seed is None:
             raise ConfigurationError(
-                f"the state of dataset {self.name!r}: expected an order that can be repeated, got "
-                "local_shuffle_buffer_size without a seed: add local_shuffle_seed=..., another one each epoch"
+                f"state_dict() of dataset {self.name!r}: expected a reproducible order, got local_shuffle_buffer_size "
+                "without a seed. Add local_shuffle_seed=..., with a different value for each epoch"
             )
         self._state.last_saved = state = position.as_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration over batches resume an epoch. Later iterations read all rows again.
+        """Make the next iteration over batches resume an epoch. Later iterations read all rows again.
 
         With the same number of workers, the same batches follow as without the interruption. With another number, the
-        unread rows are split again; if there are fewer of them than workers, some workers have none.
+        unread rows are split again; if there are fewer unread rows than workers, some workers have none.
 
         Args:
             state: the return value of :meth:`state_dict`, from any rank.
@@ -291,81 +293,82 @@ class TableShard:
         position = Position.from_dict(state)
         if position.total != self.total:
             raise ConfigurationError(
-                f"dataset {self.name!r}: expected the state of one of {self.total} rows, got that of {position.total}"
+                f"dataset {self.name!r}: expected the state of a dataset with {self.total} rows, got the state of a "
+                f"dataset with {position.total} rows"
             )
-        of_this_shard = position.world_size == self.world_size and position.intervals is None
-        if not of_this_shard and (self.remainder is None or self.remainder.position != position):
+        has_same_split = position.world_size == self.world_size and position.intervals is None
+        if not has_same_split and (self.remainder is None or self.remainder.position != position):
             raise ConfigurationError(
-                f"dataset {self.name!r}: expected a state of {self.world_size} workers, got one of "
-                f"{position.world_size}, which is only split anew if rank 0 reported it with the checkpoint that the "
-                "run goes on from, and rows are neither kept together nor only iterated: go on with as many workers, "
-                "or begin the epoch again"
+                f"dataset {self.name!r}: expected a state with {self.world_size} workers, got a state with "
+                f"{position.world_size}. The unread rows can only be split again if rank 0 reported the state with "
+                "the checkpoint that the run resumes from, and if rows are neither kept together nor only iterated. "
+                "Resume with the same number of workers, or restart the epoch"
             )
         at_start = not position.batches and position.intervals is None
         self._state.resume_from = None if at_start else position
         self._state.current = None
 
     def take_state(self) -> dict[str, Any] | None:
-        """The latest return value of :meth:`state_dict` since the last call of this method. The session reports it."""
+        """Return the last value of :meth:`state_dict` since the previous call; the session reports it."""
         state, self._state.last_saved = self._state.last_saved, None
         return state
 
     def iter_tables(self) -> Iterator[pa.Table]:
-        """The rows in tables of the sizes in which they are read, without a copy."""
+        """Yield the rows in the tables in which they are read, without copying them."""
         return self.reader.tables()
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
-        """The rows, each a dict of Python values."""
+        """Yield the rows as dicts of Python values."""
         for table in self.reader.tables():
             yield from table.to_pylist()
 
     def to_table(self) -> pa.Table:
-        """All rows, in memory."""
+        """Return all rows as a table in memory."""
         import pyarrow as pa
 
         tables = list(self.reader.tables())
         return pa.concat_tables(tables) if tables else self.schema().empty_table()
 
     def to_pandas(self) -> Any:
-        """All rows, as a data frame."""
+        """Return all rows as a pandas data frame."""
         return self.to_table().to_pandas()
 
     def schema(self) -> pa.Schema:
-        """The columns, with their types."""
+        """Return the columns with their types."""
         return self.reader.schema()
 
     def count(self) -> int:
-        """The number of rows; where only reading tells, it reads them all."""
+        """Return the number of rows; reads all rows if the number is unknown."""
         return self.rows if self.rows is not None else sum(table.num_rows for table in self.reader.tables())
 
     def _plan(self, batch_size: int | None, buffer_rows: int | None, seed: int | None, drop_last: bool) -> BatchPlan:
         for name, value in (("batch_size", batch_size), ("local_shuffle_buffer_size", buffer_rows)):
             if value is not None and (type(value) is not int or value < 1):
-                raise ConfigurationError(f"{name}: expected an integer of at least 1, or None, got {value!r}")
+                raise ConfigurationError(f"{name}: expected an integer >= 1, or None, got {value!r}")
         if self.rows is not None:
-            wanted = batch_size if drop_last and batch_size is not None else 1
-            if self.smallest_shard < wanted <= max(self.largest_shard, wanted if drop_last else 0):
+            minimum = batch_size if drop_last and batch_size is not None else 1
+            if self.smallest_shard < minimum <= max(self.largest_shard, minimum if drop_last else 0):
                 raise ConfigurationError(
-                    f"a batch of dataset {self.name!r}: expected {wanted} "
-                    f"rows{' (drop_last=True)' if drop_last else ''}, "
-                    f"and a shard has only {self.smallest_shard}: use a smaller batch_size, fewer workers, or "
-                    "DataConfig(datasets_to_split=[...]) without this dataset"
+                    f"dataset {self.name!r}: expected each shard to have the rows of at least one batch, {minimum}"
+                    f"{' (drop_last=True)' if drop_last else ''}, got a shard with {self.smallest_shard}. "
+                    "Use a smaller batch_size, fewer workers, or DataConfig(datasets_to_split=[...]) without this "
+                    "dataset"
                 )
         return BatchPlan(batch_size, drop_last, buffer_rows, seed)
 
     def _batches(
         self, batch_format: BatchFormat, plan: BatchPlan, prefetch_batches: int, *, only_slices: bool = False
     ) -> Batches[Any]:
-        """An iterable over epochs of batches.
+        """Return an iterable over epochs of batches.
 
         Args:
-            batch_format: makes the batches.
-            plan: how the rows become batches.
-            prefetch_batches: the number of batches that are made ahead.
-            only_slices: for columns of numbers, making a batch only slices arrays.
+            batch_format: creates the batches.
+            plan: the options of the batches.
+            prefetch_batches: the number of batches that are created ahead.
+            only_slices: for numeric columns, creating a batch only slices arrays.
         """
         if type(prefetch_batches) is not int or prefetch_batches < 0:
-            raise ConfigurationError(f"prefetch_batches: expected an integer of at least 0, got {prefetch_batches!r}")
+            raise ConfigurationError(f"prefetch_batches: expected an integer >= 0, got {prefetch_batches!r}")
         only_slices = only_slices and self.rows is not None and all(is_array(kind) for kind in self.schema().types)
 
         def start_epoch() -> Iterator[Any]:
@@ -379,14 +382,14 @@ class TableShard:
                 prefetch_batches=prefetch_batches,
                 prefetch_tables=only_slices,
                 fresh=shard.reader.fresh,
-                drop_last=plan.drop_last and shard.rows is None,  # with known rows, the sizes leave the last batch out
+                drop_last=plan.drop_last and shard.rows is None,  # otherwise, the sizes already omit the last batch
             )
             return self._state.track(position, batches)
 
         return Batches(start_epoch)
 
     def _start_epoch(self, plan: BatchPlan) -> tuple[TableShard, Position]:
-        """The shard that an epoch reads, and the position that it starts at."""
+        """Return the shard that an epoch reads, and the position at which it starts."""
         resumed, self._state.resume_from = self._state.resume_from, None
         if resumed is None:
             return self, Position(self.total, self.world_size, plan=plan)
@@ -396,15 +399,14 @@ class TableShard:
         if resumed.batches and resumed.plan != plan:
             self._state.resume_from = resumed
             raise ConfigurationError(
-                f"the epoch of dataset {self.name!r} that is continued: expected batches made as before, "
-                f"{resumed.plan}, "
-                f"got {plan}"
+                f"dataset {self.name!r}: expected the same batch options as in the epoch that is resumed, "
+                f"{resumed.plan}, got {plan}"
             )
         shard = self if resumed.intervals is None or self.remainder is None else self.remainder.shard
         return shard, replace(resumed, plan=plan)
 
     def _rest_of_epoch(self, plan: BatchPlan, batches: int) -> tuple[Iterator[pa.Table], Iterator[int | None]]:
-        """The rows after the first batches of an epoch, and the sizes of the batches that they become."""
+        """Return the rows after the first batches of an epoch, and the sizes of the remaining batches."""
         if plan.batch_size is None and batches:  # the first batch had all rows
             return iter(()), iter(())
         sizes = self._batch_sizes(plan)
@@ -418,7 +420,7 @@ class TableShard:
         return tables, sizes
 
     def _batch_sizes(self, plan: BatchPlan) -> Iterator[int | None]:
-        """The sizes of the batches of an epoch; None for all rows in one batch, if their number is unknown."""
+        """Return the sizes of an epoch's batches; None for all rows in one batch if their number is unknown."""
         if self.rows is None:
             return itertools.repeat(plan.batch_size)
         return plan.batch_sizes(self.rows, largest_shard=self.largest_shard, smallest_shard=self.smallest_shard)
@@ -426,7 +428,7 @@ class TableShard:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """The unread rows of an interrupted epoch, split among the present number of workers.
+    """The unread rows of an interrupted epoch, split among the current number of workers.
 
     Attributes:
         position: the position at which the epoch was interrupted.
@@ -446,7 +448,7 @@ def _names(columns: str | Sequence[str]) -> Sequence[str]:
 
 
 def _worker_device() -> Any:
-    """The GPU that the worker's framework uses, or the CPU for a worker without one, whatever its machine has."""
+    """Return the GPU of the worker's framework, or the CPU if no GPU is assigned to the worker."""
     import torch
 
     try:

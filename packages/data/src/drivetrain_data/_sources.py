@@ -1,4 +1,4 @@
-"""Opens datasets, and splits them into readers of disjoint rows: one shard per worker."""
+"""Opens datasets, and splits them into one shard of disjoint rows per worker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["ACCEPTED", "Source", "is_dataset", "open_dataset"]
 
 _METADATA_THREADS = 16
-_READ_BYTES, _READ_ROWS = 2**24, 131_072  # of a table that is read, at most
+_READ_BYTES, _READ_ROWS = 2**24, 131_072  # maximum size of a table that is read
 _FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 _FORMATS |= {".feather": "feather", ".arrow": "ipc"}
 _CLASSES = {
@@ -48,7 +48,7 @@ class FragmentRows(NamedTuple):
     """Some rows of a fragment of a pyarrow dataset.
 
     Attributes:
-        fragment: a ``pyarrow.dataset.Fragment``: a file, or a row group of one.
+        fragment: a ``pyarrow.dataset.Fragment``: a file, or a row group of a file.
         rows: the rows, in order.
     """
 
@@ -58,7 +58,7 @@ class FragmentRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableReader:
-    """Rows in memory."""
+    """Reads rows in memory."""
 
     table: pa.Table
 
@@ -77,7 +77,7 @@ class TableReader:
         return self.table.schema
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as a stream of these rows alone: a slice would bring all of its table along."""
+        """Pickle only these rows as an Arrow stream, because pickling a slice includes its whole table."""
         import pyarrow as pa
 
         sink = pa.BufferOutputStream()
@@ -95,7 +95,7 @@ def _read_stream(data: pa.Buffer) -> TableReader:
 
 @dataclass(frozen=True, slots=True)
 class FileReader:
-    """Rows of files.
+    """Reads rows of files.
 
     Attributes:
         parts: the fragments to read, with the rows of each.
@@ -150,7 +150,7 @@ class FileReader:
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceReader:
-    """Rows of a ``datasets.Dataset`` or ``datasets.IterableDataset``."""
+    """Reads rows of a ``datasets.Dataset`` or ``datasets.IterableDataset``."""
 
     dataset: Any
     chunk_rows: int = 1_000
@@ -163,7 +163,7 @@ class HuggingFaceReader:
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """See :class:`~drivetrain_data.Reader`."""
         dataset = self.dataset if columns is None else self.dataset.select_columns(list(columns))
-        if skip and hasattr(dataset, "__len__"):  # one that is only iterated would skip other ranks' rows as well
+        if skip and hasattr(dataset, "__len__"):  # skip() of an IterableDataset would also skip other ranks' rows
             dataset, skip = dataset.skip(skip), 0
         yield from skip_rows(dataset.with_format("arrow").iter(batch_size=self.chunk_rows), skip)
 
@@ -174,7 +174,7 @@ class HuggingFaceReader:
 
 
 def _merge_row_groups(parts: Iterable[FragmentRows]) -> Iterator[FragmentRows]:
-    """Merges consecutive row groups of a file, so that it is opened once and the next group is read ahead."""
+    """Merge consecutive row groups of a file, so that it is opened once and the next group is read ahead."""
     import pyarrow.dataset as ds
 
     file: Any = None  # the file of the groups below; None before the first one
@@ -199,9 +199,10 @@ def _merge_row_groups(parts: Iterable[FragmentRows]) -> Iterator[FragmentRows]:
 
 
 def _scan_options(fragment: Any) -> dict[str, Any]:
-    """Makes Arrow read a fragment in small parts, with little read ahead, and decode a local file while it is read.
+    """Make Arrow read a fragment in small parts, read little ahead, and decode a local file while it is being read.
 
-    Arrow's own threads are off: they would read many row groups ahead, and can abort a process that exits meanwhile.
+    Arrow's own threads are off: they would read many row groups ahead, and can abort a process that exits during a
+    read.
     """
     import pyarrow.dataset as ds
     from pyarrow.fs import LocalFileSystem
@@ -221,19 +222,19 @@ class Source(ABC):
 
     @abstractmethod
     def split(self, request: SplitRequest) -> list[TableShard]:
-        """One shard per worker; see :meth:`drivetrain.plugin.DatasetProvider.split`."""
+        """Return one shard per worker; see :meth:`drivetrain.plugin.DatasetProvider.split`."""
 
     @abstractmethod
     def keeping_together(self, column: str) -> Source:
-        """The same dataset, but rows with equal values in a column stay in one shard.
+        """Return the same dataset, in which rows with equal values in a column stay in one shard.
 
         Raises:
-            ConfigurationError: the column does not exist, or such rows are not next to each other.
+            ConfigurationError: the column does not exist, or rows with equal values are not contiguous.
         """
 
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The columns, with their types."""
+        """Return the columns with their types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +244,8 @@ class Rows(Source):
     Attributes:
         name: the name of the dataset.
         count: the number of rows.
-        make_reader: makes a reader of some of the rows.
-        boundaries: the rows before which a shard may start, and ``count``; None if it may start before any row.
+        make_reader: creates a reader of some of the rows.
+        boundaries: the rows at which a shard may start, and ``count``; None if it may start at any row.
     """
 
     name: str
@@ -253,7 +254,7 @@ class Rows(Source):
     boundaries: np.ndarray[Any, Any] | None = None
 
     def split(self, request: SplitRequest) -> list[TableShard]:
-        """See :class:`Source`: contiguous shards, which are the same in every attempt with as many workers."""
+        """See :class:`Source`: contiguous shards, which depend only on the number of workers."""
         number = 1 if request.whole else request.world_size
         if self.boundaries is None:
             shards = self._make_shards(split_rows([(0, self.count)], number))
@@ -265,10 +266,10 @@ class Rows(Source):
         return [replace(shards[0]) for _ in range(request.world_size)] if request.whole else shards
 
     def _with_remainders(self, shards: list[TableShard], position: Position) -> list[TableShard]:
-        """The shards, which can resume an epoch at a position that another split has led to."""
+        """Return shards that can resume an epoch at a position of a different split."""
         if position.world_size != len(shards):
             intervals = position.unread()
-        elif position.intervals is not None:  # the epoch was already resumed, with as many workers as now
+        elif position.intervals is not None:  # an earlier attempt has already split the unread rows again
             intervals = list(position.intervals)
         else:
             return shards
@@ -303,12 +304,12 @@ class Rows(Source):
         return self.make_reader([]).schema()
 
     def keeping_together(self, column: str) -> Rows:
-        """See :class:`Source`: reads that column."""
+        """See :class:`Source`: reads the column."""
         import numpy as np
 
         if column not in self.schema().names:
             raise ConfigurationError(
-                f"dataset {self.name!r}: expected a column {column!r} to keep rows together by, "
+                f"dataset {self.name!r}: expected a column {column!r} by which to keep rows together, "
                 f"got {', '.join(map(repr, self.schema().names))}"
             )
         tables = self.make_reader([(0, self.count)]).tables([column])
@@ -316,19 +317,18 @@ class Rows(Source):
         changes = np.flatnonzero(values[1:] != values[:-1]) + 1
         if len(changes) + 1 != len(np.unique(values)):
             raise ConfigurationError(
-                f"dataset {self.name!r}: expected rows of one {column!r} next to each other, got some apart: sort "
-                "it by "
-                f"{column!r}"
+                f"dataset {self.name!r}: expected rows with the same {column!r} next to each other, got some apart. "
+                f"Sort the dataset by {column!r}"
             )
         return replace(self, boundaries=np.concatenate([[0], changes, [self.count]]))
 
 
 @dataclass(frozen=True, slots=True)
 class Stream(Source):
-    """A Hugging Face dataset that can only be read to its end.
+    """A Hugging Face dataset that can only be iterated.
 
     Attributes:
-        name: of the dataset.
+        name: the name of the dataset.
         dataset: a ``datasets.IterableDataset``.
     """
 
@@ -346,10 +346,10 @@ class Stream(Source):
         return [TableShard(self.name, HuggingFaceReader(shard), world_size=size) for shard in shards]
 
     def keeping_together(self, column: str) -> Source:
-        """See :class:`Source`: it cannot."""
+        """See :class:`Source`: not supported."""
         raise ConfigurationError(
-            f"dataset {self.name!r} is only iterated, and so cannot keep rows together by {column!r}: use a dataset of "
-            "known length"
+            f"dataset {self.name!r}: expected a dataset of known length to keep rows together by {column!r}, got an "
+            "IterableDataset. Use a datasets.Dataset"
         )
 
     def schema(self) -> pa.Schema:
@@ -358,7 +358,7 @@ class Stream(Source):
 
 
 def is_dataset(value: object) -> bool:
-    """Whether a value is of a kind that :func:`open_dataset` can open; imports nothing."""
+    """Return True if a value has a type that :func:`open_dataset` can open; imports nothing."""
     if isinstance(value, (str, os.PathLike, Mapping)):
         return True
     if isinstance(value, (list, tuple)):
@@ -367,14 +367,14 @@ def is_dataset(value: object) -> bool:
 
 
 def open_dataset(name: str, dataset: Any) -> Source:
-    """Finds out how a dataset can be split.
+    """Open a dataset.
 
     Args:
         name: the name of the dataset.
         dataset: a value for which :func:`is_dataset` is true.
 
     Raises:
-        ConfigurationError: it cannot be opened.
+        ConfigurationError: the dataset cannot be opened.
     """
     import pyarrow.dataset as ds
 
@@ -425,7 +425,7 @@ def _rows_of_files(name: str, dataset: Any) -> Rows:
 
 
 def _table_of(name: str, dataset: Any) -> pa.Table | None:
-    """A dataset that is in memory, as a table; None for others."""
+    """Return a dataset in memory as a table; None for other datasets."""
     import pyarrow as pa
 
     if isinstance(dataset, pa.Table):
@@ -442,13 +442,13 @@ def _table_of(name: str, dataset: Any) -> pa.Table | None:
         columns = {column: _column_of(values) for column, values in dataset.items()}
         lengths = {column: len(values) for column, values in columns.items()}
         if len(set(lengths.values())) > 1:
-            raise ConfigurationError(f"dataset {name!r}: expected columns of one length, got {lengths}")
+            raise ConfigurationError(f"dataset {name!r}: expected columns of the same length, got {lengths}")
         return pa.table(columns)
     return None
 
 
 def _column_of(values: Any) -> Any:
-    """An array or sequence as a column; further dimensions become tensors."""
+    """Return an array or sequence as a column; rows of an array with several dimensions become tensors."""
     import numpy as np
     import pyarrow as pa
 
@@ -468,22 +468,22 @@ def _open_files(name: str, dataset: Any) -> Any:
 
     given = [dataset] if isinstance(dataset, (str, os.PathLike)) else dataset
     paths = [os.fspath(path) for path in given]
-    paths = [found for path in paths for found in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
+    paths = [match for path in paths for match in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
     if not paths:
         raise ConfigurationError(f"dataset {name!r} cannot be opened ({given}): no such file")
     files = [file for path in paths for file in (os.listdir(path) if os.path.isdir(path) else [path])]
-    endings = {os.path.splitext(file)[1] for file in files}
-    known = {_FORMATS.get(ending) for ending in endings} - {None}
-    if len(known) > 1:
-        raise ConfigurationError(f"dataset {name!r}: expected files of one format, got {', '.join(sorted(endings))}")
+    suffixes = {os.path.splitext(file)[1] for file in files}
+    formats = {_FORMATS.get(suffix) for suffix in suffixes} - {None}
+    if len(formats) > 1:
+        raise ConfigurationError(f"dataset {name!r}: expected files of one format, got {', '.join(sorted(suffixes))}")
     try:
-        return ds.dataset(paths[0] if len(paths) == 1 else paths, format=known.pop() if known else "parquet")
+        return ds.dataset(paths[0] if len(paths) == 1 else paths, format=formats.pop() if formats else "parquet")
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigurationError(f"dataset {name!r} cannot be opened ({given}): {error}") from error
 
 
 def _count_fragments(dataset: Any) -> list[tuple[Any, int]]:
-    """The smallest fragments that can be read alone, with their numbers of rows: Parquet row groups, or files."""
+    """Return the smallest fragments that can be read (Parquet row groups, or files), with their numbers of rows."""
     import pyarrow.dataset as ds
 
     def count(fragment: Any) -> list[tuple[Any, int]]:

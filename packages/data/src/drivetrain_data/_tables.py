@@ -1,4 +1,4 @@
-"""Iterators of tables: cut into other sizes, shuffled, read ahead on a thread."""
+"""Functions on iterators of tables: change their sizes, shuffle rows, and prefetch on a thread."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def rebatch(
     *,
     drop_last: bool = False,
 ) -> Iterator[Sliced]:
-    """Yields the same rows in tables of the given sizes, until tables or sizes end. The last table may be smaller.
+    """Yield the same rows in tables of the given sizes, until tables or sizes end. The last table may be smaller.
 
     Args:
         tables: tables of any sizes.
         sizes: the numbers of rows; None for all remaining rows.
-        join: makes one table of several.
-        drop_last: leave out a last table that is smaller than its size.
+        join: concatenates tables.
+        drop_last: drop the last table if it is smaller than its size.
     """
     table, offset = None, 0
     for size in sizes:
@@ -65,11 +65,12 @@ def rebatch(
 
 
 def small_tables(tables: Iterator[pa.Table], batch_size: int | None) -> Iterator[pa.Table]:
-    """Divides large tables, so that little is converted at a time.
+    """Divide large tables, so that each conversion processes only a small part.
 
     Args:
         tables: tables of any sizes.
-        batch_size: tables are divided at multiples of it, so that few batches span two tables; None to leave them.
+        batch_size: tables are divided at multiples of it, so that few batches span two tables; None to keep the tables
+            unchanged.
     """
     for table in tables:
         rows = table.num_rows or 1
@@ -80,7 +81,7 @@ def small_tables(tables: Iterator[pa.Table], batch_size: int | None) -> Iterator
 
 
 def skip_rows(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yields tables without their first rows."""
+    """Yield tables without the first rows."""
     for table in tables:
         if table.num_rows > rows:
             yield table.slice(rows)
@@ -88,16 +89,16 @@ def skip_rows(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 
 def shuffle(tables: Iterator[pa.Table], buffer_rows: int, seed: int | None) -> Iterator[pa.Table]:
-    """Shuffles rows within a buffer.
+    """Shuffle rows within a buffer.
 
-    The buffer is filled to twice its size, shuffled, and emptied to its size, repeatedly. So each row is mixed with at
-    least ``buffer_rows`` others, and moves twice on average. The order depends on the row's number and the seed alone,
-    not on the sizes of the tables.
+    The buffer is repeatedly filled to twice its size, shuffled, and reduced to its size. So each row is shuffled with
+    at least ``buffer_rows`` others, and is copied twice on average. The order depends only on the row's number and the
+    seed, not on the sizes of the tables.
 
     Args:
         tables: tables of any sizes.
-        buffer_rows: the size of the buffer.
-        seed: the seed of the order; None for another order each time.
+        buffer_rows: the size of the buffer in rows.
+        seed: the seed of the order; None for a different order each time.
     """
     import numpy as np
     import pyarrow as pa
@@ -108,21 +109,21 @@ def shuffle(tables: Iterator[pa.Table], buffer_rows: int, seed: int | None) -> I
         if buffer is None:
             buffer = table
             continue
-        mixed = pa.concat_tables([buffer, table])
-        mixed = mixed.take(generator.permutation(mixed.num_rows))
-        yield mixed.slice(buffer_rows)
-        buffer = mixed.slice(0, buffer_rows)
+        shuffled = pa.concat_tables([buffer, table])
+        shuffled = shuffled.take(generator.permutation(shuffled.num_rows))
+        yield shuffled.slice(buffer_rows)
+        buffer = shuffled.slice(0, buffer_rows)
     if buffer is not None:
         yield buffer.take(generator.permutation(buffer.num_rows))
 
 
 def prefetch(items: Iterator[T], batches: int, weight: Callable[[T], float] = lambda item: 1) -> Iterator[T]:
-    """Iterates on a thread, ahead of the consumer. The thread ends when the consumer's iteration ends.
+    """Iterate on a thread, ahead of the consumer. The thread ends when the consumer's iteration ends.
 
     Args:
-        items: the items, such as batches or tables; only the thread takes them.
+        items: the items, such as batches or tables; only the thread iterates over them.
         batches: the thread waits while this many batches are ready; 0 to use no thread.
-        weight: the number of batches that an item counts for.
+        weight: returns the number of batches that an item counts for.
     """
     if not batches:
         yield from items
@@ -152,7 +153,7 @@ def prefetch(items: Iterator[T], batches: int, weight: Callable[[T], float] = la
                     ready += weight(item)
                     changed.notify()
                 del item
-        except BaseException as raised:  # raised again in the consumer
+        except BaseException as raised:  # re-raised in the consumer
             error = raised
         with changed:
             queue.append(error)
