@@ -73,7 +73,7 @@ class Storage:
         Raises:
             StorageError: the path would be outside the storage.
         """
-        return posixpath.join(self.root, *(require_relative(part, self.root) for part in parts if part))
+        return posixpath.join(self.root, *[require_relative(part, self.root) for part in parts if part])
 
     def inside(self, name: str) -> Storage:
         """The storage of a directory in this one.
@@ -263,7 +263,7 @@ class Storage:
                 f"a checkpoint: expected a directory with at least one file, got {source} empty: "
                 "write the files before reporting"
             )
-        limits = replace(self.limits, polite=polite)
+        limits = replace(self.limits, polite=True) if polite else self.limits
         self._require_no_link(name)
         reach("before upload")
         try:
@@ -461,8 +461,10 @@ class Storage:
                     jobs.append(Job(relative, partial(copy_part, origin, destination, start, count)))
         if batch:
             jobs.append(Job(batch[0][1], partial(copy_files, batch, claims)))
-        limits = replace(limits, threads=min(limits.threads, os.cpu_count() or 1))
-        run_jobs(jobs, what=f"copy of {source} to {target}", limits=limits, in_thread=len(jobs) > 1)
+        several = len(jobs) > 1
+        if several:
+            limits = replace(limits, threads=min(limits.threads, os.cpu_count() or 1))
+        run_jobs(jobs, what=f"copy of {source} to {target}", limits=limits, in_thread=several)
 
     def _require_no_link(self, name: str) -> None:
         if (link := self.find_link(name)) is not None:

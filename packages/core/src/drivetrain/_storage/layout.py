@@ -114,9 +114,10 @@ def require_relative(path: object, where: str) -> str:
     Raises:
         StorageError: the path is absolute, or contains ``.`` or ``..``.
     """
-    is_name = isinstance(path, str) and path and not path.startswith("/") and "\0" not in path
-    if is_name and not {".", ".."} & set(str(path).split("/")):
-        return str(path)
+    if isinstance(path, str) and path and not path.startswith("/") and "\0" not in path:
+        enclosed = f"/{path}/"
+        if "/./" not in enclosed and "/../" not in enclosed:
+            return path
     raise StorageError(
         f"{where}: expected a path below this directory, got {path!r}. Do not use this directory: it is damaged, or "
         "was made to change other files"

@@ -119,7 +119,9 @@ def read_regular(root: str, name: str, limit: int) -> bytes:
     with open(open_regular(root, name), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= limit:
-            data = file.read(limit + 1)  # it may grow meanwhile
+            data = file.read(size + 1)
+            if len(data) > size:  # it grows
+                data += file.read(limit + 1 - len(data))
             size = len(data)
     if size > limit:
         raise too_large(posixpath.join(root, name), size, limit)

@@ -96,15 +96,15 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
         StorageError: a job failed for good, or the deadline is over; the message names the jobs.
     """
     deadline = time.monotonic() + limits.deadline_s
-    gate = threading.Event()
     if not in_thread and (len(jobs) == 1 or limits.threads == 1):
         values = []
         for job in jobs:
             try:
-                values.append(_attempt(job, deadline, gate, limits.attempts))
+                values.append(_attempt(job, deadline, _sleep, limits.attempts))
             except Exception as error:
                 raise _blame(what, job.name, error) from error
         return values
+    gate = threading.Event()
     results: list[Any] = [None] * len(jobs)
     done: queue.SimpleQueue[tuple[int, Any, Exception | None]] = queue.SimpleQueue()
     numbers = iter(range(len(jobs)))
@@ -121,7 +121,7 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
                 return
             current[number] = jobs[number].name
             try:
-                done.put((number, _attempt(jobs[number], deadline, gate, limits.attempts), None))
+                done.put((number, _attempt(jobs[number], deadline, gate.wait, limits.attempts), None))
             except Exception as error:
                 done.put((number, None, error))
                 gate.set()
@@ -148,7 +148,13 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
     return results
 
 
-def _attempt(job: Job[T], deadline: float, gate: threading.Event, attempts: int) -> T:
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def _attempt(job: Job[T], deadline: float, wait: Callable[[float], bool], attempts: int) -> T:
+    """Runs a job until it succeeds; `wait` waits for some seconds and returns True if another job failed meanwhile."""
     pause = _FIRST_PAUSE_S
     for attempt in range(1, attempts + 1):
         try:
@@ -156,7 +162,7 @@ def _attempt(job: Job[T], deadline: float, gate: threading.Event, attempts: int)
         except Exception as error:
             if attempt == attempts or not is_transient(error) or time.monotonic() + pause > deadline:
                 raise
-        if gate.wait(pause * random.uniform(0.7, 1.3)):
+        if wait(pause * random.uniform(0.7, 1.3)):
             raise StorageError("given up, as another piece failed")
         pause = min(2 * pause, _LONGEST_PAUSE_S)
     raise AssertionError("unreachable")
