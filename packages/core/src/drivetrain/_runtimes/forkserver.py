@@ -219,6 +219,7 @@ def _import_public_names() -> None:
     facade = importlib.import_module("drivetrain")
     for name in facade.__all__:
         getattr(facade, name)
+    importlib.import_module("drivetrain.plugin")  # tasks are unpickled by its names; else every worker would import it
     pkgutil.resolve_name("drivetrain:RunConfig")  # compiles a pattern on its first call, as every worker would
 
 
