@@ -1,4 +1,4 @@
-"""The arguments that a trainer was made with, and how a trial changes them."""
+"""The arguments of a trainer: how they are kept, how a trial changes them, and what a backend's argument means."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
+from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
 from drivetrain._hooks.data_config import DataConfig
+from drivetrain._hooks.plugins import load_plugin
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError
@@ -15,7 +17,7 @@ from drivetrain.errors import ConfigurationError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["KeepsArguments", "TrainerArguments", "check_param_space", "merge_arguments"]
+__all__ = ["KeepsArguments", "TrainerArguments", "check_param_space", "merge_arguments", "resolve_backend"]
 
 _OF_THE_RUN = ("run_config", "tune_config")
 
@@ -174,3 +176,15 @@ def _merge(before: Any, value: Any, where: str) -> Any:
 
 def _is_config(value: Any) -> bool:
     return is_dataclass(value) and not isinstance(value, type)
+
+
+def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
+    """Returns the backend for a name, a configuration, or a backend."""
+    if isinstance(given, str):
+        given = load_plugin("backend", given)() if given != "none" else NoBackend()
+    backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None
+    if backend is None:
+        raise ConfigurationError(
+            f"backend_config: expected a BackendConfig, a Backend or the name of one, got {given!r}"
+        )
+    return backend

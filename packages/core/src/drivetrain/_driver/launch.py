@@ -1,4 +1,4 @@
-"""What is resolved and checked before a run starts: backend, runtime, storage, and what is sent to the workers."""
+"""What is resolved and checked before a run starts: the runtime, the storage, and what is sent to the workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from drivetrain._base.pickling import dumps
-from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
 from drivetrain._hooks.plugins import has_address, installed_plugins, load_plugin, missing_runtimes
 from drivetrain._runtimes.base import Runtime
 from drivetrain._runtimes.inprocess import InProcessRuntime
@@ -20,7 +19,6 @@ from drivetrain.errors import ConfigurationError, PluginBrokenError, PluginNotFo
 __all__ = [
     "pickle_function",
     "require_shared",
-    "resolve_backend",
     "resolve_runtime",
 ]
 
@@ -42,18 +40,6 @@ def require_shared(config: RunConfig) -> None:
             f"storage_path: expected a storage that the workers share, got {path}, which only this process can see: "
             "use another storage, or ScalingConfig(num_workers=0)"
         )
-
-
-def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
-    """The backend that was named, configured, or given."""
-    if isinstance(given, str):
-        given = load_plugin("backend", given)() if given != "none" else NoBackend()
-    backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None
-    if backend is None:
-        raise ConfigurationError(
-            f"backend_config: expected a BackendConfig, a Backend or the name of one, got {given!r}"
-        )
-    return backend
 
 
 def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> Runtime:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,33 +12,17 @@ from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.notebook import as_table
 from drivetrain._base.pickling import dumps
 from drivetrain._base.redact import redact
-from drivetrain._driver.arguments import KeepsArguments, check_param_space, merge_arguments
-from drivetrain._driver.callbacks import make_callbacks
-from drivetrain._driver.control import listen
-from drivetrain._driver.controller import Controller
-from drivetrain._driver.diagnosis import failure_in_driver
+from drivetrain._driver.arguments import KeepsArguments, check_param_space, merge_arguments, resolve_backend
 from drivetrain._driver.handle import RunHandle
-from drivetrain._driver.launch import pickle_function, require_shared, resolve_backend, resolve_runtime
-from drivetrain._driver.outcomes import RunFailed, Succeeded
-from drivetrain._driver.result import Result, last_metrics
-from drivetrain._driver.services import RunServices
-from drivetrain._driver.tasks import TaskFactory
+from drivetrain._driver.result import Result
 from drivetrain._driver.trainerfile import TrainerFile
 from drivetrain._hooks.backend import Backend, BackendConfig
-from drivetrain._hooks.callback import Callback, Callbacks
-from drivetrain._hooks.context import Run, Trial, WorkerInfo
+from drivetrain._hooks.context import Trial
 from drivetrain._hooks.data_config import DataConfig
 from drivetrain._hooks.plugins import load_only_plugin, load_plugin
-from drivetrain._hooks.policy import RetryBudget
-from drivetrain._hooks.providers import check_runtime, required_runtime
-from drivetrain._runtimes.base import Runtime
 from drivetrain._storage.checkpoint import Checkpoint, metadata_json
-from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import ERROR_FILE, ERROR_TEXT_FILE
-from drivetrain._storage.rundir import OpenRun, open_run
-from drivetrain._worker.session import POSITIONS
 from drivetrain.config import CheckpointConfig, RunConfig, ScalingConfig
-from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
+from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -290,37 +272,6 @@ class DataParallelTrainer(KeepsArguments):
         varied._trial = trial
         return varied
 
-    def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
-        runtime = resolve_runtime(self._scaling, required=required_runtime(self._datasets))
-        function = pickle_function(self._function, self._config, runtime.reduce)
-        runtime.validate(self._scaling)
-        datasets = self._data_config.open(check_runtime(self._datasets, runtime.name))
-        callbacks = make_callbacks(self._run_config)
-        if self._resume_from is not None and not self._resume_from.exists():
-            raise ConfigurationError(
-                "resume_from_checkpoint: expected a checkpoint that exists, found no directory at "
-                f"{self._resume_from.path}"
-            )
-        if not runtime.in_driver:
-            require_shared(self._run_config)
-        with open_run(self._run_config, self._facts(), self._metadata, self._trainer_file().to_bytes()) as opened:
-            try:
-                return self._fit(opened, function, datasets, runtime, callbacks, interrupts)
-            except TrainingFailedError as error:
-                if raise_on_failure:
-                    raise
-                return Result(metrics=last_metrics(opened.storage), storage=opened.storage, error=error)
-
-    def _split(
-        self, datasets: Mapping[str, Any], workers: Sequence[WorkerInfo], checkpoint: Checkpoint | None
-    ) -> list[dict[str, Any]]:
-        positions = checkpoint.get_metadata().get(POSITIONS) if datasets and checkpoint is not None else None
-        options: dict[str, Any] = {"positions": positions} if positions else {}
-        if any(map(callable, datasets.values())) or required_runtime(datasets) is not None:
-            options["resources"] = replace(self._scaling, num_workers=len(workers)).total_resources
-        nodes = [worker.node_id for worker in workers]
-        return self._data_config.configure(datasets, len(workers), None, nodes, **options)
-
     @classmethod
     def restore(
         cls,
@@ -381,88 +332,25 @@ class DataParallelTrainer(KeepsArguments):
         """
         return TrainerFile.exists(path, storage_filesystem)
 
-    def _fit(
-        self,
-        opened: OpenRun,
-        function: bytes,
-        datasets: Mapping[str, Any],
-        runtime: Runtime,
-        callbacks: list[Callback],
-        interrupts: Interrupts,
-    ) -> Result:
-        services = self._services(opened, callbacks, interrupts)
-        controller = self._controller(services, opened, function, datasets, runtime)
-        run, storage = services.run, opened.storage
-        outcome: Succeeded | RunFailed | None = None
-        error: BaseException | None = None
-        try:
-            services.callbacks.call("on_run_start")
-            with listen(run.id, lambda question: controller.describe()):
-                outcome = controller.run()
-        except (CallbackError, StorageError) as raised:
-            outcome = RunFailed(failure_in_driver(raised))
-        except BaseException as raised:
-            error = raised
-        finally:
-            opened.checkpoints.close()
-        if isinstance(outcome, RunFailed):
-            error = self._explain(outcome, run, storage)
-        unheard = services.callbacks.close("on_run_end", error)
-        if error is None and unheard is None:
-            assert isinstance(outcome, Succeeded)
-            opened.push()
-            metrics = outcome.metrics if outcome.metrics is not None else last_metrics(storage)
-            values = outcome.return_values
-            return Result(metrics=metrics, storage=storage, return_value=values if self._all_values else values[0])
-        if error is not None and unheard is not None:
-            run.console.print(f"{run.name}: {unheard}", error=True)
-        error = error or unheard
-        assert error is not None
-        if isinstance(error, TrainingFailedError) and self._run_config.failure_config.fail_fast == "raise":
-            error = error.__cause__ or error
-        raise error
+    def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
+        # The engine is imported here, as workers also import modules that define trainers, and never run them.
+        from drivetrain._driver.fitting import TrainerRecord, TrainingJob, run_job
 
-    def _services(self, opened: OpenRun, callbacks: list[Callback], interrupts: Interrupts) -> RunServices:
-        run = Run(
-            name=opened.name,
-            id=opened.id,
-            path=opened.directory,
-            location=opened.storage.root,
-            storage=opened.storage,
-            scaling_config=self._scaling,
-            run_config=self._run_config,
-            train_loop_config=self._config,
-            console=opened.console,
-            trial=self._trial,
-        )
-        return RunServices(
-            run=run,
+        job = TrainingJob(
+            function=self._function,
+            config=self._config,
             backend=self._backend,
-            checkpoints=opened.checkpoints,
-            callbacks=Callbacks(callbacks, run),
-            interrupts=interrupts,
-        )
-
-    def _controller(
-        self,
-        services: RunServices,
-        opened: OpenRun,
-        function: bytes,
-        datasets: Mapping[str, Any],
-        runtime: Runtime,
-    ) -> Controller:
-        tasks = TaskFactory(
-            services,
-            function=function,
-            split=lambda workers, checkpoint: self._split(datasets, workers, checkpoint),
+            scaling=self._scaling,
+            run_config=self._run_config,
+            datasets=self._datasets,
+            data_config=self._data_config,
             metadata=self._metadata,
-            start=opened.start,
+            resume_from=self._resume_from,
+            trial=self._trial,
             all_values=self._all_values,
+            record=TrainerRecord(self._facts(), self._trainer_file),
         )
-        policy = self._run_config.failure_config.policy or RetryBudget(self._run_config.failure_config)
-        return Controller(
-            services, runtime, tasks, policy, resume_from=self._resume_from, last_number=opened.last_index
-        )
+        return run_job(job, interrupts, raise_on_failure=raise_on_failure)
 
     def _facts(self) -> dict[str, Any]:
         """What ``run.json`` says about the configuration."""
@@ -474,9 +362,9 @@ class DataParallelTrainer(KeepsArguments):
             "train_loop_config": redact(repr(self._config)),
         }
 
-    def _trainer_file(self) -> TrainerFile:
+    def _trainer_file(self) -> bytes:
         """What :meth:`restore` makes a trainer from; a filesystem object may hold credentials, and is left out."""
-        return TrainerFile.of(
+        stored = TrainerFile.of(
             pickled={"train_loop_per_worker": dumps(self._function), "train_loop_config": dumps(self._config)},
             values={
                 "scaling_config": self._scaling,
@@ -485,31 +373,7 @@ class DataParallelTrainer(KeepsArguments):
                 self._config_argument: self._given_backend,
             },
         )
-
-    def _explain(self, failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedError:
-        """The error for the user, which is also written to the run directory."""
-        failure = failed.failure
-        lines = [f"{failure.summary} [{failure.kind.value}]", *failed.notes]
-        numbered = list(enumerate(failed.history, start=1))
-        lines += [f"attempt {number} had ended so: {before.summary}" for number, before in numbered[-_ATTEMPTS_TOLD:]]
-        lines.append(f"run directory: {storage.root}")
-        if failure.log_tail:
-            lines.append(f"the last lines of its log:\n{failure.log_tail}")
-        message = "\n  ".join(lines)
-        error = TrainingFailedError(message, kind=failure.kind, rank=failure.rank)
-        error.__cause__ = failure.exception
-        record = {
-            "message": message,
-            **failure.record(),
-            "others": failed.notes,
-            "earlier_attempts": [earlier.record() for earlier in failed.history],
-        }
-        try:
-            storage.write_bytes(ERROR_FILE, redact(json.dumps(record, indent=2)).encode())
-            storage.write_bytes(ERROR_TEXT_FILE, redact("".join(traceback.format_exception(error))).encode())
-        except StorageError as unwritten:
-            run.console.print(f"{run.name}: {unwritten}", error=True)
-        return error
+        return stored.to_bytes()
 
 
 def trainable_of(

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.notebook import as_table
-from drivetrain._driver.controller import group_spec
-from drivetrain._driver.launch import resolve_backend, resolve_runtime
+from drivetrain._driver.arguments import resolve_backend
 from drivetrain._driver.result import Result
 from drivetrain._driver.trainer import DataParallelTrainer, trainable_of
 from drivetrain._hooks.backend import Backend, BackendConfig
@@ -177,6 +176,8 @@ class Trainer:
             WorkerDiedError: a worker ended while it was being started.
             WaitTimeoutError: the workers did not start in time.
         """
+        from drivetrain._driver.controller import group_spec  # not with this module, which every worker imports
+
         interrupts = Interrupts()
         try:
             with self._in_turn(), interrupts.from_signals():
@@ -363,6 +364,8 @@ class Trainer:
 
     def _ready(self, *, required: str | None) -> ScalingConfig:
         """The scaling of a run, on the runtime that keeps the workers."""
+        from drivetrain._driver.launch import resolve_runtime  # not with this module, which every worker imports
+
         if self._warm is None:
             self._warm = WarmRuntime(resolve_runtime(self._scaling, required=required))
             self._close = weakref.finalize(self, self._warm.close)

@@ -1,0 +1,234 @@
+"""One call of ``fit()``: checks the arguments, opens the run directory, runs the attempts, and makes the result."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from drivetrain._base.interrupts import Interrupts
+from drivetrain._base.redact import redact
+from drivetrain._driver.callbacks import make_callbacks
+from drivetrain._driver.control import listen
+from drivetrain._driver.controller import Controller
+from drivetrain._driver.diagnosis import failure_in_driver
+from drivetrain._driver.launch import pickle_function, require_shared, resolve_runtime
+from drivetrain._driver.outcomes import RunFailed, Succeeded
+from drivetrain._driver.result import Result, last_metrics
+from drivetrain._driver.services import RunServices
+from drivetrain._driver.tasks import TaskFactory
+from drivetrain._hooks.backend import Backend
+from drivetrain._hooks.callback import Callback, Callbacks
+from drivetrain._hooks.context import Run, Trial, WorkerInfo
+from drivetrain._hooks.data_config import DataConfig
+from drivetrain._hooks.policy import RetryBudget
+from drivetrain._hooks.providers import check_runtime, required_runtime
+from drivetrain._runtimes.base import Runtime
+from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.directory import Storage
+from drivetrain._storage.layout import ERROR_FILE, ERROR_TEXT_FILE
+from drivetrain._storage.rundir import OpenRun, open_run
+from drivetrain._worker.session import POSITIONS
+from drivetrain.config import RunConfig, ScalingConfig
+from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
+
+__all__ = ["TrainerRecord", "TrainingJob", "run_job"]
+
+_SHOWN_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerRecord:
+    """The description of a trainer in the run directory.
+
+    Attributes:
+        facts: the configuration as text, for ``run.json``.
+        pickle: returns the content of ``trainer.pkl``.
+    """
+
+    facts: Mapping[str, Any]
+    pickle: Callable[[], bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingJob:
+    """The checked arguments of a trainer, as one call of ``fit()`` uses them.
+
+    Attributes:
+        function: the train function.
+        config: the config to pass to it; None for none.
+        backend: sets the framework up on the workers.
+        scaling: the number of workers and their resources.
+        run_config: the configuration of the run.
+        datasets: the datasets by name.
+        data_config: the rules for splitting them.
+        metadata: the user's metadata.
+        resume_from: the checkpoint that a new run starts from; None for none.
+        trial: the place of the run in a search for hyperparameters; None outside one.
+        all_values: the result's value is the list of the values of all ranks.
+        record: the description for the run directory.
+    """
+
+    function: Callable[..., Any]
+    config: Mapping[str, Any] | None
+    backend: Backend
+    scaling: ScalingConfig
+    run_config: RunConfig
+    datasets: Mapping[str, Any]
+    data_config: DataConfig
+    metadata: Mapping[str, Any]
+    resume_from: Checkpoint | None
+    trial: Trial | None
+    all_values: bool
+    record: TrainerRecord
+
+
+def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool) -> Result:
+    """Runs a job to its end.
+
+    Args:
+        job: the job.
+        interrupts: the requests to end the run.
+        raise_on_failure: see :meth:`drivetrain.DataParallelTrainer.fit`, also for what is raised.
+    """
+    runtime = resolve_runtime(job.scaling, required=required_runtime(job.datasets))
+    function = pickle_function(job.function, job.config, runtime.reduce)
+    runtime.validate(job.scaling)
+    datasets = job.data_config.open(check_runtime(job.datasets, runtime.name))
+    callbacks = make_callbacks(job.run_config)
+    if job.resume_from is not None and not job.resume_from.exists():
+        raise ConfigurationError(
+            f"resume_from_checkpoint: expected a checkpoint that exists, found no directory at {job.resume_from.path}"
+        )
+    if not runtime.in_driver:
+        require_shared(job.run_config)
+    with open_run(job.run_config, job.record.facts, job.metadata, job.record.pickle()) as opened:
+        try:
+            return _fit(job, opened, function, datasets, runtime, callbacks, interrupts)
+        except TrainingFailedError as error:
+            if raise_on_failure:
+                raise
+            return Result(metrics=last_metrics(opened.storage), storage=opened.storage, error=error)
+
+
+def _split(
+    job: TrainingJob, datasets: Mapping[str, Any], workers: Sequence[WorkerInfo], checkpoint: Checkpoint | None
+) -> list[dict[str, Any]]:
+    positions = checkpoint.get_metadata().get(POSITIONS) if datasets and checkpoint is not None else None
+    options: dict[str, Any] = {"positions": positions} if positions else {}
+    if any(map(callable, datasets.values())) or required_runtime(datasets) is not None:
+        options["resources"] = replace(job.scaling, num_workers=len(workers)).total_resources
+    nodes = [worker.node_id for worker in workers]
+    return job.data_config.configure(datasets, len(workers), None, nodes, **options)
+
+
+def _fit(
+    job: TrainingJob,
+    opened: OpenRun,
+    function: bytes,
+    datasets: Mapping[str, Any],
+    runtime: Runtime,
+    callbacks: list[Callback],
+    interrupts: Interrupts,
+) -> Result:
+    services = _services(job, opened, callbacks, interrupts)
+    controller = _controller(job, services, opened, function, datasets, runtime)
+    run, storage = services.run, opened.storage
+    outcome: Succeeded | RunFailed | None = None
+    error: BaseException | None = None
+    try:
+        services.callbacks.call("on_run_start")
+        with listen(run.id, lambda question: controller.describe()):
+            outcome = controller.run()
+    except (CallbackError, StorageError) as raised:
+        outcome = RunFailed(failure_in_driver(raised))
+    except BaseException as raised:
+        error = raised
+    finally:
+        opened.checkpoints.close()
+    if isinstance(outcome, RunFailed):
+        error = _explain(outcome, run, storage)
+    unheard = services.callbacks.close("on_run_end", error)
+    if error is None and unheard is None:
+        assert isinstance(outcome, Succeeded)
+        opened.push()
+        metrics = outcome.metrics if outcome.metrics is not None else last_metrics(storage)
+        values = outcome.return_values
+        return Result(metrics=metrics, storage=storage, return_value=values if job.all_values else values[0])
+    if error is not None and unheard is not None:
+        run.console.print(f"{run.name}: {unheard}", error=True)
+    error = error or unheard
+    assert error is not None
+    if isinstance(error, TrainingFailedError) and job.run_config.failure_config.fail_fast == "raise":
+        error = error.__cause__ or error
+    raise error
+
+
+def _services(job: TrainingJob, opened: OpenRun, callbacks: list[Callback], interrupts: Interrupts) -> RunServices:
+    run = Run(
+        name=opened.name,
+        id=opened.id,
+        path=opened.directory,
+        location=opened.storage.root,
+        storage=opened.storage,
+        scaling_config=job.scaling,
+        run_config=job.run_config,
+        train_loop_config=job.config,
+        console=opened.console,
+        trial=job.trial,
+    )
+    return RunServices(
+        run=run,
+        backend=job.backend,
+        checkpoints=opened.checkpoints,
+        callbacks=Callbacks(callbacks, run),
+        interrupts=interrupts,
+    )
+
+
+def _controller(
+    job: TrainingJob,
+    services: RunServices,
+    opened: OpenRun,
+    function: bytes,
+    datasets: Mapping[str, Any],
+    runtime: Runtime,
+) -> Controller:
+    tasks = TaskFactory(
+        services,
+        function=function,
+        split=lambda workers, checkpoint: _split(job, datasets, workers, checkpoint),
+        metadata=job.metadata,
+        start=opened.start,
+        all_values=job.all_values,
+    )
+    policy = job.run_config.failure_config.policy or RetryBudget(job.run_config.failure_config)
+    return Controller(services, runtime, tasks, policy, resume_from=job.resume_from, last_number=opened.last_index)
+
+
+def _explain(failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedError:
+    """The error for the user, which is also written to the run directory."""
+    failure = failed.failure
+    lines = [f"{failure.summary} [{failure.kind.value}]", *failed.notes]
+    numbered = list(enumerate(failed.history, start=1))
+    lines += [f"attempt {number} had ended so: {before.summary}" for number, before in numbered[-_SHOWN_ATTEMPTS:]]
+    lines.append(f"run directory: {storage.root}")
+    if failure.log_tail:
+        lines.append(f"the last lines of its log:\n{failure.log_tail}")
+    message = "\n  ".join(lines)
+    error = TrainingFailedError(message, kind=failure.kind, rank=failure.rank)
+    error.__cause__ = failure.exception
+    record = {
+        "message": message,
+        **failure.record(),
+        "others": failed.notes,
+        "earlier_attempts": [earlier.record() for earlier in failed.history],
+    }
+    try:
+        storage.write_bytes(ERROR_FILE, redact(json.dumps(record, indent=2)).encode())
+        storage.write_bytes(ERROR_TEXT_FILE, redact("".join(traceback.format_exception(error))).encode())
+    except StorageError as unwritten:
+        run.console.print(f"{run.name}: {unwritten}", error=True)
+    return error
