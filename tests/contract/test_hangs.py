@@ -47,7 +47,7 @@ def test_run_without_a_report_for_too_long_fails_with_the_state_of_every_rank(
     assert cause.ranks == (0, 1)
     said = str(cause)
     assert "RunConfig.hang_timeout_s" in said
-    assert "3 of rank 0, 1 of rank 1" in said
+    assert "3 by rank 0, 1 by rank 1" in said
     assert "rank 1 (process" in said
     assert said.count("in wait_forever") == 2
 

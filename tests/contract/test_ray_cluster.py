@@ -187,4 +187,4 @@ def test_storage_not_shared_by_the_nodes_is_reported_at_the_start_and_refused_at
     assert seen["error"] == "TrainingFailedError"
     assert seen["cause"] == "StorageError"
     assert "a run on several nodes: expected a storage_path that all of them share" in seen["message"]
-    assert "a checkpoint reported on" in seen["said"].partition("Traceback")[0]
+    assert "checkpoints reported on" in seen["said"].partition("Traceback")[0]

@@ -152,7 +152,7 @@ def test_run_cancelled_at_any_moment_saves_if_it_can(tmp_path: Path) -> None:
             if saved(group):
                 assert isinstance(ending, AttemptFailed), order
                 assert ending.failure.kind is FailureKind.PREEMPTION
-                assert ending.failure.summary.startswith("preempted: the run was cancelled; the ranks have ended")
+                assert ending.failure.summary.startswith("preempted: the run was cancelled; all ranks returned")
                 assert attempt.state is AttemptState.PREEMPTED
             else:
                 assert isinstance(ending, Succeeded), order
@@ -225,7 +225,7 @@ def test_preemption_that_a_rank_ignores_ends_after_the_grace_period(tmp_path: Pa
         _, ending = follow(services, ScriptedGroup(ranks, [0, 0, 0, 0, 0, 1, 1, 1]))
 
     assert isinstance(ending, AttemptFailed)
-    assert "ranks [1] have not ended within 0.05 s" in ending.failure.summary
+    assert "ranks [1] did not return within 0.05 s" in ending.failure.summary
 
 
 def test_run_that_is_cancelled_while_it_grows_does_not_restart(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_policy_that_raises_is_named_as_the_cause(tmp_path: Path) -> None:
             raise LookupError("no idea")
 
     script = [[Failed(1, 1.0, TRAINING, ValueError("mine"))]]
-    with pytest.raises(TrainingFailedError, match=r"policy.*no idea.*asked about: rank 1 .*mine"):
+    with pytest.raises(TrainingFailedError, match=r"policy.*no idea.*for the failure: rank 1 .*mine"):
         fit(tmp_path, ScriptedRuntime(2, script), failure_config=FailureConfig(policy=Broken()))
 
     assert Result.from_path(tmp_path / "run").error is not None

@@ -334,7 +334,7 @@ def test_concurrent_runs_are_refused(make: Callable[..., Trainer]) -> None:
             trainer.run(lambda: None)
 
     trainer = make(0)
-    with pytest.raises(TrainingFailedError, match="one function at a time"):
+    with pytest.raises(TrainingFailedError, match="expected one call at a time"):
         trainer.run(lambda: drivetrain.report(step=1), callbacks=[Runs()])
 
 

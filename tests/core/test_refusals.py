@@ -132,11 +132,11 @@ def test_unknown_callback_is_refused(storage_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("backend_config", 3, "a BackendConfig, a Backend or the name of one, got 3"),
+        ("backend_config", 3, "a BackendConfig, a Backend or the name of an installed backend, got 3"),
         ("train_loop_config", [1], "train_loop_config: expected a Mapping"),
-        ("metadata", {"x": object()}, "metadata: expected values that JSON knows"),
+        ("metadata", {"x": object()}, "metadata: expected JSON values or bytes"),
         ("resume_from_checkpoint", "somewhere", "resume_from_checkpoint: expected a Checkpoint"),
-        ("resume_from_checkpoint", Checkpoint("/nowhere/at/all"), "no directory at /nowhere/at/all"),
+        ("resume_from_checkpoint", Checkpoint("/nowhere/at/all"), "the missing directory /nowhere/at/all"),
     ],
 )
 def test_argument_of_the_wrong_type_is_refused(storage_path: Path, option: str, value: object, words: str) -> None:
@@ -174,7 +174,7 @@ def test_storage_path_that_cannot_be_written_is_refused(storage_path: Path) -> N
     [
         ("nosuch://bucket/runs", "Protocol not known"),
         ("s3://", "a bucket or directory after s3://"),
-        ("memory://runs", "only this process can see"),
+        ("memory://runs", "in the memory of this process"),
         ("box://runs", "pip install"),
     ],
 )

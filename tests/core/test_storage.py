@@ -124,5 +124,5 @@ def test_storage_path_comes_from_the_argument_the_variable_or_the_home_directory
 
 
 def test_result_of_a_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"a run directory with a run\.json"):
+    with pytest.raises(StorageError, match=r"a run directory with run\.json"):
         Result.from_path(tmp_path)

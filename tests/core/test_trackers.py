@@ -110,8 +110,10 @@ def test_tracker_that_raises_warns_once_and_the_run_continues(
     assert result.metrics is not None
     assert result.metrics["loss"] == REPORTS - 1
     first, *others = capfd.readouterr().err.splitlines()
-    assert first == f"run: notes: {raises.__name__}: requested by the test; the run goes on, and this is tried again"
-    missing = [f"run: notes: {REPORTS} of {REPORTS} reports are not there"] if call in ("open", "log") else []
+    assert first == (
+        f"run: notes: {raises.__name__}: requested by the test; the run continues, and the tracker is retried"
+    )
+    missing = [f"run: notes: {REPORTS} of {REPORTS} reports were not logged"] if call in ("open", "log") else []
     assert others == missing
     assert len(result.metrics_dataframe) == REPORTS
 
@@ -134,17 +136,17 @@ def test_hanging_tracker_delays_no_report_and_the_end_only_up_to_its_limit(
 
     assert time.monotonic() - began < HANG_S / 3
     assert len(result.metrics_dataframe) == REPORTS
-    assert "run: notes: was not done 0.2 s after the end of the run" in capfd.readouterr().err
+    assert "run: notes: not finished 0.2 s after the end of the run" in capfd.readouterr().err
 
 
 def test_tracker_that_falls_behind_drops_reports_beyond_its_capacity(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drivetrain.loggers.tracker._MOST_WAITING", 2)
+    monkeypatch.setattr("drivetrain.loggers.tracker._MAX_QUEUED", 2)
     notes = Notes(fault="hang in open", drain_timeout_s=0.1)
     fit(tmp_path, notes)
 
-    assert f"run: notes: {REPORTS} of {REPORTS} reports are not there" in capfd.readouterr().err
+    assert f"run: notes: {REPORTS} of {REPORTS} reports were not logged" in capfd.readouterr().err
 
 
 def test_full_disk_does_not_stop_a_run_whose_tracker_writes_to_it(
@@ -264,7 +266,7 @@ def test_tracker_without_its_package_names_the_package_before_the_start() -> Non
         package = "no_such_tracker"
         extra = "tracker"
 
-    with pytest.raises(PluginNotFoundError, match=r'expected the package no_such_tracker.*"drivetrain\[tracker\]"'):
+    with pytest.raises(PluginNotFoundError, match=r'no_such_tracker, which is not.*"drivetrain\[tracker\]"'):
         Missing()
 
 
@@ -275,7 +277,7 @@ def test_callback_with_required_arguments_must_be_given_as_an_object(monkeypatch
 
     monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: NeedsArguments)
     with pytest.raises(
-        PluginBrokenError, match=r"give RunConfig\(callbacks=\.\.\.\) an object, .*NeedsArguments\(\.\.\.\)"
+        PluginBrokenError, match=r"Pass an object to RunConfig\(callbacks=\.\.\.\) instead: .*NeedsArguments\(\.\.\.\)"
     ):
         make_callbacks(RunConfig(callbacks=["wants"]))
     monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: dict)

@@ -106,5 +106,5 @@ def test_arguments_dropped_by_a_base_class_are_an_error() -> None:
     class Mixed(Mixin, DataParallelTrainer):
         pass
 
-    with pytest.raises(ConfigurationError, match="pass all arguments on"):
+    with pytest.raises(ConfigurationError, match="pass on all arguments"):
         _ = Mixed(print).given

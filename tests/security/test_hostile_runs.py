@@ -215,7 +215,7 @@ def test_reason_is_shown_in_the_list(place: Path, command: Command) -> None:
     ("change", "expected"),
     [
         ({"kind": None}, "error.json: expected 'kind' to be a string, got nothing"),
-        ({"kind": "magic"}, "error.json: expected 'kind' to be that of a failure, got 'magic'"),
+        ({"kind": "magic"}, "error.json: expected 'kind' to be a kind of failure, got 'magic'"),
         ({"message": [1]}, "error.json: expected 'message' to be a string, got a list of 1 values"),
         ({"rank": "first"}, "error.json: expected 'rank' to be an integer, got 'first'"),
     ],

@@ -270,7 +270,7 @@ def test_socket_of_another_user_is_not_trusted() -> None:
         assert squatter.stdout is not None
         try:
             assert squatter.stdout.readline() == b"listening\n"
-            with pytest.raises(DrivetrainError, match="of this user, got one of user id 65534"):
+            with pytest.raises(DrivetrainError, match="of this user, got a process of user id 65534"):
                 ask("feedbeef", "stacks")
         finally:
             squatter.kill()
@@ -295,7 +295,7 @@ def test_driver_that_accepts_no_connection_is_reported() -> None:
                 waiting.setblocking(False)
                 waiting.connect(address)
 
-        with pytest.raises(DrivetrainError, match="run feedfull works on this machine, but accepts no connection"):
+        with pytest.raises(DrivetrainError, match="run feedfull is on this machine but does not accept connections"):
             ask("feedfull", "stacks")
 
 

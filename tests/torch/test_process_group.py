@@ -129,7 +129,7 @@ def test_rank_that_returns_early_is_an_error_of_the_peer_that_waits_for_it(
         model(torch.ones(1, 2)).sum().backward()
 
     begun = time.monotonic()
-    with pytest.raises(TrainingFailedError, match=rf"ranks that had finished already: {leaver}") as caught:
+    with pytest.raises(TrainingFailedError, match=rf"ranks that had already finished: {leaver}") as caught:
         fit(train, {"leaver": leaver, "waits_in": waits_in})
     assert caught.value.rank == 1 - leaver
     assert time.monotonic() - begun < 30
@@ -151,7 +151,7 @@ def test_rank_that_returns_early_is_an_error_on_the_first_start_of_a_driver_too(
     )
     ended = subprocess.run([sys.executable, script, tmp_path], check=False, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
-    assert "ranks that had finished already: 1" in ended.stderr
+    assert "ranks that had already finished: 1" in ended.stderr
 
 
 def test_in_process_run_puts_everything_back_so_that_the_next_one_works(

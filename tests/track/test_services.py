@@ -384,7 +384,7 @@ def test_server_that_never_answers_does_not_hold_up_a_run(tmp_path: Path, capfd:
         assert time.monotonic() - began < DEADLINE_S / 2
 
     assert len(result.metrics_dataframe) == 100
-    assert "run: mlflow: was not done 0.5 s after the end of the run" in capfd.readouterr().err
+    assert "run: mlflow: not finished 0.5 s after the end of the run" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

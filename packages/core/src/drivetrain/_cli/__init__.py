@@ -42,7 +42,7 @@ _SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command.
+    """Run the command.
 
     Args:
         arguments: what comes after the command's name; None for this process's.
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="drivetrain",
         description="Run a training function on many workers, and look at what has become of it.",

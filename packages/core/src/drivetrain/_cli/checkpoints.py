@@ -22,7 +22,7 @@ __all__ = ["add_checkpoints"]
 
 
 def add_checkpoints(commands: Commands) -> None:
-    """Adds ``checkpoints`` and what is under it."""
+    """Add ``checkpoints`` and what is under it."""
     group = commands.add_parser("checkpoints", help="list, verify and export the checkpoints of a run")
     group.set_defaults(usage_of=group)
     below = group.add_subparsers(metavar="COMMAND")

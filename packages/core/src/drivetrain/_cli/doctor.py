@@ -43,7 +43,7 @@ _CONNECT_S = 5.0
 
 
 def add_doctor(commands: Commands) -> None:
-    """Adds ``doctor``."""
+    """Add ``doctor``."""
     parser = add_command(
         commands,
         "doctor",
@@ -297,7 +297,7 @@ def _can_connect(address: str) -> bool:
 
 
 def _runtimes(addresses: Mapping[str, str]) -> Iterator[Finding]:
-    """The checks of the installed runtimes, and the runtimes that have an address and are not installed."""
+    """Return the checks of the installed runtimes, and the runtimes that have an address and are not installed."""
     installed = list_plugins("runtime")
     for plugin in installed:
         address = addresses.get(plugin.name) or os.environ.get(f"{plugin.name.upper()}_ADDRESS")
@@ -313,7 +313,7 @@ def _backends() -> Iterator[Finding]:
 
 
 def _diagnose(plugin: Plugin, *arguments: Any) -> Iterator[Finding]:
-    """The findings of a plugin's own checks; :func:`_plugins` reports a plugin that cannot be loaded."""
+    """Return the findings of a plugin's own checks; :func:`_plugins` reports a plugin that cannot be loaded."""
     try:
         diagnose = getattr(plugin.load(), "diagnose", None)
     except PluginError:
@@ -328,7 +328,7 @@ def _diagnose(plugin: Plugin, *arguments: Any) -> Iterator[Finding]:
 
 
 def _cgroup_number(name: str) -> float | None:
-    """A limit of the cgroup that this process is in; None without one."""
+    """Return a limit of the cgroup that this process is in; None without one."""
     try:
         group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
         words = Path(f"/sys/fs/cgroup{group}", name).read_text().split()

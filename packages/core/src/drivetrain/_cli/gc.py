@@ -31,7 +31,7 @@ class _Finding:
 
 
 def add_gc(commands: Commands) -> None:
-    """Adds ``runs gc``."""
+    """Add ``runs gc``."""
     parser = add_command(
         commands,
         "gc",

@@ -45,7 +45,7 @@ class MissingError(DrivetrainError):
 def add_command(
     commands: Commands, name: str, handler: Callable[[argparse.Namespace], int], summary: str, example: str
 ) -> argparse.ArgumentParser:
-    """Adds a command with its help, and the option ``--json``."""
+    """Add a command with its help, and the option ``--json``."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -59,17 +59,17 @@ def add_command(
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds the option ``--json``."""
+    """Add the option ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def emit(arguments: argparse.Namespace, data: Any, text: Callable[[], str], *, colored: bool = False) -> None:
-    """Prints a result: as JSON if that was asked for, and else as text."""
+    """Print a result: as JSON if that was asked for, and else as text."""
     write(json_text(plain(data)) if arguments.json else text(), colored=colored)
 
 
 def json_text(data: Any) -> str:
-    """A document as JSON whose texts and names contain no control characters, also after a program has decoded it."""
+    """Return a document as JSON whose decoded strings contain no control characters."""
     return json.dumps(_cleaned(data))
 
 
@@ -84,7 +84,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def write(text: str, *, error: bool = False, colored: bool = False, show_secrets: bool = False) -> None:
-    """Prints text. All commands print through this function, as text may come from someone else's run directory.
+    """Print text. All commands print through this function, as text may come from someone else's run directory.
 
     Control characters, such as those of terminal escapes, and credentials in URIs are removed.
 
@@ -99,12 +99,12 @@ def write(text: str, *, error: bool = False, colored: bool = False, show_secrets
 
 
 def find_storage(path: str | None) -> Storage:
-    """The directory of runs that was named, or the default one."""
+    """Return the directory of runs that was named, or the default one."""
     return runs_location(path)
 
 
 def find_run(run: str) -> Storage:
-    """The directory of a run.
+    """Return the directory of a run.
 
     Args:
         run: its directory or URI; or its name, in the default storage path or the working directory.

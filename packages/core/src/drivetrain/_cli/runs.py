@@ -30,7 +30,7 @@ _COUNTERS = ("step", "global_step", "epoch", "iteration", "batch")
 
 
 def add_runs(commands: Commands) -> None:
-    """Adds ``runs`` and what is under it."""
+    """Add ``runs`` and what is under it."""
     group = commands.add_parser("runs", help="list, show, plot, compare, follow and tidy up runs")
     group.set_defaults(usage_of=group)
     below = group.add_subparsers(metavar="COMMAND")
@@ -156,7 +156,7 @@ def _show_text(record: RunRecord) -> str:
 
 
 def _places(workers: list[dict[str, Any]]) -> str:
-    """How many workers were where."""
+    """Return how many workers were where."""
     hosts = Counter(str(worker.get("hostname")) for worker in workers)
     return ", ".join(f"{count} on {host}" for host, count in hosts.items()) or "in the driver"
 

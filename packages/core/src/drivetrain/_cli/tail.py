@@ -26,7 +26,7 @@ _MAX_PART_BYTES = 1 << 16  # shown of a line of a log that is too long
 
 
 def add_tail(commands: Commands) -> None:
-    """Adds ``runs tail``."""
+    """Add ``runs tail``."""
     parser = add_command(
         commands,
         "tail",
@@ -61,7 +61,7 @@ def _tail(arguments: argparse.Namespace) -> int:
 
 
 def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bool) -> Iterator[bytes]:
-    """The last lines of a file, and those that are added while the run goes on."""
+    """Return the last lines of a file, and those that are added while the run goes on."""
     shown = tail_lines(storage, name, count, cut=is_log) if count > 0 else []
     position = _whole_bytes(storage, name)
     yield from shown
@@ -76,7 +76,7 @@ def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bo
 
 
 def _whole_bytes(storage: Storage, name: str) -> int:
-    """How much of a file is whole lines; all of it if the end of the file is a line that is too long."""
+    """Return how much of a file is whole lines; all of it if the end of the file is a line that is too long."""
     if not storage.is_local:
         return (storage.read_bytes(name) or b"").rfind(b"\n") + 1
     try:
@@ -127,7 +127,7 @@ def _last_shown(line: bytes) -> bytes:
 
 
 def _report_json(line: str) -> str:
-    """A report as JSON whose texts contain no control characters; a damaged line becomes a text."""
+    """Return a report as JSON whose texts contain no control characters; a damaged line becomes a text."""
     try:
         return json_text(parse_json(line, ""))
     except StorageError:

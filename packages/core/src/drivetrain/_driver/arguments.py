@@ -1,4 +1,4 @@
-"""The arguments of a trainer: how they are kept, how a trial changes them, and what a backend's argument means."""
+"""The arguments of a trainer: how they are stored, how a trial changes them, and how a backend is resolved."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["KeepsArguments", "TrainerArguments", "check_param_space", "merge_arguments", "resolve_backend"]
 
-_OF_THE_RUN = ("run_config", "tune_config")
+_RUN_ARGUMENTS = ("run_config", "tune_config")
 
 
 class TrainerArguments(TypedDict, total=False):
     """The arguments that every trainer takes, except for the train function and the configuration of its backend.
 
     A subclass can declare its constructor for type checkers and editors with
-    ``**arguments: Unpack[TrainerArguments]``. See :class:`drivetrain.DataParallelTrainer` for each of them.
+    ``**arguments: Unpack[TrainerArguments]``. See :class:`drivetrain.DataParallelTrainer` for their meaning.
     """
 
     train_loop_config: Mapping[str, Any] | None
@@ -39,33 +39,33 @@ class TrainerArguments(TypedDict, total=False):
 
 
 class KeepsArguments:
-    """Keeps the arguments of its constructor, so that an object like it can be made with some of them changed.
+    """Keeps the arguments of its constructor, so that a copy can be created with some of them changed.
 
-    Python passes the arguments of a constructor to ``__new__`` first. So they are kept as the user wrote them, also in
-    subclasses with constructors of their own, whose arguments differ from those of the base.
+    Python passes the arguments of a constructor to ``__new__`` first. This class stores them there exactly as the user
+    passed them, even in subclasses whose constructors take other arguments than the base class.
     """
 
     __signature__: ClassVar[inspect.Signature]
     _call: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        made = super().__new__(cls)
-        made._call = args, kwargs
-        return made
+        instance = super().__new__(cls)
+        instance._call = args, kwargs
+        return instance
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.__signature__ = cls._constructor_signature()  # otherwise, some tools show the one of __new__
+        cls.__signature__ = cls._constructor_signature()  # otherwise, some tools show the signature of __new__
 
     @classmethod
     def _constructor_signature(cls) -> inspect.Signature:
-        """The signature of the constructor, as users call it."""
+        """Return the signature of the constructor without ``self``."""
         signature = inspect.signature(cls.__init__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     @property
     def given(self) -> dict[str, Any]:
-        """The arguments that it was made with, by name."""
+        """The arguments that were passed to the constructor, by name."""
         given: dict[str, Any] = {}
         bound = self._bound_call()
         for name, value in bound.arguments.items():
@@ -78,14 +78,14 @@ class KeepsArguments:
 
     @property
     def known_arguments(self) -> frozenset[str] | None:
-        """The names of the arguments that it takes; None for any."""
+        """The names of the arguments that the constructor accepts; None if it accepts any name."""
         parameters = self.__signature__.parameters.values()
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             return None
         return frozenset(parameter.name for parameter in parameters)
 
     def _with_arguments(self, arguments: Mapping[str, Any]) -> Self:
-        """Another object of this class, with the same ``*args`` and other arguments by name."""
+        """Return a new object of this class with the same ``*args`` and the given keyword arguments."""
         bound = self._bound_call()
         variadic = [
             value
@@ -101,47 +101,46 @@ class KeepsArguments:
             return self.__signature__.bind(*args, **kwargs)
         except TypeError as error:
             raise ConfigurationError(
-                f"the arguments of this {type(self).__name__} are unknown ({error}). If one of its base classes has a "
-                "__new__, pass all arguments on: super().__new__(cls, *args, **kwargs)"
+                f"{type(self).__name__}: its constructor arguments were not stored ({error}). If a base class defines "
+                "__new__, pass on all arguments: super().__new__(cls, *args, **kwargs)"
             ) from error
 
 
 def check_param_space(param_space: Mapping[str, Any], known: Collection[str] | None) -> None:
-    """Refuses what no trial can change.
+    """Raise an error for parameters that a trial cannot change.
 
     Args:
-        param_space: by the names of a trainer's arguments.
-        known: those names; None for any.
+        param_space: the parameters, by the names of a trainer's arguments.
+        known: the names of the trainer's arguments; None if it accepts any name.
 
     Raises:
-        ConfigurationError: it has settings of the run, or what the trainer does not take.
+        ConfigurationError: the parameters contain settings of the run, or unknown arguments.
     """
     if not isinstance(param_space, Mapping):
         raise ConfigurationError(f"param_space: expected a mapping, got {param_space!r}")
-    for name in _OF_THE_RUN:
+    for name in _RUN_ARGUMENTS:
         if name in param_space:
             raise ConfigurationError(
-                f"param_space: expected arguments of the trainer that differ from trial to trial, got {name!r}, "
-                "which is "
-                f"the same for all of them: pass it to the Tuner, as Tuner(..., {name}=...)"
+                f"param_space: expected arguments of the trainer that can differ between trials, got {name!r}, "
+                f"which is the same for all trials. Pass it to the Tuner: Tuner(..., {name}=...)"
             )
     if known is not None and (unknown := [name for name in param_space if name not in known]):
-        tunable = ", ".join(sorted(set(known) - set(_OF_THE_RUN)))
+        tunable = ", ".join(sorted(set(known) - set(_RUN_ARGUMENTS)))
         raise ConfigurationError(
-            f"param_space: expected names of the trainer's arguments ({tunable}), got {unknown[0]!r}: what the train "
-            f'function is to get goes into param_space={{"train_loop_config": {{{unknown[0]!r}: ...}}}}'
+            f"param_space: expected names of the trainer's arguments ({tunable}), got {unknown[0]!r}. To "
+            f'pass it to the train function, use param_space={{"train_loop_config": {{{unknown[0]!r}: ...}}}}'
         )
 
 
 def merge_arguments(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A trainer's arguments with changes in them.
+    """Return the arguments of a trainer with changes merged into them.
 
-    Mappings are merged key by key, at every depth, and a configuration takes over what a mapping says of its fields;
-    another configuration takes its place. Of ``datasets`` each is replaced as a whole, and so is everything else.
+    Mappings are merged key by key at every depth. A mapping changes the named fields of a configuration, and another
+    configuration replaces it. Each dataset in ``datasets`` is replaced as a whole, and so is any other value.
 
     Args:
-        given: what the trainer was made with.
-        changes: by the same names.
+        given: the arguments of the trainer.
+        changes: the changes, by the same names.
 
     Raises:
         ConfigurationError: a configuration does not have a field.
@@ -179,12 +178,12 @@ def _is_config(value: Any) -> bool:
 
 
 def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
-    """Returns the backend for a name, a configuration, or a backend."""
+    """Return the backend for a name or a configuration, or the given backend itself."""
     if isinstance(given, str):
         given = load_plugin("backend", given)() if given != "none" else NoBackend()
     backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None
     if backend is None:
         raise ConfigurationError(
-            f"backend_config: expected a BackendConfig, a Backend or the name of one, got {given!r}"
+            f"backend_config: expected a BackendConfig, a Backend or the name of an installed backend, got {given!r}"
         )
     return backend

@@ -1,7 +1,7 @@
-"""One attempt of a run: takes the events of its ranks, and determines how it ends.
+"""One attempt of a run: processes the events of its ranks and determines how it ends.
 
-:mod:`~drivetrain._driver.states` has the states. ``delivery`` takes reports, ``termination`` asks ranks to save and
-return, ``replacement`` replaces lost ranks, and ``diagnosis`` finds the cause of a failure.
+:mod:`~drivetrain._driver.states` defines the states. ``delivery`` processes reports, ``termination`` asks ranks to save
+and return, ``replacement`` replaces lost ranks, and ``diagnosis`` determines the cause of a failure.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from drivetrain._wire.events import (
 __all__ = ["Attempt"]
 
 _LOSS_WAIT_S = 0.03
-"""After an exception on one rank: how long a process's death, which would explain it, may take to be noticed."""
+"""How long to wait after an exception on one rank for the death of another process, which may have caused it."""
 
 _STOP_WAIT_S = 10.0
-"""After the stop condition is met: how long ranks may take to complete a checkpoint that some have reported."""
+"""How long ranks may take, after the stop condition is met, to complete a checkpoint that some have reported."""
 
 
 class Attempt:
     """One attempt of a run.
 
     Args:
-        services: of the run.
-        group: the workers.
-        last_report: the numbers that the first reports follow.
+        services: the services of the run.
+        group: the group of workers.
+        last_report: the report number and iteration that the first reports follow.
         target_size: see :class:`~drivetrain._driver.termination.Termination`.
     """
 
@@ -81,15 +81,15 @@ class Attempt:
         return self._delivery.last_number
 
     def describe(self) -> str:
-        """Where every active rank is, with stacks; may be called from any thread."""
+        """Describe what each active rank is doing, with stacks. May be called from any thread."""
         return self._diagnosis.describe(self._group)
 
     def request_preemption(self, reason: str) -> None:
-        """Asks the ranks to save and return."""
+        """Ask the ranks to save and return."""
         self._termination.request_preemption(reason)
 
     def follow(self) -> Ending:
-        """Takes events until the attempt ends, or until ranks are lost that could be replaced."""
+        """Process events until the attempt ends, or until ranks are lost that could be replaced."""
         while self._ranks.active and self.state.is_active:
             deadline = self._deadline()
             remaining = None if deadline is None else deadline - time.monotonic()
@@ -103,19 +103,19 @@ class Attempt:
         return self._end()
 
     def handle(self, event: Event) -> bool:
-        """Takes one event; returns whether the attempt is over although ranks are still running."""
+        """Process one event; return True if the attempt is over although ranks are still running."""
         self._progress_at = time.monotonic()
         self._diagnosis.compare_clocks(event)
         if self._dispatch(event):
             self._termination.consider_growth()
-        self._progress_at = time.monotonic()  # again: time spent in callbacks does not count towards hang_timeout_s
+        self._progress_at = time.monotonic()  # time spent in callbacks does not count towards hang_timeout_s
         machine = self._machine
         if machine.state is AttemptState.STOPPING and self._delivery.is_complete:
             machine.apply(Trigger.CHECKPOINTS_COMPLETED)
         return machine.state in (AttemptState.SUCCEEDED, AttemptState.GROWN)
 
     def _dispatch(self, event: Event) -> bool:
-        """Takes one event; returns whether a checkpoint was committed."""
+        """Process one event; return True if a checkpoint was committed."""
         match event:
             case Reported():
                 return self._delivery.on_report(event)
@@ -140,7 +140,7 @@ class Attempt:
             case SigtermReceived():
                 self._ranks[event.rank].received_sigterm = True
                 if event.graceful:
-                    self.request_preemption(f"the process of rank {event.rank} was asked to end (SIGTERM)")
+                    self.request_preemption(f"the process of rank {event.rank} received SIGTERM")
             case Renumbered():
                 if self._replacement is not None:
                     self._replacement.on_renumbered(event.rank)
@@ -156,17 +156,17 @@ class Attempt:
 
     @property
     def replaceable(self) -> Sequence[int]:
-        """The lost ranks, if new processes could replace them while the others stay; else none."""
+        """The lost ranks if new processes could replace them while the others continue; otherwise empty."""
         return self._ranks.replaceable if self.state is AttemptState.RANKS_LOST else ()
 
     def start_replacement(self) -> Replacement:
-        """Begins to replace the lost ranks."""
+        """Start to replace the lost ranks."""
         self._machine.apply(Trigger.REPLACEMENT_STARTED)
         self._replacement = Replacement(self._group, self._ranks, self._machine, self.handle)
         return self._replacement
 
     def resume(self, lost: Sequence[int], workers: Sequence[WorkerInfo], last_report: ReportNumber) -> None:
-        """New processes have replaced lost ranks: :meth:`follow` can continue."""
+        """Record that new processes have replaced the lost ranks, so that :meth:`follow` can continue."""
         self._machine.apply(Trigger.RANKS_REPLACED)
         self._replacement = None
         self._delivery.restart(last_report, lost)
@@ -175,7 +175,7 @@ class Attempt:
         self._started_at = self._progress_at = time.monotonic()
 
     def _deadline(self) -> float | None:
-        """When :meth:`follow` stops waiting, by the monotonic clock; None if the ranks may take any time."""
+        """Return the monotonic time at which :meth:`follow` stops waiting; None if there is no limit."""
         config = self._run.run_config
         match self.state:
             case AttemptState.STOPPING:
@@ -195,7 +195,7 @@ class Attempt:
         return self._end()
 
     def _collect_related_failures(self) -> None:
-        """Takes the other events of the same moment, so that a consequence is not mistaken for the cause."""
+        """Process other events of the same moment, so that a consequence is not mistaken for the cause."""
         losses = self._diagnosis.losses
         until = time.monotonic() + (0.0 if losses else _LOSS_WAIT_S)
         while self._ranks.active:
@@ -222,8 +222,8 @@ class Attempt:
             return value
         try:
             return pickle.loads(value.data)
-        except Exception as error:  # the training itself succeeded, and its results are on storage
+        except Exception as error:  # the training itself succeeded, and its results are stored
             self._run.console.print(
-                f"the train function's value cannot be unpickled here, so it is None: {error!r}", error=True
+                f"Result.return_value is None, because the driver cannot unpickle the value: {error!r}", error=True
             )
             return None

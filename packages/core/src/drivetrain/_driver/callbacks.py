@@ -1,4 +1,4 @@
-"""The callbacks of a run: those that every run has, and those that ``RunConfig(callbacks=...)`` names."""
+"""The callbacks of a run: the default callbacks, and the callbacks in ``RunConfig(callbacks=...)``."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["make_callbacks"]
 
 
 def make_callbacks(config: RunConfig) -> list[Callback]:
-    """The callbacks, in the order in which they are called.
+    """Return the callbacks in the order in which they are called.
 
-    One that every run has is left out where the configuration has one of its class, which then takes its place.
+    A callback of the same class in the configuration replaces a default callback.
 
     Raises:
-        PluginError: a name is not installed, does not load, or is no callback's.
+        PluginError: a name is not installed, does not load, or is not the name of a callback.
     """
     given = [
         _load(callback) if isinstance(callback, str) else cast("Callback", callback) for callback in config.callbacks
     ]
-    usual: list[type[Callback]] = [Timeline, JsonLoggerCallback, CSVLoggerCallback]
+    defaults: list[type[Callback]] = [Timeline, JsonLoggerCallback, CSVLoggerCallback]
     if config.verbose:
-        usual.append(ProgressCallback)
-    return [kind() for kind in usual if not any(isinstance(callback, kind) for callback in given)] + given
+        defaults.append(ProgressCallback)
+    return [kind() for kind in defaults if not any(isinstance(callback, kind) for callback in given)] + given
 
 
 def _load(name: str) -> Callback:
@@ -39,11 +39,11 @@ def _load(name: str) -> Callback:
         callback: Callback = kind()
     except DrivetrainError:
         raise
-    except Exception as error:  # whatever somebody's class may raise
+    except Exception as error:  # the class is user code
         raise PluginBrokenError(
-            f"the callback {name!r} cannot be made without arguments ({type(error).__name__}: {error}): "
-            f"give RunConfig(callbacks=...) an object, {getattr(kind, '__qualname__', kind)}(...), instead of its name"
+            f"callback {name!r}: creating it without arguments raised {type(error).__name__}: {error}. "
+            f"Pass an object to RunConfig(callbacks=...) instead: {getattr(kind, '__qualname__', kind)}(...)"
         ) from error
     if not callable(getattr(callback, "on_report", None)):
-        raise PluginBrokenError(f"the callback {name!r}: expected a drivetrain.Callback, got {callback!r}")
+        raise PluginBrokenError(f"callback {name!r}: expected a drivetrain.Callback, got {callback!r}")
     return callback

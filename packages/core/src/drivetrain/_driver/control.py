@@ -1,8 +1,8 @@
-"""Questions to a driver from another process of the same user on its machine, such as where its workers are.
+"""Requests to a driver from another process of the same user on the same machine, such as for its workers' stacks.
 
-The driver listens on a Unix socket in the abstract namespace, named after the run's id: there is no file that a killed
-driver could leave behind. Every user of the machine can take an address of that namespace, so each side verifies that
-the other one is a process of the same user, or of root.
+The driver listens on a Unix socket in the abstract namespace, named after the run's id, so a killed driver leaves no
+file behind. Every user of the machine can bind an address in that namespace, so each side verifies that the other is a
+process of the same user or of root.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from drivetrain.errors import StorageError
 __all__ = ["ask", "listen"]
 
 _WAIT_S = 5.0
-_ANSWER_S = 30.0
-_MAX_ANSWER_BYTES = 16 << 20
+_REPLY_S = 30.0
+_MAX_REPLY_BYTES = 16 << 20
 
 
 def _address(run_id: str) -> str:
@@ -30,90 +30,92 @@ def _address(run_id: str) -> str:
 
 
 @contextlib.contextmanager
-def listen(run_id: str, answer: Callable[[str], str]) -> Iterator[None]:
-    """Answers questions about a run for the time of a ``with`` block.
+def listen(run_id: str, reply: Callable[[str], str]) -> Iterator[None]:
+    """Reply to requests about a run while the ``with`` block is active.
 
     Args:
-        run_id: the run's.
-        answer: makes the answer to a question, on a thread of its own.
+        run_id: the id of the run.
+        reply: returns the reply to a request; called on a separate thread.
     """
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             listener.bind(_address(run_id))
-        except OSError:  # a process that was forked from an earlier driver of the run still has it: no reason to fail
+        except OSError:  # a process forked from an earlier driver of the run may still hold the address; not fatal
             yield
             return
         listener.listen()
-        thread = threading.Thread(target=_serve, args=(listener, answer), daemon=True, name="drivetrain control")
+        thread = threading.Thread(target=_serve, args=(listener, reply), daemon=True, name="drivetrain control")
         thread.start()
         try:
             yield
         finally:
             with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # which also ends the thread's accept()
-            thread.join(_WAIT_S)  # the address is taken until it has come out of it
+                listener.shutdown(socket.SHUT_RDWR)  # also ends the accept() of the thread
+            thread.join(_WAIT_S)  # the address is in use until accept() has returned
 
 
-def _serve(listener: socket.socket, answer: Callable[[str], str]) -> None:
+def _serve(listener: socket.socket, reply: Callable[[str], str]) -> None:
     while True:
         try:
-            line, _ = listener.accept()
-        except OSError:  # the run is over
+            connection, _ = listener.accept()
+        except OSError:  # the run ended
             return
-        with line, contextlib.suppress(OSError):
-            line.settimeout(_WAIT_S)
-            if _peer_uid(line) not in (0, os.getuid()):
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(_WAIT_S)
+            if _peer_uid(connection) not in (0, os.getuid()):
                 continue
-            question = line.recv(1000).decode(errors="replace")
+            request = connection.recv(1000).decode(errors="replace")
             try:
-                text = answer(question)
-            except Exception as error:  # an answer is no reason to end a training
-                text = f"the driver could not answer: {type(error).__name__}: {error}"
-            line.sendall(text.encode())
+                text = reply(request)
+            except Exception as error:  # a failed request must not end the training
+                text = f"the driver could not reply: {type(error).__name__}: {error}"
+            connection.sendall(text.encode())
 
 
-def ask(run_id: str, question: str) -> str | None:
-    """Asks the driver of a run; None if none on this machine works on it.
+def ask(run_id: str, request: str) -> str | None:
+    """Send a request to the driver of a run; return its reply, or None if no driver on this machine runs it.
 
     Raises:
         StorageError: the run's id is not valid, the driver accepts no connection, or the socket belongs to another
-            user, who may have taken its address.
-        TimeoutError: the driver does not answer within half a minute.
+            user, who may have bound its address.
+        TimeoutError: the driver does not reply within 30 seconds.
     """
     if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", run_id):
-        raise StorageError(f"expected the id of a run to be letters and digits, got {run_id!r}")
-    deadline = time.monotonic() + _ANSWER_S
-    with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(_ANSWER_S)
+        raise StorageError(f"run id: expected up to 64 letters, digits, - and _, got {run_id!r}")
+    deadline = time.monotonic() + _REPLY_S
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_REPLY_S)
         try:
-            line.connect(_address(run_id))
+            connection.connect(_address(run_id))
         except ConnectionRefusedError:
             return None
-        except OSError as error:  # for example, too many processes wait for an answer
+        except OSError as error:  # for example, too many processes wait for a reply
             raise StorageError(
-                f"the driver of run {run_id} works on this machine, but accepts no connection ({error}). "
+                f"the driver of run {run_id} is on this machine but does not accept connections ({error}). "
                 "Try again in a minute"
             ) from error
-        if (uid := _peer_uid(line)) not in (0, os.getuid()):
+        if (uid := _peer_uid(connection)) not in (0, os.getuid()):
             raise StorageError(
-                f"expected the driver of run {run_id} to be a process of this user, got one of user id {uid}. "
-                "Its answer was not read"
+                f"the driver of run {run_id}: expected a process of this user, got a process of user id {uid}. "
+                "Its reply was not read"
             )
-        line.sendall(question.encode())
-        answer = bytearray()
-        while part := _receive(line, deadline):
-            answer += part
-            if len(answer) > _MAX_ANSWER_BYTES:
-                raise StorageError(f"expected an answer of at most {_MAX_ANSWER_BYTES:,} bytes, got more")
-        return answer.decode(errors="replace") or None
+        connection.sendall(request.encode())
+        received = bytearray()
+        while part := _receive(connection, deadline):
+            received += part
+            if len(received) > _MAX_REPLY_BYTES:
+                raise StorageError(
+                    f"the driver of run {run_id}: expected a reply of at most {_MAX_REPLY_BYTES:,} bytes, got more"
+                )
+        return received.decode(errors="replace") or None
 
 
-def _receive(line: socket.socket, deadline: float) -> bytes:
-    line.settimeout(max(0.001, deadline - time.monotonic()))
-    return line.recv(1 << 16)
+def _receive(connection: socket.socket, deadline: float) -> bytes:
+    connection.settimeout(max(0.001, deadline - time.monotonic()))
+    return connection.recv(1 << 16)
 
 
-def _peer_uid(line: socket.socket) -> int:
-    """The user id of the process that connected to a Unix socket, or that listens on it."""
-    _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+def _peer_uid(connection: socket.socket) -> int:
+    """Return the user id of the process at the other end of a Unix socket."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)

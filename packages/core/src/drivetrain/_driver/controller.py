@@ -1,6 +1,7 @@
 """Drives a run: attempts, each with a worker group, until one succeeds or the failure policy gives up.
 
-It knows no processes: a runtime gives it a group to take events from, so tests drive it with a list of events.
+The controller does not know about processes. It takes events from the group that a runtime provides, so tests can drive
+it with a list of events.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ from drivetrain.errors import (
 __all__ = ["Controller", "group_spec"]
 
 _RETRIED = (FailureKind.INFRASTRUCTURE, FailureKind.HANG, FailureKind.PREEMPTION, FailureKind.STORAGE)
-"""The kinds that may not occur again although no rank failed: a disk gets room, a network comes back."""
+"""Kinds of failure without a failed rank that a retry can resolve: a disk gets space, a network recovers."""
 
 
 class Controller:
     """Drives one run.
 
     Args:
-        services: of the run.
-        runtime: starts its worker groups.
-        tasks: makes the tasks of the workers.
-        policy: decides about retries.
+        services: the services of the run.
+        runtime: the runtime that starts the worker groups.
+        tasks: creates the tasks of the workers.
+        policy: the policy that decides about retries.
         resume_from: the checkpoint of the first attempt if the run has none of its own.
         last_number: the highest report number that the run has used.
     """
@@ -80,17 +81,17 @@ class Controller:
         self._run_resources = contextlib.ExitStack()
 
     def describe(self) -> str:
-        """Where every rank is, with stacks; may be called from any thread."""
+        """Describe what each rank is doing, with stacks. May be called from any thread."""
         current = self._current
         if current is None:
-            return f"no worker runs the train function now; the driver is at:\n{own_stacks()}"
+            return f"no worker is running the train function; stack of the driver:\n{own_stacks()}"
         return current.describe()
 
     def run(self) -> Succeeded | RunFailed:
-        """Runs attempts until one succeeds, or until the failure policy gives up.
+        """Run attempts until one succeeds, or until the failure policy gives up.
 
         Raises:
-            BaseException: the run was ended from outside.
+            BaseException: the run was interrupted or cancelled.
             Exception: the policy raised, or the run cannot be started.
         """
         with self._run_resources:
@@ -102,20 +103,20 @@ class Controller:
                 if isinstance(ending, Succeeded):
                     return ending
                 if isinstance(ending, Grow):
-                    self._print(f"there is room for {ending.size} workers; restarting with them")
+                    self._print(f"there is room for {ending.size} workers; restarting with {ending.size} workers")
                 elif (failed := self._retry_or_give_up(ending)) is not None:
                     return failed
                 self._last_number = max(self._last_number, self._services.checkpoints.sweep()[1])
                 number += 1
 
     def _retry_or_give_up(self, ending: AttemptFailed) -> RunFailed | None:
-        """Asks the policy after a failed attempt; returns None for another attempt."""
+        """Ask the policy whether to retry a failed attempt; return None to retry."""
         failure, notes = ending.failure, ending.notes
         retrying = _can_retry(failure) and self._decide(failure)
-        unheard = self._services.callbacks.close("on_failure", failure, retrying)
-        if unheard is not None:
-            notes += (f"also: {unheard}",)
-        if unheard is not None or not retrying:
+        callback_error = self._services.callbacks.close("on_failure", failure, retrying)
+        if callback_error is not None:
+            notes += (f"also: {callback_error}",)
+        if callback_error is not None or not retrying:
             return RunFailed(failure, notes, tuple(self._history))
         if failure.kind is FailureKind.HANG:
             self._print(str(failure.exception))
@@ -132,13 +133,13 @@ class Controller:
         except (RunCancelledError, ConfigurationError, PluginError, ResourceError):
             raise
         except Exception as error:  # raised by a backend, a callback or the runtime
-            if isinstance(ending, AttemptFailed):  # the cause stays the failure that came first
+            if isinstance(ending, AttemptFailed):  # the first failure remains the root cause
                 self._print_error(error)
                 return ending
             return AttemptFailed(failure_in_driver(error))
 
     def _drive(self, group: Group, number: int, avoided: frozenset[str]) -> Ending:
-        """Trains with a group, and closes everything that the attempt opened; the first error is raised."""
+        """Train with a group, then close everything that the attempt opened; raise the first error."""
         interrupts = self._services.interrupts
         try:
             self._services.callbacks.call("on_group_start", number, list(group.workers))
@@ -155,7 +156,7 @@ class Controller:
         return ending
 
     def _close_attempt(self, number: int) -> Exception | None:
-        """Closes the attempt for callbacks and the backend; returns the first error."""
+        """Tell callbacks and the backend that the attempt ended; return the first error that they raise."""
         if self._current is not None:
             self._last_number = self._current.last_number
         self._current = None
@@ -198,7 +199,7 @@ class Controller:
         )
 
     def _follow(self, group: Group, attempt: Attempt, number: int) -> Ending:
-        """Follows an attempt to its end. Lost ranks are replaced if the backend allows it."""
+        """Follow an attempt to its end, replacing lost ranks if the backend supports it."""
         while True:
             ending = attempt.follow()
             lost = attempt.replaceable if self._services.backend.survives_losses else ()
@@ -217,7 +218,7 @@ class Controller:
             self._print(f"ranks {list(lost)} were replaced, the others stay")
 
     def _replace(self, group: Group, attempt: Attempt, number: int, lost: Sequence[int]) -> bool:
-        """Replaces the processes of lost ranks; returns False if that is not possible, and all must be replaced."""
+        """Replace the processes of lost ranks; return False if all processes must be replaced instead."""
         replacement = attempt.start_replacement()
         try:
             group.replace(lost)
@@ -227,7 +228,7 @@ class Controller:
             if last_report is None:
                 return False
             rendezvous = future.result()
-        except (WorkerDiedError, WaitTimeoutError):  # there is no room for new processes, for example
+        except (WorkerDiedError, WaitTimeoutError):  # for example, there is no room for new processes
             return False
         attempt.resume(lost, group.workers, last_report)
         self._train(group, lost, rendezvous, number, self._latest_checkpoint()[1], last_report)
@@ -238,11 +239,11 @@ class Controller:
             return self._policy.decide(failure, self._history)
         except Exception as error:  # raised by a user's policy
             raise CallbackError(
-                f"FailureConfig(policy=...) raised {type(error).__name__}: {error}, when asked about: {failure.summary}"
+                f"FailureConfig(policy=...) raised {type(error).__name__}: {error}, for the failure: {failure.summary}"
             ) from error
 
     def _target_size(self, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """How many workers an elastic run could have now: as many as there is room for, within its bounds."""
+        """Return the number of workers that the cluster has room for, within the bounds of the elastic run."""
         scaling = self._run.scaling_config
         room = self._runtime.room(scaling, running, avoided)
         return max(scaling.min_workers, min(scaling.max_workers, room))
@@ -252,7 +253,7 @@ class Controller:
         return self._run.scaling_config.min_workers < self._run.scaling_config.max_workers
 
     def _group_spec(self, avoided: frozenset[str]) -> GroupSpec:
-        """The next group. A run that is not elastic waits until there is room for all its workers."""
+        """Return the specification of the next group. A run that is not elastic waits until all its workers fit."""
         scaling = self._run.scaling_config
         size = self._target_size((), avoided) if self._is_elastic else max(1, scaling.max_workers)
         config, services = self._run.run_config, self._services
@@ -267,13 +268,13 @@ class Controller:
         )
 
     def _latest_checkpoint(self) -> tuple[CommittedCheckpoint | None, Checkpoint | None]:
-        """The latest intact checkpoint of the run, and what to resume from."""
+        """Return the latest intact checkpoint of the run, and the checkpoint to resume from."""
         checkpoints = self._services.checkpoints
         latest = checkpoints.verify()
         return latest, checkpoints.checkpoint(latest) if latest else self._initial_checkpoint
 
     def _probe_storage(self, group: Group) -> None:
-        """Warns at the start, and not hours later, if a node cannot reach the run directory."""
+        """Warn early if a node cannot reach the run directory: the first checkpoint may come hours later."""
         if len({worker.node_id for worker in group.workers}) == 1:
             return
         errors = group.run(_find_run, self._run.storage, self._run.id, self._tasks.start)
@@ -281,7 +282,7 @@ class Controller:
         for worker, error in zip(group.workers, errors, strict=True):
             if error is not None and worker.node_id not in warned:
                 warned.add(worker.node_id)
-                self._print(f"a checkpoint reported on {worker.hostname} will be refused: {error}")
+                self._print(f"checkpoints reported on {worker.hostname} will be rejected: {error}")
 
     def _print(self, text: str) -> None:
         self._run.console.print(f"{self._run.name}: {text}", error=True)
@@ -292,13 +293,13 @@ class Controller:
 
 
 def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, interrupts: Interrupts) -> GroupSpec:
-    """The group that runs of a configuration want, without what only one of them does.
+    """Return the group specification that all runs with a configuration share, without the settings of a single run.
 
     Args:
-        config: the runs'.
-        scaling: the size as a number.
-        backend: what sets the framework up.
-        interrupts: what ends the group's start.
+        config: the configuration of the runs.
+        scaling: the scaling, with a fixed number of workers.
+        backend: the backend that sets up the framework.
+        interrupts: the interrupts that can cancel the start of the group.
     """
     count = max(1, scaling.max_workers)
     shown = {"rank0": frozenset((0,)), "all": frozenset(range(count)), "none": frozenset[int]()}
@@ -324,7 +325,7 @@ def _find_run(storage: Storage, run_id: str, start: int) -> str | None:
 
 
 def _can_retry(failure: Failure) -> bool:
-    """Failures of the controller's own making, such as a callback's, would only come again."""
+    """Return True if a retry can succeed. Failures of the driver itself, such as a callback's, would recur."""
     if isinstance(failure.exception, RunInUseError):
         return False
     return failure.rank is not None or failure.kind in _RETRIED

@@ -1,4 +1,4 @@
-"""What happens to a report: metrics go to the callbacks, values are combined, and checkpoints are committed."""
+"""Processes reports: passes metrics to the callbacks, combines values and commits checkpoints."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Delivery:
     """Delivers the reports of one attempt.
 
     Args:
-        services: of the run.
-        ranks: of the attempt.
-        machine: gets :attr:`~drivetrain._driver.states.Trigger.STOP_CONDITION_MET`.
+        services: the services of the run.
+        ranks: the ranks of the attempt.
+        machine: receives :attr:`~drivetrain._driver.states.Trigger.STOP_CONDITION_MET`.
         last_number: the report number that the first reports follow.
 
     Attributes:
         last_number: the highest report number so far.
-        metrics: the metrics that rank 0 reported last.
+        metrics: the last metrics that rank 0 reported.
     """
 
     def __init__(self, services: RunServices, ranks: Ranks, machine: StateMachine, last_number: int) -> None:
@@ -49,17 +49,17 @@ class Delivery:
 
     @property
     def is_uploading(self) -> bool:
-        """Whether checkpoints wait for uploads in the background only."""
+        """True if checkpoints wait for background uploads."""
         return bool(self._uploading)
 
     @property
     def is_complete(self) -> bool:
-        """Whether no checkpoint reported up to the stop condition is still incomplete."""
+        """True if all checkpoints reported before the stop condition was met are complete."""
         number = self._stop_number
         return not self._uploading and (number is None or not self._matcher.holds(number))
 
     def on_report(self, event: Reported) -> bool:
-        """Takes a report; returns whether a checkpoint was committed."""
+        """Process a report; return True if a checkpoint was committed."""
         rank = self._ranks[event.rank]
         self._fill_in(event, rank)
         rank.number, rank.iteration = event.number, event.iteration
@@ -72,9 +72,9 @@ class Delivery:
         return self._complete(settled)
 
     def on_upload(self, event: Uploaded) -> bool:
-        """Takes the end of an upload; returns whether a checkpoint was committed."""
+        """Process the end of an upload; return True if a checkpoint was committed."""
         matched = self._matcher.held(event.number) or self._uploading.get(event.number)
-        if matched is None:  # the rank was not waited for, and its report has not been settled
+        if matched is None:  # the rank counted as silent, so no report waits for its files
             return False
         matched.files[event.rank] = event.files
         matched.uploading.discard(event.rank)
@@ -84,23 +84,23 @@ class Delivery:
         return True
 
     def finish(self, rank: int) -> bool:
-        """Notes that a rank will not report again; returns whether a checkpoint was committed."""
+        """Record that a rank will not report again; return True if a checkpoint was committed."""
         return self._complete(self._matcher.finish(rank))
 
     def restart(self, last_report: ReportNumber, lost: Sequence[int]) -> None:
-        """Drops everything that lost ranks would have to complete; all ranks continue after one report number."""
+        """Discard everything that lost ranks would have to complete; all ranks continue from one report number."""
         self.flush()
         self._matcher.restart(last_report.number)
         self._uploading = {n: held for n, held in self._uploading.items() if held.uploading.isdisjoint(lost)}
         self._combined.clear()
 
     def flush(self) -> None:
-        """Delivers the reports that wait for combined values, without those that are still unknown."""
+        """Deliver the reports that wait for combined values, without the values that are still unknown."""
         while self._waiting:
             self._deliver_waiting()
 
     def _fill_in(self, event: Reported, rank: Rank) -> None:
-        """Adds the metrics that every report has."""
+        """Add the automatic metrics to a report."""
         metrics = event.metrics
         metrics.setdefault("_timestamp", int(event.time))
         if not event.quiet:
@@ -136,7 +136,7 @@ class Delivery:
             raise CallbackError(f"RunConfig(stop=...) raised {type(error).__name__}: {error}") from error
 
     def _complete(self, settled: list[MatchedReport]) -> bool:
-        """No rank can add to these reports any more: combines their values, then commits their checkpoints."""
+        """Combine the values of completed reports, then commit their checkpoints."""
         committed = False
         for matched in settled:
             if matched.reduce:

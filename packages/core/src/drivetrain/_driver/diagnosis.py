@@ -1,4 +1,4 @@
-"""Why an attempt failed, and where its ranks are: the root cause, clocks, stacks."""
+"""Determines why an attempt failed and what its ranks are doing: root cause, clocks, stacks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Diagnosis:
 
     Args:
         run: the run.
-        ranks: of the attempt.
+        ranks: the ranks of the attempt.
 
     Attributes:
-        losses: the lost processes, in the order in which they were noticed.
+        losses: the lost processes, in the order in which they were detected.
     """
 
     def __init__(self, run: Run, ranks: Ranks) -> None:
@@ -39,16 +39,16 @@ class Diagnosis:
         self.losses: list[Failure] = []
 
     def compare_clocks(self, event: Event) -> None:
-        """Updates the upper bound in seconds on how far the clock of a node lags the driver's.
+        """Update the upper bound in seconds on how far the clock of a node lags the driver's.
 
-        The message that took the shortest time gives the best bound.
+        The message with the shortest delay gives the tightest bound.
         """
         if isinstance(event, (Reported, PhaseEntered, Failed)):
             node, lag = self._ranks[event.rank].worker.node_id, time.time() - event.time
             self._clock_lags[node] = min(lag, self._clock_lags.get(node, lag))
 
     def add_exception(self, event: Failed) -> None:
-        """Notes the exception that a rank raised."""
+        """Record the exception that a rank raised."""
         error = rebuild_exception(event.error)
         phase = self._ranks.describe_state(event.state)
         self._exceptions.append(
@@ -63,11 +63,11 @@ class Diagnosis:
         )
 
     def add_loss(self, event: Exited) -> None:
-        """Notes that a rank's process exited before its train function returned."""
+        """Record that a rank's process exited before its train function returned."""
         rank, phase = self._ranks[event.rank], self._ranks.describe(event.rank)
         kind, how = event.kind, event.reason or describe_exit(event.exit_code)
         if rank.received_sigterm:
-            kind, how = FailureKind.PREEMPTION, "was asked to end (SIGTERM)"
+            kind, how = FailureKind.PREEMPTION, "received SIGTERM"
         summary = f"the worker process of rank {event.rank} {how} while {phase}"
         if event.exit_code == 0:
             summary += ", before its train function returned (os._exit?)"
@@ -84,17 +84,17 @@ class Diagnosis:
         )
 
     def root_cause(self) -> AttemptFailed:
-        """The timeout, or the earliest failure; a lost process comes first, as it may have caused the exceptions."""
+        """Return the timeout or the earliest failure. Lost processes come first, as they may cause exceptions."""
         if self._timeout is not None:
             return AttemptFailed(self._timeout)
         ordered = self.losses + sorted(self._exceptions, key=self._time_by_own_clock)
         notes = [f"also: {failure.summary}" for failure in ordered[1:]]
         if finished := self._ranks.in_state(RankState.FINISHED):
-            notes.append(f"ranks that had finished already: {', '.join(map(str, finished))}")
+            notes.append(f"ranks that had already finished: {', '.join(map(str, finished))}")
         return AttemptFailed(ordered[0], tuple(notes))
 
     def add_timeout(self, group: Group) -> None:
-        """Notes that ranks did not start in time, or that none has reported for too long."""
+        """Record that ranks did not start in time, or that no rank has reported for too long."""
         config = self._run.run_config
         if self._ranks.starting:
             ranks = sorted(self._ranks.starting)
@@ -102,50 +102,50 @@ class Diagnosis:
             waited += "function"
         else:
             ranks = sorted(self._ranks.active)
-            waited = f"{config.hang_timeout_s:g} s (RunConfig.hang_timeout_s) for a report of any of ranks {ranks}"
+            waited = f"{config.hang_timeout_s:g} s (RunConfig.hang_timeout_s) for a report from any of ranks {ranks}"
         stacks = group.stacks(ranks)
         message = f"waited {waited}{self._suspect(ranks, stacks)}\n\n{self._explain(ranks, stacks)}"
         self._timeout = failure_in_driver(WaitTimeoutError(message, ranks=ranks))
 
     def describe(self, group: Group) -> str:
-        """Where the active ranks are: state, reports, and stacks. May be called from any thread."""
+        """Describe the active ranks: state, reports and stacks. May be called from any thread."""
         ranks = sorted(self._ranks.active)
         return self._explain(ranks, group.stacks(ranks))
 
     def _explain(self, ranks: Sequence[int], stacks: Mapping[int, str]) -> str:
-        parts = [f"rank {rank} {self._whereabouts(rank)}:\n{stacks.get(rank, NO_ANSWER)}" for rank in ranks]
+        parts = [f"rank {rank} {self._activity(rank)}:\n{stacks.get(rank, NO_ANSWER)}" for rank in ranks]
         reports = {rank: self._ranks.reports(rank) for rank in ranks}
         if len(set(reports.values())) > 1:
-            counts = ", ".join(f"{count} of rank {rank}" for rank, count in reports.items())
-            parts.insert(0, f"The ranks do not agree on how often they have reported: {counts}.")
+            counts = ", ".join(f"{count} by rank {rank}" for rank, count in reports.items())
+            parts.insert(0, f"The ranks have made different numbers of reports: {counts}.")
         if finished := self._ranks.in_state(RankState.FINISHED):
-            parts.append(f"finished already: ranks {finished}")
+            parts.append(f"already finished: ranks {finished}")
         return "\n\n".join(parts)
 
     def _suspect(self, ranks: Sequence[int], stacks: Mapping[int, str]) -> str:
-        """The ranks that the others may be waiting for: those without stacks, or else those with fewer reports."""
-        answers = {rank: stacks.get(rank, NO_ANSWER) for rank in ranks}
-        silent = [f"; rank {rank}: {said.strip()}" for rank, said in answers.items() if said.startswith(NO_ANSWER)]
+        """Return the ranks that the others may be waiting for: ranks without stacks, else ranks with fewer reports."""
+        responses = {rank: stacks.get(rank, NO_ANSWER) for rank in ranks}
+        silent = [f"; rank {rank}: {text.strip()}" for rank, text in responses.items() if text.startswith(NO_ANSWER)]
         counts = [self._ranks.reports(rank) for rank in ranks]
         behind = [rank for rank in ranks if self._ranks.reports(rank) < max(counts)]
-        return "".join(silent) or (f"; behind the others: {_named(behind)}" if behind else "")
+        return "".join(silent) or (f"; behind the others: {_rank_names(behind)}" if behind else "")
 
-    def _whereabouts(self, rank: int) -> str:
+    def _activity(self, rank: int) -> str:
         worker, reports = self._ranks[rank].worker, self._ranks.reports(rank)
         where = f"(process {worker.pid} on {worker.hostname}) is {self._ranks.describe(rank)}"
         if not reports or not self._ranks[rank].reported_at:  # a new process continues from the reports of the lost one
-            return f"{where}, has not reported yet, and is at"
-        ago = max(0.0, time.time() - self._ranks[rank].reported_at)  # by the clock of its node
-        return f"{where}, made report {reports} {ago:.1f} s ago, and is at"
+            return f"{where}, has not reported yet; stack"
+        ago = max(0.0, time.time() - self._ranks[rank].reported_at)  # by the clock of the rank's node
+        return f"{where}, made report {reports} {ago:.1f} s ago; stack"
 
     def _time_by_own_clock(self, failure: Failure) -> float:
-        """The time of a failure by the clock of the driver's node."""
+        """Return the time of a failure, converted to the clock of the driver's node."""
         assert failure.rank is not None
         return failure.time + self._clock_lags[self._ranks[failure.rank].worker.node_id]
 
 
 def failure_in_driver(error: Exception) -> Failure:
-    """The failure that an exception in the driver amounts to: of a callback, a backend, the runtime or the storage."""
+    """Return the failure for an exception of a callback, a backend, the runtime or the storage in the driver."""
     if isinstance(error, CallbackError):
         cause = error.__cause__ or error
         return Failure(kind=classify(cause), summary=str(error), exception=cause)
@@ -157,5 +157,5 @@ def failure_in_driver(error: Exception) -> Failure:
     return Failure(kind=kind, summary=one_line(error), exception=error)
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _rank_names(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list(ranks)}"

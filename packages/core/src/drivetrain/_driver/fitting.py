@@ -1,4 +1,4 @@
-"""One call of ``fit()``: checks the arguments, opens the run directory, runs the attempts, and makes the result."""
+"""One call of ``fit()``: checks the arguments, opens the run directory, runs the attempts and creates the result."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ class TrainingJob:
 
     Attributes:
         function: the train function.
-        config: the config to pass to it; None for none.
-        backend: sets the framework up on the workers.
+        config: the config that is passed to it; None for no config.
+        backend: the backend that sets up the framework on the workers.
         scaling: the number of workers and their resources.
         run_config: the configuration of the run.
         datasets: the datasets by name.
         data_config: the rules for splitting them.
         metadata: the user's metadata.
-        resume_from: the checkpoint that a new run starts from; None for none.
-        trial: the place of the run in a search for hyperparameters; None outside one.
-        all_values: the result's value is the list of the values of all ranks.
+        resume_from: the checkpoint from which a new run starts; None for no checkpoint.
+        trial: the trial of a hyperparameter search that the run belongs to; None outside a search.
+        all_values: ``Result.return_value`` is a list of the values of all ranks.
         record: the description for the run directory.
     """
 
@@ -86,7 +86,7 @@ class TrainingJob:
 
 
 def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool) -> Result:
-    """Runs a job to its end.
+    """Run a job to its end.
 
     Args:
         job: the job.
@@ -100,7 +100,8 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
     callbacks = make_callbacks(job.run_config)
     if job.resume_from is not None and not job.resume_from.exists():
         raise ConfigurationError(
-            f"resume_from_checkpoint: expected a checkpoint that exists, found no directory at {job.resume_from.path}"
+            "resume_from_checkpoint: expected a checkpoint that exists, got the missing directory "
+            f"{job.resume_from.path}"
         )
     if not runtime.in_driver:
         require_shared(job.run_config)
@@ -140,7 +141,7 @@ def _fit(
     error: BaseException | None = None
     try:
         services.callbacks.call("on_run_start")
-        with listen(run.id, lambda question: controller.describe()):
+        with listen(run.id, lambda request: controller.describe()):
             outcome = controller.run()
     except (CallbackError, StorageError) as raised:
         outcome = RunFailed(failure_in_driver(raised))
@@ -150,16 +151,16 @@ def _fit(
         opened.checkpoints.close()
     if isinstance(outcome, RunFailed):
         error = _explain(outcome, run, storage)
-    unheard = services.callbacks.close("on_run_end", error)
-    if error is None and unheard is None:
+    callback_error = services.callbacks.close("on_run_end", error)
+    if error is None and callback_error is None:
         assert isinstance(outcome, Succeeded)
         opened.push()
         metrics = outcome.metrics if outcome.metrics is not None else last_metrics(storage)
         values = outcome.return_values
         return Result(metrics=metrics, storage=storage, return_value=values if job.all_values else values[0])
-    if error is not None and unheard is not None:
-        run.console.print(f"{run.name}: {unheard}", error=True)
-    error = error or unheard
+    if error is not None and callback_error is not None:
+        run.console.print(f"{run.name}: {callback_error}", error=True)
+    error = error or callback_error
     assert error is not None
     if isinstance(error, TrainingFailedError) and job.run_config.failure_config.fail_fast == "raise":
         error = error.__cause__ or error
@@ -209,14 +210,14 @@ def _controller(
 
 
 def _explain(failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedError:
-    """The error for the user, which is also written to the run directory."""
+    """Return the error for the user, which is also written to the run directory."""
     failure = failed.failure
     lines = [f"{failure.summary} [{failure.kind.value}]", *failed.notes]
     numbered = list(enumerate(failed.history, start=1))
-    lines += [f"attempt {number} had ended so: {before.summary}" for number, before in numbered[-_SHOWN_ATTEMPTS:]]
+    lines += [f"attempt {number} failed: {before.summary}" for number, before in numbered[-_SHOWN_ATTEMPTS:]]
     lines.append(f"run directory: {storage.root}")
     if failure.log_tail:
-        lines.append(f"the last lines of its log:\n{failure.log_tail}")
+        lines.append(f"last lines of the log:\n{failure.log_tail}")
     message = "\n  ".join(lines)
     error = TrainingFailedError(message, kind=failure.kind, rank=failure.rank)
     error.__cause__ = failure.exception

@@ -1,4 +1,4 @@
-"""A run that goes on in a thread of the driver: waited for, or cancelled."""
+"""A handle to a run in a background thread of the driver, for waiting and cancelling."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RunHandle:
     """A run that was started in the background, by :meth:`drivetrain.DataParallelTrainer.start`.
 
     Args:
-        fit: runs it, ended by what it is given.
-        daemon: the end of the driver does not wait for it.
+        fit: runs the training; the interrupts that it receives can end it.
+        daemon: the driver process can exit without waiting for the run.
     """
 
     def __init__(self, fit: Callable[[Interrupts], Result], *, daemon: bool = False) -> None:
@@ -30,11 +30,11 @@ class RunHandle:
         self._thread.start()
 
     def done(self) -> bool:
-        """Whether the run is over."""
+        """Return True if the run is over."""
         return not self._thread.is_alive()
 
     def when_done(self, function: Callable[[], None]) -> None:
-        """Has a function be called when the run is over, on the run's thread; at once if it is over already."""
+        """Call a function on the run's thread when the run ends, or immediately if it has ended already."""
         with self._lock:
             if self._result is None and self._error is None:
                 self._when_done.append(function)
@@ -42,29 +42,29 @@ class RunHandle:
         function()
 
     def cancel(self) -> None:
-        """Ends the run, without waiting for it, as Ctrl-C does.
+        """Request the end of the run without waiting for it, like Ctrl-C.
 
-        The first call has a train function that asks for preemptions save and return, and ends any other at once; the
-        second call ends it at once in any case.
+        After the first call, a train function that polls for preemptions can save and return; any other train function
+        is terminated immediately. The second call terminates it in any case.
         """
         self._interrupts.request("the run was cancelled", RunCancelledError("the run was cancelled"))
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Waits for the end of the run, however it ends, or until so many seconds are over."""
+        """Wait until the run ends, successfully or not, or until the timeout expires."""
         self._thread.join(timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Result:
-        """Waits for the end of the run.
+        """Wait for the end of the run and return its result.
 
-        Ctrl-C while it waits cancels the run, and waits for that.
+        Ctrl-C during the wait cancels the run and waits for its end.
 
         Args:
-            timeout_s: seconds to wait at most; None for no limit.
+            timeout_s: the maximum wait in seconds; None for no limit.
 
         Raises:
-            WaitTimeoutError: the time is over; the run goes on.
-            RunCancelledError: it was cancelled.
-            Exception: whatever ``fit()`` raises.
+            WaitTimeoutError: the timeout expired; the run continues.
+            RunCancelledError: the run was cancelled.
+            Exception: any exception that ``fit()`` raises.
         """
         try:
             self._thread.join(timeout_s)
@@ -73,7 +73,7 @@ class RunHandle:
             self._thread.join()
             raise
         if self._thread.is_alive():
-            raise WaitTimeoutError(f"waited {timeout_s:g} s for the end of the run, which goes on")
+            raise WaitTimeoutError(f"the run has not ended after {timeout_s:g} s; it continues")
         if self._error is not None:
             raise self._error
         assert self._result is not None
@@ -90,6 +90,6 @@ class RunHandle:
             self._interrupts.close()
         with self._lock:
             self._result, self._error = result, error
-            called, self._when_done = self._when_done, []
-        for function in called:
+            functions, self._when_done = self._when_done, []
+        for function in functions:
             function()

@@ -1,4 +1,4 @@
-"""What is resolved and checked before a run starts: the runtime, the storage, and what is sent to the workers."""
+"""Resolves and checks the requirements of a run before it starts: runtime, storage, pickled function."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of what is sent to the workers, for naming the one that cannot be."""
+    """A named object that is sent to the workers, so that an error can name the object that cannot be pickled."""
 
     name: str
     value: Any
 
 
 def require_shared(config: RunConfig) -> None:
-    """Refuses a storage that other processes cannot see."""
+    """Raise an error for a storage that other processes cannot access."""
     path = config.storage_path if config.resume in ("never", "auto", "must") else config.resume
     protocol = getattr(config.storage_filesystem, "protocol", None)
     if str(path).startswith("memory://") or "memory" in (protocol if isinstance(protocol, tuple) else (protocol,)):
         raise ConfigurationError(
-            f"storage_path: expected a storage that the workers share, got {path}, which only this process can see: "
-            "use another storage, or ScalingConfig(num_workers=0)"
+            f"storage_path: expected a storage that the workers can access, got {path}, which is in the memory of this "
+            "process. Use another storage, or ScalingConfig(num_workers=0)"
         )
 
 
 def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> Runtime:
-    """The runtime that was asked for, or the one that fits the datasets and the environment.
+    """Return the configured runtime, or the runtime that fits the datasets and the environment.
 
     Args:
-        scaling: names or is the runtime, or leaves it open.
+        scaling: contains the runtime, its name, or None.
         required: the name of the runtime that a dataset requires.
     """
     if scaling.runtime is not None and not isinstance(scaling.runtime, str):
@@ -67,9 +67,9 @@ def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> R
 
 
 def _detect_runtime() -> str | None:
-    """The name of the first runtime of a plugin that the environment selects."""
+    """Return the name of the first plugin runtime that the environment selects."""
     for plugin in installed_plugins("runtime"):
-        if plugin.distribution == "drivetrain":  # these are chosen by the number of workers
+        if plugin.distribution == "drivetrain":  # the built-in runtimes are chosen by the number of workers
             continue
         try:
             if plugin.load().detect():
@@ -81,33 +81,33 @@ def _detect_runtime() -> str | None:
             warnings.warn(f"runtime {plugin.name!r} of {plugin.distribution}: {problem}", stacklevel=2)
         else:
             continue
-        if has_address(plugin.name):  # the run must not start elsewhere; using the broken plugin shows its error
+        if has_address(plugin.name):  # do not fall back to another runtime; loading the plugin raises its error
             return plugin.name
     return None
 
 
 def _refuse_missing_runtime() -> None:
-    """Refuses to run on this machine if the environment selects a runtime whose package is missing."""
+    """Raise an error, rather than run locally, if the environment selects a runtime that is not installed."""
     missing = missing_runtimes()
     if missing:
         name, variable = next(iter(missing.items()))
         raise PluginNotFoundError(
             f"the environment variable {variable} selects the runtime {name!r}, which is not installed. "
-            f'Run: pip install "drivetrain[{name}]", or select another one: ScalingConfig(runtime="local")'
+            f'Run: pip install "drivetrain[{name}]", or select another runtime: ScalingConfig(runtime="local")'
         )
 
 
 def pickle_function(
     function: Callable[..., Any], config: Mapping[str, Any] | None, reduce: Callable[[Any], Any]
 ) -> bytes:
-    """Pickles what the workers run; on failure names the object that cannot be pickled."""
+    """Pickle the train function and its config; on failure, name the object that cannot be pickled."""
     try:
         return dumps((function, config if config is not None else {}), reduce)
     except Exception as error:  # whatever a user's object may raise
         culprit = _find_unpicklable(function, config, reduce) or "the train function"
         raise SerializationError(
-            f"workers: expected a train function and config that can be pickled; {culprit} cannot be "
-            f"({type(error).__name__}: {error}). Create it inside the train function instead"
+            f"train_loop_per_worker: expected a function and config that can be pickled, but {culprit} cannot be "
+            f"pickled ({type(error).__name__}: {error}). Create it inside the train function instead"
         ) from error
 
 

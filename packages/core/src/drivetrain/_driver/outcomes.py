@@ -16,8 +16,8 @@ class Succeeded:
     """The training succeeded.
 
     Attributes:
-        metrics: the metrics that rank 0 reported last; None if it never reported.
-        return_values: the values of the train function, by rank.
+        metrics: the last metrics that rank 0 reported; None if it never reported.
+        return_values: the return values of the train function, by rank.
     """
 
     metrics: dict[str, Any] | None
@@ -30,7 +30,7 @@ class AttemptFailed:
 
     Attributes:
         failure: the root cause.
-        notes: a line for each other rank that had failed or finished by then.
+        notes: a line for each other rank that had failed or finished.
     """
 
     failure: Failure
@@ -39,10 +39,10 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """There is room for more workers, and the next attempt can resume from a new checkpoint.
+    """The cluster has room for more workers, and the next attempt can resume from a new checkpoint.
 
     Attributes:
-        size: for how many.
+        size: the number of workers of the next attempt.
     """
 
     size: int
@@ -54,12 +54,12 @@ Ending = Succeeded | AttemptFailed | Grow
 
 @dataclass(frozen=True, slots=True)
 class RunFailed:
-    """The run failed: there was no further attempt.
+    """The run failed, and is not retried.
 
     Attributes:
         failure: the root cause of the last attempt.
         notes: see :class:`AttemptFailed`.
-        history: the root causes of the attempts before.
+        history: the root causes of the earlier attempts.
     """
 
     failure: Failure
@@ -68,6 +68,6 @@ class RunFailed:
 
 
 def one_line(error: BaseException) -> str:
-    """The type of an exception, and the first line of its message."""
+    """Return the type of an exception, and the first line of its message."""
     text = str(error).strip().split("\n", 1)[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

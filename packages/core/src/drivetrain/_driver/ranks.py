@@ -1,4 +1,4 @@
-"""The ranks of one attempt: what the driver knows about each of them."""
+"""The state of each rank of an attempt, as seen by the driver."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Rank:
     """One rank.
 
     Attributes:
-        worker: its process.
-        number: the number of its last report, or the one that its first report follows.
-        iteration: the iteration of its last report, likewise.
-        state: its state.
+        worker: the process of the rank.
+        number: the number of its last report; before the first report, the number that the first report follows.
+        iteration: the iteration of its last report, with the same rule before the first report.
+        state: the state of the rank.
         lost_in: the state in which its process was lost.
         reported_at: Unix time in seconds of its last report, or of the start of its train function.
         trained_from: Unix time in seconds at which its train function started.
-        received_sigterm: whether its process received SIGTERM.
-        return_value: the value of its train function.
+        received_sigterm: True if its process received SIGTERM.
+        return_value: the return value of its train function.
     """
 
     worker: WorkerInfo
@@ -44,12 +44,12 @@ class Ranks(list[Rank]):
     """The ranks of one attempt.
 
     Args:
-        workers: their processes.
-        last_report: the numbers that their first reports follow.
+        workers: the processes of the ranks.
+        last_report: the report number and iteration that the first reports follow.
         backend: the name of the backend, for :meth:`describe`.
 
     Attributes:
-        active: the ranks that have neither returned nor failed nor been lost.
+        active: the ranks that have not returned, failed or been lost.
         starting: the active ranks that have not reached the train function.
     """
 
@@ -61,7 +61,7 @@ class Ranks(list[Rank]):
         self.starting = set(self.active)
 
     def apply(self, event: Event) -> bool:
-        """Changes the state of the event's rank; returns whether the rank had not ended before."""
+        """Update the state of the event's rank; return False if the rank had already ended."""
         number = event.rank
         if number not in self.active:
             return False
@@ -77,27 +77,27 @@ class Ranks(list[Rank]):
         return True
 
     def reports(self, rank: int) -> int:
-        """How many reports a rank has made in this attempt."""
+        """Return the number of reports that a rank has made in this attempt."""
         return self[rank].number - self._first
 
     def describe(self, rank: int) -> str:
-        """What a rank is doing, for messages; for a lost rank what it was doing."""
+        """Describe what a rank is doing, or for a lost rank what it was doing, for use in messages."""
         record = self[rank]
         return self.describe_state(record.lost_in or record.state)
 
     def describe_state(self, state: RankState) -> str:
-        """What a rank in a state is doing, for messages."""
+        """Describe what a rank in the given state is doing, for use in messages."""
         return state.describe(self._backend)
 
     def in_state(self, state: RankState) -> list[int]:
-        """The ranks in a state."""
+        """Return the ranks in a state."""
         return [number for number, rank in enumerate(self) if rank.state is state]
 
     @property
     def replaceable(self) -> list[int]:
-        """The lost ranks, if they and all others were in the train function and some still are; else none."""
-        places = {rank.lost_in or rank.state for rank in self}
-        return self.in_state(RankState.LOST) if self.active and places == {RankState.TRAINING} else []
+        """The lost ranks if all ranks were in the train function and some still are; otherwise empty."""
+        states = {rank.lost_in or rank.state for rank in self}
+        return self.in_state(RankState.LOST) if self.active and states == {RankState.TRAINING} else []
 
     @property
     def last_report(self) -> ReportNumber:
@@ -105,7 +105,7 @@ class Ranks(list[Rank]):
         return ReportNumber(max(rank.number for rank in self), max(rank.iteration for rank in self))
 
     def replace(self, lost: Sequence[int], workers: Sequence[WorkerInfo], last_report: ReportNumber) -> None:
-        """Notes the new processes of lost ranks, and that all ranks continue after the same report number."""
+        """Record the new processes of lost ranks; all ranks continue from the same report number."""
         for rank, worker in zip(self, workers, strict=True):
             rank.worker = worker
             rank.number, rank.iteration = last_report

@@ -1,4 +1,4 @@
-"""Replaces lost ranks while the others keep their processes, for backends that allow it."""
+"""Replaces lost ranks while the other ranks keep their processes, for backends that support it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from drivetrain._wire.events import Event, ReportNumber
 __all__ = ["Replacement"]
 
 _RENUMBER_WAIT_S = 10.0
-"""A rank answers from a separate thread, so it takes longer only if its process is stopped."""
+"""Ranks reply from a separate thread, so a reply takes longer only if the process is stopped."""
 
 
 class Replacement:
-    """Waits until the ranks that are left can continue with new ones. Any other event makes it fail.
+    """Waits until the remaining ranks can continue together with new ranks. Any other event makes it fail.
 
     Args:
-        group: of the attempt.
-        ranks: of the attempt.
-        machine: in the state ``REPLACING``.
-        handle: takes an event.
+        group: the group of the attempt.
+        ranks: the ranks of the attempt.
+        machine: the state machine, in the state ``REPLACING``.
+        handle: processes one event.
     """
 
     def __init__(self, group: Group, ranks: Ranks, machine: StateMachine, handle: Callable[[Event], bool]) -> None:
@@ -37,19 +37,19 @@ class Replacement:
         self._awaited: set[int] = set()
 
     def await_rejoin(self, future: Future[Any], timeout_s: float) -> bool:
-        """Waits until the other ranks wait for the new ones; returns False if one of them does not."""
+        """Wait until all remaining ranks wait for the new ranks; return False if one of them does not."""
         with self._group.woken_by(future):
             self._pump_until(future.done, timeout_s)
         return future.done() and not future.cancelled() and self._is_possible
 
     def renumber(self) -> ReportNumber | None:
-        """Makes the next report of each rank follow the same number; returns None if a rank fails.
+        """Make all ranks continue from the same report number; return None if a rank fails.
 
         Returns:
             An unused number: a lost rank may already have stored files under the latest one.
         """
         last_report = self._ranks.last_report
-        while last_report.number <= self._ranks.last_report.number:  # answers come after earlier reports
+        while last_report.number <= self._ranks.last_report.number:  # replies arrive after earlier reports
             latest = self._ranks.last_report
             last_report = ReportNumber(latest.number + 1, latest.iteration)
             self._awaited = set(self._ranks.active)
@@ -60,7 +60,7 @@ class Replacement:
         return last_report
 
     def on_renumbered(self, rank: int) -> None:
-        """A rank has answered."""
+        """Record the reply of a rank."""
         self._awaited.discard(rank)
 
     @property

@@ -1,10 +1,12 @@
-"""Matches the reports of all ranks by their number, without making any rank wait for another.
+"""Matches the reports of all ranks by report number, without blocking any rank.
 
-Only reports that need the other ranks are held: those with a checkpoint, which is complete when no rank can add
-files any more, and those with values to combine. A held report is settled once every rank that takes part has made
-as many reports or has finished. Where only some ranks ever report, the others must not hold their checkpoints back
-until the end: a rank that has made no report at all, while another has gone on for two more reports and ten seconds,
-counts as silent, and is not waited for until it reports.
+The matcher holds only reports that depend on other ranks: reports with a checkpoint, which is complete when no rank can
+add files to it, and reports with values to combine. It releases a held report once every participating rank has made as
+many reports or has finished.
+
+If only some ranks report, the others must not delay their checkpoints until the end of the run. A rank therefore counts
+as silent if it has not reported at all while another rank has made two more reports over at least ten seconds. The
+matcher does not wait for silent ranks until they report.
 """
 
 from __future__ import annotations
@@ -29,16 +31,16 @@ _SILENT_S = 10.0
 
 @dataclass(slots=True)
 class MatchedReport:
-    """What all ranks reported under one number.
+    """The reports of all ranks with one number.
 
     Attributes:
-        number: the number within the run.
+        number: the report number within the run.
         iteration: the iteration.
-        metrics: each rank's metrics.
-        files: the checkpoint files of each rank that had some, by relative path.
+        metrics: the metrics of each rank.
+        files: the checkpoint files of each rank that reported files, by relative path.
         uploading: the ranks whose files are still being uploaded.
-        directories: the directory that each of those ranks named for the checkpoint.
-        reduce: the combinations asked for.
+        directories: the checkpoint directory that each of those ranks named.
+        reduce: the requested reductions, by metric.
     """
 
     number: int
@@ -55,30 +57,30 @@ class ReportMatcher:
     """Holds the reports of one attempt that wait for other ranks.
 
     Args:
-        world_size: number of ranks.
+        world_size: the number of ranks.
         last_number: the report number that the first reports follow.
-        clock: a clock in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, world_size: int, last_number: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._silent: set[int] = set()
         self._first = last_number
-        self._passed = dict.fromkeys(range(world_size), last_number)
+        self._latest = dict.fromkeys(range(world_size), last_number)
         self._running = set(range(world_size))
         self._held: dict[int, MatchedReport] = {}
 
     def holds(self, number: int) -> bool:
-        """Whether a report of that number or a smaller one waits for another rank."""
+        """Return True if a report with this number or a smaller number waits for another rank."""
         return bool(self._held) and min(self._held) <= number
 
     def held(self, number: int) -> MatchedReport | None:
-        """The report of that number, if it waits for another rank."""
+        """Return the held report with this number; None if no such report is held."""
         return self._held.get(number)
 
     def add(self, event: Reported) -> list[MatchedReport]:
-        """Takes a rank's report, and returns what it settles, in order."""
-        self._passed[event.rank] = event.number
+        """Add the report of a rank; return the reports that it completes, in order."""
+        self._latest[event.rank] = event.number
         self._silent.discard(event.rank)
         if event.directory is None and not event.reduce:
             if not self._held:
@@ -101,23 +103,23 @@ class ReportMatcher:
         return self._settle()
 
     def finish(self, rank: int) -> list[MatchedReport]:
-        """Notes that a rank will report no more, and returns what that settles, in order."""
+        """Record that a rank will not report again; return the reports that this completes, in order."""
         self._running.discard(rank)
         return self._settle()
 
     def restart(self, number: int) -> None:
-        """Forgets what it holds, which will not be completed, and expects all ranks to go on from one number."""
+        """Discard all held reports, which will not be completed; all ranks continue from the given number."""
         self._held.clear()
         self._silent.clear()
         self._first = number
-        self._passed = dict.fromkeys(self._passed, number)
-        self._running = set(self._passed)
+        self._latest = dict.fromkeys(self._latest, number)
+        self._running = set(self._latest)
 
     def _settle(self) -> list[MatchedReport]:
         self._note_silence()
         settled: list[MatchedReport] = []
         for number in sorted(self._held):
-            if any(self._passed[rank] < number for rank in self._running - self._silent):
+            if any(self._latest[rank] < number for rank in self._running - self._silent):
                 break
             settled.append(self._held.pop(number))
         return settled
@@ -126,23 +128,23 @@ class ReportMatcher:
         if not self._held:
             return
         oldest = min(self._held)
-        went_on = max(self._passed.values()) >= oldest + _SILENT_REPORTS
-        if went_on and self._clock() - self._held[oldest].held_from >= _SILENT_S:
-            self._silent.update(rank for rank in self._running if self._passed[rank] == self._first)
+        is_ahead = max(self._latest.values()) >= oldest + _SILENT_REPORTS
+        if is_ahead and self._clock() - self._held[oldest].held_from >= _SILENT_S:
+            self._silent.update(rank for rank in self._running if self._latest[rank] == self._first)
 
 
 def combine(reports: Mapping[int, Mapping[str, Any]], reduce: Mapping[str, str]) -> dict[str, float]:
-    """Combines metrics over the ranks that reported them.
+    """Combine metrics over the ranks that reported them.
 
     Args:
-        reports: metrics by rank.
-        reduce: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"`` by metric.
+        reports: the metrics of each rank.
+        reduce: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"``, by metric.
 
     Returns:
         The combined value of each metric in ``reduce``.
     """
     combined: dict[str, float] = {}
-    for key, how in reduce.items():
+    for key, reducer in reduce.items():
         values = [metrics[key] for _, metrics in sorted(reports.items()) if isinstance(metrics.get(key), (int, float))]
-        combined[key] = _REDUCERS[how](values)
+        combined[key] = _REDUCERS[reducer](values)
     return combined

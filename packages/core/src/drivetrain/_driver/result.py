@@ -1,4 +1,4 @@
-"""What a run leaves: its latest metrics, its checkpoints, its directory."""
+"""The result of a run: its latest metrics, its checkpoints and its directory."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Result:
     """The result of a run, as ``fit()`` returns it.
 
     Attributes:
-        metrics: the latest metrics of rank 0, whether or not a checkpoint came with them; None without a report.
+        metrics: the last metrics that rank 0 reported, with or without a checkpoint; None without a report.
         storage: the run directory.
         error: the error that ended the run; None if it succeeded.
-        return_value: what the train function returned on rank 0.
+        return_value: the return value of the train function on rank 0.
     """
 
     metrics: dict[str, Any] | None
@@ -50,52 +50,52 @@ class Result:
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any | None = None) -> Result:
-        """Reads the result of a run from its directory; the run may have finished, have failed, or still go on.
+        """Read the result of a run from its directory. The run may have finished or failed, or may still be running.
 
-        Nothing in the directory is unpickled or executed, so it may come from someone else.
+        Nothing in the directory is unpickled or executed, so reading a directory from an untrusted source is safe.
 
         Args:
             path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
-            storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
+            storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None selects it from the path.
 
         Raises:
-            StorageError: there is no run, a newer drivetrain wrote it, or a file is damaged, which the message names.
-            ConfigurationError: the path is on a storage that cannot be used.
+            StorageError: there is no run, a newer drivetrain wrote it, or the file that the message names is damaged.
+            ConfigurationError: the storage of the path cannot be used.
         """
         storage = Storage(*locate(path, storage_filesystem, what="Result.from_path"))
         storage.require_known_version()
         if storage.read_json(RUN_FILE) is None:
             raise StorageError(
-                f"Result.from_path: expected a run directory with a {RUN_FILE}, found none in {redact(os.fspath(path))}"
+                f"Result.from_path: expected a run directory with {RUN_FILE}, got {redact(os.fspath(path))}"
             )
         return cls(metrics=last_metrics(storage), storage=storage, error=_read_error(storage))
 
     @property
     def path(self) -> str:
-        """The run directory, on its filesystem."""
+        """The path of the run directory on its filesystem."""
         return self.storage.root
 
     @property
     def filesystem(self) -> Any:
-        """The filesystem of fsspec or pyarrow that ``path`` is on."""
+        """The fsspec or pyarrow filesystem of ``path``."""
         return self.storage.filesystem.handle
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint that was committed last; None without any."""
+        """The latest committed checkpoint; None if there is none."""
         entries = self._entries()
         return self._checkpoint(entries[-1]) if entries else None
 
     @property
     def best_checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:
-        """The checkpoints that were kept, oldest first, each with the metrics it was reported with."""
+        """The kept checkpoints, oldest first, each with the metrics that were reported with it."""
         return [(self._checkpoint(entry), dict(entry.metrics)) for entry in self._entries()]
 
     @property
     def metrics_dataframe(self) -> pd.DataFrame:
-        """Every report of rank 0, a row each, read on each access. Needs pandas.
+        """All reports of rank 0 as a data frame with one row per report. Requires pandas.
 
-        Nested metrics are columns with names such as ``eval/accuracy``.
+        Each access reads the reports again. Nested metrics are columns with names such as ``eval/accuracy``.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -104,42 +104,43 @@ class Result:
             import pandas as pd
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"metrics_dataframe requires pandas, which is not installed ({error}): run pip install pandas",
+                f"metrics_dataframe requires pandas, which is not installed ({error}). Run: pip install pandas",
                 name=error.name,
             ) from error
 
         return pd.DataFrame.from_records([flatten(report) for report in _read_reports(self.storage)])
 
     def get_best_checkpoint(self, metric: str, mode: str = "max") -> Checkpoint | None:
-        """The kept checkpoint with the best value of a metric.
+        """Return the kept checkpoint with the best value of a metric.
 
         Args:
-            metric: the metric's name; of a nested one ``outer/inner``.
-            mode: ``"max"`` or ``"min"``: which end of the metric is better.
+            metric: the name of the metric, ``outer/inner`` for a nested metric.
+            mode: ``"max"`` if larger values are better, ``"min"`` if smaller values are.
 
         Returns:
-            None where no kept checkpoint has the metric.
+            The checkpoint; None if no kept checkpoint has the metric.
 
         Raises:
-            ValueError: the mode is none of the two.
+            ValueError: the mode is neither ``"max"`` nor ``"min"``.
         """
         if mode not in ("max", "min"):
             raise ValueError(f"get_best_checkpoint(mode=...): expected 'max' or 'min', got {mode!r}")
-        having = [entry for entry in self._entries() if has_metric(entry.metrics, metric)]
-        return self._checkpoint(rank_checkpoints(having, metric, mode)[0]) if having else None
+        candidates = [entry for entry in self._entries() if has_metric(entry.metrics, metric)]
+        return self._checkpoint(rank_checkpoints(candidates, metric, mode)[0]) if candidates else None
 
     def plot(self, *metrics: str, ranks: Sequence[int] | None = None, log: bool = False) -> Figure:
-        """Draws metrics over the reports, a panel for each metric and a line for each rank. Needs matplotlib.
+        """Plot metrics over the reports, with a panel for each metric and a line for each rank. Requires matplotlib.
 
-        Of more reports than can be seen, the line is their mean, in a band from the least to the greatest value.
+        If there are more reports than the figure can show, the line is the mean of neighboring reports, inside a band
+        from their minimum to their maximum.
 
         Args:
-            metrics: their names, of nested ones ``outer/inner``; none for every number that was reported.
-            ranks: whose; None for all ranks.
-            log: use a logarithmic axis of values.
+            metrics: the names of metrics, ``outer/inner`` for nested metrics; by default all metrics that are numbers.
+            ranks: the ranks to plot; None for all.
+            log: use a logarithmic value axis.
 
         Returns:
-            A figure of matplotlib, which notebooks show; ``figure.savefig("loss.png")`` writes it.
+            A matplotlib figure, which notebooks display; ``figure.savefig("loss.png")`` saves it.
 
         Raises:
             ValueError: a metric was not reported as a number by any of the ranks.
@@ -153,10 +154,12 @@ class Result:
         return draw_figure(choose_curves(reader.curves(), metrics, ranks), log=log)
 
     def write_report(self, path: str | os.PathLike[str]) -> None:
-        """Writes one HTML file about the run, which needs no network: attempts, failures, curves, checkpoints.
+        """Write a self-contained HTML report about the run: attempts, failures, curves and checkpoints.
+
+        The page makes no network requests.
 
         Args:
-            path: the file; directories above it are made.
+            path: the file to write; missing parent directories are created.
 
         Raises:
             OSError: the file cannot be written.
@@ -182,12 +185,12 @@ class Result:
 
 
 def last_metrics(storage: Storage) -> dict[str, Any] | None:
-    """The metrics of the last report of rank 0 that is on storage; None without any."""
+    """Return the metrics of the last stored report of rank 0; None if there is none."""
     return last_report(storage)
 
 
 def _read_error(storage: Storage) -> TrainingFailedError | None:
-    """The error that ended the run; None without ``error.json``.
+    """Return the error that ended the run; None without ``error.json``.
 
     Raises:
         StorageError: the file is damaged.
@@ -197,9 +200,9 @@ def _read_error(storage: Storage) -> TrainingFailedError | None:
         return None
     kind = fields.text("kind")
     if kind not in [known.value for known in FailureKind]:
-        raise StorageError(f"{fields.where}: expected 'kind' to be that of a failure, got {kind!r}")
+        raise StorageError(f"{fields.where}: expected 'kind' to be a kind of failure, got {kind!r}")
     rank = None if fields.values.get("rank") is None else fields.integer("rank")
-    message = printable_text(fields.text("message"))  # it may be printed as it is, by a traceback for example
+    message = printable_text(fields.text("message"))  # it may be printed unchanged, for example in a traceback
     return TrainingFailedError(message, kind=FailureKind(kind), rank=rank)
 
 
@@ -212,5 +215,5 @@ def _read_reports(storage: Storage) -> Iterator[dict[str, Any]]:
         else:
             with contextlib.suppress(FileNotFoundError):
                 file = stack.enter_context(storage.open_local(result_file(0)))
-        while (line := read_line(file, where)).endswith(b"\n"):  # a kill may have left a part of a line
+        while (line := read_line(file, where)).endswith(b"\n"):  # a killed driver may have left an incomplete line
             yield Fields(parse_json(line, where), where).values

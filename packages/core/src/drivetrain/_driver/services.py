@@ -19,10 +19,10 @@ class RunServices:
 
     Attributes:
         run: the facts about the run.
-        backend: sets the framework up on the workers.
+        backend: the backend that sets up the framework on the workers.
         checkpoints: the committed checkpoints.
-        callbacks: the dispatcher.
-        interrupts: the requests to end the run from outside.
+        callbacks: the dispatcher of callback hooks.
+        interrupts: requests to end the run, such as Ctrl-C or a cancellation.
     """
 
     run: Run

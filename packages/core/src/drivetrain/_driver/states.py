@@ -1,7 +1,7 @@
-"""The states of an attempt and of its ranks, and the one table of transitions for each.
+"""The states of an attempt and of its ranks, with one transition table for each.
 
-Nothing else decides which state follows: the other modules apply a trigger, or an event of a rank, and then act on the
-state. A pair that is missing in a table leaves the state as it is.
+Only these tables decide which state follows. The other modules apply a trigger, or the event of a rank, and then act on
+the new state. A state and trigger without an entry in the table leave the state unchanged.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["ATTEMPT_TRANSITIONS", "AttemptState", "StateMachine", "Trigger", "ne
 
 
 class AttemptState(enum.Enum):
-    """The state of an attempt. The states from ``SUCCEEDED`` on are final."""
+    """The state of an attempt. ``SUCCEEDED`` and the states after it are final."""
 
     RUNNING = enum.auto()
-    STOPPING = enum.auto()  # the stop condition was met; checkpoints that were reported before are being completed
-    PREEMPTING = enum.auto()  # the ranks were asked to save and return, because their processes will be terminated
-    GROWING = enum.auto()  # the ranks were asked to save and return, because there is room for more of them
-    RANKS_LOST = enum.auto()  # processes were lost, and nothing else happened: they can be replaced
+    STOPPING = enum.auto()  # the stop condition was met; earlier checkpoints are being completed
+    PREEMPTING = enum.auto()  # the ranks were asked to save and return because their processes will be terminated
+    GROWING = enum.auto()  # the ranks were asked to save and return because the cluster has room for more of them
+    RANKS_LOST = enum.auto()  # processes were lost, without any other failure: they can be replaced
     REPLACING = enum.auto()  # the other ranks wait for the replacements
     SUCCEEDED = enum.auto()
     PREEMPTED = enum.auto()
@@ -31,7 +31,7 @@ class AttemptState(enum.Enum):
 
     @property
     def is_active(self) -> bool:
-        """Whether the attempt waits for its ranks to return."""
+        """True if the attempt is waiting for its ranks to return."""
         return self in (
             AttemptState.RUNNING,
             AttemptState.STOPPING,
@@ -41,7 +41,7 @@ class AttemptState(enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        """Whether no trigger changes the state any more."""
+        """True if no trigger can change the state."""
         return self in (
             AttemptState.SUCCEEDED,
             AttemptState.PREEMPTED,
@@ -51,15 +51,15 @@ class AttemptState(enum.Enum):
 
 
 class Trigger(enum.Enum):
-    """What can change the state of an attempt."""
+    """An occurrence that can change the state of an attempt."""
 
     STOP_CONDITION_MET = enum.auto()
-    CHECKPOINTS_COMPLETED = enum.auto()  # those that were reported before the stop condition was met
+    CHECKPOINTS_COMPLETED = enum.auto()  # all checkpoints from before the stop condition
     PREEMPTION_REQUESTED = enum.auto()  # by SIGTERM to a rank, or by an interrupt of the driver
     GROWTH_REQUESTED = enum.auto()  # the ranks can save first
-    GROWTH_WITHOUT_SAVING = enum.auto()  # they cannot: the next attempt resumes from the latest checkpoint
-    ALL_RETURNED = enum.auto()  # every train function is done
-    ALL_SAVED = enum.auto()  # every train function has returned, at least one after a notice
+    GROWTH_WITHOUT_SAVING = enum.auto()  # they cannot: the next attempt uses the latest checkpoint
+    ALL_RETURNED = enum.auto()  # every train function returned
+    ALL_SAVED = enum.auto()  # every train function returned, at least one of them because of a preemption notice
     RANK_FAILED = enum.auto()
     RANK_LOST = enum.auto()
     REPLACEMENT_STARTED = enum.auto()
@@ -126,8 +126,8 @@ class StateMachine:
     """The state of one attempt.
 
     Attributes:
-        state: the state.
-        entered_at: when it was entered, by the monotonic clock.
+        state: the current state.
+        entered_at: the monotonic time at which the state was entered.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class StateMachine:
         self.entered_at = time.monotonic()
 
     def apply(self, trigger: Trigger) -> bool:
-        """Changes the state as the table says; returns whether it changed."""
+        """Apply the transition table; return True if the state changed."""
         following = ATTEMPT_TRANSITIONS.get(self.state, {}).get(trigger, self.state)
         if following is self.state:
             return False
@@ -152,7 +152,7 @@ _RANK_TRANSITIONS: Mapping[type, RankState] = {
 
 
 def next_rank_state(state: RankState, event: Event) -> RankState:
-    """The state of a rank after an event. A rank that has ended stays as it is until it is replaced."""
+    """Return the state of a rank after an event. The state of a rank that has ended is kept until it is replaced."""
     if state in _ENDED:
         return state
     if isinstance(event, PhaseEntered):

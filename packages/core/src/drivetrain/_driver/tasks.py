@@ -1,4 +1,4 @@
-"""The tasks that workers receive: everything one rank needs to run the train function once."""
+"""Creates the tasks of the workers: everything that one rank needs to run the train function once."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["TaskFactory", "scaling_for"]
 
 
 class TaskFactory:
-    """Makes the tasks of one run.
+    """Creates the tasks of one run.
 
     Args:
-        services: of the run.
+        services: the services of the run.
         function: the pickled pair of train function and config.
-        split: splits the datasets among workers, which may continue from a checkpoint.
+        split: splits the datasets among workers, which may resume from a checkpoint.
         metadata: the trainer's metadata, for the context.
-        start: how many drivers have worked on the run, this one included.
-        all_values: whether every rank's value is needed, and not only rank 0's.
+        start: the number of drivers that have worked on the run, including this driver.
+        all_values: True if the return values of all ranks are needed, and not only rank 0's.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class TaskFactory:
         self._shards: Sequence[Mapping[str, Any]] = ()
 
     def split_datasets(self, workers: Sequence[WorkerInfo], checkpoint: Checkpoint | None) -> None:
-        """Splits the datasets among the workers of an attempt.
+        """Split the datasets among the workers of an attempt.
 
-        The shards are kept as long as the workers use them: Ray terminates the actor that splits a dataset when this
-        process releases it.
+        The shards are referenced as long as the workers use them, because Ray terminates the actor that splits a
+        dataset when this process releases it.
         """
         self._shards = self._split(workers, checkpoint)
 
@@ -65,7 +65,7 @@ class TaskFactory:
         checkpoint: Checkpoint | None,
         last_report: ReportNumber,
     ) -> TrainTask:
-        """The task of one rank."""
+        """Return the task of one rank."""
         run, worker, world_size = self._services.run, group.workers[rank], len(group.workers)
         config = run.run_config
         return TrainTask(
@@ -99,5 +99,5 @@ class TaskFactory:
 
 
 def scaling_for(scaling: ScalingConfig, size: int) -> ScalingConfig:
-    """The configuration with a number of workers; only an elastic run has bounds that differ."""
+    """Return the configuration with a fixed number of workers, which differs only for an elastic run."""
     return scaling if scaling.num_workers == scaling.max_workers else replace(scaling, num_workers=size)

@@ -1,6 +1,6 @@
-"""How ranks are asked to save and return, all after the same step: before a preemption, and before a run grows.
+"""Asks all ranks to save and return after the same step: before a preemption, or before the run grows.
 
-:mod:`drivetrain._worker.preemption` is the other side.
+:mod:`drivetrain._worker.preemption` is the counterpart in the worker.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["Termination"]
 
 
 class Termination:
-    """Decides when the ranks of one attempt should save and return early, and asks them to.
+    """Decides when the ranks of one attempt should save and return early, and asks them to do so.
 
     Args:
-        services: of the run. Whether ranks can save first is ``services.interrupts.can_end_gracefully``.
-        group: of the attempt.
-        ranks: of the attempt.
-        machine: gets the triggers of preemption and growth.
-        target_size: computes how many workers an elastic run could have now; may take seconds.
+        services: the services of the run; ``services.interrupts.can_end_gracefully`` is True if ranks can save first.
+        group: the group of the attempt.
+        ranks: the ranks of the attempt.
+        machine: the state machine, which receives the triggers of preemption and growth.
+        target_size: computes the number of workers that an elastic run could have now; may take seconds.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class Termination:
 
     @property
     def grace_s(self) -> float:
-        """How many seconds the ranks have to save and return."""
+        """The time in seconds in which the ranks have to save and return."""
         return self._services.run.run_config.failure_config.preemption_grace_s
 
     def request_preemption(self, reason: str) -> None:
-        """The processes will be terminated soon, or the driver was interrupted: the ranks should save and return."""
+        """Ask the ranks to save and return: their processes will be terminated, or the driver was interrupted."""
         if self._machine.apply(Trigger.PREEMPTION_REQUESTED):
             self._preemption_reason = reason
         if self._machine.state in (AttemptState.PREEMPTING, AttemptState.STOPPING):
             self._ask_to_save(reason)
 
     def consider_growth(self) -> None:
-        """Called after a commit: lets an elastic run grow if there is room, and enough time has passed."""
+        """Let an elastic run grow if there is room and enough time has passed; called after each commit."""
         scaling, size = self._services.run.scaling_config, len(self._ranks)
         if self._machine.state is not AttemptState.RUNNING or size >= scaling.max_workers or not self._ranks.active:
             return
@@ -82,32 +82,32 @@ class Termination:
             self._machine.apply(Trigger.GROWTH_WITHOUT_SAVING)
 
     def on_steps_counted(self, event: StepsCounted) -> None:
-        """A rank sent its number of steps."""
+        """Record the step count of a rank."""
         self._steps[event.rank] = event.steps
         self._set_stop_step()
 
     def on_return(self, event: Returned) -> None:
-        """A rank's train function returned."""
+        """Record that the train function of a rank returned."""
         self._any_rank_saved |= event.preempted
         self._set_stop_step()
 
     def note_all_returned(self) -> None:
-        """No rank is active any more."""
+        """Record that all ranks have returned."""
         self._machine.apply(Trigger.ALL_SAVED if self._any_rank_saved else Trigger.ALL_RETURNED)
 
     def preempted(self) -> AttemptFailed:
-        """The ending of an attempt in the state ``PREEMPTED``."""
-        how = "the ranks have ended after the same step"
+        """Return the ending of an attempt in the state ``PREEMPTED``."""
+        how = "all ranks returned after the same step"
         if self._ranks.active:
             how = (
-                f"ranks {sorted(self._ranks.active)} have not ended within {self.grace_s:g} s "
+                f"ranks {sorted(self._ranks.active)} did not return within {self.grace_s:g} s "
                 "(FailureConfig.preemption_grace_s)"
             )
         summary = f"preempted: {self._preemption_reason}; {how}"
         return AttemptFailed(Failure(kind=FailureKind.PREEMPTION, summary=summary))
 
     def grown(self) -> Grow:
-        """The ending of an attempt in the state ``GROWN``."""
+        """Return the ending of an attempt in the state ``GROWN``."""
         return Grow(self._next_size)
 
     def _ask_to_save(self, reason: str) -> None:
@@ -122,7 +122,7 @@ class Termination:
         self._group.send(sorted(self._ranks.active), CountSteps())
 
     def _set_stop_step(self) -> None:
-        """Sends the stop step, one more than the highest count, once every active rank has sent its count."""
+        """Send the stop step once every active rank has sent its count: the highest count plus one."""
         if self._notice is None or not self._steps or self._ranks.active - self._steps.keys():
             return
         step = max(self._steps.values()) + 1

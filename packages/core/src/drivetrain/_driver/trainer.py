@@ -1,4 +1,4 @@
-"""``DataParallelTrainer.fit()``: from a train function and configs to a result."""
+"""``DataParallelTrainer``: runs a train function on a group of workers."""
 
 from __future__ import annotations
 
@@ -30,31 +30,30 @@ if TYPE_CHECKING:
 __all__ = ["DataParallelTrainer"]
 
 
-_ATTEMPTS_TOLD = 5
+_MAX_ATTEMPTS_SHOWN = 5
 
 
 class DataParallelTrainer(KeepsArguments):
     """Runs one function on every worker of a group.
 
-    A trainer for one backend is a subclass with the class of the backend's configuration. After
-    ``class JaxTrainer(DataParallelTrainer, config=JaxConfig)``, the trainer takes an argument ``jax_config`` instead of
-    ``backend_config``.
+    A trainer for a specific backend is a subclass that names the class of the backend's configuration:
+    ``class JaxTrainer(DataParallelTrainer, config=JaxConfig)`` accepts ``jax_config`` instead of ``backend_config``.
 
     Args:
         train_loop_per_worker: the train function; it takes no argument, or the config.
-        train_loop_config: what to pass to it.
-        backend_config: what sets the framework up around it: a configuration, a backend, or the name of an
-            installed one such as ``"torch"``; None for nothing.
-        scaling_config: how many workers, with what.
-        run_config: where results are kept, how the run is watched, and when it ends.
-        datasets: by name, what each worker gets a part of with :func:`~drivetrain.get_dataset_shard`: a path to
-            Parquet, CSV, JSON or Arrow files (or a list of them), a pandas or polars data frame, a pyarrow table or
-            dataset, a Hugging Face or Ray dataset, a dict of arrays, or a function that returns one of these.
-        dataset_config: which of them are split, and how.
-        metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back; values
-            that JSON knows, or bytes.
-        resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run.
-        **named_config: in a trainer for one backend: the configuration of the backend, under its own name.
+        train_loop_config: the config that is passed to the train function.
+        backend_config: sets up the framework around the train function: a configuration, a backend, or the name of an
+            installed backend such as ``"torch"``; None for no framework.
+        scaling_config: the number of workers and their resources.
+        run_config: where results are stored, how progress is shown, and when the run ends.
+        datasets: datasets by name; :func:`~drivetrain.get_dataset_shard` returns each worker's shard. A dataset is a
+            path to Parquet, CSV, JSON or Arrow files (or a list of paths), a pandas or polars data frame, a pyarrow
+            table or dataset, a Hugging Face or Ray dataset, a dict of arrays, or a function that returns one of these.
+        dataset_config: which datasets are split, and how.
+        metadata: returned by ``get_context().get_metadata()`` and by ``get_metadata()`` of every checkpoint; values
+            must be JSON values or bytes.
+        resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run.
+        **named_config: in a trainer for a specific backend, the configuration of the backend under its own name.
 
     Raises:
         ConfigurationError: an argument is of the wrong type, or the function cannot be called as described.
@@ -77,21 +76,21 @@ class DataParallelTrainer(KeepsArguments):
 
     _config_type: ClassVar[type[BackendConfig] | None] = None
     _config_argument: ClassVar[str] = "backend_config"
-    _all_values: ClassVar[bool] = False  # Result.return_value is the list of all ranks' values
+    _all_values: ClassVar[bool] = False  # Result.return_value is a list of the values of all ranks
     _trial: Trial | None = None
 
     def __init_subclass__(cls, *, config: type[BackendConfig] | None = None, **options: Any) -> None:
         if config is not None:
-            if cls._config_type is None:  # a subclass with a more specific configuration keeps the argument's name
+            if cls._config_type is None:  # a subclass with a more specific configuration keeps the name of the argument
                 cls._config_argument = f"{config.__name__.removesuffix('Config').lower()}_config"
             cls._config_type = config
         super().__init_subclass__(**options)
 
     @classmethod
     def _constructor_signature(cls) -> inspect.Signature:
-        """The signature of the constructor, with the argument for the configuration of the backend under its name."""
+        """Return the signature of the constructor, with the backend's configuration under its own name."""
         signature = super()._constructor_signature()
-        if "named_config" not in signature.parameters:  # a subclass has a constructor of its own
+        if "named_config" not in signature.parameters:  # a subclass defines its own constructor
             return signature
         parameters = [parameter for name, parameter in signature.parameters.items() if name != "named_config"]
         if cls._config_type is not None:
@@ -129,7 +128,7 @@ class DataParallelTrainer(KeepsArguments):
         try:
             metadata_json(dict(metadata or {}))
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"metadata: expected values that JSON knows, or bytes: {error}") from error
+            raise ConfigurationError(f"metadata: expected JSON values or bytes: {error}") from error
         self._function = train_loop_per_worker
         self._config = None if train_loop_config is None else dict(train_loop_config)
         self._given_backend = self._choose_config(backend_config, named_config)
@@ -145,7 +144,7 @@ class DataParallelTrainer(KeepsArguments):
     def _choose_config(
         self, backend_config: BackendConfig | Backend | str | None, named: Mapping[str, BackendConfig | None]
     ) -> BackendConfig | Backend | str:
-        """The configuration of the backend, from ``backend_config`` or from the argument that ``config=`` has named."""
+        """Return the configuration of the backend, from ``backend_config`` or from the argument named after it."""
         owner, kind, argument = type(self).__name__, self._config_type, self._config_argument
         given: dict[str, Any] = dict(named)
         if backend_config is not None:
@@ -172,28 +171,28 @@ class DataParallelTrainer(KeepsArguments):
         return as_table(type(self).__name__, rows) + "".join(config._repr_html_() for config in configs)
 
     def fit(self, *, raise_on_failure: bool = True) -> Result:
-        """Runs the train function to its end on every worker, and waits for it.
+        """Run the train function on every worker until it ends.
 
         Args:
-            raise_on_failure: False has the :class:`~drivetrain.TrainingFailedError` of a training that failed be
-                the result's ``error`` instead; whatever keeps it from being started is raised all the same.
+            raise_on_failure: raise :class:`~drivetrain.TrainingFailedError` if the training fails. With False, the
+                error is in ``Result.error`` instead. Errors that prevent the start of the run are always raised.
 
         Returns:
-            The result; everything in it is on storage as well.
+            The result, which is also stored in the run directory.
 
         Raises:
             TrainingFailedError: a worker or a callback failed and no retry was left; ``__cause__`` is the root cause.
-            ConfigurationError: the configs ask for what cannot be; nothing was started.
-            ResourceError: more is asked for than exists, or becomes free in time.
+            ConfigurationError: the configuration is impossible; nothing was started.
+            ResourceError: the run requests more resources than exist, or than become free in time.
             PluginError: the runtime or a callback is not installed, or does not load; nothing was started.
             SerializationError: the train function or its config cannot be pickled; nothing was started.
-            RunExistsError: a run of that name exists, and resuming was not asked for; it was left as it is.
+            RunExistsError: a run with that name exists and resuming was not requested; the run was not changed.
             RunInUseError: another driver is working on the run.
             StorageError: the run directory cannot be written.
-            CallbackError: a callback raised in ``on_run_end``, after a training that succeeded.
-            KeyboardInterrupt: Ctrl-C; every worker has ended. The first one lets a train function that asks
-                :func:`~drivetrain.get_preemption_info` save and return, the second does not.
-            SystemExit: SIGTERM, likewise.
+            CallbackError: a callback raised in ``on_run_end`` after a successful training.
+            KeyboardInterrupt: Ctrl-C; all workers have ended. After the first Ctrl-C, a train function that calls
+                :func:`~drivetrain.get_preemption_info` can save and return; the second terminates it.
+            SystemExit: SIGTERM, with the same behavior.
         """
         interrupts = Interrupts()
         try:
@@ -203,13 +202,13 @@ class DataParallelTrainer(KeepsArguments):
             interrupts.close()
 
     def start(self, *, raise_on_failure: bool = True) -> RunHandle:
-        """Like :meth:`fit` in a thread of its own, so that this one can go on: to do something else, or to cancel it.
+        """Run :meth:`fit` in a background thread and return immediately.
 
         Args:
             raise_on_failure: see :meth:`fit`.
 
         Returns:
-            What the run can be waited for with, and cancelled.
+            A handle for waiting for the run or cancelling it.
 
         Example:
             >>> import drivetrain
@@ -224,24 +223,24 @@ class DataParallelTrainer(KeepsArguments):
         return RunHandle(lambda interrupts: self._run(interrupts, raise_on_failure))
 
     def as_trainable(self, system: str | None = None, *, autoscaling: bool = False) -> Callable[[dict[str, Any]], None]:
-        """What ``ray.tune.Tuner`` and ``ray.tune.run`` take to try this trainer with other arguments.
+        """Return a trainable that ``ray.tune.Tuner`` and ``ray.tune.run`` can run with other arguments.
 
-        A trial's ``param_space`` has the names of this trainer's arguments, and is merged with what it was made with.
-        Each trial reserves the resources of its workers and of ``trainer_resources`` together, and its run has a
-        directory in the trial's. Needs ``pip install "drivetrain[ray-tune]"``; for a search without Ray see
-        :class:`drivetrain_tune.Tuner`.
+        The keys of ``param_space`` are names of this trainer's arguments; each trial merges its values into the
+        arguments of this trainer. Each trial reserves the resources of its workers together with ``trainer_resources``,
+        and stores its run inside the trial's directory. Requires ``pip install "drivetrain[ray-tune]"``; for a search
+        without Ray see :class:`drivetrain_tune.Tuner`.
 
         Args:
-            system: the name of an installed plugin for another system that runs trainers; None takes the only one.
-            autoscaling: the cluster adds nodes on demand, so a trial may request more than exists now.
+            system: the name of the installed plugin for the system that runs the trials; None selects the only one.
+            autoscaling: the cluster adds nodes on demand, so a trial may request more resources than exist now.
 
         Raises:
             PluginNotFoundError: Ray Tune is not installed.
-            PluginError: several such plugins are installed, and ``system`` is None.
-            SerializationError: an argument of the trainer cannot be sent to a trial.
+            PluginError: several such plugins are installed and ``system`` is None.
+            SerializationError: an argument of the trainer cannot be pickled.
 
         Example:
-            One of three learning rates::
+            Try three learning rates::
 
                 from ray import tune
 
@@ -251,16 +250,16 @@ class DataParallelTrainer(KeepsArguments):
         return trainable_of(self, system=system, autoscaling=autoscaling)
 
     def vary(self, changes: Mapping[str, Any], *, trial: Trial | None = None, **replaced: Any) -> Self:
-        """Another trainer, made as this one was but for some arguments.
+        """Return a copy of this trainer with changed arguments.
 
         Args:
-            changes: arguments by name. Mappings are merged with what this one was made with, also where that is a
-                configuration.
-            trial: the place of its run in a search for hyperparameters.
-            replaced: arguments that are not merged, but take the place of those of this one.
+            changes: arguments by name. Mappings are merged into the arguments of this trainer, including into
+                configuration objects.
+            trial: the trial of a hyperparameter search that the run belongs to.
+            replaced: arguments that replace the arguments of this trainer without merging.
 
         Raises:
-            ConfigurationError: an argument is unknown, or not as the trainer wants it.
+            ConfigurationError: an argument is unknown or invalid.
 
         Example:
             >>> trainer = DataParallelTrainer(print, train_loop_config={"lr": 0.1, "epochs": 3})
@@ -281,24 +280,24 @@ class DataParallelTrainer(KeepsArguments):
         storage_filesystem: Any | None = None,
         **arguments: Any,
     ) -> Self:
-        """A trainer that continues a run: what it was made with comes from the run's directory.
+        """Return a trainer that resumes a run, with the arguments that are stored in the run directory.
 
-        ``fit()`` goes on from the run's latest committed checkpoint, in its directory, with its metrics files.
+        ``fit()`` resumes from the latest committed checkpoint, in the same directory and with the same metrics files.
 
         This unpickles ``trainer.pkl``, which can execute code: restore only runs that you trust.
-        ``RunConfig(resume=path)`` continues a run without unpickling anything.
+        ``RunConfig(resume=path)`` resumes a run without unpickling anything.
 
         Args:
             path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
-            train_loop_per_worker: the train function, if it is not to be the stored one.
-            storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
-            arguments: the trainer's other arguments, each in place of the stored one. The name, the storage path and
-                the resume mode of a ``run_config`` are those of the run. ``datasets`` are not stored: give them again.
+            train_loop_per_worker: the train function; None for the stored function.
+            storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None selects it from the path.
+            arguments: other arguments of the trainer, which replace the stored arguments. The name, the storage path
+                and the resume mode in a ``run_config`` are ignored. ``datasets`` are not stored: pass them again.
 
         Raises:
-            StorageError: there is no run, or not what it was made with.
-            ConfigurationError: an argument is of the wrong type.
-            SerializationError: something stored cannot be loaded here; give it anew.
+            StorageError: there is no run, or its arguments were not stored.
+            ConfigurationError: an argument has the wrong type.
+            SerializationError: a stored argument cannot be loaded in this process; pass it again.
         """
         stored = TrainerFile.read(path, storage_filesystem)
         if train_loop_per_worker is not None:
@@ -320,14 +319,14 @@ class DataParallelTrainer(KeepsArguments):
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any | None = None) -> bool:
-        """Whether there is a run in that directory that :meth:`restore` can continue.
+        """Return True if the directory contains a run that :meth:`restore` can resume.
 
         Args:
             path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
-            storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
+            storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None selects it from the path.
 
         Raises:
-            ConfigurationError: the path is on a storage that cannot be used.
+            ConfigurationError: the storage of the path cannot be used.
             StorageError: the storage cannot be read.
         """
         return TrainerFile.exists(path, storage_filesystem)
@@ -353,7 +352,7 @@ class DataParallelTrainer(KeepsArguments):
         return run_job(job, interrupts, raise_on_failure=raise_on_failure)
 
     def _facts(self) -> dict[str, Any]:
-        """What ``run.json`` says about the configuration."""
+        """Return the part of ``run.json`` that describes the configuration."""
         return {
             "trainer": type(self).__name__,
             "train_function": getattr(self._function, "__qualname__", type(self._function).__qualname__),
@@ -363,7 +362,7 @@ class DataParallelTrainer(KeepsArguments):
         }
 
     def _trainer_file(self) -> bytes:
-        """What :meth:`restore` makes a trainer from; a filesystem object may hold credentials, and is left out."""
+        """Return the stored arguments for :meth:`restore`, without filesystems, which may contain credentials."""
         stored = TrainerFile.of(
             pickled={"train_loop_per_worker": dumps(self._function), "train_loop_config": dumps(self._config)},
             values={
@@ -383,12 +382,12 @@ def trainable_of(
     argument: str | None = None,
     autoscaling: bool = False,
 ) -> Callable[[dict[str, Any]], None]:
-    """What another system takes to run a trainer with other arguments; a plugin makes it.
+    """Return the object with which another system runs a trainer with other arguments; a plugin creates it.
 
     Args:
         trainer: the trainer.
         system: see :meth:`DataParallelTrainer.as_trainable`.
-        argument: the one of its arguments that a trial's config is; None where the config has arguments by name.
+        argument: the argument that receives the config of a trial; None if the config contains arguments by name.
         autoscaling: see :meth:`DataParallelTrainer.as_trainable`.
     """
     if system is None:
@@ -408,8 +407,8 @@ def _check_checkpoint_rules(rules: CheckpointConfig) -> None:
     if rules.checkpoint_frequency or rules.checkpoint_at_end:
         raise ConfigurationError(
             f"CheckpointConfig(checkpoint_frequency={rules.checkpoint_frequency}, "
-            f"checkpoint_at_end={rules.checkpoint_at_end}) is for trainers that own the training loop, and here the "
-            "train function does: call report(..., checkpoint=...) in it"
+            f"checkpoint_at_end={rules.checkpoint_at_end}): expected neither, because the train function owns the "
+            "training loop. Call report(..., checkpoint=...) in the train function"
         )
 
 
@@ -426,6 +425,7 @@ def _check_function(function: object) -> None:
     if len(required) > 1 or only_by_keyword:
         name = getattr(function, "__qualname__", repr(function))
         raise ConfigurationError(
-            "train_loop_per_worker: expected no argument, or the config as the only required one, got "
-            f"{name}{signature}: put the other values into train_loop_config"
+            "train_loop_per_worker: expected a function with no argument, or with the config as its only required "
+            "argument, got "
+            f"{name}{signature}. Put the other values into train_loop_config"
         )

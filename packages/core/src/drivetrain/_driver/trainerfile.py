@@ -21,17 +21,17 @@ __all__ = ["TrainerFile"]
 
 @dataclass(frozen=True, slots=True)
 class TrainerFile:
-    """What a trainer was made with, each argument pickled on its own."""
+    """The arguments of a trainer, each pickled separately."""
 
     parts: Mapping[str, bytes]
 
     @classmethod
     def of(cls, *, pickled: Mapping[str, bytes], values: Mapping[str, Any]) -> TrainerFile:
-        """The file of a trainer; what cannot be pickled is left out, and has to be given anew.
+        """Return the file of a trainer, without the arguments that cannot be pickled. Restoring requires them again.
 
         Args:
-            pickled: arguments that are known to be possible to pickle, each on its own, so that one that can no
-                longer be loaded is no hindrance where it is given anew.
+            pickled: arguments that are pickled already. Each is pickled separately, so that an argument that can no
+                longer be loaded can be replaced by a new value.
             values: the other arguments.
         """
         parts = dict(pickled)
@@ -42,17 +42,17 @@ class TrainerFile:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], filesystem: Any | None) -> TrainerFile:
-        """Reads it from a run directory.
+        """Read the file from a run directory.
 
         Raises:
-            StorageError: there is none.
+            StorageError: the file does not exist, or cannot be read.
         """
         storage = Storage(*locate(path, filesystem, what="restore(path)"))
         data = storage.read_bytes(TRAINER_FILE)
         if data is None or not storage.exists(RUN_FILE):
             raise StorageError(
-                f"restore: expected a run directory with {RUN_FILE} and {TRAINER_FILE}, found none in "
-                f"{redact(os.fspath(path))}: can_restore(path) tells"
+                f"restore: expected a run directory with {RUN_FILE} and {TRAINER_FILE}, got "
+                f"{redact(os.fspath(path))}. Check with can_restore(path)"
             )
         try:
             stored = pickle.loads(data)
@@ -62,25 +62,25 @@ class TrainerFile:
             raise
         except Exception as error:  # whatever damaged pickles raise
             raise StorageError(
-                f"{storage.path(TRAINER_FILE)} cannot be read ({error!r}): make a trainer with its arguments and "
+                f"{storage.path(TRAINER_FILE)} cannot be read ({error!r}). Create a trainer with its arguments and "
                 "RunConfig(resume=<path>) instead"
             ) from error
 
     @staticmethod
     def exists(path: str | os.PathLike[str], filesystem: Any | None) -> bool:
-        """Whether :meth:`read` finds one."""
+        """Return True if :meth:`read` finds a file."""
         storage = Storage(*locate(path, filesystem, what="can_restore(path)"))
         return storage.exists(RUN_FILE) and storage.exists(TRAINER_FILE)
 
     def to_bytes(self) -> bytes:
-        """The content of the file."""
+        """Return the content of the file."""
         return pickle.dumps({"version": VERSION, "parts": dict(self.parts)})
 
     def load(self, names: set[str]) -> dict[str, Any]:
-        """The arguments of those names.
+        """Return the stored arguments with the given names.
 
         Raises:
-            SerializationError: one cannot be loaded here.
+            SerializationError: an argument cannot be loaded in this process.
         """
         values: dict[str, Any] = {}
         for name in sorted(names & self.parts.keys()):
@@ -88,6 +88,7 @@ class TrainerFile:
                 values[name] = pickle.loads(self.parts[name])
             except Exception as error:  # whatever a user's object may raise
                 raise SerializationError(
-                    f"restore cannot load the stored {name} here ({type(error).__name__}: {error}): give it anew"
+                    f"restore: the stored {name} cannot be loaded ({type(error).__name__}: {error}). "
+                    f"Pass it again: restore(path, {name}=...)"
                 ) from error
         return values

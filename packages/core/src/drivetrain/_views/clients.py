@@ -36,7 +36,7 @@ class LimitedServer(ThreadingHTTPServer):
         super().__init__(*args, **kwargs)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts the thread of a client, or refuses the client."""
+        """Start the thread of a client, or refuse the client."""
         if self._admit(request):
             super().process_request(request, client_address)
             return
@@ -46,20 +46,20 @@ class LimitedServer(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Closes a connection."""
+        """Close a connection."""
         with self._lock:
             self._clients.pop(request, None)
         super().shutdown_request(request)
 
     def set_sending(self, client: socket.socket, *, sending: bool) -> None:
-        """Notes whether a client is still sending a request."""
+        """Record whether a client is still sending a request."""
         with self._lock:
             if client in self._clients:
                 del self._clients[client]
                 self._clients[client] = sending
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints nothing: a client's error is no matter of the user of the terminal."""
+        """Print nothing: a client's error is no matter of the user of the terminal."""
 
     def _admit(self, client: socket.socket) -> bool:
         with self._lock:
@@ -89,7 +89,7 @@ class DeadlineReader(io.RawIOBase):
         self.start()
 
     def start(self) -> None:
-        """Starts the time of the next request."""
+        """Start the time of the next request."""
         self._deadline = time.monotonic() + self._limit_s
 
     def readable(self) -> bool:
@@ -97,7 +97,7 @@ class DeadlineReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Reads what there is.
+        """Read what there is.
 
         Raises:
             TimeoutError: the time is over.

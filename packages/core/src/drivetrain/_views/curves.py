@@ -63,7 +63,7 @@ class Curve:
         self._open = 0  # how many values the last bucket lacks
 
     def add(self, iterations: Sequence[float], times: Sequence[float], values: Sequence[float]) -> None:
-        """Adds values in order.
+        """Add values in order.
 
         Args:
             iterations: of each.
@@ -95,7 +95,7 @@ class Curve:
                 self._halve()
 
     def shrink(self, max_buckets: int) -> None:
-        """Lowers the number of buckets."""
+        """Lower the number of buckets."""
         self.max_buckets = min(self.max_buckets, max_buckets)
         while len(self._low) > self.max_buckets:
             self._halve()
@@ -139,7 +139,7 @@ class Curve:
         return max(self._high, default=math.nan)
 
     def _halve(self) -> None:
-        """Puts two neighbours together, all over."""
+        """Put two neighbours together, all over."""
         pairs = len(self._low) // 2
         odd = len(self._low) % 2
         first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
@@ -183,7 +183,7 @@ class CurveReader:
         """How many reports there are, by rank."""
 
     def update(self, limit_s: float = math.inf) -> float:
-        """Reads what is new.
+        """Read what is new.
 
         Args:
             limit_s: seconds after which to leave the rest for the next time.
@@ -292,7 +292,7 @@ class _Tail:
         self._memory = b""  # what came last before the position
 
     def progress(self) -> tuple[int, int]:
-        """How many bytes were read, and how many there are, as far as that is known."""
+        """Return how many bytes were read, and how many there are, as far as that is known."""
         with contextlib.suppress(OSError):
             if self._storage.is_local:
                 return self._position, os.path.getsize(self._storage.path(self._name))
@@ -333,7 +333,7 @@ class _Tail:
 
 
 def _parse(lines: bytes) -> list[dict[str, Any]]:
-    """Reads reports, with flat metrics, from lines of JSON; skips damaged lines."""
+    """Read reports, with flat metrics, from lines of JSON; skips damaged lines."""
     reports = _parse_lines(lines)
     if lines.count(b"{") == len(reports):  # no report is nested; flattening would double the time
         return reports
@@ -354,7 +354,7 @@ def _parse_lines(lines: bytes) -> list[dict[str, Any]]:
 
 
 def _column(reports: Sequence[Mapping[str, Any]], name: str, otherwise: Sequence[float]) -> Sequence[float]:
-    """A metric that should be a number in every report; where it is not, something else."""
+    """Return a metric that should be a number in every report; where it is not, something else."""
     values = [report.get(name) for report in reports]
     if {*map(type, values)} <= {int, float} and _are_finite(values):  # type: ignore[arg-type]  # they are numbers now
         return values  # type: ignore[return-value]
@@ -367,7 +367,7 @@ def _column(reports: Sequence[Mapping[str, Any]], name: str, otherwise: Sequence
 def _numbers(
     reports: Sequence[Mapping[str, Any]], name: str, iterations: Sequence[float], times: Sequence[float]
 ) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-    """The reports in which a metric is a number."""
+    """Return the reports in which a metric is a number."""
     try:
         values = [report[name] for report in reports]
         if {*map(type, values)} <= {int, float}:
@@ -384,7 +384,7 @@ def _numbers(
 
 
 def _are_finite(values: Sequence[float]) -> bool:
-    """Whether no value is NaN or infinite, in a moment; also False where only their sum is very large."""
+    """Return True if no value is NaN or infinite, in a moment; also False where only their sum is very large."""
     try:
         return abs(sum(values)) < _LARGE
     except OverflowError:

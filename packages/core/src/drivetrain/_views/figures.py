@@ -18,7 +18,7 @@ _WIDTH_IN, _HEIGHT_IN = 7.0, 2.8
 
 
 def draw_figure(panels: Mapping[str, Mapping[str, Curve]], *, log: bool = False) -> Figure:
-    """Draws curves, a panel for each metric.
+    """Draw curves, a panel for each metric.
 
     Args:
         panels: by metric, and then by what to call it, the curves.

@@ -70,7 +70,7 @@ class History:
     last_time: float = 0.0
 
     def add(self, record: TimelineRecord) -> None:
-        """Adds the next record."""
+        """Add the next record."""
         match record:
             case DriverStarted():
                 self._end_attempt(self.last_time)  # the driver before was killed

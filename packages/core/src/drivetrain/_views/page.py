@@ -25,7 +25,7 @@ _ASSETS = Path(__file__).with_name("assets")
 
 
 def write_report(storage: Storage, path: Path) -> None:
-    """Writes the page of a run.
+    """Write the page of a run.
 
     Args:
         storage: the run directory.
@@ -104,7 +104,7 @@ def describe_runs(location: str, summaries: Iterable[Mapping[str, Any]]) -> dict
 
 
 def render(document: str, title: str) -> str:
-    """The page that shows a document of :func:`describe_run` or :func:`describe_runs`, encoded."""
+    """Return the page that shows a document of :func:`describe_run` or :func:`describe_runs`, encoded."""
     style, script = _asset("page.css"), _asset("page.js")
     # Nothing in a run's data can close the block, or be taken for HTML.
     data = document.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
@@ -133,7 +133,7 @@ def render(document: str, title: str) -> str:
 
 
 def encode(document: Mapping[str, Any]) -> str:
-    """A document as JSON that browsers read: numbers that are not finite become words."""
+    """Return a document as JSON that browsers read: numbers that are not finite become words."""
     encoder = json.JSONEncoder(separators=(",", ":"), default=str, allow_nan=False)
     try:
         return encoder.encode(document)
@@ -142,7 +142,7 @@ def encode(document: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any, of_broken: Callable[[float], Any] = lambda value: None) -> Any:
-    """A value as standard JSON knows it.
+    """Return a value as standard JSON knows it.
 
     Args:
         value: of dicts, lists and scalars.

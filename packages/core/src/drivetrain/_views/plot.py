@@ -27,7 +27,7 @@ _MIN_WIDTH = 30
 def plot(
     series: Mapping[str, Sequence[Point]], *, title: str, width: int | None = None, height: int = 16, log: bool = False
 ) -> str:
-    """Draws curves.
+    """Draw curves.
 
     Args:
         series: the points of each curve, by its name.
@@ -71,7 +71,7 @@ class _Bounds(NamedTuple):
 
     @classmethod
     def of(cls, points: Sequence[Point]) -> _Bounds:
-        """The ranges that contain all points; that of values is never empty."""
+        """Return the ranges that contain all points; that of values is never empty."""
         low, high = min(point[1] for point in points), max(point[3] for point in points)
         if high <= low:
             low, high = low - (abs(low) * 0.05 or 1), high + (abs(high) * 0.05 or 1)
@@ -83,13 +83,13 @@ def _logarithms(points: Sequence[Point]) -> list[Point]:
 
 
 def _value_labels(bounds: _Bounds, height: int, log: bool) -> dict[int, str]:
-    """The labels of the axis of values, by line."""
+    """Return the labels of the axis of values, by line."""
     values = {0: bounds.high, height // 2: (bounds.low + bounds.high) / 2, height - 1: bounds.low}
     return {row: amount(10**value if log else value) for row, value in values.items()}
 
 
 def _report_labels(bounds: _Bounds, columns: int) -> str:
-    """The labels of the axis of reports, at both of its ends."""
+    """Return the labels of the axis of reports, at both of its ends."""
     first, last = amount(bounds.left), amount(bounds.right)
     return f"{first}{last:>{max(1, columns - len(first))}}"
 
@@ -111,7 +111,7 @@ class _Canvas:
         self._owners: list[list[int]] = [[0] * width for _ in range(height)]
 
     def draw(self, number: int, points: Sequence[Point]) -> None:
-        """Draws a curve through the means, and a vertical line from each smallest to each largest value."""
+        """Draw a curve through the means, and a vertical line from each smallest to each largest value."""
         before: tuple[int, int] | None = None
         for x, low, mean, high in points:
             across, bottom = self._place(x, low)
@@ -123,7 +123,7 @@ class _Canvas:
             before = here
 
     def lines(self, coloured: bool) -> list[str]:
-        """Returns the lines of text."""
+        """Return the lines of text."""
         if not self._has_dots:
             return ["".join(_MARKS[(mark - 1) % len(_MARKS)] if mark else " " for mark in row) for row in self._cells]
         found = []
@@ -136,7 +136,7 @@ class _Canvas:
         return found
 
     def _place(self, x: float, y: float) -> tuple[int, int]:
-        """The column and row of a point's dot."""
+        """Return the column and row of a point's dot."""
         left, right, low, high = self._bounds
         columns, rows = len(self._cells[0]) * self._columns - 1, len(self._cells) * self._rows - 1
         across = round((x - left) / ((right - left) or 1) * columns)

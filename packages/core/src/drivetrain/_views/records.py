@@ -95,7 +95,7 @@ class RunRecord:
         return max(0.0, (self.ended or self.last_time) - self.began)
 
     def summary(self) -> dict[str, Any]:
-        """The facts that fit into a line of a table."""
+        """Return the facts that fit into a line of a table."""
         return {
             "name": self.name,
             "status": self.status,
@@ -137,7 +137,7 @@ class RunRecord:
 
 
 def find_runs(directory: Storage) -> Iterator[Storage]:
-    """The run directories in a directory, by name; or that directory itself, if it is one."""
+    """Return the run directories in a directory, by name; or that directory itself, if it is one."""
     if directory.exists(RUN_FILE):
         yield directory
         return
@@ -152,7 +152,7 @@ def find_runs(directory: Storage) -> Iterator[Storage]:
 
 
 def read_run(storage: Storage) -> RunRecord:
-    """Reads a run's directory; changes nothing, and needs no lock.
+    """Read a run's directory; change nothing, and needs no lock.
 
     Raises:
         StorageError: there is no run, it cannot be read, or a newer drivetrain wrote it.
@@ -187,7 +187,7 @@ def read_run(storage: Storage) -> RunRecord:
 
 
 def summarize_run(storage: Storage) -> dict[str, Any]:
-    """Returns the facts of a run that fit into a row of a table.
+    """Return the facts of a run that fit into a row of a table.
 
     The row of a run that cannot be read has the status ``unreadable``, and the reason as its ``error``.
     """
@@ -199,7 +199,7 @@ def summarize_run(storage: Storage) -> dict[str, Any]:
 
 
 def unreadable_run(storage: Storage, reason: str) -> dict[str, Any]:
-    """Returns the row of a run that cannot be read."""
+    """Return the row of a run that cannot be read."""
     return {
         "name": os.path.basename(storage.root.rstrip("/")),
         "status": "unreadable",

@@ -97,11 +97,11 @@ class RunsServer:
             self.url += f"?token={quote(self.token)}"
 
     def serve(self) -> None:
-        """Answers until :meth:`close` is called, from another thread."""
+        """Answer until :meth:`close` is called, from another thread."""
         self._server.serve_forever(poll_interval=0.2)
 
     def close(self) -> None:
-        """Ends :meth:`serve`, and everybody's stream of events."""
+        """End :meth:`serve`, and everybody's stream of events."""
         self.ended.set()
         self._server.shutdown()
         self._server.server_close()
@@ -166,7 +166,7 @@ class _Row:
         self.state: Any = None
 
     def read(self) -> dict[str, Any]:
-        """The summary of the run; the last one while another thread reads the run."""
+        """Return the summary of the run; the last one while another thread reads the run."""
         if not self._lock.acquire(timeout=0 if self._summary else _PATIENCE_S):
             return self._summary or unreadable_run(self._storage, "it takes long to read")
         try:
@@ -185,7 +185,7 @@ class _Row:
 
 
 def _path_of(name: str) -> str:
-    """The path of a run's page; the run's name may be any bytes."""
+    """Return the path of a run's page; the run's name may be any bytes."""
     return f"/run/{quote(os.fsencode(name), safe='')}"
 
 
@@ -249,23 +249,23 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Prepares a connection, whose requests have a deadline."""
+        """Prepare a connection, whose requests have a deadline."""
         super().setup()
         self.rfile.close()
         self._reader = DeadlineReader(self.connection, self.runs.request_limit_s)
         self.rfile = io.BufferedReader(self._reader)
 
     def handle_one_request(self) -> None:
-        """Reads and answers a request."""
+        """Read and answer a request."""
         self._reader.start()
         self.server.set_sending(self.connection, sending=True)
         super().handle_one_request()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: the terminal is its user's."""
+        """Say nothing: the terminal is its user's."""
 
     def do_GET(self) -> None:
-        """Answers a request."""
+        """Answer a request."""
         self.server.set_sending(self.connection, sending=False)
         self.connection.settimeout(self.runs.answer_limit_s)
         with contextlib.suppress(ConnectionError, TimeoutError):
@@ -303,7 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(http.HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
     def _is_allowed(self, query: Mapping[str, list[str]]) -> bool:
-        """Refuses those without the token, and pages of others that reach this machine by a name of their own."""
+        """Refuse those without the token, and pages of others that reach this machine by a name of their own."""
         runs = self.runs
         if runs.token:
             given = query.get("token", [""])[0]
@@ -335,7 +335,7 @@ class _Handler(BaseHTTPRequestHandler):
         return f"{_COOKIE}_{self.connection.getsockname()[1]}"
 
     def _stream(self, make: Callable[[], tuple[str, str]], is_behind: Callable[[], bool], seen: str) -> None:
-        """Sends each state that differs from the one that the browser has, until it goes away."""
+        """Send each state that differs from the one that the browser has, until it goes away."""
         self.send_response(http.HTTPStatus.OK)
         self._send_headers("text/event-stream")
         self.send_header("Connection", "close")

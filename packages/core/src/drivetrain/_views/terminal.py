@@ -71,7 +71,7 @@ def table(
 
 
 def wrapped(start: str, text: str) -> str:
-    """A text that goes on below itself, right of how its first line starts."""
+    """Return a text that goes on below itself, right of how its first line starts."""
     width = max(terminal_width(), len(start) + 30)
     return textwrap.fill(
         printable(text), width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
@@ -79,14 +79,14 @@ def wrapped(start: str, text: str) -> str:
 
 
 def amount(value: Any) -> str:
-    """A number in five digits or so; other values as they are."""
+    """Return a number in five digits or so; other values as they are."""
     if isinstance(value, float):
         return f"{value:.5g}"
     return "-" if value is None else printable(str(value))
 
 
 def bytes_text(size: float | None) -> str:
-    """A number of bytes in the unit that fits."""
+    """Return a number of bytes in the unit that fits."""
     if size is None:
         return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -97,7 +97,7 @@ def bytes_text(size: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time span in the units that fit."""
+    """Return a time span in the units that fit."""
     if seconds is None:
         return "-"
     if seconds < 120:
@@ -122,7 +122,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def can_print(text: str) -> bool:
-    """Returns whether the encoding of the standard output has all characters of a text."""
+    """Return whether the encoding of the standard output has all characters of a text."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -1,4 +1,4 @@
-"""The base of callbacks that are told of all ranks at once."""
+"""The base class of callbacks that receive the reports of all ranks together."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainingCallback"]
 
-_AHEAD = 1000
+_MAX_AHEAD = 1000
 _WAIT_S = 10.0
 
 
 class TrainingCallback(Callback):
-    """Base of callbacks that get the reports of all ranks side by side.
+    """Base class of callbacks that receive the reports of all ranks for an iteration together.
 
-    Each hook does nothing until it is overridden, and is called on the driver. As no rank waits for another, an
-    iteration is handled once every rank has reported it. Where a rank reports less often than others, it is handled
-    with those that have: at the end of the run, or when they are a thousand iterations and ten seconds ahead. For
-    hooks that are told of each report as it comes, and for what follows if one raises, see
+    The hooks do nothing by default and are called on the driver. Ranks do not wait for each other, so an iteration is
+    handled once every rank has reported it. If a rank reports less often than others, the iteration is handled without
+    that rank: at the end of the run, or when the other ranks are a thousand iterations and ten seconds ahead. For hooks
+    that are called for each report immediately, and for the handling of exceptions in hooks, see
     :class:`~drivetrain.Callback`.
 
     Example:
@@ -46,62 +46,62 @@ class TrainingCallback(Callback):
     _waiting: dict[int, dict[int, dict[str, Any]]]
 
     def start_training(self, logdir: str, config: dict[str, Any], **info: Any) -> None:
-        """A run begins.
+        """Called when a run starts.
 
         Args:
-            logdir: a local directory for what the callback writes: the run's, or one that is copied to it.
-            config: the train function's.
-            **info: for what later versions may add.
+            logdir: a local directory for files of the callback: the run directory, or a directory that is copied to it.
+            config: the config of the train function.
+            **info: reserved for later versions.
         """
 
     def handle_result(self, results: list[dict[str, Any]], **info: Any) -> None:
-        """An iteration was reported.
+        """Called for each reported iteration.
 
         Args:
-            results: the metrics of each rank that has reported it, in the order of ranks.
-            **info: for what later versions may add.
+            results: the metrics of each rank that has reported the iteration, in the order of ranks.
+            **info: reserved for later versions.
         """
 
     def finish_training(self, error: bool = False, **info: Any) -> None:
-        """The run is over.
+        """Called when the run ends.
 
         Args:
-            error: whether it failed, or was interrupted.
-            **info: for what later versions may add.
+            error: True if the run failed or was interrupted.
+            **info: reserved for later versions.
         """
 
     def on_run_start(self, run: Run) -> None:
-        """Calls :meth:`start_training`."""
+        """Call :meth:`start_training`."""
         self._waiting, self._handled = {}, 0
         self.start_training(str(run.path), dict(run.train_loop_config or {}))
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
-        """Notes how many ranks there are."""
+        """Record the number of ranks."""
         self._ranks, self._handled_at = len(workers), time.monotonic()
 
     def on_report(self, run: Run, report: Report) -> None:
-        """Calls :meth:`handle_result` if the report is the last one of its iteration."""
-        if report.iteration <= self._handled:  # without this rank
+        """Call :meth:`handle_result` if the report is the last one of its iteration."""
+        if report.iteration <= self._handled:  # it was handled without this rank
             return
         results = self._waiting.setdefault(report.iteration, {})
         results[report.rank] = report.metrics
         if len(results) == self._ranks:
             self._handle(through=report.iteration)
-        elif len(self._waiting) > _AHEAD and time.monotonic() - self._handled_at > _WAIT_S:
-            self._handle(through=report.iteration - _AHEAD)
+        elif len(self._waiting) > _MAX_AHEAD and time.monotonic() - self._handled_at > _WAIT_S:
+            self._handle(through=report.iteration - _MAX_AHEAD)
 
     def on_resume(self, run: Run, iteration: int) -> None:
-        """Forgets what will be reported again."""
+        """Discard the iterations that will be reported again."""
         self._waiting.clear()
         self._handled = iteration
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
-        """Calls :meth:`handle_result` for what was not reported by all ranks, then :meth:`finish_training`."""
+        """Call :meth:`handle_result` for the remaining iterations, then :meth:`finish_training`."""
         self._handle(through=max(getattr(self, "_waiting", ()), default=0))
         self.finish_training(error=error is not None)
 
     def _handle(self, *, through: int) -> None:
-        """Handles iterations in their order; ranks report in theirs, so nothing is missing from earlier ones."""
+        """Handle iterations in order. Each rank also reports in order, so earlier iterations are complete."""
         while self._handled < through:
             self._handled += 1
             self._handled_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""The results of a run as they come, for a loop of one's own."""
+"""An iterator over the results of a run while it is running."""
 
 from __future__ import annotations
 
@@ -17,60 +17,60 @@ from drivetrain.interactive.callbacks import TrainingCallback
 
 __all__ = ["Feed", "TrainingIterator"]
 
-_AHEAD = 16
+_MAX_AHEAD = 16
 _END_WAIT_S = 60.0
 
 
 class Feed(TrainingCallback):
-    """Hands results from the run's thread to the iterator's, which it waits for when it is too far ahead."""
+    """Passes results from the thread of the run to the iterator; the run waits if it is too far ahead."""
 
     def __init__(self) -> None:
         self._results: deque[list[dict[str, Any]]] = deque()
         self._changed = threading.Condition()
-        self._is_over = False
-        self._is_wanted = True
+        self._ended = False
+        self._accepts = True
 
     def handle_result(self, results: list[dict[str, Any]], **info: Any) -> None:
-        """Waits until there is room, and adds the results."""
+        """Wait until there is room, and add the results."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._results) < _AHEAD or not self._is_wanted)
-            if self._is_wanted:
+            self._changed.wait_for(lambda: len(self._results) < _MAX_AHEAD or not self._accepts)
+            if self._accepts:
                 self._results.append(results)
                 self._changed.notify_all()
 
     def take(self) -> list[dict[str, Any]] | None:
-        """The next results, or None when there are no more."""
+        """Wait for the next results and return them; return None after the last results."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._results) or self._is_over)
+            self._changed.wait_for(lambda: bool(self._results) or self._ended)
             self._changed.notify_all()
             return self._results.popleft() if self._results else None
 
     def end(self) -> None:
-        """The run is over."""
+        """Record that the run has ended."""
         with self._changed:
-            self._is_over = True
+            self._ended = True
             self._changed.notify_all()
 
-    def give_up(self) -> None:
-        """Nobody wants what is still to come."""
+    def discard(self) -> None:
+        """Discard the queued results and all later results."""
         with self._changed:
-            self._is_wanted = False
+            self._accepts = False
             self._results.clear()
             self._changed.notify_all()
 
 
 class TrainingIterator(Iterator[list[dict[str, Any]]]):
-    """What :meth:`Trainer.run_iterator` returns: for each iteration, the metrics of every rank.
+    """An iterator over the metrics of every rank for each iteration; returned by :meth:`Trainer.run_iterator`.
 
-    The run goes on in a thread of the driver, and waits for a loop that takes its time. It is cancelled when the
-    iterator is closed, at the end of a ``with`` block at the latest, or when nobody holds it any more.
+    The run continues in a background thread, and waits if the loop is slow. It is cancelled when the iterator is
+    closed, when a ``with`` block of the iterator ends, or when the iterator is garbage-collected.
 
     Attributes:
-        close: a function that cancels the run if it goes on, and waits for its end.
+        close: a function that cancels the run if it is still running, and waits for its end.
 
     Raises:
-        TrainingFailedError: from the loop: the run failed.
-        KeyboardInterrupt: Ctrl-C in the loop's wait; the run has ended.
+        TrainingFailedError: raised by the loop if the run failed.
+        KeyboardInterrupt: Ctrl-C while the loop waits; the run has ended.
     """
 
     def __init__(self, fit: Callable[[Interrupts], Result], feed: Feed) -> None:
@@ -81,8 +81,8 @@ class TrainingIterator(Iterator[list[dict[str, Any]]]):
                 feed.end()
 
         self._feed = feed
-        self._handle = RunHandle(run, daemon=True)  # an end of the driver must not wait for a loop that has ended
-        weakref.finalize(self, _give_up, self._handle, feed)
+        self._handle = RunHandle(run, daemon=True)  # the driver must be able to exit after the loop has ended
+        weakref.finalize(self, _cancel, self._handle, feed)
         self.close = partial(_close, self._handle, feed)
 
     def __enter__(self) -> TrainingIterator:
@@ -92,7 +92,7 @@ class TrainingIterator(Iterator[list[dict[str, Any]]]):
         self.close()
 
     def __next__(self) -> list[dict[str, Any]]:
-        """Waits for the next iteration that all ranks have reported."""
+        """Wait for the next iteration that all ranks have reported."""
         try:
             results = self._feed.take()
         except KeyboardInterrupt:
@@ -104,35 +104,35 @@ class TrainingIterator(Iterator[list[dict[str, Any]]]):
         return results
 
     def is_finished(self) -> bool:
-        """Whether the run is over, whether or not all of its results were taken."""
+        """Return True if the run has ended, even if some of its results were not consumed."""
         return self._handle.done()
 
     def get_final_results(self, force: bool = False) -> list[Any]:
-        """What the train function has returned, by rank.
+        """Return the return values of the train function, by rank.
 
         Args:
-            force: wait for the end of the run, and drop results that were not taken.
+            force: wait for the end of the run, and discard results that were not consumed.
 
         Raises:
-            SessionError: the run goes on, and ``force`` was not asked for.
+            SessionError: the run has not ended and ``force`` is False.
             TrainingFailedError: the run failed.
         """
         if not force and not self._handle.done():
             raise SessionError(
-                "get_final_results(): expected a run that is over, got one that goes on: iterate to its end first, or "
-                "use get_final_results(force=True)"
+                "get_final_results(): expected a run that has ended, got one that is still running. Iterate to its "
+                "end first, or use get_final_results(force=True)"
             )
-        self._feed.give_up()
+        self._feed.discard()
         values: list[Any] = self._handle.result().return_value
         return values
 
 
 def _close(handle: RunHandle, feed: Feed) -> None:
-    _give_up(handle, feed)
+    _cancel(handle, feed)
     handle.join(_END_WAIT_S)
 
 
-def _give_up(handle: RunHandle, feed: Feed) -> None:
-    feed.give_up()
-    for _ in range(2):  # the second request is one to end at once
+def _cancel(handle: RunHandle, feed: Feed) -> None:
+    feed.discard()
+    for _ in range(2):  # the second request terminates the run immediately
         handle.cancel()

@@ -20,9 +20,9 @@ class LatestRun:
 
     Attributes:
         storage: the run directory.
-        rules: which checkpoints of the run are kept.
-        result: the result, once the run has succeeded.
-        unstored: the values of the last checkpoint, if the run keeps no checkpoints on storage.
+        rules: the rules for keeping checkpoints of the run.
+        result: the result of the run after it has succeeded.
+        unstored: the values of the last checkpoint if the run does not keep checkpoints in storage.
     """
 
     storage: Storage
@@ -31,14 +31,14 @@ class LatestRun:
     unstored: dict[str, Any] | None = None
 
     def load_result(self) -> Result:
-        """The metrics and checkpoints so far; of a run that has not succeeded, they are read from storage."""
+        """Return the metrics and checkpoints so far; for a run that has not succeeded, read them from storage."""
         return self.result or Result.from_path(self.storage.root, filesystem_of(self.storage))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
-        """The values of the last ``save_checkpoint()``; None without any.
+        """Return the values of the last ``save_checkpoint()``; None if there is no checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint is a directory that :func:`~drivetrain.report` was given.
+            CheckpointError: the checkpoint is a directory that was passed to :func:`~drivetrain.report`.
         """
         if self.unstored is not None:
             return self.unstored
@@ -48,7 +48,7 @@ class LatestRun:
         return dicts.load(checkpoint, "latest_checkpoint", "latest_result.checkpoint")
 
     def best_checkpoint_path(self) -> Path | str | None:
-        """The directory of the best checkpoint by the run's rules, the most recent one by default."""
+        """Return the directory of the best checkpoint by the rules of the run, by default the latest checkpoint."""
         result, metric = self.load_result(), self.rules.checkpoint_score_attribute
         best = result.get_best_checkpoint(metric, self.rules.checkpoint_score_order) if metric else None
         checkpoint = best or result.checkpoint
@@ -58,10 +58,10 @@ class LatestRun:
 
 
 def filesystem_of(storage: Storage) -> Any | None:
-    """The filesystem of a path in a storage; None for that of this machine, which needs not be named."""
+    """Return the filesystem of a storage; None for the local filesystem, which need not be specified."""
     return None if storage.is_local else storage.filesystem.handle
 
 
 def as_path(storage: Storage) -> Path | str:
-    """The directory of a storage: a path of this machine, or a path on the storage's filesystem."""
+    """Return the directory of a storage: a local path, or a path on the filesystem of the storage."""
     return Path(storage.root) if storage.is_local else storage.root

@@ -1,4 +1,4 @@
-"""Where the worker is, as plain functions."""
+"""Functions that return the position of this worker in the group."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ __all__ = ["local_rank", "world_rank", "world_size"]
 
 
 def world_rank() -> int:
-    """This worker's rank over all workers, from 0; short for ``get_context().get_world_rank()``."""
+    """Return the rank of this worker among all workers, from 0; short for ``get_context().get_world_rank()``."""
     return active_session("world_rank").context.get_world_rank()
 
 
 def local_rank() -> int:
-    """This worker's rank among the workers of its node, from 0; short for ``get_context().get_local_rank()``."""
+    """Return the rank of this worker on its node, from 0; short for ``get_context().get_local_rank()``."""
     return active_session("local_rank").context.get_local_rank()
 
 
 def world_size() -> int:
-    """Number of workers in the group; short for ``get_context().get_world_size()``."""
+    """Return the number of workers in the group; short for ``get_context().get_world_size()``."""
     return active_session("world_size").context.get_world_size()

@@ -1,4 +1,4 @@
-"""``Trainer``: workers that stay, for function after function."""
+"""``Trainer``: a group of workers that is kept between runs."""
 
 from __future__ import annotations
 
@@ -49,17 +49,18 @@ _DATASET = "train"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStrategy:
-    """Which checkpoints of a run are kept, in the words of :class:`Trainer`.
+    """The rules for keeping checkpoints in runs of a :class:`Trainer`.
 
     Attributes:
-        num_to_keep: how many, the best ones; the latest is always kept, and None keeps all. With 0 the latest is kept
-            while the run goes on, for its retries, and none after it: :attr:`Trainer.latest_checkpoint` has its values.
-        checkpoint_score_attribute: what ranks them: a number of ``save_checkpoint(...)``, or a metric that was reported
-            with the checkpoint; None ranks by recency.
-        checkpoint_score_order: ``"max"`` or ``"min"``: which end of it is better.
+        num_to_keep: the number of best checkpoints to keep; None keeps all. The latest checkpoint is always kept. With
+            0, the latest checkpoint is kept for retries until the run ends; :attr:`Trainer.latest_checkpoint` then has
+            its values.
+        checkpoint_score_attribute: the score of a checkpoint: a number passed to ``save_checkpoint(...)``, or a metric
+            reported with the checkpoint; None ranks checkpoints by recency.
+        checkpoint_score_order: ``"max"`` if larger scores are better, ``"min"`` if smaller scores are.
 
     Raises:
-        ConfigurationError: a value is of the wrong type or out of range.
+        ConfigurationError: a value has the wrong type or is out of range.
     """
 
     num_to_keep: int | None = None
@@ -67,11 +68,11 @@ class CheckpointStrategy:
     checkpoint_score_order: str = "max"
 
     def __post_init__(self) -> None:
-        self.config  # noqa: B018 - which validates
+        self.config  # noqa: B018 - creating it validates the values
 
     @property
     def config(self) -> CheckpointConfig:
-        """What it is to the run."""
+        """The same rules as a configuration of the run."""
         return CheckpointConfig(
             num_to_keep=1 if self.num_to_keep == 0 else self.num_to_keep,
             checkpoint_score_attribute=self.checkpoint_score_attribute,
@@ -80,28 +81,28 @@ class CheckpointStrategy:
 
 
 class Trainer:
-    """A group of workers that stays between runs, so that the next one begins in milliseconds.
+    """A group of workers that is kept between runs, so that the next run starts in milliseconds.
 
-    Each call of :meth:`run` is a run of its own, with a directory, metrics files and checkpoints, as of
-    :class:`~drivetrain.DataParallelTrainer`. The worker processes are the same ones as long as every run returns:
-    modules that were imported, and a GPU's context, are still there. After a failure or an interrupt, or when a file
-    that was imported or the driver's environment has changed, the next run gets fresh ones.
+    Each call of :meth:`run` is a separate run with its own directory, metrics files and checkpoints, as with
+    :class:`~drivetrain.DataParallelTrainer`. The worker processes are reused as long as every run returns, so imported
+    modules and GPU contexts are still loaded. After a failure or an interrupt, or when an imported file or the driver's
+    environment has changed, the next run gets new processes.
 
     Args:
-        backend: what sets the framework up: the name of an installed backend such as ``"torch"``, a configuration such
-            as ``TorchConfig()``, or ``"none"``.
-        num_workers: worker processes; 0 runs functions in this process.
-        use_gpu: give each worker a GPU.
-        resources_per_worker: resources of one worker, such as ``{"CPU": 4}``.
-        logdir: where the runs' directories go: an absolute path, a URI, or a path relative to
-            ``DRIVETRAIN_STORAGE_PATH``, by default ``~/drivetrain_results``. None makes a directory in there.
-        max_retries: how many times a run starts again from its latest checkpoint after a worker was lost; -1 for
-            without limit. An exception of the train function is not retried.
-        runtime: ``"local"`` or ``"ray"``; None picks, see :class:`~drivetrain.ScalingConfig`.
-        run_config: everything else about runs, such as ``RunConfig(hang_timeout_s=60)``.
+        backend: sets up the framework: the name of an installed backend such as ``"torch"``, a configuration such as
+            ``TorchConfig()``, or ``"none"``.
+        num_workers: the number of worker processes; 0 runs functions in this process.
+        use_gpu: assign a GPU to each worker.
+        resources_per_worker: the resources of one worker, such as ``{"CPU": 4}``.
+        logdir: the directory of the run directories: an absolute path, a URI, or a path relative to
+            ``DRIVETRAIN_STORAGE_PATH``, by default ``~/drivetrain_results``. None creates a new directory there.
+        max_retries: how many times a run is retried from its latest checkpoint after losing a worker; -1 for no limit.
+            An exception of the train function is not retried.
+        runtime: ``"local"`` or ``"ray"``; None selects automatically, see :class:`~drivetrain.ScalingConfig`.
+        run_config: other settings of the runs, such as ``RunConfig(hang_timeout_s=60)``.
 
     Raises:
-        ConfigurationError: an argument is of the wrong type or out of range.
+        ConfigurationError: an argument has the wrong type or is out of range.
         PluginError: the backend is not installed, or does not load.
 
     Example:
@@ -129,8 +130,8 @@ class Trainer:
         size: object = num_workers
         if isinstance(size, (tuple, list)):
             raise ConfigurationError(
-                f"Trainer(num_workers=...): expected a number, got {num_workers!r}: elastic runs are for "
-                "DataParallelTrainer and what derives from it"
+                f"Trainer(num_workers=...): expected a number, got {num_workers!r}. For elastic runs, use "
+                "DataParallelTrainer or a subclass"
             )
         self._scaling = ScalingConfig(
             num_workers=num_workers, use_gpu=use_gpu, resources_per_worker=resources_per_worker, runtime=runtime
@@ -147,8 +148,8 @@ class Trainer:
         self._logs = _locate_logs(logdir, self._config.storage_filesystem)
         self._warm: WarmRuntime | None = None
         self._close: Callable[[], object] = lambda: None
-        self._turn = threading.Lock()
-        self._end_iterated: Callable[[], object] = lambda: None
+        self._call_lock = threading.Lock()
+        self._close_iterator: Callable[[], object] = lambda: None
         self._latest: LatestRun | None = None
 
     def _repr_html_(self) -> str:
@@ -156,7 +157,7 @@ class Trainer:
             "backend": self._backend.name,
             "runs": self.logdir,
             "latest run": self.latest_run_dir or "none yet",
-            "workers": "up" if self._warm is not None else "not started",
+            "workers": "started" if self._warm is not None else "not started",
         }
         return as_table("Trainer", rows) + self._scaling._repr_html_()
 
@@ -168,19 +169,19 @@ class Trainer:
         self.shutdown()
 
     def start(self) -> None:
-        """Starts the workers, so that the first run finds them ready; :meth:`run` does it otherwise.
+        """Start the workers before the first run; otherwise :meth:`run` starts them.
 
         Raises:
-            ResourceError: more is asked for than exists, or becomes free in time.
+            ResourceError: the workers require more resources than exist, or than become free in time.
             PluginError: the runtime is not installed.
-            WorkerDiedError: a worker ended while it was being started.
+            WorkerDiedError: a worker died during its start.
             WaitTimeoutError: the workers did not start in time.
         """
         from drivetrain._driver.controller import group_spec  # not with this module, which every worker imports
 
         interrupts = Interrupts()
         try:
-            with self._in_turn(), interrupts.from_signals():
+            with self._exclusive(), interrupts.from_signals():
                 scaling = self._ready(required=None)
                 assert self._warm is not None
                 self._warm.validate(scaling)
@@ -191,8 +192,8 @@ class Trainer:
             interrupts.close()
 
     def shutdown(self) -> None:
-        """Ends the workers; a later :meth:`start` or :meth:`run` has new ones. A run that is iterated is cancelled."""
-        with self._in_turn():
+        """Terminate the workers and cancel a run that is being iterated; the next run starts new workers."""
+        with self._exclusive():
             self._close()
             self._warm = None
 
@@ -205,30 +206,31 @@ class Trainer:
         checkpoint: CheckpointLike = None,
         checkpoint_strategy: CheckpointStrategy | None = None,
     ) -> list[Any]:
-        """Runs a function on every worker, and waits for its end.
+        """Run a function on every worker, and wait for its end.
 
         Args:
             train_func: the function; it takes no argument, or the config.
-            config: what to pass to it.
+            config: the config that is passed to the function.
             callbacks: :class:`~drivetrain.TrainingCallback` or :class:`~drivetrain.Callback` objects, or names of
-                installed ones.
-            dataset: what workers get a part of with ``get_dataset_shard()``, or a mapping from names to such; see
-                :class:`~drivetrain.DataParallelTrainer` for what a dataset may be.
-            checkpoint: what ``load_checkpoint()`` returns at the start: a dict, or a checkpoint or the path of one.
-            checkpoint_strategy: which checkpoints are kept; all by default.
+                installed callbacks.
+            dataset: the dataset whose shards ``get_dataset_shard()`` returns, or a mapping from names to datasets; see
+                :class:`~drivetrain.DataParallelTrainer` for the supported types.
+            checkpoint: the checkpoint that ``load_checkpoint()`` returns at the start: a dict, a checkpoint, or the
+                path of a checkpoint.
+            checkpoint_strategy: the rules for keeping checkpoints; by default, all are kept.
 
         Returns:
-            What the function has returned, by rank.
+            The return values of the function, by rank.
 
         Raises:
             TrainingFailedError: a worker or a callback failed and no retry was left; ``__cause__`` is the root cause.
-            ConfigurationError: an argument is not as described; nothing was started.
+            ConfigurationError: an argument is invalid; nothing was started.
             SerializationError: the function or its config cannot be pickled; nothing was started.
-            KeyboardInterrupt: Ctrl-C, or the kernel's interrupt; the run has ended, and the next one can begin.
-            DrivetrainError: whatever else :meth:`~drivetrain.DataParallelTrainer.fit` raises.
+            KeyboardInterrupt: Ctrl-C, or an interrupt of the notebook kernel; the run has ended.
+            DrivetrainError: other errors of :meth:`~drivetrain.DataParallelTrainer.fit`.
         """
         arguments = train_func, config, callbacks or (), dataset, checkpoint, checkpoint_strategy
-        with self._in_turn(), self._prepared(*arguments) as run:
+        with self._exclusive(), self._prepared(*arguments) as run:
             result = self._keep(run.fit())
         values: list[Any] = result.return_value
         return values
@@ -241,7 +243,7 @@ class Trainer:
         checkpoint: CheckpointLike = None,
         checkpoint_strategy: CheckpointStrategy | None = None,
     ) -> TrainingIterator:
-        """Like :meth:`run`, but the reports are yours to handle: an iterator over them.
+        """Run a function like :meth:`run`, but return an iterator over its reports.
 
         Args:
             train_func: see :meth:`run`.
@@ -251,7 +253,7 @@ class Trainer:
             checkpoint_strategy: see :meth:`run`.
 
         Returns:
-            For each iteration, the metrics of every rank. Another run of the trainer cancels it.
+            An iterator over the metrics of every rank for each iteration. The next run of the trainer cancels it.
 
         Example:
             >>> from drivetrain import report
@@ -263,7 +265,7 @@ class Trainer:
         """
         feed = Feed()
         arguments = train_func, config, (feed,), dataset, checkpoint, checkpoint_strategy
-        with self._in_turn(), contextlib.ExitStack() as preparation:
+        with self._exclusive(), contextlib.ExitStack() as preparation:
             run = preparation.enter_context(self._prepared(*arguments))
             afterwards = preparation.pop_all()
 
@@ -272,14 +274,14 @@ class Trainer:
                     return self._keep(run.fit_until(interrupts))
 
             iterator = TrainingIterator(fit, feed)
-            self._end_iterated = iterator.close  # which does not hold the iterator
+            self._close_iterator = iterator.close  # does not keep a reference to the iterator
             return iterator
 
     def to_tune_trainable(self, train_func: TrainFunction, dataset: Any = None) -> Callable[[dict[str, Any]], None]:
-        """What ``ray.tune.run`` and ``ray.tune.Tuner`` take to try a function with other configs.
+        """Return a trainable that ``ray.tune.run`` and ``ray.tune.Tuner`` can run with other configs.
 
-        Each trial is a run with as many workers as this trainer has, which are its own. Its config is what the function
-        gets. Reports and ``save_checkpoint()`` reach Ray Tune; what the function returns does not. Needs
+        Each trial is a run with its own workers, as many as this trainer has. The config of the trial is passed to the
+        function. Reports and ``save_checkpoint()`` are passed to Ray Tune, but return values are not. Requires
         ``pip install "drivetrain[ray-tune]"``.
 
         Args:
@@ -288,10 +290,10 @@ class Trainer:
 
         Raises:
             PluginNotFoundError: Ray Tune is not installed.
-            SerializationError: the function or the dataset cannot be sent to a trial.
+            SerializationError: the function or the dataset cannot be pickled.
 
         Example:
-            The best of three inputs::
+            Find the best of three inputs::
 
                 from ray import tune
 
@@ -299,71 +301,73 @@ class Trainer:
                 analysis = tune.run(trainable, config={"input": tune.grid_search([1, 2, 3])})
                 print(analysis.get_best_config(metric="output", mode="max"))
         """
-        made = DataParallelTrainer(
+        trainer = DataParallelTrainer(
             train_func,
             backend_config=self._backend,
             scaling_config=self._scaling,
             run_config=replace(self._config, failure_config=self._failures),
             datasets=_by_name(dataset),
         )
-        return trainable_of(made, argument="train_loop_config")
+        return trainable_of(trainer, argument="train_loop_config")
 
     @property
     def logdir(self) -> Path | str:
-        """The directory that the runs' are in; a path on its filesystem where that is not this machine's."""
+        """The directory of the run directories; a path on the storage filesystem if that is not local."""
         return as_path(self._logs)
 
     @property
     def latest_run_dir(self) -> Path | str | None:
-        """The directory of the latest run; None before the first."""
+        """The directory of the latest run; None before the first run."""
         return None if self._latest is None else as_path(self._latest.storage)
 
     @property
     def latest_checkpoint_dir(self) -> Path | str | None:
-        """The directory that the latest run's checkpoints are in, which is the run's own; None before the first."""
+        """The directory of the latest run's checkpoints, which is the run directory; None before the first run."""
         return self.latest_run_dir
 
     @property
     def latest_checkpoint(self) -> dict[str, Any] | None:
-        """The values of the latest run's last ``save_checkpoint()``; None without any.
+        """The values of the last ``save_checkpoint()`` in the latest run; None if there is none.
 
-        This unpickles the checkpoint, which the trainer's own run has written.
+        This unpickles the checkpoint, which a run of this trainer has written.
 
         Raises:
-            CheckpointError: it is a directory that :func:`~drivetrain.report` was given.
+            CheckpointError: the checkpoint is a directory that was passed to :func:`~drivetrain.report`.
         """
         return None if self._latest is None else self._latest.load_checkpoint()
 
     @property
     def best_checkpoint_path(self) -> Path | str | None:
-        """The directory of the latest run's best checkpoint by its strategy, the most recent one by default."""
+        """The directory of the best checkpoint of the latest run by its strategy, by default the latest checkpoint."""
         return None if self._latest is None else self._latest.best_checkpoint_path()
 
     @property
     def latest_result(self) -> Result | None:
-        """The latest run's metrics and checkpoints, also while it goes on or if it failed; None before the first."""
+        """The result of the latest run, even if it is still running or has failed; None before the first run."""
         return None if self._latest is None else self._latest.load_result()
 
     def _keep(self, result: Result) -> Result:
-        """Keeps the result of a run that has succeeded, which is the latest one."""
+        """Store the result of the latest run, which has succeeded."""
         assert self._latest is not None
         self._latest.result = result
         return result
 
     @contextlib.contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """For the time of one call; ends a run that is still being iterated."""
-        if not self._turn.acquire(blocking=False):
-            raise SessionError("a Trainer runs one function at a time, got another call that has not returned")
+    def _exclusive(self) -> Iterator[None]:
+        """Ensure that only one call is active, and end a run that is still being iterated."""
+        if not self._call_lock.acquire(blocking=False):
+            raise SessionError(
+                "Trainer: expected one call at a time, got a call while a function is running. Use another Trainer"
+            )
         try:
-            self._end_iterated()
-            self._end_iterated = lambda: None
+            self._close_iterator()
+            self._close_iterator = lambda: None
             yield
         finally:
-            self._turn.release()
+            self._call_lock.release()
 
     def _ready(self, *, required: str | None) -> ScalingConfig:
-        """The scaling of a run, on the runtime that keeps the workers."""
+        """Return the scaling of a run, with the runtime that keeps the workers."""
         from drivetrain._driver.launch import resolve_runtime  # not with this module, which every worker imports
 
         if self._warm is None:
@@ -381,9 +385,9 @@ class Trainer:
         checkpoint: CheckpointLike,
         strategy: CheckpointStrategy | None,
     ) -> Iterator[InteractiveRun]:
-        """A run that can begin; what it is not to leave on storage is deleted after it."""
+        """Yield a run that is ready to start; afterwards, delete the files that it should not keep in storage."""
         datasets = _by_name(dataset)
-        numbers = [int(found[1]) for name in self._logs.list_names()[0] if (found := _RUN.fullmatch(name))]
+        numbers = [int(match[1]) for name in self._logs.list_names()[0] if (match := _RUN.fullmatch(name))]
         name = f"run_{max(numbers, default=0) + 1:03d}"
         rules = self._config.checkpoint_config if strategy is None else strategy.config
 
@@ -399,7 +403,7 @@ class Trainer:
             elif isinstance(checkpoint, (str, os.PathLike)):
                 checkpoint = Checkpoint(checkpoint)
             if strategy is not None and strategy.num_to_keep == 0:
-                afterwards.callback(self._take_from_storage, name)
+                afterwards.callback(self._unstore_checkpoints, name)
             yield InteractiveRun(
                 train_func,
                 train_loop_config=config,
@@ -418,10 +422,10 @@ class Trainer:
                 resume_from_checkpoint=checkpoint,
             )
 
-    def _take_from_storage(self, name: str) -> None:
-        """Remembers the values of a run's latest checkpoint, and deletes its checkpoints."""
+    def _unstore_checkpoints(self, name: str) -> None:
+        """Keep the values of the latest checkpoint of a run in memory, and delete its checkpoints."""
         storage = Storage(self._logs.filesystem, self._logs.path(name))
-        if self._latest is None or self._latest.storage.root != storage.root:  # the run was refused
+        if self._latest is None or self._latest.storage.root != storage.root:  # the run was rejected before it started
             return
         with contextlib.suppress(CheckpointError):  # the checkpoint is not a dict
             self._latest.unstored = self._latest.load_checkpoint()
@@ -434,12 +438,12 @@ class InteractiveRun(DataParallelTrainer):
     _all_values = True
 
     def fit_until(self, interrupts: Interrupts) -> Result:
-        """Like :meth:`fit`, ended by what it is given."""
+        """Run like :meth:`fit`, but with the given interrupts."""
         return self._run(interrupts, raise_on_failure=True)
 
 
 class _Beginning(Callback):
-    """Tells the trainer that a run has its directory."""
+    """Notifies the trainer that the directory of a run exists."""
 
     def __init__(self, begin: Callable[[], None]) -> None:
         self._begin = begin
@@ -449,7 +453,7 @@ class _Beginning(Callback):
 
 
 class _RetryLostWorkers(RetryBudget):
-    """Retries what can go well the next time: an exception of the train function comes again."""
+    """Retries failures that may not recur, but not exceptions of the train function."""
 
     def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
         return failure.kind is not FailureKind.USER_ERROR and super().decide(failure, history)
@@ -462,18 +466,17 @@ def _by_name(dataset: Any) -> dict[str, Any]:
 
 
 def _check_run_config(config: RunConfig) -> None:
-    usual = RunConfig()
+    default = RunConfig()
     for name in ("name", "storage_path", "resume"):
-        if getattr(config, name) != getattr(usual, name):
+        if getattr(config, name) != getattr(default, name):
             raise ConfigurationError(
-                f"Trainer(run_config=...): expected a RunConfig without {name}, got {getattr(config, name)!r}: "
-                "each run "
-                "has a new directory in logdir"
+                f"Trainer(run_config=...): expected a RunConfig without {name}, got {getattr(config, name)!r}. "
+                "Pass logdir=... instead: each run gets a new directory in it"
             )
 
 
 def _locate_logs(logdir: str | os.PathLike[str] | None, filesystem: Any | None) -> Storage:
-    """The directory that a trainer's runs are kept in."""
+    """Return the directory that contains the runs of a trainer."""
     where = os.fspath(logdir or f"train_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}")
     if "://" in where or where.startswith(("/", "~")) or filesystem is not None:
         return runs_location(where, filesystem)

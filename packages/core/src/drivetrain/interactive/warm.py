@@ -1,4 +1,4 @@
-"""A runtime that keeps the group of a run for the next one, as long as that would get nothing else from a new group."""
+"""A runtime that reuses the group of a run for the next run, if a new group would be equivalent."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ __all__ = ["WarmRuntime"]
 
 
 class WarmRuntime(Runtime):
-    """Lends one group to run after run.
+    """Reuses one group for several runs.
 
-    A group whose ranks have all returned rests until the next run wants one. Any other, of a run that failed or was
-    interrupted, is ended as usual.
+    A group whose ranks have all returned is parked until the next run. The group of a run that failed or was
+    interrupted is terminated as usual.
 
     Args:
-        runtime: what starts groups.
+        runtime: the runtime that starts groups.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self.name = runtime.name
         self.in_driver = runtime.in_driver
         self._runtime = runtime
-        self._resting: tuple[Group, contextlib.ExitStack] | None = None
+        self._parked: tuple[Group, contextlib.ExitStack] | None = None
         self._run_resources = contextlib.ExitStack()
         self._owner = os.getpid()
         self._closed = False
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Elsewhere it is the name of the runtime, as processes cannot be taken along."""
+        """Pickle as the name of the runtime, because processes cannot be pickled."""
         return str, (self.name,)
 
     def __repr__(self) -> str:
@@ -57,34 +57,34 @@ class WarmRuntime(Runtime):
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[Group]:
-        """Takes the group that rests, if it is as good as a new one, or starts a new one."""
-        # Whoever keeps workers has time at their start, and wants none of them to import anything later.
+        """Reuse the parked group if it is equivalent to a new group; otherwise start a new group."""
+        # Workers that are kept may take longer to start, so they import everything before the first run.
         preload = (*spec.preload, *spec.warmup)
         spec = replace(spec, run_resources=self._run_resources, preload=preload, warmup=())
         with contextlib.ExitStack() as lifetime:
-            group = self._wake(spec, lifetime) or lifetime.enter_context(self._runtime.launch(spec))
+            group = self._reuse(spec, lifetime) or lifetime.enter_context(self._runtime.launch(spec))
             yield group
             if group.rest() and not self._closed:
-                self._resting = group, lifetime.pop_all()
+                self._parked = group, lifetime.pop_all()
 
     def close(self) -> None:
-        """Ends the group that rests, and keeps none any more."""
-        if self._owner != os.getpid():  # a process forked from the driver must leave it alone
+        """Terminate the parked group, and do not park any other group."""
+        if self._owner != os.getpid():  # a process forked from the driver must not touch the group
             return
         self._closed = True
-        resting, self._resting = self._resting, None
+        parked, self._parked = self._parked, None
         with self._run_resources:
-            if resting is not None:
-                resting[1].close()
+            if parked is not None:
+                parked[1].close()
 
-    def _wake(self, spec: GroupSpec, lifetime: contextlib.ExitStack) -> Group | None:
-        resting, self._resting = self._resting, None
-        if resting is None:
+    def _reuse(self, spec: GroupSpec, lifetime: contextlib.ExitStack) -> Group | None:
+        parked, self._parked = self._parked, None
+        if parked is None:
             return None
-        group, ends = resting
-        with contextlib.ExitStack() as ending:
-            ending.push(ends)
+        group, group_lifetime = parked
+        with contextlib.ExitStack() as stack:
+            stack.push(group_lifetime)
             if group.renew(spec):
-                lifetime.push(ending.pop_all())
+                lifetime.push(stack.pop_all())
                 return group
         return None

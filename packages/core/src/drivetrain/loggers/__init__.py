@@ -1,4 +1,4 @@
-"""Callbacks that write what is reported, to files and to the console, and the base class of trackers."""
+"""Callbacks that write reports to files and to the console, and the base class of trackers."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Rank 0's reports as a table of comma-separated values, written as they happen."""
+"""Writes the reports of rank 0 to a CSV file as they arrive."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _ITERATION = "_training_iteration"
 class CSVLoggerCallback(Callback):
     """Writes a row for every report of rank 0 to ``progress.csv``.
 
-    Nested metrics are columns with names such as ``eval/accuracy``. A metric that appears for the first time after the
-    first report adds a column, for which the file is rewritten.
+    Nested metrics are columns with names such as ``eval/accuracy``. A metric that first appears after the first
+    report adds a column, which requires rewriting the file.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class CSVLoggerCallback(Callback):
         self._columns: list[str] = []
 
     def on_report(self, run: Run, report: Report) -> None:
-        """Appends the row."""
+        """Append the row."""
         if report.rank != 0:
             return
         if self._file is None:
@@ -47,14 +47,14 @@ class CSVLoggerCallback(Callback):
         self._file.write(_row(metrics.get(column, "") for column in self._columns))
 
     def on_resume(self, run: Run, iteration: int) -> None:
-        """Drops the rows that will be written again."""
+        """Remove the rows that will be written again."""
         self.on_run_end(run, None)
         path = run.path / PROGRESS_FILE
         if not path.exists():
             return
         draft = path.with_name(f".{PROGRESS_FILE}.draft")
         with _lines_of(path) as old, draft.open("wb") as new:
-            rows = csv.DictReader(_without_part(old))
+            rows = csv.DictReader(_complete_lines(old))
             new.write(_row(rows.fieldnames or ()))
             for row in rows:
                 if not _is_after(row.get(_ITERATION), iteration):
@@ -62,7 +62,7 @@ class CSVLoggerCallback(Callback):
         os.replace(draft, path)
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -74,7 +74,7 @@ class CSVLoggerCallback(Callback):
         return io.FileIO(path, "a")
 
     def _widen(self, file: io.FileIO, metrics: Mapping[str, Any]) -> io.FileIO:
-        """Replaces the file by one with more columns."""
+        """Replace the file with one that has more columns."""
         file.close()
         path = Path(str(file.name))
         self._columns += [name for name in metrics if name not in self._columns]
@@ -89,7 +89,7 @@ class CSVLoggerCallback(Callback):
 
 @contextlib.contextmanager
 def _lines_of(path: Path) -> Iterator[Iterator[str]]:
-    """The lines of a file, which may be from someone else, to parse in a ``with`` block.
+    """Yield the lines of an untrusted file, to be parsed in a ``with`` block.
 
     Raises:
         StorageError: a line or a value is too long, or the file is not a table.
@@ -106,13 +106,13 @@ def _decoded(file: BinaryIO, where: str) -> Iterator[str]:
         yield from io.StringIO(line.decode(errors="replace"), newline="")
 
 
-def _without_part(lines: Iterable[str]) -> Iterator[str]:
-    """The lines but for one without an end, which a killed run has left, and whose numbers may lack digits."""
+def _complete_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Skip an incomplete last line, which a killed run has left: its numbers may be truncated."""
     return (line for line in lines if line.endswith(("\n", "\r")))
 
 
 def _is_after(value: str | None, iteration: int) -> bool:
-    """Whether a row is of a later iteration, or too short."""
+    """Return True if a row belongs to a later iteration, or is too short."""
     return value is None or not value.isdecimal() or int(value) > iteration
 
 

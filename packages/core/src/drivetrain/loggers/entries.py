@@ -1,4 +1,4 @@
-"""Makes entries for trackers from reports: flat metrics, of the ranks that a tracker is interested in."""
+"""Converts reports into entries for trackers: flat metrics of the ranks that a tracker logs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _AUTOFILLED = {"_training_iteration": "training_iteration", "_time_this_iter_s":
 
 
 class Entry(NamedTuple):
-    """What a tracker is to log for an iteration.
+    """The values of an iteration for a tracker to log.
 
     Attributes:
-        iteration: the report's, from 1.
-        time: Unix time in seconds at which the driver has got the report.
-        metrics: values by name, those of nested metrics as ``outer/inner``; those of ranks other than 0 have
-            ``rank_<n>/`` in front.
+        iteration: the iteration of the report, from 1.
+        time: Unix time in seconds at which the driver received the report.
+        metrics: the values by name, ``outer/inner`` for nested metrics; for ranks other than 0, names have the prefix
+            ``rank_<n>/``.
     """
 
     iteration: int
@@ -32,12 +32,12 @@ class Entry(NamedTuple):
 
 
 class Entries:
-    """Makes the entries of one run.
+    """Creates the entries of one run.
 
     Args:
-        ranks: whose reports become entries, and how.
-        can_rewind: whether the tracker takes back iterations that are reported again. For others, the entries of
-            these iterations are left out.
+        ranks: the ranks whose reports become entries, or how they are combined.
+        can_rewind: True if the tracker can remove iterations that are reported again. For other trackers, these
+            iterations are skipped.
     """
 
     def __init__(self, ranks: Ranks, *, can_rewind: bool) -> None:
@@ -48,25 +48,25 @@ class Entries:
         self._last_of_rank: dict[int, int] = {}
 
     def skip(self, iteration: int) -> None:
-        """Leaves out iterations up to this one, which the tracker has from an earlier driver."""
+        """Skip iterations up to this one, which the tracker received from an earlier driver."""
         self._logged_before = iteration
 
     def regroup(self, size: int) -> list[Entry]:
-        """Notes the number of ranks that report from now on, and returns the entries that were held."""
+        """Set the number of ranks that report from now on, and return the held entries."""
         held = self.flush()
         self._mean.size = size
         return held
 
     def rewind(self, iteration: int) -> None:
-        """Expects that iterations after this one are reported again."""
+        """Expect iterations after this one to be reported again."""
         self._mean.last = iteration
 
     def flush(self) -> list[Entry]:
-        """Returns the entries that wait for reports of other ranks."""
+        """Return the entries that wait for reports of other ranks."""
         return self._mean.flush()
 
     def make(self, report: Report, time: float) -> Iterator[Entry]:
-        """Returns the entries that a report completes."""
+        """Return the entries that a report completes."""
         if not self._can_rewind:
             if report.iteration <= self._last_of_rank.get(report.rank, self._logged_before):
                 return
@@ -82,7 +82,7 @@ class Entries:
 
 
 class _Mean:
-    """The mean over ranks of what they report for the same iteration."""
+    """The mean over ranks of the metrics of an iteration."""
 
     def __init__(self) -> None:
         self.size = 1
@@ -90,10 +90,10 @@ class _Mean:
         self.last = 0
 
     def add(self, rank: int, entry: Entry) -> Iterator[Entry]:
-        """Takes a rank's values, and gives those of iterations that are complete.
+        """Add the values of a rank, and return the entries of iterations that are complete.
 
-        Where some ranks report less often than others, or not at all, older iterations count as complete in time, and
-        what comes for them later is left out.
+        If some ranks report less often than others, or not at all, the oldest iteration is completed when too many are
+        held. Values that arrive for it later are ignored.
         """
         if entry.iteration <= self.last:
             return
@@ -105,7 +105,7 @@ class _Mean:
             yield self._combine(min(self._held))
 
     def flush(self) -> list[Entry]:
-        """The values of all iterations that some rank has reported."""
+        """Return the entries of all iterations that any rank has reported."""
         return [self._combine(iteration) for iteration in sorted(self._held)]
 
     def _combine(self, iteration: int) -> Entry:
@@ -121,5 +121,5 @@ class _Mean:
 
 
 def _metrics_for_trackers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The reported metrics, and those autofilled metrics that a tracker does not measure itself."""
+    """Return the reported metrics, and the automatic metrics that a tracker does not measure itself."""
     return reported_metrics(metrics) | {new: metrics[name] for name, new in _AUTOFILLED.items() if name in metrics}

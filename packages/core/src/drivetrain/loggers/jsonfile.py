@@ -1,4 +1,4 @@
-"""Reports as JSON lines, written as they happen."""
+"""Writes reports as JSON lines as they arrive."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _encode = json.JSONEncoder(separators=(", ", ": ")).encode
 class JsonLoggerCallback(Callback):
     """Writes a line for every report of every rank: ``result.json`` for rank 0, ``result_rank_<n>.json`` for others.
 
-    A line is with the operating system before the next report is looked at, and nothing is kept in memory.
+    Each line is written to the operating system before the next report is processed; nothing is buffered in memory.
     """
 
     def __init__(self) -> None:
         self._files: dict[int, int] = {}
 
     def on_report(self, run: Run, report: Report) -> None:
-        """Appends the line."""
+        """Append the line."""
         file = self._files.get(report.rank)
         if file is None:
             file = self._files[report.rank] = _open_for_lines(run.path / result_file(report.rank))
         os.write(file, f"{_encode(report.metrics)}\n".encode())
 
     def on_resume(self, run: Run, iteration: int) -> None:
-        """Drops the lines that will be written again."""
+        """Remove the lines that will be written again."""
         self._close()
         for path in run.path.glob("result*.json"):
             _drop_lines_after(path, iteration)
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
-        """Closes the files."""
+        """Close the files."""
         self._close()
 
     def _close(self) -> None:
@@ -54,7 +54,7 @@ class JsonLoggerCallback(Callback):
 
 
 def _drop_lines_after(path: os.PathLike[str], iteration: int) -> None:
-    """Ends a file after the last line whose iteration is not beyond the given one.
+    """Truncate a file after the last line whose iteration is not later than the given one.
 
     Raises:
         StorageError: a line is too long.
@@ -72,10 +72,10 @@ def _drop_lines_after(path: os.PathLike[str], iteration: int) -> None:
 
 
 def _open_for_lines(path: os.PathLike[str]) -> int:
-    """Opens a file to append lines to, and first drops a part of a line that a killed run has left.
+    """Open a file for appending, and remove an incomplete last line that a killed run has left.
 
     Raises:
-        StorageError: this part is too long.
+        StorageError: the incomplete line is too long.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     end = size = os.lseek(file, 0, os.SEEK_END)

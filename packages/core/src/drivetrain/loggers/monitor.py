@@ -1,4 +1,4 @@
-"""Collects the facts about a run that the progress shows."""
+"""Collects the information about a run that the progress display shows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["Checkpoints", "Monitor"]
 
 
 class Monitor:
-    """The state of one run. The controller's thread writes it, and the thread that draws reads it.
+    """The state of one run. The controller's thread writes it, and the display thread reads it.
 
     Args:
         run: the run.
-        totals: the totals that the user has given, by metric.
+        totals: the totals given by the user, by metric.
 
     Attributes:
-        state: the workers and the attempt in words, or the outcome.
-        started: when the run started, by the monotonic clock.
+        state: a description of the workers and the attempt, or the outcome.
+        started: the monotonic time at which the run started.
         latest: the last report of rank 0.
         checkpoints: the last commit, and the uploads in flight.
     """
@@ -46,20 +46,20 @@ class Monitor:
         self._lock = threading.Lock()
 
     def begin_attempt(self, state: str) -> None:
-        """The workers of an attempt are up."""
+        """Record that the workers of an attempt have started."""
         with self._lock:
             self.state = state
             self._pace.restart()
             self.checkpoints.uploading.clear()
 
     def note(self, report: Report) -> None:
-        """Rank 0 reported."""
+        """Record a report of rank 0."""
         self._pace.note(report)
         self.latest = report
         self._reported_at = time.monotonic()
 
     def status(self) -> Status:
-        """The state of the run at this moment; metrics are compared with the last call."""
+        """Return the current state of the run; changes of metrics are relative to the last call."""
         with self._lock:
             now = time.monotonic()
             report = self.latest
@@ -85,7 +85,7 @@ class Monitor:
             )
 
     def last_report(self) -> list[str]:
-        """The state and the last report in words, including metrics that have not changed."""
+        """Return the state and the last report as text, including metrics that have not changed."""
         parts = [self.state]
         if self.latest is not None:
             values = reported_metrics(self.latest.metrics)
@@ -95,13 +95,13 @@ class Monitor:
 
 
 class Checkpoints:
-    """The checkpoints of a run as far as the progress shows them.
+    """The state of a run's checkpoints for the progress display.
 
     Attributes:
         committed: the name of the last committed checkpoint; empty without one.
-        committed_at: when it was committed, by the monotonic clock.
+        committed_at: the monotonic time of that commit.
         committed_iteration: the highest iteration with a committed checkpoint.
-        uploading: the names of checkpoints that are reported and not committed.
+        uploading: the names of checkpoints that are reported but not committed.
     """
 
     def __init__(self) -> None:
@@ -111,22 +111,22 @@ class Checkpoints:
         self.uploading: set[str] = set()
 
     def note(self, report: Report) -> None:
-        """A rank reported."""
+        """Record a report of any rank."""
         if report.checkpoint is not None and report.iteration > self.committed_iteration:
             self.uploading.add(report.checkpoint)
 
     def commit(self, checkpoint: CommittedCheckpoint) -> None:
-        """A checkpoint was committed."""
+        """Record a committed checkpoint."""
         self.uploading.discard(checkpoint.name)
         self.committed, self.committed_at = checkpoint.name, time.monotonic()
         self.committed_iteration = max(self.committed_iteration, checkpoint.iteration)
 
 
 class _Changes:
-    """The numbers in reports, and how they changed since they were shown.
+    """The numbers in reports, and their changes since the last display.
 
     Attributes:
-        metrics: those that have ever changed; all of them as long as none has.
+        metrics: the metrics that have changed at least once; all metrics until one changes.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class _Changes:
         self._changes: dict[str, float] = {}
 
     def compare(self, report: Report) -> None:
-        """Updates :attr:`metrics`."""
+        """Update :attr:`metrics`."""
         values = {
             name: value
             for name, value in reported_metrics(report.metrics).items()

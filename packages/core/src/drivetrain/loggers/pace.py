@@ -1,4 +1,4 @@
-"""How far a train function has counted, how fast it counts, and how long the rest takes."""
+"""Computes the progress, rate and remaining time of a train function from the counters in its reports."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ COUNTERS = {
     "global_step": ("steps", "num_steps", "max_steps", "total_steps", "num_train_steps"),
     "iteration": ("iterations", "num_iterations", "max_iterations"),
 }
-"""The metrics that count something, coarsest first, and the names of their totals in a train function's config."""
+"""The metrics that are counters, coarsest first, and the names of their totals in the config of a train function."""
 
 _RATE_WINDOW = 60
 
 
 class Pace:
-    """Measures the progress of a run by the numbers that rank 0 counts in its reports.
+    """Measures the progress of a run by the counters in the reports of rank 0.
 
     Args:
         run: the run, whose stop condition and config may contain totals.
-        totals: the totals that the user has given, by metric.
+        totals: the totals given by the user, by metric.
     """
 
     def __init__(self, run: Run, totals: Mapping[str, float]) -> None:
@@ -42,42 +42,42 @@ class Pace:
         self._first_fraction: tuple[float, float] | None = None
 
     def restart(self) -> None:
-        """Discards the measurements of an earlier attempt."""
+        """Discard the measurements of an earlier attempt."""
         self._samples.clear()
         self._first_fraction = None
 
     def note(self, report: Report) -> None:
-        """Notes which counters start at 0; to be called for every report of rank 0."""
+        """Record which counters start at 0; must be called for every report of rank 0."""
         self._counted_from_zero |= {name for name in COUNTERS if report.metrics.get(name) == 0}
 
     def counters(self, report: Report) -> list[Counter]:
-        """Returns the counters in a report, coarsest first; without any, the number of reports."""
-        found = []
+        """Return the counters in a report, coarsest first; without any, the number of reports."""
+        counters = []
         for name in dict.fromkeys((*COUNTERS, *self._totals)):
             value = find_metric(report.metrics, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 continue
-            # After counting from 0, one more is done than the number says, provided that it is a whole number.
+            # A whole number that counts from 0 is one less than the number of completed items.
             done = value + (name in self._counted_from_zero and isinstance(value, int))
-            found.append(Counter(name=name, value=value, done=done, total=self._total(name)))
-        if not found:
+            counters.append(Counter(name=name, value=value, done=done, total=self._total(name)))
+        if not counters:
             total = self._total("training_iteration") or self._total("_training_iteration")
-            found = [Counter(name="report", value=report.iteration, done=report.iteration, total=total)]
-        return found
+            counters = [Counter(name="report", value=report.iteration, done=report.iteration, total=total)]
+        return counters
 
     def sample(self, reported_at: float, counter: Counter) -> None:
-        """Adds a measurement of the finest counter, from which :meth:`rate` is computed."""
+        """Add a measurement of the finest counter, from which :meth:`rate` is computed."""
         self._samples.append((reported_at, counter.done))
 
     def rate(self) -> float | None:
-        """How many the finest counter advances per second; None while that is unknown."""
+        """Return the rate of the finest counter per second; None while it is unknown."""
         if len(self._samples) < 2:
             return None
         (began, first), (ended, last) = self._samples[0], self._samples[-1]
         return (last - first) / (ended - began) if last > first and ended > began else None
 
     def remaining(self, counters: Sequence[Counter], now: float) -> tuple[float | None, float | None]:
-        """Returns the fraction that is done, and the seconds to the end; None for what is unknown."""
+        """Return the completed fraction and the remaining seconds; None for each that is unknown."""
         finest = next((counter for counter in reversed(counters) if counter.total), None)
         if finest is None or not finest.total:
             return None, None
@@ -88,7 +88,7 @@ class Pace:
         return fraction, self._extrapolate(now, fraction)
 
     def _extrapolate(self, now: float, fraction: float) -> float | None:
-        """Seconds to the end at the average speed since the first report of the attempt."""
+        """Return the remaining seconds at the average speed since the first report of the attempt."""
         began, first = self._first_fraction = self._first_fraction or (now, fraction)
         return (now - began) * (1 - fraction) / (fraction - first) if fraction > first else None
 
@@ -98,5 +98,5 @@ class Pace:
         stop, config = self._run.run_config.stop, self._run.train_loop_config or {}
         if isinstance(stop, Mapping) and name in stop:
             return stop[name]
-        given = [config.get(known) for known in COUNTERS.get(name, ())]
-        return next((value for value in given if isinstance(value, (int, float)) and value > 0), None)
+        candidates = [config.get(key) for key in COUNTERS.get(name, ())]
+        return next((value for value in candidates if isinstance(value, (int, float)) and value > 0), None)

@@ -1,4 +1,4 @@
-"""The state of a run as a small panel. ``rich`` makes its text, and takes nothing of the terminal."""
+"""Renders the state of a run as a small panel. ``rich`` creates the text, but does not control the terminal."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["render"]
 _MAX_COLUMNS = 120
 _FRAME = 4
 _BAR = 24
-_LEAST_BAR = 8
+_MIN_BAR = 8
 
 
 def render(status: Status, columns: int) -> list[str]:
-    """The lines of the panel, with colors unless ``NO_COLOR`` is set.
+    """Return the lines of the panel, with colors unless ``NO_COLOR`` is set.
 
     Args:
         status: the state of the run.
-        columns: how many characters fit into a line.
+        columns: the width of a line in characters.
     """
     width = min(columns, _MAX_COLUMNS)
     title = Text(status.name, style="bold")
@@ -46,27 +46,27 @@ def render(status: Status, columns: int) -> list[str]:
             row.no_wrap, row.overflow = True, "ellipsis"
     panel = Panel(Group(*rows), title=title, title_align="left", box=ROUNDED, border_style="dim", width=width)
     text = io.StringIO()
-    # The color system is named, as rich does not ask a terminal where there is none.
+    # The color system is explicit because rich cannot detect it without a terminal.
     Console(file=text, force_terminal=True, color_system="standard", width=width, highlight=False).print(panel)
     return text.getvalue().splitlines()
 
 
 def _progress(status: Status, columns: int) -> RenderableType:
-    """How far it is, with a bar where that is known and there is room."""
-    said = Text(" · ".join(status.progress()), no_wrap=True, overflow="ellipsis")
+    """Return the counters, with a progress bar if the fraction is known and there is room."""
+    text = Text(" · ".join(status.progress()), no_wrap=True, overflow="ellipsis")
     if status.fraction is None:
-        return said
+        return text
     percent = f"{100 * status.fraction:.0f}%"
-    room = columns - said.cell_len - len(percent) - 2
-    if room < _LEAST_BAR:
-        return Text(f"{percent} · ", no_wrap=True, overflow="ellipsis") + said
+    room = columns - text.cell_len - len(percent) - 2
+    if room < _MIN_BAR:
+        return Text(f"{percent} · ", no_wrap=True, overflow="ellipsis") + text
     row = Table.grid(padding=(0, 1))
-    row.add_row(ProgressBar(total=1, completed=status.fraction, width=min(room, _BAR)), percent, said)
+    row.add_row(ProgressBar(total=1, completed=status.fraction, width=min(room, _BAR)), percent, text)
     return row
 
 
 def _metrics(metrics: Sequence[Metric], columns: int) -> Text:
-    """As many metrics as fit, each with the way it went."""
+    """Return as many metrics as fit, each with the direction of its change."""
     line = Text()
     for metric in metrics:
         part = Text(f"{metric.name} ", style="dim").append(short(metric.value), style="not dim bold")

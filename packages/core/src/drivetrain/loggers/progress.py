@@ -1,4 +1,4 @@
-"""How the run is doing: a few live lines on a terminal or in a notebook, a plain line now and then elsewhere."""
+"""Shows the progress of a run: live lines on a terminal or in a notebook, occasional plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ _END_WAIT_S = 2.0
 
 
 class ProgressCallback(Callback):
-    """Shows how the run is doing, on the standard error.
+    """Shows the progress of a run on standard error.
 
-    On a terminal that is a small panel with ``rich``, one line without it; elsewhere a plain line every 30 seconds, and
-    after a while every five minutes. The time that is left is shown where a total is known: given here, by
-    ``RunConfig(stop={"step": ...})``, or in the train function's config as ``epochs``, ``num_epochs``, ``max_steps`` or
-    the like, of what it reports as ``epoch``, ``step``, ``global_step`` or ``iteration``.
+    On a terminal, it draws a small panel if ``rich`` is installed, and a single line otherwise. Elsewhere it prints a
+    plain line every 30 seconds, and for long runs every five minutes. It shows the remaining time if the train function
+    reports ``epoch``, ``step``, ``global_step`` or ``iteration`` and the total is known: from ``total``, from
+    ``RunConfig(stop={"step": ...})``, or from the train function's config, as ``epochs``, ``num_epochs``, ``max_steps``
+    or a similar name.
 
     Args:
-        total: what a reported metric counts to, such as ``{"step": 4000}``.
+        total: the final value of a reported metric, such as ``{"step": 4000}``.
         interval_s: seconds between two plain lines; None for the intervals above.
 
     Raises:
-        ConfigurationError: an argument is not one that it takes.
+        ConfigurationError: an argument is invalid.
     """
 
     def __init__(self, *, total: Mapping[str, float] | None = None, interval_s: float | None = None) -> None:
@@ -59,13 +60,13 @@ class ProgressCallback(Callback):
         self._display: _Display | None = None
 
     def on_run_start(self, run: Run) -> None:
-        """Prints the run directory, and starts to draw."""
+        """Print the run directory and start the display."""
         run.console.print(f"run directory: {run.location}", error=True)
         self._monitor = Monitor(run, self.total)
         self._display = _Display(self._monitor, run.console, self.interval_s)
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
-        """Shows that workers are up."""
+        """Show that the workers have started."""
         if self._monitor is None or self._display is None:
             return
         count = len(workers) if run.scaling_config.max_workers else 0
@@ -74,12 +75,12 @@ class ProgressCallback(Callback):
         self._display.show()
 
     def on_resume(self, run: Run, iteration: int) -> None:
-        """Notes the iteration after which the run resumes."""
+        """Record the iteration after which the run resumes."""
         if self._monitor is not None:
             self._monitor.checkpoints.committed_iteration = iteration
 
     def on_report(self, run: Run, report: Report) -> None:
-        """Notes rank 0's metrics, and any rank's checkpoint."""
+        """Record the metrics of rank 0, and the checkpoint of any rank."""
         if self._monitor is None:
             return
         self._monitor.checkpoints.note(report)
@@ -89,24 +90,24 @@ class ProgressCallback(Callback):
                 run.console.print(" | ".join(self._monitor.last_report()), error=True)
 
     def on_checkpoint(self, run: Run, checkpoint: CommittedCheckpoint) -> None:
-        """Notes the checkpoint that was committed."""
+        """Record the committed checkpoint."""
         if self._monitor is not None:
             self._monitor.checkpoints.commit(checkpoint)
 
     def on_failure(self, run: Run, failure: Failure, retrying: bool) -> None:
-        """Prints the failure that a retry follows, or that the run has survived."""
+        """Print a failure that is retried, or that the run survived."""
         if failure.survived:
             run.console.print(failure.summary, error=True)
         elif retrying:
-            run.console.print(f"{failure.summary}; starting again", error=True)
+            run.console.print(f"{failure.summary}; retrying", error=True)
 
     def on_group_stop(self, run: Run, attempt: int) -> None:
-        """Forgets the uploads of the attempt."""
+        """Discard the pending uploads of the attempt."""
         if self._monitor is not None:
             self._monitor.checkpoints.uploading.clear()
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
-        """Ends the drawing, and prints the outcome with the last report."""
+        """Stop the display, and print the outcome with the last report."""
         monitor, self._monitor = self._monitor, None
         display, self._display = self._display, None
         if monitor is not None and display is not None:
@@ -116,7 +117,7 @@ class ProgressCallback(Callback):
 
 
 class _Display:
-    """The thread that shows a monitor's status: live where the console can redraw, as plain lines elsewhere."""
+    """The thread that shows the status: live if the console can redraw lines, as plain lines otherwise."""
 
     def __init__(self, monitor: Monitor, console: Console, interval_s: float | None) -> None:
         self._monitor = monitor
@@ -129,14 +130,14 @@ class _Display:
         self._thread.start()
 
     def show(self) -> None:
-        """Shows the status now."""
+        """Show the status now."""
         if self._is_live:
             self._draw()
         else:
             self._print()
 
     def close(self) -> None:
-        """Ends the thread and removes the live lines."""
+        """Stop the thread and remove the live lines."""
         self._ended.set()
         self._thread.join(_END_WAIT_S)
         self._console.status()
@@ -159,7 +160,7 @@ class _Display:
                 self._print()
 
     def _plain_interval_s(self, now: float) -> float:
-        """A tenth of the run's age, within bounds, so that the log of a long run has few of these lines."""
+        """Return a tenth of the run's age, within bounds, to limit the number of lines in the log of a long run."""
         if self._interval_s is not None:
             return self._interval_s
         return min(max((now - self._monitor.started) / 10, _FIRST_PLAIN_S), _LAST_PLAIN_S)

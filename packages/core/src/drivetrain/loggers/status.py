@@ -1,4 +1,4 @@
-"""The state of a run, as facts and in words."""
+"""The state of a run, as data and as text."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 __all__ = ["MAX_METRICS", "Counter", "Metric", "Status", "clock", "short"]
 
 MAX_METRICS = 6
-"""How many metrics one line shows."""
+"""The maximum number of metrics in one line."""
 
 _QUIET_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counter:
-    """Something that the train function counts.
+    """A counter of the train function.
 
     Attributes:
-        name: such as ``epoch``.
-        value: as it was reported.
-        done: how many are done.
-        total: how many there will be; None if that is not known.
+        name: the name of the metric, such as ``epoch``.
+        value: the reported value.
+        done: the number of completed items.
+        total: the total number of items; None if it is unknown.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Counter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """A number that was reported.
+    """A reported number.
 
     Attributes:
-        name: its name.
-        value: the last one.
-        change: its difference to the one that was shown before.
+        name: the name of the metric.
+        value: the last reported value.
+        change: the difference from the value that was shown before.
     """
 
     name: str
@@ -48,20 +48,20 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """The state of a run at the moment at which it is drawn.
+    """The state of a run when it is drawn.
 
     Attributes:
-        name: the run's name.
-        state: its workers and attempt, or what it is at.
+        name: the name of the run.
+        state: a description of its workers and attempt, or of its current phase.
         elapsed_s: seconds since its start.
-        counters: what the train function counts, coarsest first; without any, its reports.
-        rate: how many of the last counter are done per second; None while that is not known.
-        left_s: seconds to the end; None where no total is known.
-        fraction: how much of the total is done, 0 to 1; None likewise.
-        metrics: those that have moved, or all of the first report.
-        checkpoint: the last one committed; empty without one.
+        counters: the counters of the train function, coarsest first; without any, the number of its reports.
+        rate: the rate of the last counter per second; None while it is unknown.
+        left_s: estimated seconds to the end; None if no total is known.
+        fraction: the completed fraction of the total, 0 to 1; None if no total is known.
+        metrics: the metrics that have changed, or all metrics of the first report.
+        checkpoint: the name of the last committed checkpoint; empty without one.
         checkpoint_age_s: seconds since its commit.
-        uploads: how many checkpoints are reported and not committed.
+        uploads: the number of checkpoints that are reported but not committed.
         quiet_s: seconds since the last report.
     """
 
@@ -79,44 +79,44 @@ class Status:
     quiet_s: float
 
     def parts(self) -> list[str]:
-        """The parts of one line."""
-        said = [self.state, *self.progress(), *map(metric_text, self.metrics[:MAX_METRICS]), *self.storage()]
-        return [part for part in said if part]
+        """Return the parts of a single-line display."""
+        parts = [self.state, *self.progress(), *map(metric_text, self.metrics[:MAX_METRICS]), *self.storage()]
+        return [part for part in parts if part]
 
     def progress(self) -> list[str]:
-        """The counters, their rate, and the time left."""
-        said = [_counted(counter) for counter in self.counters]
+        """Return the counters, their rate and the remaining time."""
+        parts = [_counted(counter) for counter in self.counters]
         if self.rate is not None and self.counters:
-            said.append(_rate_text(self.rate, self.counters[-1].name))
+            parts.append(_rate_text(self.rate, self.counters[-1].name))
         if self.left_s is not None:
-            said.append(f"{clock(self.left_s)} left")
+            parts.append(f"{clock(self.left_s)} left")
         if self.quiet_s > _QUIET_S:
-            said.append(f"last report {clock(self.quiet_s)} ago")
-        return said
+            parts.append(f"last report {clock(self.quiet_s)} ago")
+        return parts
 
     def storage(self) -> list[str]:
-        """The last commit, and the uploads in flight."""
-        said = [self.checkpoint] if self.checkpoint else []
+        """Return the last committed checkpoint, and the number of uploads in flight."""
+        parts = [self.checkpoint] if self.checkpoint else []
         if self.checkpoint and self.checkpoint_age_s >= 1:
-            said = [f"{self.checkpoint} {clock(self.checkpoint_age_s)} ago"]
+            parts = [f"{self.checkpoint} {clock(self.checkpoint_age_s)} ago"]
         if self.uploads:
-            said.append(f"{self.uploads} upload{'s' if self.uploads > 1 else ''} in flight")
-        return said
+            parts.append(f"{self.uploads} upload{'s' if self.uploads > 1 else ''} in flight")
+        return parts
 
 
 def metric_text(metric: Metric) -> str:
-    """A metric's name and value, and which way it went."""
+    """Return the name, the value and the direction of the change of a metric."""
     return f"{metric.name} {short(metric.value)}{_arrow(metric.change)}"
 
 
 def short(value: Any) -> str:
-    """A value in a few characters."""
+    """Return a value as a short text."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def clock(seconds: float) -> str:
-    """A duration as ``1:02``, or ``1:02:03`` from an hour on."""
+    """Return a duration as ``1:02``, or ``1:02:03`` from one hour."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -43,7 +43,7 @@ _STOP_WAIT_S = 2.0
 class Timeline(Callback):
     """Writes ``timeline.jsonl``: starts, attempts with their workers, checkpoints, failures and ends.
 
-    While an attempt runs, it also has a :class:`~drivetrain.loggers.usage.UsageRecorder` note what the workers use.
+    While an attempt runs, a :class:`~drivetrain.loggers.usage.UsageRecorder` also records the workers' resource usage.
     """
 
     def __init__(self) -> None:
@@ -51,9 +51,9 @@ class Timeline(Callback):
         self._packages: threading.Thread | None = None
 
     def on_run_start(self, run: Run) -> None:
-        """Notes the start of a driver, and where it is."""
+        """Record the start of a driver and its environment."""
         append_record(run.path, DriverStarted(environment=_environment()))
-        # Looking at what is installed takes some ten milliseconds, for which no worker has to wait.
+        # Listing the installed packages takes tens of milliseconds, which must not delay the workers.
         self._packages = threading.Thread(
             target=lambda: append_record(run.path, VersionsFound(packages=installed_versions())),
             daemon=True,
@@ -62,20 +62,20 @@ class Timeline(Callback):
         self._packages.start()
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
-        """Notes an attempt and its workers."""
+        """Record an attempt and its workers."""
         append_record(run.path, AttemptStarted(attempt=attempt, workers=[asdict(worker) for worker in workers]))
         self._usage.start(run.path, workers)
 
     def on_resume(self, run: Run, iteration: int) -> None:
-        """Notes from where the attempt goes on."""
+        """Record the iteration from which the attempt resumes."""
         append_record(run.path, AttemptResumed(iteration=iteration))
 
     def on_checkpoint(self, run: Run, checkpoint: CommittedCheckpoint) -> None:
-        """Notes the commit."""
+        """Record the commit."""
         append_record(run.path, CheckpointCommitted(name=checkpoint.name, iteration=checkpoint.iteration))
 
     def on_failure(self, run: Run, failure: Failure, retrying: bool) -> None:
-        """Notes what ended the attempt, or what it has survived."""
+        """Record the failure that ended the attempt, or that the attempt survived."""
         trace = ""
         if failure.exception is not None:
             trace = "".join(traceback.format_exception(failure.exception))[-_TRACEBACK_CHARACTERS:]
@@ -83,21 +83,21 @@ class Timeline(Callback):
         append_record(run.path, record)
 
     def on_group_stop(self, run: Run, attempt: int) -> None:
-        """Notes that the attempt is over."""
+        """Record the end of the attempt."""
         self._usage.stop()
         append_record(run.path, AttemptEnded(attempt=attempt))
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
-        """Notes how the run ended."""
+        """Record how the run ended."""
         self._usage.stop()
         if self._packages is not None:
             self._packages.join(_STOP_WAIT_S)
-        said = None if error is None else (str(error) or type(error).__name__).strip().partition("\n")[0]
-        append_record(run.path, RunEnded(outcome=outcome_of(error).value, error=said))
+        message = None if error is None else (str(error) or type(error).__name__).strip().partition("\n")[0]
+        append_record(run.path, RunEnded(outcome=outcome_of(error).value, error=message))
 
 
 def _environment() -> dict[str, Any]:
-    """Where this process runs."""
+    """Return the environment of this process."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -106,7 +106,7 @@ def _environment() -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "python": platform.python_version(),
         "drivetrain": __version__,
-        "script": sys.argv[0] if sys.argv else "",  # without its arguments, which may be secrets
+        "script": sys.argv[0] if sys.argv else "",  # without its arguments, which may contain secrets
         "directory": _working_directory(),
     }
 
@@ -114,5 +114,5 @@ def _environment() -> dict[str, Any]:
 def _working_directory() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # it has been deleted
+    except FileNotFoundError:  # the directory has been deleted
         return ""

@@ -1,16 +1,16 @@
-"""The base of trackers: what a run reports goes to them on a thread of their own, which no training waits for.
+"""The base class of trackers, which receive the reports of a run on a separate thread without delaying the training.
 
-A tracker's methods are called on that thread, one at a time::
+The methods of a tracker are called on that thread, one at a time::
 
-    open(run)                       before anything else, again and again until it succeeds
-    rewind(iteration)               when the run goes on after an iteration, if the tracker can take things back
-    log(entries)                    for what was reported meanwhile
-    save(checkpoint, directory)     for every commit, if the tracker wants checkpoints
+    open(run)                       first, repeated until it succeeds
+    rewind(iteration)               when the run resumes after an iteration, if the tracker can remove entries
+    log(entries)                    for new reports
+    save(checkpoint, directory)     for every commit, if the tracker stores checkpoints
     close(error)                    at the end of the run
 
-Where one raises, the user is told once, and it is tried again a little later; what fails three times is left out, and
-the end says how much that was. A tracker that cannot do what it was given fast enough, or not at all, has the driver
-wait at the end of the run for a while, and no longer.
+If a method raises, the user sees one warning, and the call is retried after a short pause. A call that fails three
+times is dropped, and a warning at the end of the run states how many reports are missing. If a tracker is too slow, or
+hangs, the driver waits for it at the end of the run for a limited time.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ if TYPE_CHECKING:
 
 __all__ = ["TrackerCallback", "numbers", "parameters"]
 
-_MOST_WAITING = 100_000
-"""Jobs; of a tracker that hangs, what comes after these is left out."""
+_MAX_QUEUED = 100_000
+"""The maximum number of queued jobs; if a tracker hangs, later reports are dropped."""
 
-_MOST_AT_ONCE = 1000
+_MAX_BATCH = 1000
 _GATHER_S = 0.1
-_REST = 4
-"""A tracker rests so many times as long as it has worked, so that it takes the driver's thread little of its time."""
+_IDLE_FACTOR = 4
+"""A tracker's thread pauses this many times as long as it has worked, so that it does not slow down the driver."""
 
-_LONGEST_REST_S = 1.0
-_PAUSES_S = (1.0, 5.0)
-_LONGEST_PAUSE_S = 60.0
+_MAX_IDLE_S = 1.0
+_RETRY_PAUSES_S = (1.0, 5.0)
+_MAX_RETRY_PAUSE_S = 60.0
 _SILENT_S = 2.0
 _INTERRUPTED_S = 10.0
-"""The longest wait at the end of a run whose driver was asked to end, which somebody else may do before long."""
+"""The maximum wait at the end of an interrupted run, because a scheduler may kill the driver soon."""
 
 
 class TrackerCallback(Callback):
-    """Passes on what a run reports, on a thread of its own; a subclass says how.
+    """Base class that passes the reports of a run to a tracker on a separate thread; a subclass implements the tracker.
 
-    Nothing that the tracker does holds up the training or ends it: what it raises is told once. Hooks of
-    :class:`~drivetrain.Callback` are not for subclasses here; :mod:`drivetrain.loggers.tracker` says when their own
-    methods are called.
+    The tracker cannot delay or end the training: the first exception that it raises is printed as a warning. Subclasses
+    do not override the hooks of :class:`~drivetrain.Callback`, but the methods that
+    :mod:`drivetrain.loggers.tracker` lists.
 
     Args:
-        ranks: whose reports: ``"rank0"``; ``"all"``, those of other ranks with ``rank_<n>/`` in front of the names; or
-            ``"reduced"``, the mean over the ranks of every number they report for an iteration. Values that a report
-            asks to be combined (``report(..., reduce=...)``) are combined in any case.
-        drain_timeout_s: seconds that the driver waits at the end of the run for what has not been passed on.
+        ranks: the ranks whose reports are logged: ``"rank0"``; ``"all"``, with the prefix ``rank_<n>/`` for the metrics
+            of other ranks; or ``"reduced"``, the mean over the ranks of every number in an iteration. Values with a
+            reduction (``report(..., reduce=...)``) are always combined.
+        drain_timeout_s: maximum seconds that the driver waits at the end of the run for pending reports.
 
     Raises:
         PluginNotFoundError: the tracker's package is not installed.
@@ -72,97 +72,96 @@ class TrackerCallback(Callback):
     """
 
     title: ClassVar[str] = ""
-    """What warnings call the tracker; empty for the name of the class."""
+    """The name of the tracker in warnings; empty for the name of the class."""
 
     package: ClassVar[str] = ""
-    """The module that has to be installed; empty for none."""
+    """The module that the tracker requires; empty for none."""
 
     extra: ClassVar[str] = ""
-    """The extra of drivetrain that installs it."""
+    """The extra of drivetrain that installs this module."""
 
     can_rewind: ClassVar[bool] = False
-    """Whether the tracker can forget what came after an iteration. Of others, the first value of each step stays."""
+    """True if the tracker can remove entries; other trackers keep the first value of each iteration."""
 
     def __init__(self, *, ranks: Ranks = "rank0", drain_timeout_s: float = 60.0) -> None:
         name = type(self).__name__
         if self.package and importlib.util.find_spec(self.package) is None:
             raise PluginNotFoundError(
-                f"{name}: expected the package {self.package}, found none in this environment. "
-                f'Run: pip install "drivetrain[{self.extra}]"'
+                f'{name} requires {self.package}, which is not installed. Run: pip install "drivetrain[{self.extra}]"'
             )
         if ranks not in ("rank0", "all", "reduced"):
             raise ConfigurationError(f"{name}(ranks=...): expected 'rank0', 'all' or 'reduced', got {ranks!r}")
         if not drain_timeout_s >= 0:
-            raise ConfigurationError(f"{name}(drain_timeout_s=...): expected seconds, got {drain_timeout_s!r}")
+            raise ConfigurationError(f"{name}(drain_timeout_s=...): expected seconds >= 0, got {drain_timeout_s!r}")
         self.ranks = ranks
         self.drain_timeout_s = drain_timeout_s
         self._feed: _Feed | None = None
 
     @property
     def wants_checkpoints(self) -> bool:
-        """Whether :meth:`save` is to be called."""
+        """True if :meth:`save` should be called."""
         return False
 
     def open(self, run: Run) -> int | None:
-        """Connects to the tracker.
+        """Connect to the tracker.
 
         Returns:
-            The last iteration that it has of an earlier part of the same run, if it knows; those up to there are not
-            logged again.
+            The last iteration that the tracker has from an earlier part of the same run, if known. Iterations up to it
+            are not logged again.
         """
         raise NotImplementedError
 
     def rewind(self, iteration: int) -> None:
-        """Forgets what came after an iteration; called if :attr:`can_rewind`."""
+        """Remove the entries after an iteration; called only if :attr:`can_rewind` is True."""
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Logs what was reported, in the order of its iterations for each rank."""
+        """Log new entries; the entries of each rank are in the order of iterations."""
         raise NotImplementedError
 
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
-        """Stores the files of a checkpoint; called if :attr:`wants_checkpoints`."""
+        """Store the files of a checkpoint; called only if :attr:`wants_checkpoints` is True."""
 
     def close(self, error: BaseException | None) -> None:
-        """Ends the tracker's run; ``error`` is what ``fit()`` raises, if it does."""
+        """End the tracker's run; ``error`` is the exception that ``fit()`` raises, or None."""
 
     def on_run_start(self, run: Run) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._feed = _Feed(self, run)
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
-        """Notes how many ranks there are."""
+        """Record the number of ranks."""
         if self._feed is not None:
             self._feed.put(partial(self._feed.regroup, len(workers)))
 
     def on_resume(self, run: Run, iteration: int) -> None:
-        """Has the tracker forget what will be reported again."""
+        """Make the tracker remove the iterations that will be reported again."""
         if self._feed is not None and self.can_rewind:
             self._feed.put(partial(self._feed.rewind, iteration))
 
     def on_report(self, run: Run, report: Report) -> None:
-        """Passes it to the thread."""
+        """Pass the report to the thread."""
         if self._feed is not None and (report.rank == 0 or self.ranks != "rank0"):
             self._feed.put((time.time(), report))
 
     def on_checkpoint(self, run: Run, checkpoint: CommittedCheckpoint) -> None:
-        """Passes it to the thread."""
+        """Pass the checkpoint to the thread."""
         if self._feed is not None and self.wants_checkpoints:
             self._feed.put(partial(self._feed.save, checkpoint))
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
-        """Waits until the thread is done, or its time is over."""
+        """Wait until the thread has finished, or until the timeout expires."""
         feed, self._feed = self._feed, None
         if feed is not None:
-            asked_to_end = error is not None and not isinstance(error, Exception)
-            feed.finish(error, min(self.drain_timeout_s, _INTERRUPTED_S) if asked_to_end else self.drain_timeout_s)
+            interrupted = error is not None and not isinstance(error, Exception)
+            feed.finish(error, min(self.drain_timeout_s, _INTERRUPTED_S) if interrupted else self.drain_timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is of one run: every attribute with an underscore."""
+        """Return the state without the private attributes, which belong to a single run."""
         return {name: None if name.startswith("_") else value for name, value in self.__dict__.items()}
 
 
 class _Feed:
-    """Passes on one run to a tracker: a bounded queue, and the thread that empties it."""
+    """Passes one run to a tracker through a bounded queue and a thread that empties it."""
 
     def __init__(self, tracker: TrackerCallback, run: Run) -> None:
         self._tracker = tracker
@@ -172,42 +171,42 @@ class _Feed:
         self._jobs: queue.SimpleQueue[tuple[float, Report] | Callable[[], None]] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._over = False
-        self._given = 0
-        self._done = 0
+        self._queued_reports = 0
+        self._logged_reports = 0
         self._thread = threading.Thread(target=self._work, daemon=True, name=f"drivetrain {self._warnings.title}")
         self._thread.start()
 
     def put(self, job: tuple[float, Report] | Callable[[], None]) -> None:
-        """Queues a report or a call; called on the controller's thread."""
+        """Queue a report or a call; called on the controller's thread."""
         is_report = isinstance(job, tuple)
-        self._given += is_report
-        if not is_report or self._jobs.qsize() < _MOST_WAITING:
+        self._queued_reports += is_report
+        if not is_report or self._jobs.qsize() < _MAX_QUEUED:
             self._jobs.put(job)
 
     def finish(self, error: BaseException | None, timeout_s: float) -> None:
-        """Waits until the queue is empty, and warns of what is missing; called on the controller's thread."""
+        """Wait until the queue is empty, and warn about missing reports; called on the controller's thread."""
         self._jobs.put(partial(self._close, error))
         self._ending.set()
         self._thread.join(min(timeout_s, _SILENT_S))
         if self._thread.is_alive() and timeout_s > _SILENT_S:
-            self._warnings.show(f"waiting up to {timeout_s:g} s for what is not there yet")
+            self._warnings.show(f"waiting up to {timeout_s:g} s for pending reports")
             self._thread.join(timeout_s - _SILENT_S)
         if self._thread.is_alive():
-            self._warnings.show(f"was not done {timeout_s:g} s after the end of the run (drain_timeout_s)")
-        if missing := self._given - self._done:
-            self._warnings.show(f"{missing} of {self._given} reports are not there")
+            self._warnings.show(f"not finished {timeout_s:g} s after the end of the run (drain_timeout_s)")
+        if missing := self._queued_reports - self._logged_reports:
+            self._warnings.show(f"{missing} of {self._queued_reports} reports were not logged")
 
     def regroup(self, size: int) -> None:
-        """Notes the number of ranks that report from now on."""
+        """Set the number of ranks that report from now on."""
         self._log(self._entries.regroup(size))
 
     def rewind(self, iteration: int) -> None:
-        """Makes the tracker forget the iterations that are reported again."""
+        """Make the tracker remove the iterations that are reported again."""
         self._entries.rewind(iteration)
         self._tracker.rewind(iteration)
 
     def save(self, checkpoint: CommittedCheckpoint) -> None:
-        """Passes on a checkpoint's files, unless retention has deleted them meanwhile."""
+        """Pass on the files of a checkpoint, unless retention has deleted them in the meantime."""
         with (
             contextlib.suppress(CheckpointError),
             checkpoint_in(self._run.storage, checkpoint.name).as_directory() as directory,
@@ -226,15 +225,15 @@ class _Feed:
             began = time.monotonic()
             for is_report, group in itertools.groupby(jobs, lambda job: isinstance(job, tuple)):
                 if is_report:
-                    self._pass_on(list(group))  # type: ignore[arg-type] # groupby has sorted them out
+                    self._pass_on(list(group))  # type: ignore[arg-type] # groupby has separated the types
                 else:
                     for job in group:
-                        self._try(job)  # type: ignore[arg-type] # likewise
-            self._ending.wait(min(_REST * (time.monotonic() - began), _LONGEST_REST_S))
+                        self._try(job)  # type: ignore[arg-type] # see above
+            self._ending.wait(min(_IDLE_FACTOR * (time.monotonic() - began), _MAX_IDLE_S))
 
     def _open(self) -> bool:
-        """Connects, with any number of attempts until the run ends; returns whether it succeeded."""
-        pause_s = _PAUSES_S[0]
+        """Connect, retrying until the run ends; return True on success."""
+        pause_s = _RETRY_PAUSES_S[0]
         while True:
             is_last = self._ending.is_set()
             try:
@@ -245,29 +244,29 @@ class _Feed:
             if is_last:
                 return False
             self._ending.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_RETRY_PAUSE_S)
 
     def _take(self) -> list[tuple[float, Report] | Callable[[], None]]:
-        """Waits for jobs, and takes all that come at about the same time."""
+        """Wait for a job, and return it with the jobs that arrive shortly after it."""
         jobs = [self._jobs.get()]
         self._ending.wait(_GATHER_S)
         with contextlib.suppress(queue.Empty):
-            while len(jobs) < _MOST_AT_ONCE:
+            while len(jobs) < _MAX_BATCH:
                 jobs.append(self._jobs.get_nowait())
         return jobs
 
     def _pass_on(self, reports: Sequence[tuple[float, Report]]) -> None:
         entries = [entry for moment, report in reports for entry in self._entries.make(report, moment)]
         if self._try(lambda: self._log(entries)):
-            self._done += len(reports)
+            self._logged_reports += len(reports)
 
     def _log(self, entries: Sequence[Entry]) -> None:
         if entries:
             self._tracker.log(entries)
 
     def _try(self, job: Callable[[], None]) -> bool:
-        """Calls a job up to three times; returns whether it succeeded."""
-        for pause_s in (*_PAUSES_S, 0.0):
+        """Call a job up to three times; return True on success."""
+        for pause_s in (*_RETRY_PAUSES_S, 0.0):
             try:
                 job()
                 return True
@@ -278,7 +277,7 @@ class _Feed:
 
 
 class _Warnings:
-    """Prints the problems of one tracker; of its errors only the first, and none after another warning."""
+    """Prints the problems of one tracker: all warnings, but an error only if it is the first problem."""
 
     def __init__(self, run: Run, title: str) -> None:
         self.title = title
@@ -286,26 +285,26 @@ class _Warnings:
         self._shown = False
 
     def show(self, text: str) -> None:
-        """Prints a warning."""
+        """Print a warning."""
         self._run.console.print(f"{self._run.name}: {self.title}: {text}", error=True)
         self._shown = True
 
     def show_error(self, error: BaseException) -> None:
-        """Prints an error of the tracker, if it is the first problem."""
+        """Print an error of the tracker, if it is the first problem."""
         if not self._shown:
-            said = str(error).strip().partition("\n")[0]
-            self.show(f"{type(error).__name__}: {said}; the run goes on, and this is tried again")
+            message = str(error).strip().partition("\n")[0]
+            self.show(f"{type(error).__name__}: {message}; the run continues, and the tracker is retried")
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The values that are numbers."""
+    """Return the metrics whose values are numbers."""
     return {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
 
 
 def parameters(run: Run) -> dict[str, Any]:
-    """What a run is to be found and compared by: its train function's config, flattened, and how many workers it has.
+    """Return the hyperparameters of a run: the flattened config of its train function, and the number of workers.
 
-    Values other than numbers and strings are given as text of at most 250 characters.
+    Values other than numbers are converted to text of at most 250 characters.
     """
     values = flatten({str(name): value for name, value in (run.train_loop_config or {}).items()})
     values.setdefault("num_workers", run.scaling_config.max_workers)

@@ -1,4 +1,4 @@
-"""The versions of the frameworks that a run may use, without a list of frameworks."""
+"""Finds the versions of the frameworks that a run may use, without a fixed list of frameworks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 __all__ = ["installed_versions"]
 
 _CORE = "drivetrain"
-_VARIANTS = ("", "-cpu", "-gpu")  # builds of a framework that are published under names of their own
+_VARIANTS = ("", "-cpu", "-gpu")  # builds of a framework that are published under separate names
 _NAME = re.compile(r"^Name: (.+)$", re.MULTILINE)
 _VERSION = re.compile(r"^Version: (.+)$", re.MULTILINE)
 _REQUIREMENT = re.compile(r"^Requires-Dist: ([\w.-]+)(.*)$", re.MULTILINE)
@@ -16,7 +16,7 @@ _REQUIREMENT = re.compile(r"^Requires-Dist: ([\w.-]+)(.*)$", re.MULTILINE)
 
 @functools.cache
 def installed_versions() -> dict[str, str]:
-    """Returns the versions of the distributions that drivetrain and its plugins require, by name.
+    """Return the versions of the distributions that drivetrain and its plugins require, by name.
 
     A plugin is a distribution that requires drivetrain. The optional requirements of plugins count, because a plugin
     for several frameworks requires none of them unconditionally; those of drivetrain do not count. Nothing is imported.
@@ -27,10 +27,10 @@ def installed_versions() -> dict[str, str]:
     plugins = {_CORE}
     required: set[str] = set()
     for distribution in distributions():
-        # Searching the header takes a fraction of the time that importlib takes to parse it.
+        # Searching the header is much faster than parsing it with importlib.
         try:
             header = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
-        except (OSError, UnicodeDecodeError):  # a damaged installation of a package that the run may not need
+        except (OSError, UnicodeDecodeError):  # a damaged package, which the run may not need
             continue
         name, version = _NAME.search(header), _VERSION.search(header)
         if name is None or version is None:
