@@ -77,7 +77,7 @@ def test_function_with_two_required_arguments_is_refused_by_name(storage_path: P
 def test_function_with_a_required_keyword_is_refused(storage_path: Path) -> None:
     def keyword(*, other: int) -> None: ...
 
-    refuse(ConfigurationError, "no argument, or the config", storage_path, function=keyword)
+    refuse(ConfigurationError, "with no argument, or with the config", storage_path, function=keyword)
 
 
 def test_object_that_is_not_a_function_is_refused(storage_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_config_of_the_wrong_type_is_refused() -> None:
 
 def test_checkpoint_options_of_trainers_that_own_the_loop_are_refused(storage_path: Path) -> None:
     run = {"checkpoint_config": CheckpointConfig(checkpoint_at_end=True)}
-    refuse(ConfigurationError, "here the train function does", storage_path, run=run)
+    refuse(ConfigurationError, "the train function owns the training loop", storage_path, run=run)
 
 
 def test_storage_path_that_is_a_file_is_refused(storage_path: Path) -> None:
