@@ -91,7 +91,7 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
     Args:
         job: the job.
         interrupts: the requests to end the run.
-        raise_on_failure: see :meth:`drivetrain.DataParallelTrainer.fit`, also for what is raised.
+        raise_on_failure: see :meth:`drivetrain.DataParallelTrainer.fit`, which also lists the exceptions.
     """
     runtime = resolve_runtime(job.scaling, required=required_runtime(job.datasets))
     function = pickle_function(job.function, job.config, runtime.reduce)

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["DataParallelTrainer"]
 
 
-_MAX_ATTEMPTS_SHOWN = 5
-
-
 class DataParallelTrainer(KeepsArguments):
     """Runs one function on every worker of a group.
 
