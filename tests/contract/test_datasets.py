@@ -84,7 +84,7 @@ def test_unknown_dataset_name_is_refused_with_the_available_names(runtime: Runti
     with pytest.raises(TrainingFailedError, match="got 'test'; the run has 'train'") as failed:
         runtime.fit(ask, {"name": "test"}, datasets={"train": {"x": [1, 2]}})
     assert isinstance(failed.value.__cause__, SessionError)
-    with pytest.raises(TrainingFailedError, match="the run has no datasets: pass datasets="):
+    with pytest.raises(TrainingFailedError, match=r"the run has no datasets\. Pass datasets="):
         runtime.fit(ask, {"name": None}, name="without")
 
 

@@ -423,7 +423,7 @@ def test_process_killed_by_the_kernel_for_its_memory_is_distinguished_from_other
 
     assert status == 0, errors
     assert output.startswith("OUT_OF_MEMORY ")
-    assert "was ended by the kernel, as memory ran out" in output
+    assert "was killed by the kernel because memory ran out" in output
 
 
 @on_this_machine

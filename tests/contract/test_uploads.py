@@ -213,12 +213,12 @@ def test_directory_in_the_run_directory_is_adopted_in_place(runtime: RuntimeUnde
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
-        ("../elsewhere", "a directory of its own in the run directory"),
-        ("run/../elsewhere", "a directory of its own in the run directory"),
-        ("run", "a directory of its own in the run directory"),
-        ("run/artifacts", "a directory of its own in the run directory"),
-        ("run/logs", "a directory of its own in the run directory"),
-        ("run/.pending", "a directory of its own in the run directory"),
+        ("../elsewhere", "its own directory in the run directory"),
+        ("run/../elsewhere", "its own directory in the run directory"),
+        ("run", "its own directory in the run directory"),
+        ("run/artifacts", "its own directory in the run directory"),
+        ("run/logs", "its own directory in the run directory"),
+        ("run/.pending", "its own directory in the run directory"),
         ("run/missing", "with at least one file, got none in 'missing'"),
     ],
 )
@@ -278,8 +278,8 @@ def test_custom_upload_function_stores_the_checkpoint(runtime: RuntimeUnderTest,
 @pytest.mark.parametrize(
     ("returned", "reason"),
     [
-        ("None", "expected it to return the Checkpoint in the run directory, got None"),
-        ("checkpoint", "a directory of its own in the run directory"),
+        ("None", "expected a Checkpoint in the run directory as return value, got None"),
+        ("checkpoint", "its own directory in the run directory"),
         ("Checkpoint(run_directory(config) / 'other')", "checkpoint in 'checkpoint_000001' .* got 'other'"),
     ],
 )
@@ -330,7 +330,7 @@ def test_checkpoints_are_stored_in_the_directories_named_by_the_ranks(runtime: R
 )
 @in_this_process
 def test_reserved_file_name_is_refused_before_anything_is_stored(runtime: RuntimeUnderTest, name: str) -> None:
-    with pytest.raises(TrainingFailedError, match="plain directory name") as failed:
+    with pytest.raises(TrainingFailedError, match="directory name without slashes") as failed:
         runtime.fit(lambda: report_under(name, **{"0.txt": "1"}))
     assert isinstance(failed.value.__cause__, SessionError)
     assert failed.value.kind is FailureKind.USER_ERROR
@@ -510,7 +510,7 @@ def test_failed_background_upload_is_raised_once_by_the_next_report(
     result = runtime.fit(train, {"storage_path": str(runtime.storage_path), "cause": cause}, workers=1)
 
     (refused,) = result.return_value
-    assert "a checkpoint was not stored, as the background upload failed" in refused
+    assert "a checkpoint was not stored because the background upload failed" in refused
     assert reason in refused
     assert committed_names(result.path) == ["checkpoint_000001", "checkpoint_000003", "checkpoint_000004"]
     assert [files["weights.txt"] for files in contents(result)] == ["0", "2", "3"]

@@ -20,12 +20,12 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (ScalingConfig, {"resources_per_worker": {"CPU": "two"}}, "got 'CPU': 'two'"),
     (ScalingConfig, {"resources_per_worker": {"CPU": float("nan")}}, "got 'CPU': nan"),
     (ScalingConfig, {"resources_per_worker": {1: 1}}, "got 1: 1"),
-    (ScalingConfig, {"resources_per_worker": {"GPU": 2}}, "use_gpu is False: add use_gpu=True"),
-    (ScalingConfig, {"use_gpu": True, "resources_per_worker": {"GPU": 0}}, "0 GPUs a worker"),
+    (ScalingConfig, {"resources_per_worker": {"GPU": 2}}, "use_gpu is False, got 2 per worker. Set use_gpu=True"),
+    (ScalingConfig, {"use_gpu": True, "resources_per_worker": {"GPU": 0}}, "got 0 GPUs per worker"),
     (ScalingConfig, {"trainer_resources": {"CPU": float("inf")}}, "trainer_resources"),
     (ScalingConfig, {"placement_strategy": "TIGHT"}, "'PACK', 'SPREAD', 'STRICT_PACK', 'STRICT_SPREAD', got 'TIGHT'"),
     (ScalingConfig, {"accelerator_type": 100}, "expected a str, got 100"),
-    (ScalingConfig, {"num_workers": 0, "runtime": "local"}, "ask for at least 1 worker"),
+    (ScalingConfig, {"num_workers": 0, "runtime": "local"}, "Set num_workers to at least 1"),
     (ScalingConfig, {"runtime": 3}, "a runtime's name or a Runtime, got 3"),
     (CheckpointConfig, {"num_to_keep": 0}, "at least 1, got 0"),
     (CheckpointConfig, {"num_to_keep": "all"}, "got 'all'"),
@@ -36,16 +36,16 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (FailureConfig, {"max_failures": -2}, "at least -1, got -2"),
     (FailureConfig, {"max_failures": 1.0}, "got 1.0"),
     (FailureConfig, {"fail_fast": "fast"}, "got 'fast'"),
-    (FailureConfig, {"fail_fast": True, "max_failures": 2}, "set one of them"),
+    (FailureConfig, {"fail_fast": True, "max_failures": 2}, "Set only one of them"),
     (FailureConfig, {"policy": "often"}, "decide"),
     (SyncConfig, {"sync_period": 0}, "positive number of seconds, got 0"),
     (SyncConfig, {"sync_timeout": "1h"}, "got '1h'"),
     (SyncConfig, {"sync_artifacts": None}, "True or False"),
     (RunConfig, {"name": "a/b"}, "without slashes, got 'a/b'"),
     (RunConfig, {"name": "a\\b"}, "without slashes"),
-    (RunConfig, {"name": ".."}, "plain directory name"),
-    (RunConfig, {"name": ""}, "plain directory name"),
-    (RunConfig, {"name": "two\nlines"}, "plain directory name"),
+    (RunConfig, {"name": ".."}, "directory name without slashes"),
+    (RunConfig, {"name": ""}, "directory name without slashes"),
+    (RunConfig, {"name": "two\nlines"}, "directory name without slashes"),
     (RunConfig, {"name": 5}, "expected a str, got 5"),
     (RunConfig, {"storage_path": 5}, "expected a path or URI, got 5"),
     (RunConfig, {"failure_config": 3}, "expected a FailureConfig, got 3"),
@@ -58,14 +58,14 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (RunConfig, {"verbose": 3}, "0, 1, 2, got 3"),
     (RunConfig, {"log_to_file": "logs"}, "True or False"),
     (RunConfig, {"worker_output": "some"}, "'rank0', 'all', 'none', got 'some'"),
-    (RunConfig, {"resume": "s3://bucket/run", "name": "run"}, "names the run already"),
-    (CheckpointConfig, {"keep_every": 2}, "set num_to_keep"),
+    (RunConfig, {"resume": "s3://bucket/run", "name": "run"}, "the path names the run"),
+    (CheckpointConfig, {"keep_every": 2}, "Set num_to_keep"),
     (CheckpointConfig, {"num_to_keep": 1, "keep_every": 0}, "an integer of at least 1, got 0"),
     (CheckpointConfig, {"num_to_keep": 1, "keep_last": 0}, "an integer of at least 1, got 0"),
     (CheckpointConfig, {"max_uploads_in_flight": 0}, "an integer of at least 1, got 0"),
     (SyncConfig, {"transfer_threads": 0}, "an integer of at least 1, got 0"),
     (RunConfig, {"resume": True}, "'must' or the path of a run directory, got True"),
-    (RunConfig, {"resume": "must"}, "set name"),
+    (RunConfig, {"resume": "must"}, "Set name"),
     (RunConfig, {"detailed_metrics": 1}, "True or False"),
     (RunConfig, {"preload": "torch"}, "list of module names, got 'torch'"),
     (RunConfig, {"preload": None}, "list of module names, got None"),
@@ -113,7 +113,7 @@ def test_scaling_config_sums_the_requested_resources() -> None:
     assert ScalingConfig().num_gpus_per_worker == 0.0
 
 
-def test_scaling_config_keeps_a_copy_of_the_resources_it_was_given() -> None:
+def test_scaling_config_copies_the_resources() -> None:
     given = {"CPU": 1.0}
     config = ScalingConfig(resources_per_worker=given)
     given["CPU"] = 99.0

@@ -179,7 +179,7 @@ def test_storage_failures_and_wrong_checkpoints_raise_different_classes() -> Non
 
 @pytest.mark.parametrize(
     ("exit_code", "words"),
-    [(None, "ended"), (0, "ended with exit code 0"), (3, "ended with exit code 3"), (-11, "was ended by SIGSEGV")],
+    [(None, "exited"), (0, "exited with code 0"), (3, "exited with code 3"), (-11, "was killed by SIGSEGV")],
 )
 def test_exit_of_a_process_is_described(exit_code: int | None, words: str) -> None:
     assert describe_exit(exit_code) == words

@@ -90,7 +90,7 @@ def test_array_without_item_is_refused_with_its_key() -> None:
     ids=["report", "get_checkpoint", "get_context"],
 )
 def test_call_outside_a_train_function_is_refused(call: Callable[[], object]) -> None:
-    with pytest.raises(SessionError, match=r"inside a train function, and this process runs none.*trainer\.fit"):
+    with pytest.raises(SessionError, match=r"inside a train function, but this process runs none.*trainer\.fit"):
         call()
 
 
@@ -140,14 +140,14 @@ def test_report_from_a_child_process_is_refused(tmp_path: Path) -> None:
         process.join(30)
         return receiver.recv()
 
-    assert "not in a child process of it" in run_here(train, tmp_path).return_value
+    assert "got one in a child process" in run_here(train, tmp_path).return_value
 
 
 def test_fit_inside_a_train_function_of_this_process_is_refused(tmp_path: Path) -> None:
     def train() -> None:
         run_here(lambda: None, tmp_path / "inner")
 
-    with pytest.raises(drivetrain.TrainingFailedError, match="fit\\(\\) cannot be called inside one here"):
+    with pytest.raises(drivetrain.TrainingFailedError, match="expected no running train function in this process"):
         run_here(train, tmp_path)
 
 

@@ -113,7 +113,7 @@ def kill_rank_1() -> None:
 
 
 def test_exit_code_of_a_process_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(TrainingFailedError, match="was ended by SIGKILL") as caught:
+    with pytest.raises(TrainingFailedError, match="was killed by SIGKILL") as caught:
         fit(kill_rank_1, tmp_path)
 
     assert isinstance(caught.value.__cause__, WorkerDiedError)

@@ -1,4 +1,4 @@
-"""What a run is asked to do: frozen, keyword-only, validated when they are made."""
+"""The configuration classes of a run. They are frozen and keyword-only, and validate their fields on construction."""
 
 from __future__ import annotations
 
@@ -24,194 +24,195 @@ _RUN_NAME = re.compile(r"[^/\\\x00-\x1f]+")
 
 
 class CallbackLike(Protocol):
-    """What a configuration requires of a callback: see :class:`drivetrain.Callback`."""
+    """The part of :class:`drivetrain.Callback` that a configuration checks."""
 
     def on_report(self, run: Any, report: Any) -> None:
-        """A rank reported."""
+        """Handle a report of a rank."""
         ...
 
 
 class PolicyLike(Protocol):
-    """What a configuration requires of a policy: see :class:`drivetrain.FailurePolicy`."""
+    """The part of :class:`drivetrain.FailurePolicy` that a configuration checks."""
 
     def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
-        """Whether to start another attempt."""
+        """Return True to start another attempt."""
         ...
 
 
 class RuntimeLike(Protocol):
-    """What a configuration requires of a runtime: see :class:`drivetrain.plugin.Runtime`."""
+    """The part of :class:`drivetrain.plugin.Runtime` that a configuration checks."""
 
     name: str
 
     def launch(self, spec: Any) -> Any:
-        """Starts a worker group."""
+        """Start a worker group."""
         ...
 
 
 Check = Callable[[str, object], None]
-"""Refuses a wrong value; the first argument is how the error calls it, such as ``ScalingConfig(use_gpu=...)``."""
+"""Raises for an invalid value. The first argument is the message's subject, such as ``ScalingConfig(use_gpu=...)``."""
 
 
 def _check_fields(config: object, checks: Mapping[str, Check]) -> None:
-    """Checks the fields of a configuration that have a check of their own."""
+    """Check fields of a configuration, each with its own check."""
     for name, check in checks.items():
         check(f"{type(config).__name__}({name}=...)", getattr(config, name))
 
 
 def _or_none(check: Check) -> Check:
-    def check_unless_none(what: str, value: object) -> None:
+    def check_unless_none(subject: str, value: object) -> None:
         if value is not None:
-            check(what, value)
+            check(subject, value)
 
     return check_unless_none
 
 
 def _int_from(minimum: int) -> Check:
-    def check(what: str, value: object) -> None:
+    def check(subject: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ConfigurationError(f"{what}: expected an integer of at least {minimum}, got {value!r}")
+            raise ConfigurationError(f"{subject}: expected an integer of at least {minimum}, got {value!r}")
 
     return check
 
 
 def _one_of(*choices: object) -> Check:
-    def check(what: str, value: object) -> None:
+    def check(subject: str, value: object) -> None:
         if value not in choices:
-            raise ConfigurationError(f"{what}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+            raise ConfigurationError(f"{subject}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
     return check
 
 
 def _instance_of(kind: type[object]) -> Check:
-    def check(what: str, value: object) -> None:
+    def check(subject: str, value: object) -> None:
         if not isinstance(value, kind):
-            raise ConfigurationError(f"{what}: expected a {kind.__name__}, got {value!r}")
+            raise ConfigurationError(f"{subject}: expected a {kind.__name__}, got {value!r}")
 
     return check
 
 
 def _object_with(method: str, description: str) -> Check:
-    def check(what: str, value: object) -> None:
+    def check(subject: str, value: object) -> None:
         if not callable(getattr(value, method, None)):
-            raise ConfigurationError(f"{what}: expected {description}, got {value!r}")
+            raise ConfigurationError(f"{subject}: expected {description}, got {value!r}")
 
     return check
 
 
-def _seconds(what: str, value: object) -> None:
+def _seconds(subject: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigurationError(f"{what}: expected a positive number of seconds, got {value!r}")
+        raise ConfigurationError(f"{subject}: expected a positive number of seconds, got {value!r}")
 
 
-def _bool(what: str, value: object) -> None:
+def _bool(subject: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{what}: expected True or False, got {value!r}")
+        raise ConfigurationError(f"{subject}: expected True or False, got {value!r}")
 
 
-def _resources(what: str, value: object) -> None:
+def _resources(subject: str, value: object) -> None:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f'{what}: expected a mapping such as {{"CPU": 2}}, got {value!r}')
+        raise ConfigurationError(f'{subject}: expected a mapping such as {{"CPU": 2}}, got {value!r}')
     for key, amount in value.items():
         good = isinstance(key, str) and isinstance(amount, (int, float)) and not isinstance(amount, bool)
         if not good or not 0 <= amount < math.inf:
             raise ConfigurationError(
-                f"{what}: expected resource names with amounts of at least 0, got {key!r}: {amount!r}"
+                f"{subject}: expected resource names with amounts of at least 0, got {key!r}: {amount!r}"
             )
 
 
-def _number_of_workers(what: str, value: object) -> None:
+def _number_of_workers(subject: str, value: object) -> None:
     if not isinstance(value, (tuple, list)):
-        _int_from(0)(what, value)
+        _int_from(0)(subject, value)
         return
     if len(value) != 2:
-        raise ConfigurationError(f"{what}: expected a number or a pair (min, max), got {value!r}")
+        raise ConfigurationError(f"{subject}: expected a number or a pair (min, max), got {value!r}")
     for bound in value:
-        _int_from(1)(what, bound)
+        _int_from(1)(subject, bound)
     if value[0] > value[1]:
-        raise ConfigurationError(f"{what.replace('...', '(min, max)')}: expected min to be at most max, got {value!r}")
+        raise ConfigurationError(
+            f"{subject.replace('...', '(min, max)')}: expected min to be at most max, got {value!r}"
+        )
 
 
-def _name_or_runtime(what: str, value: object) -> None:
+def _name_or_runtime(subject: str, value: object) -> None:
     if not isinstance(value, str):
-        _object_with("launch", "a runtime's name or a Runtime")(what, value)
+        _object_with("launch", "a runtime's name or a Runtime")(subject, value)
 
 
-def _run_name(what: str, value: object) -> None:
-    _instance_of(str)(what, value)
+def _run_name(subject: str, value: object) -> None:
+    _instance_of(str)(subject, value)
     if not _RUN_NAME.fullmatch(str(value)) or value in (".", ".."):
         raise ConfigurationError(
-            f"{what}: expected a plain directory name without slashes, got {value!r}: put the directories before "
-            "it into "
+            f"{subject}: expected a directory name without slashes, got {value!r}. Put parent directories into "
             "storage_path"
         )
 
 
-def _path(what: str, value: object) -> None:
+def _path(subject: str, value: object) -> None:
     if not isinstance(value, (str, os.PathLike)):
-        raise ConfigurationError(f"{what}: expected a path or URI, got {value!r}")
+        raise ConfigurationError(f"{subject}: expected a path or URI, got {value!r}")
 
 
-def _callbacks(what: str, value: object) -> None:
+def _callbacks(subject: str, value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigurationError(f"{what}: expected a list of callbacks or names, got {value!r}")
+        raise ConfigurationError(f"{subject}: expected a list of callbacks or names, got {value!r}")
     for callback in value:
         if not isinstance(callback, str):
-            _object_with("on_report", "Callback objects or names")(what, callback)
+            _object_with("on_report", "Callback objects or names")(subject, callback)
 
 
-def _module_names(what: str, value: object) -> None:
+def _module_names(subject: str, value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(name, str) for name in value):
-        raise ConfigurationError(f"{what}: expected a list of module names, got {value!r}")
+        raise ConfigurationError(f"{subject}: expected a list of module names, got {value!r}")
 
 
-def _stop_condition(what: str, value: object) -> None:
+def _stop_condition(subject: str, value: object) -> None:
     if callable(value):
         return
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{what}: expected a mapping or a function, got {value!r}")
+        raise ConfigurationError(f"{subject}: expected a mapping or a function, got {value!r}")
     for key, bound in value.items():
         if not isinstance(bound, (int, float)):
-            raise ConfigurationError(f"{what}: expected a number for {key!r}, got {bound!r}")
+            raise ConfigurationError(f"{subject}: expected a number for {key!r}, got {bound!r}")
 
 
-def _resume(what: str, value: object) -> None:
+def _resume(subject: str, value: object) -> None:
     modes = ("never", "auto", "must")
     if value not in modes and not isinstance(value, os.PathLike) and "/" not in str(value):
         raise ConfigurationError(
-            f"{what}: expected one of {', '.join(map(repr, modes))} or the path of a run directory, got {value!r}"
+            f"{subject}: expected one of {', '.join(map(repr, modes))} or the path of a run directory, got {value!r}"
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScalingConfig(ShowsFields):
-    """How many workers, with what resources, on which runtime.
+    """The number of workers, their resources, and the runtime that starts them.
 
     Attributes:
-        num_workers: worker processes to run the train function on. 0 runs it in this process, on this thread,
-            so that ``breakpoint()`` works as usual. A pair ``(min, max)`` makes the run elastic: each attempt takes as
-            many workers as there is room for, within the bounds.
-        use_gpu: give each worker a GPU (or as many as ``resources_per_worker["GPU"]`` says).
-        resources_per_worker: resources of one worker, such as ``{"CPU": 4, "GPU": 2}``. On Ray they are
-            requested from the cluster; CPU defaults to 1. On this machine CPU sets how many threads a worker
-            starts with, and defaults to an even share of the machine's.
-        trainer_resources: resources to set aside for the driver on Ray; nothing by default.
-        placement_strategy: how Ray spreads the workers over nodes: ``"PACK"``, ``"SPREAD"``,
-            ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``.
+        num_workers: number of worker processes that run the train function. 0 runs it in this process and thread, so
+            that ``breakpoint()`` works as usual. A pair ``(min, max)`` makes the run elastic: each attempt starts as
+            many workers as the available resources allow, within these bounds.
+        use_gpu: give each worker one GPU, or the number in ``resources_per_worker["GPU"]``.
+        resources_per_worker: resources of one worker, such as ``{"CPU": 4, "GPU": 2}``. On Ray they are requested from
+            the cluster, and CPU defaults to 1. On this machine CPU sets the number of threads that a worker starts
+            with, and defaults to an equal share of the machine's CPUs.
+        trainer_resources: resources to reserve for the driver on Ray; none by default.
+        placement_strategy: how Ray places the workers on nodes: ``"PACK"``, ``"SPREAD"``, ``"STRICT_PACK"`` or
+            ``"STRICT_SPREAD"``.
         accelerator_type: the GPU model that each worker must have, such as ``"A100"`` (Ray only).
         runtime: ``"inprocess"``, ``"local"``, ``"ray"``, the name of another installed runtime, or a
-            :class:`~drivetrain.plugin.Runtime`. None picks: ``inprocess`` for no workers, ``ray`` where a
-            Ray cluster is connected or ``RAY_ADDRESS`` is set, and ``local`` otherwise.
-        elastic_resize_monitor_interval_s: seconds between two looks for room for more workers, while an elastic run
-            has fewer than its maximum. It grows right after a commit; a train function that asks for preemptions
-            saves first, any other repeats what it has done since.
-        spare_workers: processes to keep ready beside the workers, with the framework imported, so that those of the
-            next attempt need not be started: as many as ``num_workers`` replace a whole group. They take memory and
-            no CPUs or GPUs, and are spread over the nodes as the workers are. Of use on Ray; the ``local`` runtime
-            starts workers in milliseconds without.
+            :class:`~drivetrain.plugin.Runtime`. None selects ``inprocess`` if ``num_workers`` is 0, ``ray`` if this
+            process is connected to a Ray cluster or ``RAY_ADDRESS`` is set, and ``local`` otherwise.
+        elastic_resize_monitor_interval_s: while an elastic run has fewer workers than its maximum, seconds between two
+            checks for free resources. The run grows right after a commit. A train function that polls for preemption
+            saves its state first; any other repeats the steps since the commit.
+        spare_workers: number of processes to keep ready in addition to the workers, with the framework imported, so
+            that the next attempt does not wait for new processes. With as many spares as ``num_workers``, a whole group
+            can be replaced. Spares use memory but no CPUs or GPUs, and are spread over the nodes like the workers. They
+            are useful on Ray; the ``local`` runtime starts workers within milliseconds without them.
 
     Raises:
-        ConfigurationError: a value is of the wrong type or out of range.
+        ConfigurationError: a value has the wrong type or is out of range, or two values contradict each other.
 
     Example:
         >>> ScalingConfig(num_workers=4, use_gpu=True, resources_per_worker={"CPU": 8}).num_gpus_per_worker
@@ -251,43 +252,44 @@ class ScalingConfig(ShowsFields):
         gpus = (self.resources_per_worker or {}).get("GPU")
         if gpus and not self.use_gpu:
             raise ConfigurationError(
-                f"ScalingConfig(resources_per_worker=...) asks for {gpus} GPUs a worker and use_gpu is False: "
-                "add use_gpu=True, or take GPU out"
+                f"ScalingConfig(resources_per_worker=...): expected no GPU because use_gpu is False, got {gpus} per "
+                "worker. Set use_gpu=True, or remove GPU"
             )
         if self.use_gpu and gpus == 0:
             raise ConfigurationError(
-                "ScalingConfig(use_gpu=True) with 0 GPUs a worker: take GPU out of resources_per_worker, or use_gpu"
+                "ScalingConfig(use_gpu=True): expected GPUs in resources_per_worker, got 0 GPUs per worker. Remove GPU "
+                "from resources_per_worker, or set use_gpu=False"
             )
         if self.num_workers == 0 and isinstance(self.runtime, str) and self.runtime != "inprocess":
             raise ConfigurationError(
-                f"ScalingConfig(num_workers=0) runs in this process, and runtime={self.runtime!r} starts workers: "
-                "ask for at least 1 worker, or take runtime out"
+                f'ScalingConfig(num_workers=0): expected runtime="inprocess" or None, got {self.runtime!r}. Set '
+                "num_workers to at least 1, or remove runtime"
             )
 
     @property
     def min_workers(self) -> int:
-        """The least number of workers that an attempt starts with."""
+        """The minimum number of workers of an attempt."""
         return self.num_workers[0] if isinstance(self.num_workers, tuple) else self.num_workers
 
     @property
     def max_workers(self) -> int:
-        """The greatest number of workers that an attempt starts with."""
+        """The maximum number of workers of an attempt."""
         return self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers
 
     @property
     def num_cpus_per_worker(self) -> float | None:
-        """CPUs asked for each worker, or None where the runtime's default holds."""
+        """CPUs requested per worker; None to use the runtime's default."""
         cpus = (self.resources_per_worker or {}).get("CPU")
         return None if cpus is None else float(cpus)
 
     @property
     def num_gpus_per_worker(self) -> float:
-        """GPUs of each worker; 0.0 without ``use_gpu``."""
+        """GPUs per worker; 0.0 without ``use_gpu``."""
         return float((self.resources_per_worker or {}).get("GPU", 1)) if self.use_gpu else 0.0
 
     @property
     def total_resources(self) -> dict[str, float]:
-        """Everything that the run asks a cluster to provide: the workers' resources and the trainer's."""
+        """All resources that the run requests from a cluster: those of the workers plus those of the trainer."""
         total = dict(self.trainer_resources or {})
         worker = {"CPU": 1.0, **({"GPU": 1.0} if self.use_gpu else {}), **(self.resources_per_worker or {})}
         for name, amount in worker.items():
@@ -296,35 +298,41 @@ class ScalingConfig(ShowsFields):
 
 
 class CheckpointUploadMode(str, enum.Enum):
-    """When ``report`` stores a checkpoint's files; each mode also goes by its value."""
+    """When ``report`` uploads a checkpoint's files. A mode can also be given as its value, such as ``"sync"``."""
 
     SYNC = "sync"
-    """Before it returns."""
+    """Upload before ``report`` returns."""
     ASYNC = "async"
-    """In the background; ``report`` returns once nothing that happens to the directory can harm the files."""
+    """Upload in the background. ``report`` returns once changes in the directory cannot affect the checkpoint."""
     NO_UPLOAD = "none"
-    """Not at all: they are in the run directory already."""
+    """Upload nothing: the files are already in the run directory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig(ShowsFields):
-    """Which checkpoints are kept, and how they are stored.
+    """Checkpoint retention and upload settings.
 
-    The rules add up: a checkpoint is kept if one of them keeps it. The latest is always kept, and so are those that
-    are pinned (:meth:`Checkpoint.pin() <drivetrain.Checkpoint.pin>`) or being read on this machine.
+    A checkpoint is kept if at least one of ``num_to_keep``, ``keep_last`` and ``keep_every`` keeps it. The latest
+    checkpoint is always kept, and so are checkpoints that are pinned
+    (:meth:`Checkpoint.pin() <drivetrain.Checkpoint.pin>`) or being read on this machine.
 
     Attributes:
-        num_to_keep: how many committed checkpoints to keep, the best ones; None keeps all.
-        checkpoint_score_attribute: the reported metric that ranks checkpoints, of a nested one its name as
-            ``outer/inner``; None ranks by recency.
-        checkpoint_score_order: ``"max"`` or ``"min"``: which end of that metric is better.
-        keep_last: how many of the latest to keep on top of those.
-        keep_every: keep every so many-th checkpoint of the run as well; None for no such rule.
-        max_uploads_in_flight: how many checkpoints of a worker may be uploading in the background; ``report`` waits
-            for one to finish where there are as many.
-        checksums: take checksums also of files that are stored locally. Elsewhere they are always taken.
-        checkpoint_frequency: for trainers that own the training loop: checkpoint every so many iterations; 0 for never.
-        checkpoint_at_end: for trainers that own the training loop: also checkpoint when training ends.
+        num_to_keep: number of committed checkpoints to keep, best first; None keeps all.
+        checkpoint_score_attribute: name of the reported metric that ranks checkpoints; a nested metric is named
+            ``outer/inner``. None ranks by recency.
+        checkpoint_score_order: ``"max"`` if a higher value of that metric is better, ``"min"`` if a lower one is.
+        keep_last: number of the latest checkpoints to keep as well.
+        keep_every: keep every n-th checkpoint of the run as well; None for no such rule.
+        max_uploads_in_flight: maximum number of checkpoints that a worker uploads in the background at a time. If it
+            is reached, ``report`` blocks until an upload finishes.
+        checksums: compute checksums of files on local storage too. On other storage they are always computed.
+        checkpoint_frequency: for trainers that own the training loop: number of iterations between two checkpoints; 0
+            for no checkpoints.
+        checkpoint_at_end: for trainers that own the training loop: whether to save a checkpoint when training ends.
+            None uses the trainer's default.
+
+    Raises:
+        ConfigurationError: a value has the wrong type or is out of range, or two values contradict each other.
     """
 
     num_to_keep: int | None = None
@@ -354,25 +362,29 @@ class CheckpointConfig(ShowsFields):
         )
         if self.num_to_keep is None and (self.keep_last != 1 or self.keep_every is not None):
             raise ConfigurationError(
-                "CheckpointConfig(keep_last=..., keep_every=...) add to what num_to_keep keeps, and num_to_keep=None "
-                "keeps everything: set num_to_keep"
+                "CheckpointConfig(keep_last=..., keep_every=...): expected a num_to_keep, got num_to_keep=None, "
+                "which keeps all checkpoints. Set num_to_keep"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureConfig(ShowsFields):
-    """What happens after a failure.
+    """Retries after failures and preemptions.
 
     Attributes:
-        max_failures: how many times to start again from the latest committed checkpoint; -1 for without limit.
-        fail_fast: True gives up at the first failure whatever ``max_failures`` says; ``"raise"`` also lets
-            ``fit()`` raise the root cause itself instead of a :class:`~drivetrain.TrainingFailedError`.
-        max_node_failures: how many attempts may fail by the loss of a process on one Ray node, before further ones
-            avoid the node, as long as there are others; None for no limit.
-        max_preemptions: how many times to start again after a preemption, which ``max_failures`` does not count; -1
-            for without limit.
-        preemption_grace_s: seconds that the train function has to save and return once it is told of a preemption.
-        policy: decides instead of the fields above.
+        max_failures: maximum number of retries, each from the latest committed checkpoint; -1 for no limit.
+        fail_fast: True disables retries after failures. ``"raise"`` also makes ``fit()`` raise the root cause instead
+            of a :class:`~drivetrain.TrainingFailedError`.
+        max_node_failures: number of attempts that may fail because a process on one Ray node was lost. Later attempts
+            avoid the node, if there are other nodes. None for no limit.
+        max_preemptions: maximum number of retries after preemptions, which ``max_failures`` does not count; -1 for no
+            limit.
+        preemption_grace_s: seconds that the train function has to save its state and return after it receives a
+            preemption notice.
+        policy: decides whether to retry, instead of ``max_failures``, ``fail_fast`` and ``max_preemptions``.
+
+    Raises:
+        ConfigurationError: a value has the wrong type or is out of range, or two values contradict each other.
     """
 
     max_failures: int = 0
@@ -397,25 +409,28 @@ class FailureConfig(ShowsFields):
             _bool("FailureConfig(fail_fast=...)", self.fail_fast)
         if self.fail_fast and self.max_failures != 0:
             raise ConfigurationError(
-                f"FailureConfig(fail_fast={self.fail_fast!r}) never retries, and max_failures={self.max_failures} "
-                "asks for retries: set one of them"
+                f"FailureConfig(fail_fast={self.fail_fast!r}): expected max_failures=0 because fail_fast disables "
+                f"retries, got max_failures={self.max_failures}. Set only one of them"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncConfig(ShowsFields):
-    """How files reach a storage that is not local: metrics, logs, and the artifacts that workers write.
+    """How metrics, logs and artifacts are uploaded to storage that is not local.
 
-    Artifacts are what a train function writes to ``get_context().get_trial_dir()``. On local storage that directory
-    is in the run directory, so nothing has to be copied.
+    Artifacts are the files that a train function writes to ``get_context().get_trial_dir()``. On local storage that
+    directory is in the run directory, so nothing is copied.
 
     Attributes:
-        sync_period: seconds between two uploads of metrics, logs and artifacts that have changed. Metrics are uploaded
-            with each checkpoint as well.
-        sync_timeout: seconds that one transfer may take, be it of artifacts or of a checkpoint, up or down.
-        sync_artifacts: upload artifacts at all.
-        sync_artifacts_on_checkpoint: upload them with each checkpoint as well.
-        transfer_threads: how many files, or parts of big ones, a process transfers at a time.
+        sync_period: seconds between two uploads of changed metrics, logs and artifacts. Metrics are also uploaded with
+            each checkpoint.
+        sync_timeout: maximum duration of one transfer in seconds: an upload or download of artifacts or a checkpoint.
+        sync_artifacts: whether to upload artifacts.
+        sync_artifacts_on_checkpoint: whether to also upload artifacts with each checkpoint.
+        transfer_threads: number of files, or parts of large files, that a process transfers at a time.
+
+    Raises:
+        ConfigurationError: a value has the wrong type or is out of range.
     """
 
     sync_period: float = 300.0
@@ -439,38 +454,41 @@ class SyncConfig(ShowsFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig(ShowsFields):
-    """Where a run keeps its results, how it is watched, and when it ends.
+    """Where a run stores its results, what it prints, and when it stops.
 
     Attributes:
-        name: the run's directory under ``storage_path``; None makes one from the trainer's name and the time.
-        storage_path: where runs are kept: a path, or a URI such as ``s3://bucket/path``, with options after a ``?``;
-            None takes the ``DRIVETRAIN_STORAGE_PATH`` variable, and without it ``~/drivetrain_results``.
-        storage_filesystem: the ``pyarrow.fs`` or fsspec filesystem that ``storage_path`` is a path on, then without
-            a protocol; None for the one that ``storage_path`` names.
-        failure_config: what happens after a failure.
-        checkpoint_config: which checkpoints are kept.
-        sync_config: how artifacts reach the storage.
-        callbacks: callbacks, or names of installed ones, on top of the JSON, CSV and progress ones; one of their class
-            takes the place of the usual one.
-        stop: ends the run without an error when a report of rank 0 meets it: a mapping from metric to the
-            value it has to reach, or a function of the trial id and the metrics that returns True. The metric in
+        name: name of the run's directory under ``storage_path``; None creates one from the trainer's name and the time.
+        storage_path: directory for runs: a path, or a URI such as ``s3://bucket/path``, with options after a ``?``.
+            None uses the ``DRIVETRAIN_STORAGE_PATH`` environment variable, or ``~/drivetrain_results`` if it is unset.
+        storage_filesystem: the ``pyarrow.fs`` or fsspec filesystem that contains ``storage_path``, which then has no
+            protocol; None to use the filesystem that ``storage_path`` names.
+        failure_config: retries after failures.
+        checkpoint_config: retention and upload of checkpoints.
+        sync_config: upload of metrics, logs and artifacts.
+        callbacks: callbacks, or names of installed ones, in addition to the default JSON, CSV and progress callbacks. A
+            callback of the same class replaces the default one.
+        stop: stops the run without an error once a report of rank 0 meets the condition: a mapping from metric to the
+            value it must reach, or a function of the trial id and the metrics that returns True. The metric in
             ``{"eval": {"accuracy": 0.9}}`` is named ``eval/accuracy``.
-        verbose: 0 prints nothing, 1 shows how the run is doing, 2 also prints a line per report of rank 0.
+        verbose: 0 prints nothing, 1 shows the progress of the run, 2 also prints a line per report of rank 0.
         log_to_file: write each worker's output to ``logs/rank_N.log`` in the run directory.
-        worker_output: whose output is also shown here, with the rank in front: ``"rank0"``, ``"all"`` or ``"none"``.
-            Progress bars are shown of rank 0 only.
-        resume: ``"never"`` refuses a name that exists; ``"auto"`` continues it from its latest committed
-            checkpoint if there is one and starts it otherwise; ``"must"`` continues it or fails; the path or URI of a
-            run directory continues that run.
-        chdir_to_trial_dir: run the train function with ``get_context().get_trial_dir()`` as its working directory;
-            by default that is the one that the driver was started in.
+        worker_output: the ranks whose output is also shown here, prefixed with the rank: ``"rank0"``, ``"all"`` or
+            ``"none"``. Progress bars are shown for rank 0 only.
+        resume: ``"never"`` raises :class:`~drivetrain.RunExistsError` if the run exists. ``"auto"`` resumes it from its
+            latest committed checkpoint if there is one, and starts a new run otherwise. ``"must"`` resumes it or fails.
+            The path or URI of a run directory resumes that run.
+        chdir_to_trial_dir: run the train function with ``get_context().get_trial_dir()`` as its working directory. By
+            default the working directory is the driver's.
         detailed_metrics: also fill in ``_date``, ``_hostname``, ``_node_ip``, ``_pid`` and ``_time_total_s``.
-        preload: names of modules that the train function imports. The process that local workers are forked from
-            imports them once for all of them, and for later runs. They must touch no GPU; one that starts a
-            thread is left out.
-        start_timeout_s: seconds until every worker must be running the train function.
-        hang_timeout_s: seconds without a report of any rank after which the run counts as hung, and ends with every
-            rank's stacks or starts again; None for never.
+        preload: names of modules that the train function imports. The process from which local workers are forked
+            imports them once for all workers, and for later runs. They must not use a GPU. A module that starts a
+            thread is skipped.
+        start_timeout_s: seconds within which every worker must start running the train function.
+        hang_timeout_s: seconds without a report of any rank after which the run counts as hung. It then fails with the
+            stacks of every rank, or is retried. None disables the check.
+
+    Raises:
+        ConfigurationError: a value has the wrong type or is out of range, or two values contradict each other.
     """
 
     name: str | None = None
@@ -498,7 +516,7 @@ class RunConfig(ShowsFields):
             "sync_config": SyncConfig,
             "callbacks": tuple,
         }
-        for name, make in defaults.items():  # None stands for the default, as in Ray Train
+        for name, make in defaults.items():  # None means the default, as in Ray Train
             if getattr(self, name) is None:
                 object.__setattr__(self, name, make())
         _check_fields(
@@ -525,10 +543,10 @@ class RunConfig(ShowsFields):
         object.__setattr__(self, "callbacks", tuple(self.callbacks))
         object.__setattr__(self, "preload", tuple(self.preload))
         if self.resume == "must" and self.name is None:
-            raise ConfigurationError('RunConfig(resume="must") needs the name of the run to resume: set name')
+            raise ConfigurationError('RunConfig(resume="must"): expected the name of the run, got None. Set name')
         is_path = self.resume not in ("never", "auto", "must")
         if is_path and (self.name is not None or self.storage_path is not None):
             raise ConfigurationError(
-                "RunConfig(resume=<path>) names the run already: take name and storage_path out, or use "
-                'resume="must" with them'
+                "RunConfig(resume=<path>): expected no name and storage_path, because the path names the run. Remove "
+                'them, or set resume="must" and keep them'
             )

@@ -1,26 +1,26 @@
 """The exceptions of drivetrain.
 
-Every message says what was wanted, what was found and what to do. Every exception survives pickling, because
+Every message states what was expected, what it got instead, and what to do. Every exception can be pickled, because
 many of them are raised in a worker process and shown in the driver.
 
     DrivetrainError
-    ├── ConfigurationError          a value that was refused before anything started (also a ValueError)
+    ├── ConfigurationError          an invalid value, rejected before anything starts (also a ValueError)
     ├── SerializationError          a function, config or value that cannot cross a process boundary
     ├── PluginError                 a plugin that cannot be used
     │   ├── PluginNotFoundError     no installed distribution provides the name
     │   └── PluginBrokenError       a distribution provides the name, and loading it failed
-    ├── SessionError                report() and its kin called where, or how, they cannot work
+    ├── SessionError                report() or a similar function called outside a worker, or with invalid arguments
     ├── StorageError                the run directory cannot be read or written
-    │   ├── RunExistsError          a run of that name is already there
+    │   ├── RunExistsError          a run with that name exists already
     │   ├── RunInUseError           another driver is working on the run
     │   └── CheckpointError         a checkpoint that is missing, empty, damaged, or reported twice with different files
-    ├── ResourceError               more CPUs, GPUs or nodes asked for than exist
-    ├── WaitTimeoutError            a bounded wait expired; names what was waited for, and which ranks are missing
-    ├── WorkerDiedError             a worker process or its node ended before its train function returned
+    ├── ResourceError               the run needs more CPUs, GPUs or nodes than exist
+    ├── WaitTimeoutError            a deadline passed; the message names what was awaited and the missing ranks
+    ├── WorkerDiedError             a worker process exited, or its node was lost, before the train function returned
     ├── CallbackError               a callback raised; the cause is its exception
-    ├── RunCancelledError           another thread has ended the run
-    ├── RemoteError                 stands in for a worker's exception that could not be pickled
-    └── TrainingFailedError         what fit() raises; ``__cause__`` is the root cause
+    ├── RunCancelledError           another thread cancelled the run
+    ├── RemoteError                 replaces a worker's exception that could not be pickled
+    └── TrainingFailedError         raised by fit(); ``__cause__`` is the root cause
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 
 
 class FailureKind(enum.Enum):
-    """What a failure is, which decides whether a retry can help."""
+    """The category of a failure, which decides whether a retry can help."""
 
     USER_ERROR = "user error"
     INFRASTRUCTURE = "infrastructure"
@@ -70,11 +70,11 @@ class DrivetrainError(Exception):
 
 
 class ConfigurationError(DrivetrainError, ValueError):
-    """A value was refused before anything was started."""
+    """A value is invalid. It is rejected before anything is started."""
 
 
 class SerializationError(DrivetrainError):
-    """An object cannot be pickled, and so cannot cross a process boundary."""
+    """An object cannot be pickled, so it cannot be sent to another process."""
 
 
 class PluginError(DrivetrainError):
@@ -82,15 +82,15 @@ class PluginError(DrivetrainError):
 
 
 class PluginNotFoundError(PluginError):
-    """No installed distribution provides a plugin of that name."""
+    """No installed distribution provides a plugin with that name."""
 
 
 class PluginBrokenError(PluginError):
-    """A distribution provides the plugin, but loading it failed; the cause is chained."""
+    """A distribution provides the plugin, but loading it failed; ``__cause__`` is the original exception."""
 
 
 class SessionError(DrivetrainError):
-    """A worker-side function was called outside a worker, or with something it cannot take."""
+    """A function for workers was called outside a worker, or with an invalid argument."""
 
 
 class StorageError(DrivetrainError):
@@ -98,11 +98,11 @@ class StorageError(DrivetrainError):
 
 
 class RunExistsError(StorageError):
-    """A run of that name is already in the storage path, and the run was not asked to resume."""
+    """The storage path already contains a run with that name, and ``RunConfig(resume=...)`` does not resume it."""
 
 
 class RunInUseError(StorageError):
-    """Another driver is working on the run; the message says which."""
+    """Another driver is using the run; the message names it."""
 
 
 class CheckpointError(StorageError):
@@ -110,14 +110,14 @@ class CheckpointError(StorageError):
 
 
 class ResourceError(DrivetrainError):
-    """More was asked for than exists."""
+    """The run needs more CPUs, GPUs or nodes than exist."""
 
 
 class WaitTimeoutError(DrivetrainError):
-    """A bounded wait expired.
+    """The deadline of a wait passed.
 
     Attributes:
-        ranks: the ranks that were waited for and did not come, in order.
+        ranks: the missing ranks, in ascending order.
     """
 
     def __init__(self, message: str = "", *, ranks: Sequence[int] = ()) -> None:
@@ -126,11 +126,11 @@ class WaitTimeoutError(DrivetrainError):
 
 
 class WorkerDiedError(DrivetrainError):
-    """A worker process, or the node that ran it, ended before its train function returned.
+    """A worker process exited, or its node was lost, before the train function returned.
 
     Attributes:
-        rank: the world rank of the worker, or None where it had none yet.
-        exit_code: the process's exit status; negative is the number of the signal that ended it; None if unknown.
+        rank: the world rank of the worker; None if it had no rank yet.
+        exit_code: the exit code of the process; the negative signal number if a signal killed it; None if unknown.
     """
 
     def __init__(self, message: str = "", *, rank: int | None = None, exit_code: int | None = None) -> None:
@@ -140,23 +140,23 @@ class WorkerDiedError(DrivetrainError):
 
 
 class CallbackError(DrivetrainError):
-    """A callback raised. The message names the callback and the hook; ``__cause__`` is its exception."""
+    """A callback raised an exception. The message names the callback and the hook; ``__cause__`` is the exception."""
 
 
 class RemoteError(DrivetrainError):
-    """Stands in for a worker's exception that could not be pickled; the message holds its type, text and traceback."""
+    """Replaces a worker's exception that could not be pickled; the message has its type, text and traceback."""
 
 
 class RunCancelledError(DrivetrainError):
-    """The run was cancelled by another thread of its driver; it can be resumed from its latest checkpoint."""
+    """Another thread of the driver cancelled the run. It can be resumed from its latest checkpoint."""
 
 
 class TrainingFailedError(DrivetrainError):
-    """Training failed and no retry was left. ``__cause__`` is the root cause, with its traceback from the worker.
+    """Training failed and no retries were left. ``__cause__`` is the root cause, with its traceback from the worker.
 
     Attributes:
-        kind: the class of the root cause.
-        rank: the world rank it happened on, or None where it was no single rank's.
+        kind: the category of the root cause.
+        rank: the world rank that failed; None if the failure was not on a single rank.
     """
 
     def __init__(
@@ -167,5 +167,5 @@ class TrainingFailedError(DrivetrainError):
         self.rank = rank
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Keeps the cause through pickling, which Python would lose: Ray and process pools hand errors on so."""
+        """Pickle ``__cause__`` too. Python drops it, and Ray and process pools pass exceptions on as pickles."""
         return type(self), self.args, {**vars(self), "__cause__": self.__cause__}

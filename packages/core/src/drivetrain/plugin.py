@@ -1,4 +1,4 @@
-"""What authors of plugins need in addition to ``drivetrain``.
+"""The public API for plugin authors, in addition to ``drivetrain``.
 
 A plugin is an entry point in one of these groups:
 
@@ -9,13 +9,13 @@ group                     the plugin provides
 ``drivetrain.callbacks``  a :class:`drivetrain.Callback` class: it watches a run
 ``drivetrain.datasets``   a :class:`DatasetProvider` class: it splits datasets of one kind
 ``drivetrain.runtimes``   a :class:`Runtime` class: it starts worker groups
-``drivetrain.trainables`` a function that makes a trainer into something another system can run
+``drivetrain.trainables`` a function that adapts a trainer, so that another system can run it
 ========================= ====================================================================
 
-An installed plugin runs no code until it is selected by its name, with two exceptions: dataset providers are asked
-whether they accept a dataset, and runtimes whether the environment selects them. A plugin imports ``drivetrain``, this
-module and, in its tests, ``drivetrain.testing``; everything else in the package is internal. The classes of runtimes
-are provisional: they may change until a second cluster runtime uses them.
+An installed plugin runs no code until it is selected by name, with two exceptions: drivetrain asks each dataset
+provider whether it accepts a dataset, and each runtime whether the environment selects it. A plugin imports
+``drivetrain``, this module and, in its tests, ``drivetrain.testing``; everything else in the package is internal. The
+classes for runtimes are provisional: they may change until a second cluster runtime uses them.
 """
 
 from typing import TYPE_CHECKING

@@ -1,1 +1,1 @@
-"""Small tools that everything else may use: the console, pickling, captured failures, interrupts."""
+"""Utilities that all other packages may use: the console, pickling, captured failures, interrupts."""

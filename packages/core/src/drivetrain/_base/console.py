@@ -1,8 +1,8 @@
-"""What a run prints here: whole lines, and below them a few live ones that are redrawn in place.
+"""The output of a run on this terminal: printed lines, and live lines below them that are redrawn in place.
 
-On a terminal the live lines are drawn below the cursor, which then goes back to where it was. So whatever else is
-printed here meanwhile, a user's own progress bar included, is where it would be without them, and overwrites them
-rather than getting in between. In a notebook they are one output of the cell, which is replaced.
+On a terminal the live lines are drawn below the cursor, which then returns to its previous position. Other output, such
+as a user's own progress bar, therefore appears where it would appear without them, and overwrites them instead of
+mixing with them. In a notebook the live lines are one output of the cell, which is replaced.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["Console", "cut"]
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _CLEAR_BELOW = "\x1b[J"
-_TAKE_AWAY = "\r" + _CLEAR_BELOW  # a bar of somebody else's in the cursor's line too, which is drawn again below
-_DOWN = "\x1bD"  # a line down without a change of column; scrolls at the bottom, as a line feed does
+_ERASE = "\r" + _CLEAR_BELOW  # also erases a progress bar of other code on the current line; it is redrawn below
+_DOWN = "\x1bD"  # moves one line down in the same column; scrolls at the bottom, like a line feed
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class Console:
-    """Keeps the live lines, which go to the standard error, out of the way of lines that are printed."""
+    """Prints lines without mixing them with the live lines, which are drawn on stderr."""
 
     def __init__(self) -> None:
         self._bars: tuple[str, ...] = ()
@@ -41,23 +41,23 @@ class Console:
 
     @property
     def interactive(self) -> bool:
-        """Whether somebody watches the standard error on a terminal that can move its cursor."""
+        """True if stderr is a terminal that can move its cursor."""
         return _is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
 
     @property
     def notebook(self) -> bool:
-        """Whether this is a notebook's kernel."""
+        """True if this process is a notebook's kernel."""
         return _notebook_display() is not None
 
     @property
     def columns(self) -> int:
-        """How many characters fit into a live line."""
+        """The maximum number of characters in a live line."""
         return _size().columns - 1  # one more would wrap on some terminals
 
     def status(self, *lines: str) -> None:
-        """Draws the live lines, in place of those before; none takes them away.
+        """Replace the live lines; without arguments, remove them.
 
-        They may have colors, and have to be as wide as :attr:`columns` at most where they do.
+        A line may contain color codes; such a line must not be wider than :attr:`columns`.
         """
         with self._lock:
             self._status = lines
@@ -66,7 +66,7 @@ class Console:
                 self._show_in_notebook()
 
     def bars(self, lines: Sequence[str]) -> None:
-        """Draws a worker's progress bars above the other live lines, on a terminal."""
+        """Draw a worker's progress bars above the other live lines, on a terminal."""
         with self._lock:
             shown = tuple(_CONTROL.sub("", line) for line in lines)
             if shown != self._bars:
@@ -74,9 +74,9 @@ class Console:
                 self._redraw()
 
     def print(self, text: str, *, error: bool = False) -> None:
-        """Prints whole lines: a worker's output to the standard output, or a message to the standard error.
+        """Print whole lines: a worker's output to stdout, or a message to stderr.
 
-        A message may contain text from someone else's run directory, so control characters and credentials are removed.
+        A message may contain text from another user's run directory, so control characters and credentials are removed.
         """
         if error:
             text = redact(printable_text(text))
@@ -87,7 +87,7 @@ class Console:
 
     def _erase(self) -> None:
         if self._drawn:
-            _write(sys.stderr, _TAKE_AWAY)
+            _write(sys.stderr, _ERASE)
             self._drawn = False
 
     def _redraw(self) -> None:
@@ -118,7 +118,7 @@ class Console:
 
 
 def cut(text: str, columns: int) -> str:
-    """As much of a line as fits into so many columns."""
+    """Return the longest prefix of a line that fits into a number of columns."""
     if text.isascii():
         return text[:columns]
     width = 0
@@ -130,25 +130,25 @@ def cut(text: str, columns: int) -> str:
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    if stream is None:  # under pythonw and some services there is no standard stream
+    if stream is None:  # pythonw and some services have no standard streams
         return
     try:
         stream.write(text)
         stream.flush()
-    except (OSError, ValueError):  # whoever read it is gone; that is no reason to end a training
+    except (OSError, ValueError):  # the reader has closed the stream, which must not fail the training
         return
 
 
 def _size() -> os.terminal_size:
-    """The size of the terminal that the standard error is, unless ``COLUMNS`` and ``LINES`` say another."""
-    usual = shutil.get_terminal_size()
+    """Return the size of stderr's terminal, or the one in ``COLUMNS`` and ``LINES`` if they are set."""
+    default = shutil.get_terminal_size()
     if "COLUMNS" in os.environ or sys.stderr is None:
-        return usual
+        return default
     try:
         size = os.get_terminal_size(sys.stderr.fileno())
     except (OSError, ValueError):
-        return usual
-    return size if size.columns and size.lines else usual
+        return default
+    return size if size.columns and size.lines else default
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
@@ -159,12 +159,12 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _notebook_display() -> Callable[..., Any] | None:
-    """IPython's ``display``, in a process that is a kernel."""
+    """Return IPython's ``display`` if this process is a notebook's kernel, and None otherwise."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or not hasattr(shell, "kernel"):
         return None
     from IPython.display import display
 
-    chosen: Callable[..., Any] = display
-    return chosen
+    typed_display: Callable[..., Any] = display
+    return typed_display

@@ -1,6 +1,6 @@
-"""Named points of the storage protocol at which a test may end processes: see :mod:`drivetrain.testing.crash`.
+"""Named points of the storage protocol at which a test can kill processes: see :mod:`drivetrain.testing.crash`.
 
-Outside such a test a point costs one look at the environment.
+Outside such a test a point costs one lookup in the environment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 __all__ = ["ADDRESS", "POINTS", "is_armed", "reach"]
 
 ADDRESS = "DRIVETRAIN_CRASH_ADDRESS"
-"""The variable with the path of the socket at which a harness listens."""
+"""The environment variable with the path of the socket on which a test harness listens."""
 
 POINTS = (
     "before upload",
@@ -26,17 +26,17 @@ POINTS = (
 
 
 def is_armed() -> bool:
-    """Whether a harness listens."""
+    """Return True if a test harness listens."""
     return ADDRESS in os.environ
 
 
 def reach(point: str) -> None:
-    """Tells a harness, if one listens, that this process has come to a point, and waits until it may go on."""
+    """Notify the test harness, if one listens, that this process reached a point, and wait until it may continue."""
     address = os.environ.get(ADDRESS)
     if address is None:
         return
-    with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(60.0)
-        line.connect(address)
-        line.sendall(f"{os.getpid()} {point}\n".encode())
-        line.recv(1)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(60.0)
+        connection.connect(address)
+        connection.sendall(f"{os.getpid()} {point}\n".encode())
+        connection.recv(1)

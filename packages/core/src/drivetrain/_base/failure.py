@@ -1,6 +1,6 @@
-"""A failure on its way from a worker to whoever reads it: captured, pickled, shown.
+"""Capture failures on a worker, send them to the driver as pickles, and describe them.
 
-A worker's exception travels with its own traceback, so that the driver shows the user's frames as if they were its own.
+A worker's exception is sent with its traceback, so that the driver can show the frames of the user's code.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _OUT_OF_MEMORY = ("OutOfMemoryError", "ResourceExhaustedError")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """What went wrong, where and when.
+    """A failure: its category, place, time and exception.
 
     Attributes:
-        kind: its class, which decides whether a retry can help.
-        summary: one line.
-        rank: the world rank it happened on; None where it was no single rank's.
-        phase: what that rank was doing.
-        time: Unix time in seconds when it happened, by the clock of where it happened.
+        kind: its category, which decides whether a retry can help.
+        summary: the message, in one line.
+        rank: the world rank that failed; None if the failure was not on a single rank.
+        phase: the phase that the rank was in.
+        time: Unix time of the failure in seconds, by the clock of the machine on which it happened.
         exception: the exception, with its traceback.
-        log_tail: the last lines of that rank's output, where the process itself could not tell.
-        node_id: the node on which a process was lost.
-        survived: the other ranks have stayed, and only lost ones were replaced.
+        log_tail: the last lines of the rank's output, if the process could not report the failure itself.
+        node_id: the node on which a process was lost; empty if none was.
+        survived: True if the other ranks were kept and only the lost ranks were replaced.
     """
 
     kind: FailureKind
@@ -51,7 +51,7 @@ class Failure:
     survived: bool = False
 
     def record(self) -> dict[str, object]:
-        """What ``error.json`` says about it."""
+        """Return the contents of ``error.json``."""
         return {
             "kind": self.kind.value,
             "rank": self.rank,
@@ -64,7 +64,7 @@ class Failure:
 
 
 def capture_failure(error: BaseException) -> bytes:
-    """Pickles an exception with its chain and tracebacks; what cannot be pickled is replaced by its description.
+    """Pickle an exception with its chain and tracebacks. A description replaces an exception that cannot be pickled.
 
     Returns:
         Bytes for :func:`rebuild_exception`.
@@ -76,76 +76,77 @@ def capture_failure(error: BaseException) -> bytes:
     while link is not None and id(link) not in seen and len(links) < 20:
         seen.add(id(link))
         frames = _user_frames(link.__traceback__)
-        links.append((_pickle_exception(link), _joint(link), Traceback(frames).as_dict() if frames else None))
-        link = link.__cause__ if _joint(link) == "cause" else link.__context__ if _joint(link) == "context" else None
+        relation = _relation(link)
+        links.append((_pickle_exception(link), relation, Traceback(frames).as_dict() if frames else None))
+        link = {"cause": link.__cause__, "context": link.__context__}.get(relation)
     return pickle.dumps((_title(error), text, links))
 
 
 def rebuild_exception(data: bytes | BaseException) -> BaseException:
-    """The exception that :func:`capture_failure` pickled, with its chain and tracebacks."""
+    """Return the exception that :func:`capture_failure` pickled, with its chain and tracebacks."""
     if isinstance(data, BaseException):
         return data
     title, text, links = pickle.loads(data)
-    below: BaseException | None = None
-    for pickled, joint, frames in reversed(links):
+    next_in_chain: BaseException | None = None
+    for pickled, relation, frames in reversed(links):
         try:
             error = cast("BaseException", pickle.loads(pickled))
-        except Exception:  # its class cannot be imported here, or does not take its own arguments
+        except Exception:  # its class cannot be imported here, or its __init__ does not accept its args
             error = RemoteError(f"{title}\n\n{text}")
         error.__traceback__ = Traceback.from_dict(frames).as_traceback() if frames else None
-        if joint == "cause":
-            error.__cause__ = below
-        elif joint == "context":
-            error.__context__ = below
-        below = error
-    assert below is not None
-    return below
+        if relation == "cause":
+            error.__cause__ = next_in_chain
+        elif relation == "context":
+            error.__context__ = next_in_chain
+        next_in_chain = error
+    assert next_in_chain is not None
+    return next_in_chain
 
 
 def classify(error: BaseException) -> FailureKind:
-    """The class of an exception that a train function or its set-up raised."""
+    """Return the category of an exception that a train function or its setup raised."""
     if isinstance(error, StorageError) and not isinstance(error, CheckpointError):
         return FailureKind.STORAGE
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return FailureKind.STORAGE
-    # PyTorch's has that name, and so have those of CuPy and JAX's and TensorFlow's allocators under other ones.
+    # PyTorch and CuPy raise an OutOfMemoryError; the allocators of JAX and TensorFlow a ResourceExhaustedError.
     if isinstance(error, MemoryError) or any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__):
         return FailureKind.OUT_OF_MEMORY
     return FailureKind.USER_ERROR
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """How a process ended, in words.
+    """Describe how a process exited, such as ``was killed by SIGTERM``.
 
     Args:
-        exit_code: its exit status; negative for the number of a signal; None if unknown.
+        exit_code: its exit code; the negative signal number if a signal killed it; None if unknown.
     """
     import signal
 
     if exit_code is None:
-        return "ended"
+        return "exited"
     if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
+        return f"exited with code {exit_code}"
     try:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    return f"was ended by {name}"
+    return f"was killed by {name}"
 
 
 def _title(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
-def _joint(error: BaseException) -> str:
-    """How an exception hangs on the one below it, as Python would show it."""
+def _relation(error: BaseException) -> str:
+    """Return how an exception refers to the next one in its chain: ``cause``, ``context`` or nothing."""
     if error.__cause__ is not None:
         return "cause"
     return "context" if error.__context__ is not None and not error.__suppress_context__ else ""
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Drops the worker's own frames at the top, which say nothing to the user."""
+    """Return a traceback without the outermost frames if they belong to drivetrain."""
     rest = frames
     while rest is not None and rest.tb_frame.f_globals.get("__name__", "").startswith("drivetrain."):
         rest = rest.tb_next
@@ -158,16 +159,16 @@ def _pickle_exception(error: BaseException) -> bytes:
             pickled: bytes = cloudpickle.dumps(form)
             if isinstance(pickle.loads(pickled), type(error)):
                 return pickled
-        except Exception:  # anything may be raised by a user's class; the description below always pickles
+        except Exception:  # a user's class may raise anything; the description below can always be pickled
             continue
     return pickle.dumps(RemoteError(f"{_title(error)} (the exception itself could not be pickled)"))
 
 
 class _WithoutInit:
-    """Pickles as an exception that is made again without calling its ``__init__``.
+    """Pickles as an exception that is recreated without calling its ``__init__``.
 
-    By default an exception is unpickled by calling its class with ``args``, which fails for every class whose
-    ``__init__`` takes anything else than it passes on.
+    By default an exception is unpickled by calling its class with ``args``. That fails for a class whose ``__init__``
+    takes other arguments than it passes to its base class.
     """
 
     def __init__(self, error: BaseException) -> None:

@@ -30,8 +30,8 @@ class Interrupts:
     """The requests to end one run.
 
     Attributes:
-        can_end_gracefully: whether the train function polls for notices, so that it can save before it returns.
-        error: what the driver raises once the run has ended; None without a request.
+        can_end_gracefully: True if the train function polls for notices, so that it can save before it returns.
+        error: the exception that the driver raises after the run has ended; None without a request.
     """
 
     def __init__(self) -> None:
@@ -53,14 +53,14 @@ class Interrupts:
         return self._read.fileno()
 
     def request(self, reason: str, error: BaseException) -> bool:
-        """Asks for the end; may be called from any thread and from a signal handler.
+        """Request the end of the run. Any thread and any signal handler may call it.
 
         Args:
-            reason: in words.
-            error: what the driver is to raise.
+            reason: the reason, for messages.
+            error: the exception that the driver should raise.
 
         Returns:
-            Whether the run is to end at once.
+            True if the run should end at once.
         """
         self._at_once = self.error is not None or not self.can_end_gracefully
         self.error, self._reason = error, reason
@@ -69,7 +69,7 @@ class Interrupts:
         return self._at_once
 
     def act(self) -> None:
-        """Handles the request, on the controller's thread; raises if the run should end at once."""
+        """Handle the request on the controller's thread. Raise ``error`` if the run should end at once."""
         self._drain()
         if self.error is None:
             return
@@ -81,7 +81,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def handled_by(self, handler: Callable[[str], None]) -> Iterator[None]:
-        """Passes the first request to an attempt for the time of a ``with`` block, if the run can end gracefully.
+        """Pass the first request to a handler during a ``with`` block, if the run can end gracefully.
 
         Args:
             handler: called with the reason, on the controller's thread.
@@ -93,13 +93,13 @@ class Interrupts:
             self._handler, self.can_end_gracefully = None, False
 
     def close(self) -> None:
-        """Gives the descriptors back."""
+        """Close the sockets."""
         self._read.close()
         self._write.close()
 
     @contextlib.contextmanager
     def from_signals(self) -> Iterator[None]:
-        """Makes SIGINT and SIGTERM request the end during a ``with`` block, unless other code handles them already.
+        """Make SIGINT and SIGTERM request the end during a ``with`` block, unless other code handles them already.
 
         Signals that other code handles make :meth:`fileno` readable too, so their handlers run without delay. If other
         code has set a wakeup descriptor, as an event loop does, the numbers of all signals are forwarded to it.
@@ -107,24 +107,24 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
         self._forward_to = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         try:
             for number, ours in self._handlers.items():
-                if signal.getsignal(number) == usual[number]:
+                if signal.getsignal(number) == defaults[number]:
                     self._replaced[number] = signal.signal(number, ours)
             yield
         finally:
             try:
-                for taken, before in self._replaced.items():
-                    signal.signal(taken, before)
+                for number, before in self._replaced.items():
+                    signal.signal(number, before)
                 self._replaced.clear()
             finally:
                 self._restore_wakeup()
                 self._drain()
 
     def replace_handlers_of(self, package: str) -> None:
-        """Takes signals from a library that has set its own handlers, and gives them back with the rest."""
+        """Replace the signal handlers that a library has set. They are restored together with the other handlers."""
         if not self._replaced or threading.current_thread() is not threading.main_thread():
             return
         for number, ours in self._handlers.items():
@@ -135,11 +135,11 @@ class Interrupts:
     def _restore_wakeup(self) -> None:
         try:
             signal.set_wakeup_fd(self._forward_to)
-        except (OSError, ValueError):  # its owner has closed it during the run
+        except (OSError, ValueError):  # its owner closed it during the run
             signal.set_wakeup_fd(_NO_DESCRIPTOR)
 
     def _drain(self) -> None:
-        """Empties the socket, and forwards the numbers of the signals to the wakeup descriptor that was set before."""
+        """Empty the socket, and forward the signal numbers to the wakeup descriptor that was set before."""
         received = b""
         with contextlib.suppress(BlockingIOError):
             while part := self._read.recv(4096):
@@ -153,6 +153,6 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _on_sigterm(self, number: int, frame: object) -> None:
-        status = 128 + signal.SIGTERM  # as the shell tells a process that this signal has ended
-        if self.request("the driver was asked to end (SIGTERM)", SystemExit(status)):
+        status = 128 + signal.SIGTERM  # the exit code that a shell reports for a process killed by SIGTERM
+        if self.request("the driver received SIGTERM", SystemExit(status)):
             raise SystemExit(status)

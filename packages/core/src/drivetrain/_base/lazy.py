@@ -13,12 +13,12 @@ __all__ = ["lazy_names"]
 def lazy_names(
     facade: str, sources: Mapping[str, str], submodules: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions ``__getattr__`` and ``__dir__`` of a module that re-exports names of others.
+    """Return the functions ``__getattr__`` and ``__dir__`` for a module that re-exports names of other modules.
 
     Args:
         facade: the module's name.
         sources: the names to re-export, separated by spaces, by the module that defines them.
-        submodules: names of modules in the facade that are its attributes too, without an import of their own.
+        submodules: names of submodules that are also attributes of the facade, separated by spaces.
     """
     module_of = {name: module for module, names in sources.items() for name in names.split()}
     inner = {name: f"{facade}.{name}" for name in submodules.split()}

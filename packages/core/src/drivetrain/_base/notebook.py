@@ -1,4 +1,4 @@
-"""What notebooks show of an object: a small table, without anything from elsewhere."""
+"""The display of objects in notebooks: a small HTML table that loads no external resources."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MAX_CHARACTERS = 300
 
 
 def as_table(title: str, rows: Mapping[str, object], note: str = "") -> str:
-    """HTML of a title and rows below it.
+    """Return the HTML of a title with a table below it.
 
     Args:
-        title: what it is.
-        rows: values by name; what is long is cut, and credentials in URIs are replaced.
-        note: a line below.
+        title: the heading.
+        rows: values by name. Long values are truncated, and credentials in URIs are replaced.
+        note: a line below the table.
     """
     cells = "".join(
         f'<tr><th style="{_CELL}font-weight:normal;opacity:.7">{html.escape(name)}</th>'
@@ -33,20 +33,20 @@ def as_table(title: str, rows: Mapping[str, object], note: str = "") -> str:
 
 
 class ShowsFields:
-    """Base of the dataclasses of configuration: in notebooks they show what differs from the defaults."""
+    """Base of the configuration dataclasses. In notebooks they show the fields that differ from their defaults."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        rows, left_out = {}, 0
-        for one in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            value = getattr(self, one.name)
-            default = one.default_factory() if one.default_factory is not MISSING else one.default
+        rows, defaults = {}, 0
+        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, field.name)
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
             if value == default:
-                left_out += 1
+                defaults += 1
             else:
-                rows[one.name] = value if isinstance(value, str) else repr(value)
-        note = f"{left_out} fields have their defaults" if left_out else ""
+                rows[field.name] = value if isinstance(value, str) else repr(value)
+        note = f"{defaults} fields have their defaults" if defaults else ""
         return as_table(type(self).__name__, rows, note)
 
 

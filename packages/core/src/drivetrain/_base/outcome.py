@@ -1,4 +1,4 @@
-"""How a run ended: the one definition for the progress line, the timeline and whatever reads it."""
+"""How a run ended: the one definition for the progress line, the timeline and the readers of run directories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["RunOutcome", "outcome_of"]
 
 
 class RunOutcome(enum.Enum):
-    """How a run ended. The values are the words in ``timeline.jsonl`` and in messages."""
+    """How a run ended. The values appear in ``timeline.jsonl`` and in messages."""
 
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
@@ -18,7 +18,7 @@ class RunOutcome(enum.Enum):
 
 
 def outcome_of(error: BaseException | None) -> RunOutcome:
-    """Determines how a run ended.
+    """Return how a run ended.
 
     Args:
         error: the exception that ended the run; None if it succeeded.

@@ -1,8 +1,8 @@
 """Pickling of train functions, configurations and tasks.
 
-Names that a facade of drivetrain re-exports are pickled as names of the facade, and not of the internal module that
-defines them. So ``restore`` can load a run that was written before a file has moved. Configurations are pickled by the
-names of their fields, so it can also load a run that was written before a field was added.
+Names that a facade of drivetrain re-exports are pickled by their name in the facade, not in the internal module that
+defines them. Therefore ``restore`` can load a run that was written before an internal file moved. Configurations are
+pickled by the names of their fields, so ``restore`` can also load a run that was written before a field was added.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import cloudpickle
 __all__ = ["dumps"]
 
 _FACADES = ("drivetrain.loggers", "drivetrain.plugin", "drivetrain")
-"""The modules that re-export names. If several have the same name, the last one counts."""
+"""The modules that re-export names. If several re-export the same name, the last one is used."""
 
 
 def dumps(value: Any, reduce: Callable[[Any], Any] | None = None) -> bytes:
-    """Pickles functions and classes of scripts too, by value, so that ``pickle.loads`` can load them elsewhere.
+    """Pickle a value, including functions and classes of scripts, so that other processes can unpickle it.
 
     Args:
-        value: what to pickle.
-        reduce: says how an object is pickled, as ``__reduce__`` does, or returns ``NotImplemented``.
+        value: the value to pickle.
+        reduce: returns how to pickle an object, like ``__reduce__``, or ``NotImplemented``.
     """
     data = io.BytesIO()
     _Pickler(data, reduce).dump(value)
@@ -38,7 +38,7 @@ def dumps(value: Any, reduce: Callable[[Any], Any] | None = None) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles public names of drivetrain by their facade, and modules of special classes by name.
+    """Pickles public names of drivetrain by their facade, and instances of subclasses of the module type by name.
 
     An example of the latter is ``torch.backends.cudnn``.
     """
@@ -68,7 +68,7 @@ def _is_public(obj: type | FunctionType) -> bool:
 
 @functools.cache
 def _public_names() -> dict[tuple[str, str], str]:
-    """The public path of each name that a facade re-exports, such as ``drivetrain:Checkpoint``, by module and name."""
+    """Return the public path of each re-exported name, such as ``drivetrain:Checkpoint``, by module and name."""
     return {
         (module, name): f"{facade}:{name}"
         for facade in _FACADES

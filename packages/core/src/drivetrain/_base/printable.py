@@ -1,4 +1,4 @@
-"""Makes text from elsewhere safe to print: without characters that control a terminal."""
+"""Make text from other sources safe to print, without characters that control a terminal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 __all__ = ["printable", "printable_text"]
 
-_BIDIRECTIONAL = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # they reorder what a reader sees
-_SURROGATES = range(0xD800, 0xE000)  # no encoding has them, so printing one raises
+_BIDIRECTIONAL = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # they reorder the displayed text
+_SURROGATES = range(0xD800, 0xE000)  # they cannot be encoded, so printing one raises
 _REPLACED = dict.fromkeys([*range(32), *range(127, 160), *_BIDIRECTIONAL, *_SURROGATES], "\N{REPLACEMENT CHARACTER}")
 _IN_A_LINE = {**_REPLACED, 9: " ", 10: " "}
 _IN_A_TEXT = {code: _REPLACED[code] for code in _REPLACED if code not in (9, 10)}
@@ -15,12 +15,12 @@ _COLOR = re.compile(r"(\x1b\[(?:0|3[0-7])m)")
 
 
 def printable(text: str) -> str:
-    """Returns a text as one line without control characters, such as those that terminal escapes begin with."""
+    """Return a text as one line without control characters, such as the start of a terminal escape sequence."""
     return text.translate(_IN_A_LINE)
 
 
 def printable_text(text: str, *, colored: bool = False) -> str:
-    """Returns a text without control characters, except for tabs and the ends of lines.
+    """Return a text without control characters, except for tabs and newlines.
 
     Args:
         text: any number of lines.

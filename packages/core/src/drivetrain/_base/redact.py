@@ -7,10 +7,10 @@ from urllib.parse import unquote
 
 __all__ = ["redact"]
 
-# A URI ends at white space, a quote or a backslash, so a text may contain any number of them. A backslash and "u" are
-# how JSON writes other characters.
+# A text may contain several URIs. Each ends at white space, a quote or a backslash, except that a backslash followed by
+# "u" is a character that JSON has escaped.
 _AFTER_SCHEME = re.compile(r"""://((?:[^\s"'\\]|\\u[0-9a-f]{4})+)""")
-# A user name and the start of a password, which may contain "/" and "@"; "host:port/" is not such a pair.
+# A user name and the start of a password, which may contain "/" and "@". "host:port/" does not match.
 _USER_AND_PASSWORD = re.compile(r"[^/?#:@\[]*:(?!\d+(?:[/?#]|$))")
 _AUTHORITY_END = re.compile(r"[/?#]")
 _OPTION = re.compile(r"""([?&;\#])([^=&;\#?\s"'\\]+)=((?:[^&;\#\s"'\\]|\\u[0-9a-f]{4})*)""")
@@ -20,9 +20,9 @@ _SECRET_NAME = re.compile(
 
 
 def redact(text: str) -> str:
-    """Returns a text in which the credentials of its URIs are replaced by ``***``.
+    """Return a text in which the credentials of its URIs are replaced by ``***``.
 
-    Credentials are a user name and password before the host, and options whose names look like those of a key, a
+    Credentials are a user name and password before the host, and the values of options whose names suggest a key, a
     token, a signature, a password or a credential.
     """
     if "://" in text:
@@ -31,7 +31,7 @@ def redact(text: str) -> str:
 
 
 def _redact_user_info(match: re.Match[str]) -> str:
-    """Redacts what follows a scheme; the time is linear, because the text may be long and someone else's."""
+    """Redact the text after a scheme, in linear time because the text may be long and untrusted."""
     return "".join(f"://{_without_user_info(part)}" for part in match[1].split("://"))
 
 

@@ -94,7 +94,7 @@ class TaskFactory:
                 chdir=config.chdir_to_trial_dir,
             ),
             datasets=self._shards[rank],
-            wants_value=self._all_values or rank == 0,
+            needs_value=self._all_values or rank == 0,
         )
 
 

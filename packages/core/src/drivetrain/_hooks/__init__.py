@@ -1,1 +1,1 @@
-"""The classes that plugins implement or receive, and how plugins are found and loaded."""
+"""The classes that plugins implement or receive, and the discovery and loading of plugins."""

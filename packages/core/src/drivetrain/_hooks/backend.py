@@ -1,4 +1,4 @@
-"""All that a framework plugin sees: the backend it writes, and the worker group it may touch."""
+"""The interface of framework plugins: the backend that they implement, and the worker group that it uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class WorkerGroup(Protocol):
-    """The workers of one attempt, as a backend may use them on the controller."""
+    """The workers of one attempt, as a backend can use them on the controller."""
 
     @property
     def workers(self) -> Sequence[WorkerInfo]:
@@ -27,37 +27,38 @@ class WorkerGroup(Protocol):
         ...
 
     def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
-        """Calls a function on the main thread of workers, at the same time, and returns the results by rank.
+        """Call a function on the main thread of workers concurrently, and return the results by rank.
 
         Args:
             fn: a function that can be pickled.
             *args: its arguments.
-            ranks: the workers to call it on; None for all.
+            ranks: the ranks to call it on; None for all.
 
         Raises:
-            Exception: what the function raised on the first rank that failed.
-            WaitTimeoutError: a worker did not answer within the time that the run allows for its start.
-            WorkerDiedError: a worker ended meanwhile.
+            Exception: the exception of the first rank that failed.
+            WaitTimeoutError: a worker did not respond within ``RunConfig(start_timeout_s=...)``.
+            WorkerDiedError: a worker exited before it responded.
         """
         ...
 
 
 class Backend(ABC):
-    """Sets a framework up for distributed training: the one class a framework plugin has to write.
+    """Sets up a framework for distributed training. A framework plugin must implement this class.
 
-    The controller calls :meth:`rendezvous` once the worker processes are up, and hands each rank its mapping. Each
-    worker enters :meth:`session`, runs the train function in it, and leaves it. The controller calls :meth:`close`
-    when the attempt is over, however it went, and then ends the processes. The object is pickled to the workers.
+    The controller calls :meth:`rendezvous` once the worker processes are running, and sends each rank its mapping. Each
+    worker enters :meth:`session`, runs the train function in it, and leaves it. When the attempt ends, with or without
+    an error, the controller calls :meth:`close` and then stops the processes. The object is pickled to the workers.
 
     Attributes:
-        name: what messages call the backend.
-        preload: modules to import before workers are started, once for all of them where the runtime can; they
-            must start no threads and touch no accelerator.
-        warmup: further modules that make a start faster and that a first start need not wait for; same rules.
-        preload_environment: how the names of the environment variables begin that those modules may read while they
-            are imported. When one of them has changed, the next start imports anew. All of them unless it is set.
-        survives_losses: when ranks are lost, the others can stay and go on with new processes in the places of the
-            lost: the backend has :meth:`rejoin`. Otherwise all are replaced.
+        name: the backend's name in messages.
+        preload: names of modules to import before workers are started, once for all workers if the runtime supports
+            it. They must not start threads or use an accelerator.
+        warmup: names of further modules that make later starts faster. The first start does not wait for them. The
+            same rules apply.
+        preload_environment: prefixes of the names of environment variables that these modules may read on import. If
+            such a variable changes, the next start imports the modules again. By default, every variable counts.
+        survives_losses: True if the other ranks can be kept when ranks are lost, and continue with new processes in
+            place of the lost ones. The backend then has :meth:`rejoin`. If False, all processes are replaced.
     """
 
     name: str = "backend"
@@ -67,10 +68,10 @@ class Backend(ABC):
     survives_losses: bool = False
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """On the controller: what each rank has to know to find the others, such as an address and a port.
+        """On the controller, return the information that each rank needs to find the others, such as a host and port.
 
         Args:
-            group: the workers, up and waiting.
+            group: the workers, which are running and waiting.
 
         Returns:
             One mapping per rank.
@@ -79,52 +80,55 @@ class Backend(ABC):
 
     @abstractmethod
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> AbstractContextManager[None]:
-        """On each worker: set the framework up, run the train function in the ``with`` block, and take it down.
+        """On each worker, set up the framework and tear it down after training.
 
         Args:
-            context: where this worker is.
-            rendezvous: this rank's mapping.
+            context: the worker's ranks, devices and run.
+            rendezvous: this rank's mapping from :meth:`rendezvous`.
+
+        Returns:
+            A context manager. The train function runs in its ``with`` block.
         """
 
     def rejoin(self, group: WorkerGroup, lost: Sequence[int]) -> Future[Sequence[Mapping[str, str]]]:
-        """On the controller, where :attr:`survives_losses`: there are new processes for lost ranks.
+        """On the controller, let the other ranks continue with new processes in place of lost ranks.
 
-        It returns at once, and the future is done when every other rank has left what it was doing, will not report
-        before the new processes have joined, and waits for them. Should one of them fail or end instead, all are
-        replaced.
+        Called only if :attr:`survives_losses` is True. It returns at once. The future is done when every other rank has
+        interrupted its work and waits for the new processes; until they have joined, it does not report. If one of
+        the other ranks fails or exits instead, all processes are replaced.
 
         Args:
-            group: the workers, of which those of the lost ranks are new and wait.
-            lost: the ranks.
+            group: the workers. The processes of the lost ranks are new and waiting.
+            lost: the lost ranks.
 
         Returns:
-            The future, of one mapping for each of the lost ranks; cancelled where all are to be replaced.
+            A future of one mapping per lost rank, for :meth:`session`. If it is cancelled, all processes are replaced.
         """
-        raise NotImplementedError(f"{type(self).__name__} declares survives_losses: expected a method rejoin")
+        raise NotImplementedError(f"{type(self).__name__}: expected a method rejoin() because survives_losses is True")
 
     def close(self) -> None:  # noqa: B027 - optional
-        """On the controller: stop what :meth:`rendezvous` started, such as a tracker."""
+        """On the controller, stop everything that :meth:`rendezvous` started, such as a tracker process."""
 
 
 class NoBackend(Backend):
-    """No framework: the train function runs as it is."""
+    """Runs the train function without a framework."""
 
     name = "none"
 
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> AbstractContextManager[None]:
-        """Sets nothing up."""
+        """Set up nothing."""
         return contextlib.nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendConfig:
-    """The settings of a backend. A plugin's own configuration derives from it and overrides :meth:`create`."""
+    """The settings of a backend. A plugin derives its configuration class from it and overrides :meth:`create`."""
 
     def create(self) -> Backend:
-        """The backend that these settings describe."""
+        """Create the backend."""
         return NoBackend()
 
     @classmethod
     def diagnose(cls) -> Iterable[Finding]:
-        """The checks of ``drivetrain doctor`` for the framework on this machine."""
+        """Check the framework on this machine, for ``drivetrain doctor``."""
         return ()

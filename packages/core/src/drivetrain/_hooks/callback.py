@@ -1,4 +1,4 @@
-"""What watches a run: callbacks on the controller, and the one dispatcher that calls them."""
+"""Callbacks that observe a run on the controller, and the dispatcher that calls them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ __all__ = ["Callback", "Callbacks", "Report"]
 
 
 class Report(NamedTuple):
-    """A report as callbacks see it.
+    """A report of one rank, as passed to callbacks.
 
     Attributes:
-        rank: who reported.
-        iteration: the rank's number of reports in the run so far, this one included; a run that resumes goes on
-            counting from its checkpoint.
-        metrics: what was reported, with combined values where the report asked for them, and the autofilled ones.
-        checkpoint: the directory of the checkpoint that came with it, which is committed later; None without one.
+        rank: the world rank that reported.
+        iteration: the rank's number of reports in the run so far, including this one. A resumed run continues counting
+            from its checkpoint.
+        metrics: the reported metrics, combined over the ranks if the report requested that, and the metrics that
+            drivetrain fills in.
+        checkpoint: the directory of the checkpoint that was reported with them, which is committed later; None without
+            a checkpoint.
     """
 
     rank: int
@@ -33,51 +35,73 @@ class Report(NamedTuple):
 
 
 class Callback:
-    """Base of everything that watches a run from the controller. Every hook does nothing until it is overridden.
+    """Base class of callbacks, which observe a run on the controller. A hook does nothing unless it is overridden.
 
-    Hooks are called one at a time, on the thread that called ``fit()``. One that raises fails the run: ``fit()``
-    raises a :class:`~drivetrain.TrainingFailedError` whose cause is the hook's exception, or from ``on_run_end`` a
-    :class:`~drivetrain.CallbackError`. When each hook is called::
+    Hooks are called one at a time, on the thread that called ``fit()``. A hook that raises fails the run: ``fit()``
+    raises a :class:`~drivetrain.TrainingFailedError` whose cause is the hook's exception, or a
+    :class:`~drivetrain.CallbackError` if the hook is ``on_run_end``. The order of the calls is::
 
         on_run_start(run)
         for each attempt:
             on_group_start(run, attempt, workers)
-            on_resume(run, iteration)               unless it is the first of a new run
+            on_resume(run, iteration)               except for the first attempt of a new run
             while the ranks report:
                 on_report(run, report)              for every report of every rank, in each rank's order
                 on_checkpoint(run, checkpoint)      for every commit
             on_group_stop(run, attempt)
             on_failure(run, failure, retrying)      if the attempt failed
-        on_run_end(run, error)                      however the run ended
+        on_run_end(run, error)                      after success, failure and interruption
     """
 
     def on_run_start(self, run: Run) -> None:
-        """The run directory stands; nothing is started yet."""
+        """Called when the run directory exists, before workers are started."""
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
-        """The workers of an attempt are up; the first attempt is 0."""
+        """Called when the workers of an attempt are running.
+
+        Args:
+            run: the run.
+            attempt: the number of the attempt, from 0.
+            workers: the workers, by rank.
+        """
 
     def on_resume(self, run: Run, iteration: int) -> None:
-        """The attempt goes on after an iteration, 0 being the start; what was reported beyond it is made again."""
+        """Called when an attempt resumes. Later iterations that were already reported will be reported again.
+
+        Args:
+            run: the run.
+            iteration: the iteration after which it resumes; 0 to start from the beginning.
+        """
 
     def on_report(self, run: Run, report: Report) -> None:
-        """A rank reported."""
+        """Called for each report of each rank."""
 
     def on_checkpoint(self, run: Run, checkpoint: CommittedCheckpoint) -> None:
-        """A checkpoint was committed."""
+        """Called for each committed checkpoint."""
 
     def on_failure(self, run: Run, failure: Failure, retrying: bool) -> None:
-        """An attempt failed; ``failure`` is its root cause."""
+        """Called when an attempt failed.
+
+        Args:
+            run: the run.
+            failure: the root cause.
+            retrying: True if another attempt follows.
+        """
 
     def on_group_stop(self, run: Run, attempt: int) -> None:
-        """The workers of an attempt are being ended."""
+        """Called when the workers of an attempt are being stopped."""
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
-        """The run is over; ``error`` is what ``fit()`` raises, if it does."""
+        """Called when the run has ended.
+
+        Args:
+            run: the run.
+            error: the exception that ``fit()`` raises; None if the run succeeded.
+        """
 
 
 class Callbacks:
-    """Calls one hook of all callbacks in turn, and says whose hook it was that raised."""
+    """Calls hooks of all callbacks in turn. If a hook raises, the error names the callback and the hook."""
 
     def __init__(self, callbacks: Sequence[Callback], run: Run) -> None:
         self._callbacks = tuple(callbacks)
@@ -85,37 +109,37 @@ class Callbacks:
         self._on_report = [callback.on_report for callback in self._callbacks]
 
     def report(self, report: Report) -> None:
-        """Calls ``on_report``, the hook that may be called thousands of times a second."""
+        """Call ``on_report``, which may be called thousands of times per second."""
         for hook in self._on_report:
             try:
                 hook(self._run, report)
             except Exception as error:
-                raise _blame(getattr(hook, "__self__", hook), "on_report", error) from error
+                raise _callback_error(getattr(hook, "__self__", hook), "on_report", error) from error
 
     def call(self, hook: str, *args: Any) -> None:
-        """Calls a hook of every callback; the first that raises ends the round."""
+        """Call a hook of every callback. The first exception skips the remaining callbacks."""
         for callback in self._callbacks:
             try:
                 getattr(callback, hook)(self._run, *args)
             except Exception as error:
-                raise _blame(callback, hook, error) from error
+                raise _callback_error(callback, hook, error) from error
 
     def close(self, hook: str, *args: Any) -> CallbackError | None:
-        """Calls a hook that ends something of every callback, whatever the others do.
+        """Call a closing hook of every callback, even if another callback raises.
 
         Returns:
-            The first error, which the caller raises unless something else went wrong before.
+            The first error, which the caller raises unless there was an earlier error; None without errors.
         """
         first: CallbackError | None = None
         for callback in self._callbacks:
             try:
                 getattr(callback, hook)(self._run, *args)
             except Exception as error:
-                first = first or _blame(callback, hook, error)
+                first = first or _callback_error(callback, hook, error)
                 first.__cause__ = first.__cause__ or error
         return first
 
 
-def _blame(callback: object, hook: str, error: Exception) -> CallbackError:
+def _callback_error(callback: object, hook: str, error: Exception) -> CallbackError:
     name = type(callback).__qualname__
     return CallbackError(f"callback {name}.{hook}() raised {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Frozen facts: about one worker, about what a worker's train function runs in, and about the run as a whole."""
+"""Immutable information about a worker, the context of a train function, and the run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Run", "TrainContext", "Trial", "WorkerInfo"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """The place of a run in a search for hyperparameters.
+    """Identifies a run within a hyperparameter search.
 
     Attributes:
-        name: what the search calls it.
-        id: a short id of it within the search, which stays the same when it is started again.
+        name: the name of the trial.
+        id: a short id within the search, which stays the same when the trial is restarted.
         experiment: the name of the search.
     """
 
@@ -35,17 +35,17 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerInfo:
-    """Where one worker of the group is.
+    """The ranks, node and devices of one worker.
 
     Attributes:
-        rank: its rank over all workers, 0 to world size - 1.
+        rank: its world rank, from 0 to world size - 1.
         local_rank: its rank among the workers of its node.
-        node_rank: the rank of its node, 0 to number of nodes - 1.
-        node_id: what the runtime calls its node.
+        node_rank: the rank of its node, from 0 to number of nodes - 1.
+        node_id: the runtime's id of its node.
         hostname: the node's host name.
-        ip: the address at which the other workers reach it.
+        ip: the IP address at which other workers reach it.
         pid: its process id on that node.
-        accelerator_ids: the GPUs that are its own, as ``CUDA_VISIBLE_DEVICES`` names them.
+        accelerator_ids: the ids of its GPUs, as in ``CUDA_VISIBLE_DEVICES``.
     """
 
     rank: int
@@ -60,21 +60,21 @@ class WorkerInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainContext:
-    """What the train function can know about the run it is part of; :func:`drivetrain.get_context` returns it.
+    """Information for the train function about its worker and run; :func:`drivetrain.get_context` returns it.
 
     Attributes:
-        worker: where this worker is.
+        worker: the ranks, node and devices of this worker.
         world_size: number of workers in the group.
         local_world_size: number of workers on this worker's node.
         run_name: the run's name.
         run_id: an id of the run that stays the same over attempts and resumes.
         storage: the run directory.
-        checkpoint_config: which checkpoints the run keeps, and by which metric.
-        trial_dir: the directory for files that the train function writes beside its checkpoints.
-        attempt: 0 for the first start of the group, 1 after the first restart, and so on.
-        metadata: what the trainer was made with.
-        trial_resources: the resources that the whole run asked for.
-        trial: what the run is in a search for hyperparameters; None outside one.
+        checkpoint_config: the checkpoint settings of the run.
+        trial_dir: the directory for files that the train function writes, other than checkpoints.
+        attempt: the number of the attempt: 0 for the first, 1 for the first retry, and so on.
+        metadata: the trainer's ``metadata`` argument.
+        trial_resources: the resources of the whole run, by name: those of the workers plus those of the trainer.
+        trial: identifies the run within a hyperparameter search; None outside a search.
     """
 
     worker: WorkerInfo
@@ -91,73 +91,73 @@ class TrainContext:
     trial: Trial | None = None
 
     def get_world_size(self) -> int:
-        """Number of workers in the group."""
+        """Return the number of workers in the group."""
         return self.world_size
 
     def get_world_rank(self) -> int:
-        """This worker's rank over all workers, from 0."""
+        """Return this worker's rank among all workers, from 0."""
         return self.worker.rank
 
     def get_local_rank(self) -> int:
-        """This worker's rank among the workers of its node, from 0."""
+        """Return this worker's rank among the workers of its node, from 0."""
         return self.worker.local_rank
 
     def get_local_world_size(self) -> int:
-        """Number of workers on this worker's node."""
+        """Return the number of workers on this worker's node."""
         return self.local_world_size
 
     def get_node_rank(self) -> int:
-        """The rank of this worker's node, from 0."""
+        """Return the rank of this worker's node, from 0."""
         return self.worker.node_rank
 
     def get_experiment_name(self) -> str:
-        """The run's name; in a search for hyperparameters that of the search."""
+        """Return the name of the hyperparameter search, or of the run outside a search."""
         return self.trial.experiment if self.trial else self.run_name
 
     def get_trial_name(self) -> str:
-        """The trial's name in a search for hyperparameters; otherwise the run's."""
+        """Return the name of the trial in a hyperparameter search, or of the run outside a search."""
         return self.trial.name if self.trial else self.run_name
 
     def get_trial_id(self) -> str:
-        """The trial's id in a search for hyperparameters; otherwise the run's. It stays the same over all starts."""
+        """Return the id of the trial, or of the run outside a search. It stays the same over attempts and resumes."""
         return self.trial.id if self.trial else self.run_id
 
     def get_trial_dir(self) -> str:
-        """The directory for files that the train function writes beside its checkpoints."""
+        """Return the directory for files that the train function writes, other than checkpoints."""
         return self.trial_dir
 
     def get_run_dir(self) -> str:
-        """The run directory, as a path on :meth:`get_run_filesystem`; on local storage a directory of this machine."""
+        """Return the run directory, as a path on :meth:`get_run_filesystem`; on local storage a local directory."""
         return self.storage.root
 
     def get_run_filesystem(self) -> Any:
-        """The filesystem of fsspec or pyarrow that the run directory is on."""
+        """Return the fsspec or pyarrow filesystem that contains the run directory."""
         return self.storage.filesystem.handle
 
     def get_trial_resources(self) -> dict[str, float]:
-        """The resources that the whole run asked for, workers and trainer added up."""
+        """Return the resources of the whole run, by name: those of the workers plus those of the trainer."""
         return dict(self.trial_resources)
 
     def get_metadata(self) -> dict[str, Any]:
-        """The ``metadata`` that the trainer was made with."""
+        """Return the ``metadata`` that was passed to the trainer."""
         return dict(self.metadata)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What a callback can know about the run.
+    """Information about the run, as passed to callbacks.
 
     Attributes:
         name: the run's name, which is also its directory's.
         id: eight hexadecimal digits that stay the same over attempts and resumes.
-        path: a local directory for what callbacks write: the run directory, or one that is copied to it.
-        location: the run directory on its filesystem.
-        storage: the run directory, wherever it is.
+        path: a local directory for files of callbacks: the run directory, or a directory that is copied to it.
+        location: the path of the run directory on its filesystem.
+        storage: the run directory, on local or remote storage.
         scaling_config: as given to the trainer.
         run_config: as given to the trainer.
         train_loop_config: as given to the trainer.
-        console: prints whole lines beside the progress line.
-        trial: what the run is in a search for hyperparameters; None outside one.
+        console: prints whole lines without disturbing the progress line.
+        trial: identifies the run within a hyperparameter search; None outside a search.
     """
 
     name: str
@@ -173,5 +173,5 @@ class Run:
 
     @property
     def artifacts(self) -> Path:
-        """The directory that workers get from ``get_trial_dir()``, if the run is stored on this machine."""
+        """The directory that ``get_trial_dir()`` returns on workers, if the run is stored on this machine."""
         return self.path / ARTIFACTS

@@ -1,4 +1,4 @@
-"""``DataConfig``: which datasets are split among the workers, and how."""
+"""``DataConfig``: how datasets are split among the workers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["DataConfig"]
 
 
 class DataConfig:
-    """How a trainer's datasets are split among its workers.
+    """Settings for splitting a trainer's datasets among its workers.
 
     Args:
         datasets_to_split: the names of the datasets that are split, so that each worker gets its own part; ``"all"``
-            splits all of them. Of the other datasets every worker gets all rows.
-        execution_options: how Ray Data reads its datasets: a ``ray.data.ExecutionOptions``.
-        keep_together: by dataset, a column whose equal values stay on one worker; rows with equal values must be next
-            to each other. The parts are then only approximately even.
+            splits all of them. For the other datasets, every worker gets all rows.
+        execution_options: a ``ray.data.ExecutionOptions`` for datasets of Ray Data; None for the defaults.
+        keep_together: a column for each named dataset: all rows with the same value in it go to one worker. Such rows
+            must be adjacent in the dataset. The parts are then only approximately equal in size.
 
     Raises:
         ConfigurationError: an argument is of the wrong type.
@@ -54,26 +54,26 @@ class DataConfig:
         worker_node_ids: Sequence[str] | None = None,
         **options: Any,
     ) -> list[dict[str, Any]]:
-        """Creates the return values of each worker's :func:`~drivetrain.get_dataset_shard`.
+        """Create the return values of each worker's :func:`~drivetrain.get_dataset_shard`.
 
-        Override it to split datasets in your own way. It is called in the driver at the start of each attempt; the
-        number of workers may differ between attempts.
+        Override it to split datasets differently. It is called in the driver at the start of each attempt. The number
+        of workers may differ between attempts.
 
         Args:
-            datasets: by name: the return value of :meth:`open`.
+            datasets: the return value of :meth:`open`: datasets by name.
             world_size: the number of workers.
             worker_handles: None; the argument exists for code that was written for Ray Train.
             worker_node_ids: the node of each worker, by rank.
-            options: ``positions``, if the checkpoint to resume from has any: by dataset, the return value of its
-                shards' ``state_dict()``. ``resources``, if a dataset is a function or requires a runtime: the
-                resources that the run takes from the cluster, by name.
+            options: further keyword arguments. ``positions``, if the checkpoint to resume from has any: for each
+                dataset, the return value of its shards' ``state_dict()``. ``resources``, if a dataset is a function or
+                requires a runtime: the resources that the run uses of the cluster, by name.
 
         Returns:
             The shards of each rank, by name. They are pickled to the workers.
 
         Raises:
-            ConfigurationError: a dataset cannot be split, or a name in this configuration is not one of a dataset.
-            ResourceError: the workers leave too few resources to read a dataset with.
+            ConfigurationError: a dataset cannot be split, or this configuration names a dataset that does not exist.
+            ResourceError: the workers leave too few resources for reading a dataset.
         """
         self._check_names(datasets)
         shards: list[dict[str, Any]] = [{} for _ in range(world_size)]
@@ -94,11 +94,12 @@ class DataConfig:
         return shards
 
     def open(self, datasets: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Opens datasets once for all attempts, so that mistakes are found before workers are started.
+        """Open datasets once for all attempts, so that errors are raised before workers are started.
 
         Returns:
-            The ``datasets`` for :meth:`configure`: by name a :class:`drivetrain.plugin.OpenedDataset`, or the function
-            that makes the dataset. If only :meth:`configure` is overridden, ``datasets`` as they are.
+            The ``datasets`` argument of :meth:`configure`: for each name a :class:`drivetrain.plugin.OpenedDataset`, or
+            the function that creates the dataset. If a subclass overrides only :meth:`configure`, ``datasets``
+            unchanged.
 
         Raises:
             ConfigurationError: see :meth:`configure`.
@@ -107,15 +108,15 @@ class DataConfig:
         if type(self).configure is not DataConfig.configure and type(self).open is DataConfig.open:
             return datasets
         self._check_names(datasets)
-        known = {name: dataset for name, dataset in datasets.items() if not callable(dataset)}
-        return {**datasets, **self._open(known)}
+        given = {name: dataset for name, dataset in datasets.items() if not callable(dataset)}
+        return {**datasets, **self._open(given)}
 
     @staticmethod
     def default_ingest_options() -> Any:
-        """The ``execution_options`` that are used where none are given: a ``ray.data.ExecutionOptions``.
+        """Return the default ``execution_options``: a ``ray.data.ExecutionOptions``.
 
         Raises:
-            PluginNotFoundError: no provider with such options is installed, such as the one for Ray datasets.
+            PluginNotFoundError: no provider with such options is installed. ``drivetrain[ray]`` has one.
         """
         options = Providers().default_options()
         if options is None:
@@ -126,7 +127,7 @@ class DataConfig:
         return options
 
     def _open(self, datasets: Mapping[str, Any]) -> dict[str, OpenedDataset]:
-        """Opens the datasets that are not open yet."""
+        """Open the datasets that are not open yet."""
         opened = {name: dataset for name, dataset in datasets.items() if isinstance(dataset, OpenedDataset)}
         if len(opened) == len(datasets):
             return opened

@@ -17,7 +17,7 @@ class Shard(Protocol):
     """A worker's part of a dataset. A provider's shards are pickled to the workers."""
 
     def iter_batches(self, *, batch_size: int | None = 256) -> Iterable[Any]:
-        """The rows in batches.
+        """Iterate over the rows in batches.
 
         Args:
             batch_size: rows per batch; None for one batch with all rows.
@@ -34,11 +34,11 @@ class DatasetShard(Shard, Protocol):
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the current epoch, as plain values that JSON can hold. It is the same on all ranks."""
+        """Return the position in the current epoch, as values that JSON can represent. It is the same on all ranks."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration over batches continue from a position.
+        """Make the next iteration over batches continue from a position.
 
         Args:
             state: the return value of :meth:`state_dict`, on any rank.
@@ -50,7 +50,7 @@ class DatasetShard(Shard, Protocol):
         ...
 
     def take_state(self) -> dict[str, Any] | None:
-        """The last return value of :meth:`state_dict` since the previous call of this method; None without one.
+        """Return the last value that :meth:`state_dict` returned since the previous call of this method, or None.
 
         ``report`` calls this method and stores the position in the checkpoint's metadata. The next attempt passes it
         to :meth:`DatasetProvider.split() <drivetrain.plugin.DatasetProvider.split>`.
@@ -65,13 +65,13 @@ class SplitRequest:
     Attributes:
         name: the name of the dataset.
         world_size: the number of workers.
-        whole: every worker gets all rows instead of its own part.
+        whole: True if every worker gets all rows instead of its own part.
         node_ids: the node of each worker, by rank; empty if unknown.
         position: the position that the checkpoint to resume from has for this dataset; None to start an epoch. The
             train function decides whether it resumes there: it calls :meth:`DatasetShard.load_state_dict()
             <drivetrain.DatasetShard.load_state_dict>`.
-        resources: the resources that the run takes from the cluster, by name, for providers that read with the rest;
-            empty if unknown.
+        resources: the resources that the run uses of the cluster, by name, so that a provider can read with the
+            remaining ones; empty if unknown.
         options: the ``execution_options`` of :class:`drivetrain.DataConfig`.
     """
 
@@ -85,10 +85,10 @@ class SplitRequest:
 
 
 class DatasetProvider(ABC):
-    """Splits datasets of one kind among the workers. An entry point in ``drivetrain.datasets`` names the class.
+    """Splits datasets of one kind among the workers. An entry point in ``drivetrain.datasets`` refers to the class.
 
-    Providers are asked one after the other whether they accept a dataset, and exactly one may. So importing the class
-    and calling :meth:`accepts` must not import a library: see :func:`is_instance_of`.
+    For each dataset, :meth:`accepts` is called on every installed provider, and exactly one may return True. Therefore
+    importing the class and calling :meth:`accepts` must not import other libraries: see :func:`is_instance_of`.
 
     Attributes:
         accepted: what the provider accepts, for error messages, such as ``"a Ray dataset"``.
@@ -101,10 +101,10 @@ class DatasetProvider(ABC):
 
     @abstractmethod
     def accepts(self, dataset: object) -> bool:
-        """Whether this provider can split an object that was passed in ``datasets=``."""
+        """Return True if this provider can split an object that was passed in ``datasets=``."""
 
     def open(self, name: str, dataset: Any, *, keep_together: str | None = None) -> Any:
-        """Opens a dataset once for all attempts, before anything is started or written, and checks it.
+        """Open a dataset once for all attempts, before anything is started or written, and check it.
 
         Args:
             name: the name of the dataset.
@@ -126,31 +126,31 @@ class DatasetProvider(ABC):
 
     @abstractmethod
     def split(self, opened: Any, request: SplitRequest) -> Sequence[Shard]:
-        """Splits a dataset at the start of an attempt.
+        """Split a dataset at the start of an attempt.
 
         Args:
             opened: the return value of :meth:`open`.
-            request: among how many workers, and how.
+            request: the number of workers, and how to split the dataset among them.
 
         Returns:
             One shard per rank, by rank. They are pickled to the workers.
 
         Raises:
             ConfigurationError: the dataset cannot be split like this.
-            ResourceError: the workers leave too few resources to read the dataset with.
+            ResourceError: the workers leave too few resources for reading the dataset.
         """
 
     def default_options(self) -> Any | None:
-        """The ``execution_options`` that are used if the user gives none; None if the provider has no options."""
+        """Return the default ``execution_options``; None if the provider has no options."""
         return None
 
 
 def is_instance_of(value: object, module: str, name: str) -> bool:
-    """Whether a value is an instance of a class, without importing the module that exports the class.
+    """Return True if a value is an instance of a class, without importing the module that exports the class.
 
     Args:
         value: any object.
-        module: the module from which users import the class. If nothing has imported it, there are no instances.
+        module: the module from which users import the class. If it is not imported, there are no instances.
         name: the name of the class in that module.
     """
     kind = getattr(sys.modules.get(module), name, None)

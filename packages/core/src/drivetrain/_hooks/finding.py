@@ -18,9 +18,9 @@ class Finding:
 
     Attributes:
         name: what was checked.
-        status: whether it works.
-        found: the result, in words.
-        advice: what to do about it; empty if there is nothing to do.
+        status: ``"ok"``, ``"warning"`` or ``"problem"``.
+        found: a description of the result.
+        advice: how to fix it; empty if there is nothing to fix.
     """
 
     name: str
@@ -30,15 +30,15 @@ class Finding:
 
 
 def run_python(code: str, *arguments: str) -> str:
-    """Runs code in a new Python process, so that what it imports stays out of this one.
+    """Run code in a new Python process, so that its imports do not affect this process.
 
     Args:
         code: Python source.
         arguments: the values of ``sys.argv[1:]``.
 
     Returns:
-        The standard output, followed by the standard error if the process failed. After 20 seconds the process is
-        killed, and the return value says so.
+        The output to stdout, followed by stderr if the process failed. A process that runs for 20 seconds is killed,
+        and the return value says so.
     """
     try:
         process = subprocess.run(
@@ -50,5 +50,5 @@ def run_python(code: str, *arguments: str) -> str:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return f"no answer within {_TIMEOUT_S:g} s"
+        return f"no response within {_TIMEOUT_S:g} s"
     return (process.stdout if process.returncode == 0 else process.stdout + process.stderr).strip() or "nothing"

@@ -1,7 +1,7 @@
-"""Entry points: list without importing, load by name, validate, explain.
+"""Plugins: list the entry points without importing them, load one by name, and explain errors.
 
-*Missing* is not *broken*: a name that nobody provides says what to install; a name whose package does not load says
-which distribution it is and shows the error. A name selects; nothing activates itself.
+*Missing* is not *broken*. If no distribution provides a name, the error says what to install. If a package cannot be
+loaded, the error names its distribution and includes the exception. A plugin is used only if it is selected by name.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _OUR_EXTRA = re.compile(r"""(drivetrain-[\w-]+).*extra == ['"]([\w.-]+)['"]""")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plugin:
-    """An entry point that some installed distribution declares.
+    """An entry point of an installed distribution.
 
     Attributes:
         kind: a key of :data:`KINDS`.
-        name: what selects it.
-        target: the object it names, as ``module:attribute``.
-        distribution: who provides it.
-        version: that distribution's version.
+        name: the name that selects it.
+        target: the object that it refers to, as ``module:attribute``.
+        distribution: the distribution that provides it.
+        version: the version of the distribution.
     """
 
     kind: str
@@ -65,16 +65,16 @@ class Plugin:
     version: str
 
     def load(self) -> Any:
-        """Imports the object.
+        """Import the object.
 
         Raises:
-            PluginBrokenError: the import failed, or found no such object.
+            PluginBrokenError: the import failed, or the module has no such attribute.
         """
         from importlib.metadata import EntryPoint
 
         try:
             return EntryPoint(self.name, self.target, KINDS[self.kind]).load()
-        except (Exception, SystemExit) as error:  # whatever importing somebody's package may raise
+        except (Exception, SystemExit) as error:  # importing another package may raise anything
             raise PluginBrokenError(
                 f"the {self.kind} {self.name!r} of {self.distribution} {self.version} cannot be loaded from "
                 f"{self.target}: {type(error).__name__}: {error}"
@@ -82,8 +82,8 @@ class Plugin:
 
 
 def list_plugins(kind: str) -> list[Plugin]:
-    """The installed plugins of a kind, by name, without importing any of them."""
-    from importlib.metadata import entry_points  # a third of the time of `import drivetrain`, were it at the top
+    """Return the installed plugins of a kind, sorted by name, without importing them."""
+    from importlib.metadata import entry_points  # at the top, it would take a third of the time of `import drivetrain`
 
     found = {
         Plugin(
@@ -99,7 +99,7 @@ def list_plugins(kind: str) -> list[Plugin]:
 
 
 def installed_plugins(kind: str) -> tuple[Plugin, ...]:
-    """Like :func:`list_plugins`, looked up once for each module path of this process."""
+    """Return the same as :func:`list_plugins`, cached for each value of ``sys.path``."""
     return _installed_plugins(kind, tuple(sys.path))
 
 
@@ -109,27 +109,30 @@ def _installed_plugins(kind: str, module_path: tuple[str, ...]) -> tuple[Plugin,
 
 
 def load_plugin(kind: str, name: str) -> Any:
-    """Imports the plugin of that kind and name.
+    """Import the plugin with a kind and name.
 
     Raises:
-        PluginNotFoundError: nobody provides it; the message lists who is there, and what to install if it is known.
+        PluginNotFoundError: no distribution provides it. The message lists the installed plugins and, if known, the
+            package to install.
         PluginError: two distributions provide it.
         PluginBrokenError: importing it failed.
     """
     candidates = [plugin for plugin in installed_plugins(kind) if plugin.name == name]
-    if not candidates:  # it may have been installed since they were looked up
+    if not candidates:  # it may have been installed since the lookup that is cached
         installed = list_plugins(kind)
         candidates = [plugin for plugin in installed if plugin.name == name]
         if not candidates:
             raise PluginNotFoundError(_explain_missing(kind, name, installed))
     if len(candidates) > 1:
-        claimants = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in candidates)
-        raise PluginError(f"the {kind} {name!r} is claimed by {claimants}: uninstall one of them")
+        providers = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in candidates)
+        raise PluginError(
+            f"{kind} {name!r}: expected one distribution that provides it, got {providers}. Uninstall one of them"
+        )
     return candidates[0].load()
 
 
 def load_only_plugin(kind: str, *, hint: str) -> Any:
-    """Imports the plugin of a kind of which usually one is installed.
+    """Import the only installed plugin of a kind.
 
     Args:
         kind: a key of :data:`KINDS`.
@@ -150,45 +153,45 @@ def load_only_plugin(kind: str, *, hint: str) -> Any:
 
 
 def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
-    known = ", ".join(repr(plugin.name) for plugin in installed) or "none"
-    message = f"no {kind} {name!r} is installed; installed are: {known}"
+    names = ", ".join(repr(plugin.name) for plugin in installed) or "none"
+    message = f"no {kind} {name!r} is installed; installed are: {names}"
     if (extra := _extra_of(name)) is not None:
         message += f'. Run: pip install "drivetrain[{extra}]"'
     return message
 
 
 def _extra_of(name: str) -> str | None:
-    """The extra of the core that installs a plugin of that name: it has the name, or is how it begins."""
+    """Return the extra of the core that installs a plugin: an extra ``x`` installs ``x`` and ``x_...``."""
     return next((extra for extra in _our_extras() if name == extra or name.startswith(f"{extra}_")), None)
 
 
 def _our_extras() -> dict[str, str]:
-    """The distribution that each extra of the core installs, if it is one of ours."""
+    """Return the distribution that each extra of the core installs, for our own distributions."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
         required = requires("drivetrain") or []
-    except PackageNotFoundError:  # a source tree that is not installed
+    except PackageNotFoundError:  # running from a source tree that is not installed
         return {}
     found = [match for line in required if (match := _OUR_EXTRA.match(line))]
     return {match[2]: match[1] for match in found if match[2] != "all"}
 
 
 def install_commands(*names: str) -> list[str]:
-    """For the extras of the core with these names whose distribution is not installed: how to install them."""
+    """Return the commands that install extras of the core, for those whose distribution is not installed."""
     from importlib.metadata import distributions
 
     extras = _our_extras()
-    there = {distribution.name for distribution in distributions()}
-    missing = [name for name in dict.fromkeys(names) if name in extras and extras[name] not in there]
+    installed = {distribution.name for distribution in distributions()}
+    missing = [name for name in dict.fromkeys(names) if name in extras and extras[name] not in installed]
     return [f'pip install "drivetrain[{name}]"' for name in missing]
 
 
 def missing_runtimes() -> dict[str, str]:
-    """The runtimes that the environment has an address for, although their package is not installed.
+    """Return the runtimes that the environment configures although their package is not installed.
 
     Returns:
-        The variable of each runtime, by the name of the runtime.
+        The environment variable with the address of each runtime, by the name of the runtime.
     """
     installed = {plugin.name for plugin in installed_plugins("runtime")}
     missing = [name for name in _RUNTIME_EXTRAS if name not in installed and has_address(name)]
@@ -196,7 +199,7 @@ def missing_runtimes() -> dict[str, str]:
 
 
 def has_address(runtime: str) -> bool:
-    """Whether the environment configures a runtime: the runtime ``x`` has the variable ``X_ADDRESS``."""
+    """Return True if the environment configures a runtime: the runtime ``x`` has the variable ``X_ADDRESS``."""
     return bool(os.environ.get(_address_variable(runtime)))
 
 

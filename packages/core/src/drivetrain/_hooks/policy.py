@@ -1,4 +1,4 @@
-"""Decisions after a failure: whether to start another attempt, and which nodes it avoids."""
+"""Decisions after a failure: whether to start another attempt, and the nodes that it avoids."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ __all__ = ["FailurePolicy", "RetryBudget", "avoided_nodes"]
 
 
 class FailurePolicy(Protocol):
-    """Decides what follows a failure."""
+    """Decides whether to retry after a failure. Pass an object with this method as ``FailureConfig(policy=...)``."""
 
     def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
-        """Whether to start another attempt.
+        """Return True to start another attempt.
 
         Args:
             failure: the root cause of the attempt that just failed.
-            history: the root causes of the attempts before it, oldest first.
+            history: the root causes of the earlier failed attempts, oldest first.
         """
         ...
 
 
 class RetryBudget:
-    """Retries until the budgets of :class:`~drivetrain.FailureConfig` are used up."""
+    """Retries until the limits of :class:`~drivetrain.FailureConfig` are reached."""
 
     def __init__(self, config: FailureConfig) -> None:
         self._failures = 0 if config.fail_fast else config.max_failures
         self._preemptions = config.max_preemptions
 
     def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
-        """True while fewer attempts have ended before as this one has: by a preemption, or otherwise."""
+        """Return True while the limit is not reached. Preemptions and other failures are counted separately."""
         preempted = failure.kind is FailureKind.PREEMPTION
         limit = self._preemptions if preempted else self._failures
         before = sum((earlier.kind is FailureKind.PREEMPTION) is preempted for earlier in history)
@@ -44,11 +44,11 @@ class RetryBudget:
 
 
 def avoided_nodes(history: Sequence[Failure], limit: int | None) -> frozenset[str]:
-    """The nodes on which so many processes were lost that no worker should be placed there.
+    """Return the nodes on which too many processes were lost to place workers there again.
 
     Args:
         history: the root causes of the attempts so far.
-        limit: of processes lost; None for no limit.
+        limit: number of lost processes at which a node is avoided; None for no limit.
     """
     lost = Counter(failure.node_id for failure in history if failure.kind is FailureKind.INFRASTRUCTURE)
     return frozenset(node for node, count in lost.items() if node and limit is not None and count >= limit)

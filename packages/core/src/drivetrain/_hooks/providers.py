@@ -1,4 +1,4 @@
-"""Which installed provider reads a dataset, and on which runtimes.
+"""Find the installed provider for a dataset, and the runtimes on which it works.
 
 A provider that cannot be imported, or that raises in ``accepts()``, is an error only for a dataset that no other
 provider accepts.
@@ -22,7 +22,7 @@ _EXTRA = "data"  # of the core: the provider for the most common kinds of datase
 
 @dataclass(frozen=True, slots=True)
 class OpenedDataset:
-    """A dataset that its provider has opened: what :meth:`drivetrain.DataConfig.open` returns for each name.
+    """A dataset that its provider has opened. :meth:`drivetrain.DataConfig.open` returns one for each name.
 
     Attributes:
         provider: the provider.
@@ -33,7 +33,7 @@ class OpenedDataset:
     value: Any
 
     def split(self, request: SplitRequest) -> list[Shard]:
-        """One shard per rank.
+        """Split the dataset into one shard per rank.
 
         Raises:
             PluginBrokenError: the provider returned another number of shards.
@@ -57,7 +57,7 @@ class _Installed:
 
 
 class Providers:
-    """The installed dataset providers; making this object imports all of them."""
+    """The installed dataset providers. Creating this object imports all of them."""
 
     def __init__(self) -> None:
         self._installed: list[_Installed] = []
@@ -69,11 +69,11 @@ class Providers:
                 self._broken[plugin.target] = error
 
     def accepting(self, dataset: object) -> list[_Installed]:
-        """The providers that accept an object."""
+        """Return the providers that accept an object."""
         return [installed for installed in self._installed if self._accepts(installed, dataset)]
 
     def open(self, name: str, dataset: object, *, keep_together: str | None = None) -> OpenedDataset:
-        """Opens a dataset with the provider that accepts it.
+        """Open a dataset with the provider that accepts it.
 
         Raises:
             ConfigurationError: no provider accepts it.
@@ -93,14 +93,14 @@ class Providers:
         return OpenedDataset(provider, provider.open(name, dataset, keep_together=keep_together))
 
     def default_options(self) -> Any | None:
-        """The ``execution_options`` of the first provider that has any; None if no provider has."""
+        """Return the ``execution_options`` of the first provider that has any; None if no provider has any."""
         options = (installed.provider.default_options() for installed in self._installed)
-        return next((found for found in options if found is not None), None)
+        return next((option for option in options if option is not None), None)
 
     def _accepts(self, installed: _Installed, dataset: object) -> bool:
         try:
             return bool(installed.provider.accepts(dataset))
-        except Exception as error:  # whatever somebody's package may raise
+        except Exception as error:  # another package may raise anything
             broken = PluginBrokenError(
                 f"the dataset provider {installed} raised in accepts(): {type(error).__name__}: {error}"
             )
@@ -127,24 +127,24 @@ class Providers:
 
 
 def required_runtime(datasets: Mapping[str, Any]) -> str | None:
-    """The name of the runtime that datasets need if the user selects none; None if every runtime can read them.
+    """Return the runtime that datasets require if the user selects none; None if every runtime can read them.
 
     Args:
-        datasets: by name, as passed to a trainer or as opened. Functions are not called.
+        datasets: the datasets by name, as passed to a trainer or as opened. Functions are not called.
     """
     needed = _needed_runtimes(datasets)
     return next((runtimes[0] for runtimes in needed.values()), None)
 
 
 def check_runtime(datasets: Mapping[str, Any], runtime: str) -> dict[str, Any]:
-    """Checks that the workers of a runtime can read datasets.
+    """Check that the workers of a runtime can read datasets.
 
     Args:
         datasets: see :func:`required_runtime`.
         runtime: the name of the runtime.
 
     Returns:
-        The same datasets. In place of each function there is another one, which checks the dataset that it makes.
+        The same datasets. Each function is wrapped, so that the dataset that it creates is checked too.
 
     Raises:
         ConfigurationError: the workers cannot read them.
@@ -162,21 +162,21 @@ def check_runtime(datasets: Mapping[str, Any], runtime: str) -> dict[str, Any]:
 
 
 def _make_checked(name: str, function: Callable[[], Any], runtime: str) -> Any:
-    """Calls the function that makes a dataset, and checks that the workers can read the dataset."""
-    made = function()
-    check_runtime({name: made}, runtime)
-    return made
+    """Call the function that creates a dataset, and check that the workers can read the dataset."""
+    dataset = function()
+    check_runtime({name: dataset}, runtime)
+    return dataset
 
 
 def _needed_runtimes(datasets: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The runtimes of the datasets that not every runtime can read; a dataset that nobody accepts is skipped."""
+    """Return the runtimes of each dataset that not every runtime can read. Datasets without a provider are skipped."""
     given = {name: dataset for name, dataset in datasets.items() if not callable(dataset)}
     providers = {name: [dataset.provider] for name, dataset in given.items() if isinstance(dataset, OpenedDataset)}
     unopened = given.keys() - providers.keys()
     if unopened:
         installed = Providers()
         for name in unopened:
-            providers[name] = [found.provider for found in installed.accepting(given[name])]
+            providers[name] = [accepting.provider for accepting in installed.accepting(given[name])]
     return {
         name: list(provider.runtimes)
         for name in given
@@ -194,7 +194,7 @@ def _make(plugin: Plugin) -> DatasetProvider:
         )
     try:
         return provider()
-    except Exception as error:  # whatever somebody's package may raise
+    except Exception as error:  # another package may raise anything
         raise PluginBrokenError(
             f"the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version} cannot be created: "
             f"{type(error).__name__}: {error}"

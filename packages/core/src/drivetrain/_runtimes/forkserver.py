@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 from drivetrain._wire.frames import Channel
 from drivetrain._worker.main import serve
-from drivetrain._worker.stacks import answer_to_signal
+from drivetrain._worker.stacks import dump_stacks_on_signal
 
 __all__ = ["ForkRequest", "main", "receive", "send"]
 
@@ -176,7 +176,7 @@ class _Server:
             line, output, stacks = descriptors
             _redirect(output)
             faulthandler.enable()
-            answer_to_signal(stacks)
+            dump_stacks_on_signal(stacks)
             os.environ.clear()
             os.environ.update(request.environment)
             os.chdir(request.working_directory)

@@ -122,7 +122,7 @@ def _report_outcome(outcome: Finished | Raised, task: TrainTask, running: Runnin
     flush_output()
     match outcome:
         case Finished():
-            value = outcome.value if task.wants_value else None
+            value = outcome.value if task.needs_value else None
             running.outbox.emit(Returned(running.rank, value, running.preemption.was_notified))
         case Raised(error=KeyboardInterrupt() | SystemExit()):
             raise outcome.error

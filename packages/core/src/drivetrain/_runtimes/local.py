@@ -320,7 +320,7 @@ class LocalGroup(ConnectedGroup):
             self.broken = True
             self.forget(self._server.control)
             for orphan in range(self._spec.num_workers):
-                self.note_exit(orphan, None, "ended with the process that it was forked from")
+                self.note_exit(orphan, None, "exited with the process from which it was forked")
             return
         kind, token, value = received[0]
         rank = self._ranks.get(token)
@@ -348,7 +348,7 @@ class LocalGroup(ConnectedGroup):
 
     def _explain_end(self, exit_code: int) -> tuple[str, FailureKind]:
         if exit_code == -signal.SIGKILL and self._oom_kills.rose():
-            return "was ended by the kernel, as memory ran out (SIGKILL)", FailureKind.OUT_OF_MEMORY
+            return "was killed by the kernel because memory ran out (SIGKILL)", FailureKind.OUT_OF_MEMORY
         if exit_code == -signal.SIGTERM:  # how batch systems and clouds tell a process to go
             return "", FailureKind.PREEMPTION
         return "", FailureKind.INFRASTRUCTURE

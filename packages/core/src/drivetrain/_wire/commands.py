@@ -1,4 +1,4 @@
-"""The commands that the driver sends to workers. :mod:`drivetrain._wire.events` has the messages in return.
+"""The commands that the driver sends to workers. :mod:`drivetrain._wire.events` has the opposite direction.
 
 A worker performs ``Call``, ``JoinRun``, ``Train`` and ``FreeMemory`` on its main thread, one after another. The others
 concern the train function that is running: another thread performs them at once, and the rank answers with an event.
@@ -40,17 +40,17 @@ class Call:
 class JoinRun:
     """Become a worker of a run, the first one of the process or a later one.
 
-    The result is sent back: whether the process uses modules that are out of date.
+    The result is sent back: True if the process has imported modules that are out of date.
 
     Attributes:
         rank: the rank of this worker.
-        log_directory: where to write the output. None leaves it where it is, and so does a directory of a run that this
-            node does not have.
-        shown: whether the output is also sent to the driver.
+        log_directory: the directory for the process's output. The output is not redirected if this is None, or a
+            directory of a run directory that does not exist on this node.
+        shown: True to send the output to the driver too.
         module_path: the entries of the driver's ``sys.path``; missing ones are appended.
         environment: environment variables to set.
         defaults: environment variables to set unless they are set already.
-        since: Unix time in seconds. An imported module is out of date if its file was changed later. None checks no
+        since: Unix time in seconds. An imported module is out of date if its file was changed later. None to check no
             modules.
     """
 
@@ -78,7 +78,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """Free memory that is no longer in use: the run is over, and the process waits for another one."""
+    """Free unused memory, because the run is over and the process waits for another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class CountSteps:
 
 @dataclass(frozen=True, slots=True)
 class StopAfter:
-    """Notify the train function in a step, so that it saves its state and returns.
+    """Notify the train function at a step, so that it saves its state and returns.
 
     Attributes:
         step: the step, the same for all ranks.
@@ -106,7 +106,7 @@ class Renumber:
     The rank sends :class:`~drivetrain._wire.events.Renumbered`.
 
     Attributes:
-        last_report: the number that the next report follows, the same for all ranks.
+        last_report: the number after which the next report is numbered, the same for all ranks.
     """
 
     last_report: ReportNumber

@@ -1,4 +1,7 @@
-"""The events that workers send to the driver, in order for each rank; :mod:`~drivetrain._wire.commands` go back."""
+"""The events that workers send to the driver. :mod:`drivetrain._wire.commands` has the opposite direction.
+
+The events of one rank arrive in the order in which it sends them.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +35,19 @@ __all__ = [
 
 
 class RankState(enum.Enum):
-    """The state of a rank. :meth:`describe` has the words for users."""
+    """The state of a rank. :meth:`describe` returns its description for users."""
 
     WAITING = "waiting to start"
     LOADING = "loading the train function"
     SETTING_UP = "setting up {backend}"
     TRAINING = "running the train function"
-    TEARING_DOWN = "taking {backend} down"
+    TEARING_DOWN = "tearing down {backend}"
     FINISHED = "finished"
     FAILED = "failed"
     LOST = "lost"
 
     def describe(self, backend: str) -> str:
-        """What a rank in this state is doing, for messages.
+        """Return what a rank in this state is doing, for messages.
 
         Args:
             backend: the name of the backend.
@@ -58,7 +61,7 @@ class ReportNumber(NamedTuple):
     Attributes:
         number: counts all reports of a rank within the run. It matches the reports of different ranks, names the
             checkpoint's directory, and is never used twice: a new attempt continues after the highest one.
-        iteration: the number shown to users. It counts the reports that are not quiet, and a run that resumes counts
+        iteration: the number shown to users. It counts the reports that are not quiet. A resumed run continues counting
             from its checkpoint.
     """
 
@@ -111,8 +114,7 @@ class Pickled(NamedTuple):
 class Returned(NamedTuple):
     """A rank's train function returned, or called ``sys.exit()`` with success.
 
-    ``value`` is None if this rank's value is not needed. ``preempted`` is true if the function received a notice
-    before.
+    ``value`` is None if this rank's value is not needed. ``preempted`` is True if the function had received a notice.
     """
 
     rank: int
@@ -121,7 +123,7 @@ class Returned(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A rank raised in a state. ``error`` is the argument of :func:`drivetrain._base.failure.rebuild_exception`."""
+    """A rank raised an exception. ``error`` is for :func:`drivetrain._base.failure.rebuild_exception`."""
 
     rank: int
     time: float
@@ -148,7 +150,7 @@ class PreemptionPolled(NamedTuple):
 
 
 class StepsCounted(NamedTuple):
-    """The answer to :class:`~drivetrain._wire.commands.CountSteps`: how many steps the train function has begun.
+    """The response to :class:`~drivetrain._wire.commands.CountSteps`: the number of steps that have begun.
 
     A step is a call to ``get_preemption_info()``.
     """
@@ -158,13 +160,13 @@ class StepsCounted(NamedTuple):
 
 
 class Renumbered(NamedTuple):
-    """The answer to :class:`~drivetrain._wire.commands.Renumber`."""
+    """The response to :class:`~drivetrain._wire.commands.Renumber`."""
 
     rank: int
 
 
 class SigtermReceived(NamedTuple):
-    """A rank's process received SIGTERM. If not ``graceful``, it exits at once; else its function can save first."""
+    """A rank's process received SIGTERM. If ``graceful``, its train function can save first; otherwise it exits now."""
 
     rank: int
     graceful: bool
@@ -189,8 +191,8 @@ class PreemptionInfo:
     """The notice that the train function should save its state and return.
 
     Attributes:
-        reason: why, in words.
-        deadline: Unix time in seconds at which the processes are terminated if they still run.
+        reason: the reason, for messages.
+        deadline: Unix time in seconds at which processes that are still running are terminated.
     """
 
     reason: str

@@ -1,8 +1,7 @@
-"""The line between the controller and a worker: a stream socket with pickled messages, each after its length.
+"""The connection between the controller and a worker: a stream socket with pickled messages, each preceded by its size.
 
-A worker writes a report straight into the socket from the thread that reports. Once ``report`` has returned, the
-bytes are the kernel's, and the worker's death does not lose them; and a controller that falls behind slows the
-workers down instead of filling anybody's memory.
+``report`` writes to the socket from the calling thread. Once it returns, the kernel owns the bytes, so they survive the
+worker's death. If the controller falls behind, ``report`` blocks, so that no queue grows in memory.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _BUFFER_BYTES = 1 << 20
 
 
 def frame(message: Any) -> bytes:
-    """A message as it goes over the line."""
+    """Return a message as the bytes to send."""
     body = pickle.dumps(message, protocol=5)
     return _HEADER.pack(len(body)) + body
 
 
 def receive(connection: socket.socket) -> Any:
-    """Waits for a whole message, as long as the socket's time limit allows; None when the other end has closed."""
+    """Wait for a whole message, up to the socket's timeout. Return None if the other end closed the connection."""
     header = receive_bytes(connection, _HEADER.size)
     if header is None:
         return None
@@ -40,7 +39,7 @@ def receive(connection: socket.socket) -> Any:
 
 
 def receive_bytes(connection: socket.socket, size: int) -> bytes | None:
-    """Waits for a number of bytes, as long as the socket's time limit allows; None when the other end has closed."""
+    """Wait for a number of bytes, up to the socket's timeout. Return None if the other end closed the connection."""
     data = bytearray()
     while len(data) < size:
         try:
@@ -54,7 +53,7 @@ def receive_bytes(connection: socket.socket, size: int) -> bytes | None:
 
 
 class Channel:
-    """The blocking end of the line, which the worker holds."""
+    """The worker's end of the connection, which blocks."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
@@ -63,26 +62,26 @@ class Channel:
         self._lock = threading.Lock()
 
     def send(self, message: Any) -> None:
-        """Sends a message; blocks while the other end is too far behind."""
+        """Send a message. Block while the other end is too far behind."""
         data = frame(message)
         with self._lock:
             self._socket.sendall(data)
 
     def send_event(self, event: Event) -> None:
-        """Sends an event; :func:`as_event` makes it one again."""
+        """Send an event. The receiver decodes it with :func:`as_event`."""
         self.send((_CODES[type(event)], *event))
 
     def fileno(self) -> int:
-        """The descriptor that can be read when a message comes."""
+        """Return the descriptor that is readable when a message arrives."""
         return self._socket.fileno()
 
     def receive(self) -> Any:
-        """The next message, or None when the other end has closed."""
+        """Wait for the next message. Return None if the other end closed the connection."""
         return receive(self._socket)
 
 
 class Inbox:
-    """The reading end of the line, which the controller holds: takes what is there, never waits for a whole message."""
+    """The controller's end of the connection, which never blocks: it reads the available bytes only."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -92,7 +91,7 @@ class Inbox:
         self._data = bytearray()
 
     def read(self) -> Iterator[Any]:
-        """Reads once, without waiting, and yields the messages that are complete."""
+        """Read once without waiting, and yield the complete messages."""
         try:
             part = self.socket.recv(_BUFFER_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -116,16 +115,16 @@ class Inbox:
         del data[:start]
 
     def read_rest(self) -> Iterator[Any]:
-        """Reads everything that a worker which is gone has left in the line."""
+        """Yield the remaining messages of a worker that has exited."""
         while not self.closed:
-            before = len(self._data)
+            size_before = len(self._data)
             messages = list(self.read())
             yield from messages
-            if not messages and len(self._data) == before:
+            if not messages and len(self._data) == size_before:
                 return
 
 
 def as_event(message: Any) -> Event | None:
-    """The event that a message carries, or None if it is the result of a call."""
+    """Return the event in a message, or None if it is the result of a call."""
     code = message[0]
     return _EVENTS[code](*message[1:]) if isinstance(code, int) else None

@@ -4,7 +4,7 @@ The driver listens on a TCP port. A worker connects and sends three things:
 
 1. The driver's token. The driver compares it in constant time before it looks at anything else.
 2. The versions of the protocol, of drivetrain and of Python, as JSON. The driver compares them with its own.
-3. The pickled facts about the process. The driver unpickles nothing before.
+3. The pickled facts about the process. The driver unpickles nothing before the first two checks have passed.
 
 Anyone who can reach the port can connect, so the driver never waits for a peer. It reads what has arrived, closes
 connections that did not complete the handshake within a deadline, and limits their number and the size of what they
@@ -36,10 +36,10 @@ from drivetrain.errors import ConfigurationError
 __all__ = ["CONNECT_WAIT_S", "PROTOCOL_VERSION", "DriverAddress", "Introduction", "WorkerListener", "connect_to_driver"]
 
 CONNECT_WAIT_S = 10.0
-"""How long a worker waits for the connection, and the driver for the end of the handshake."""
+"""Seconds that a worker waits for the connection, and the driver for the end of the handshake."""
 
 PROTOCOL_VERSION = 1
-"""The version of the handshake, the commands and the events. Increment it with every change that is incompatible."""
+"""The version of the handshake, the commands and the events. Increment it with every incompatible change."""
 
 _TOKEN_BYTES = 32
 _LENGTHS = struct.Struct(">HI")
@@ -49,14 +49,14 @@ _MAX_VERSIONS_BYTES = 4096
 _MAX_FACTS_BYTES = 1 << 20
 _MIN_PENDING_LIMIT = 128
 _NO_DESCRIPTOR_PAUSE_S = 0.1
-"""How long no connection is accepted after one for which this process, or the machine, had no free descriptor."""
+"""Seconds without accepting connections after this process or the machine ran out of file descriptors."""
 
 _READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class DriverAddress:
-    """Where worker processes connect to.
+    """The address to which worker processes connect.
 
     Attributes:
         host: the IP address of the driver, as the workers reach it.
@@ -72,13 +72,13 @@ class DriverAddress:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What a worker process sends first.
+    """The first message of a worker process.
 
     Attributes:
-        index: the number under which the runtime knows the process.
+        index: the runtime's number for the process.
         facts: the fields of :class:`drivetrain.WorkerInfo` except for the ranks and the accelerators.
         details: an object that the runtime passed to :func:`~drivetrain.plugin.worker_main`.
-        stacks: a descriptor in the worker process, from which the answer to a request for its stacks can be read.
+        stacks: a descriptor in the worker process from which its stacks can be read after a request for them.
         connection: the driver's end of the connection.
     """
 
@@ -90,15 +90,15 @@ class Introduction:
 
 
 class _Refused(Exception):
-    """A peer that is no worker of this driver."""
+    """A peer is not a worker of this driver."""
 
 
 class _Peer:
     """A connection whose handshake is not complete.
 
     Args:
-        connection: the driver's end; it does not block.
-        deadline: when, by the monotonic clock, the handshake must be complete.
+        connection: the driver's end, non-blocking.
+        deadline: the time by which the handshake must be complete, by the monotonic clock.
         token: the driver's token.
     """
 
@@ -110,11 +110,11 @@ class _Peer:
         self._is_authenticated = False
 
     def read(self) -> Introduction | None:
-        """Reads what has arrived, without waiting, and returns the introduction if it is complete.
+        """Read the available data without waiting, and return the introduction if it is complete.
 
         Raises:
-            _Refused: the peer closed the connection, or is no worker of this driver.
-            ConfigurationError: the worker runs other versions than the driver.
+            _Refused: the peer closed the connection, or is not a worker of this driver.
+            ConfigurationError: the worker has other versions than the driver.
         """
         with contextlib.suppress(BlockingIOError, InterruptedError):
             while (missing := self._missing()) > 0:
@@ -125,19 +125,19 @@ class _Peer:
         return self._introduction() if self._missing() == 0 else None
 
     def _missing(self) -> int:
-        """The number of bytes to read before the next step; 0 if the introduction is complete."""
+        """Return the number of bytes to read before the next step; 0 if the introduction is complete."""
         if not self._is_authenticated:
             if len(self._data) < _TOKEN_BYTES:
                 return _TOKEN_BYTES - len(self._data)
             if not hmac.compare_digest(self._data, self._token):
-                raise _Refused("sent a wrong token")
+                raise _Refused("sent an invalid token")
             self._is_authenticated = True
         header = _TOKEN_BYTES + _LENGTHS.size
         if len(self._data) < header:
             return header - len(self._data)
         versions, facts = _LENGTHS.unpack_from(self._data, _TOKEN_BYTES)
         if versions > _MAX_VERSIONS_BYTES or facts > _MAX_FACTS_BYTES:
-            raise _Refused("sent too much")
+            raise _Refused("sent too many bytes")
         return int(header + versions + facts - len(self._data))
 
     def _introduction(self) -> Introduction:
@@ -149,13 +149,13 @@ class _Peer:
 
 
 class WorkerListener:
-    """Accepts the connections of worker processes, and never waits for one.
+    """Accepts the connections of worker processes without blocking.
 
     Args:
         host: the IP address of this machine to listen on.
-        expected: how many worker processes may connect at the same time. At most twice as many connections, but no
-            fewer than 128, are kept open before their handshake is complete; a further one replaces the oldest.
-        handshake_timeout_s: seconds after which a connection is closed that has not completed the handshake.
+        expected: number of worker processes that may connect at the same time. At most twice as many connections, or
+            128 if that is more, are open with an incomplete handshake. A further connection replaces the oldest one.
+        handshake_timeout_s: seconds after which a connection with an incomplete handshake is closed.
     """
 
     def __init__(self, host: str, *, expected: int = 128, handshake_timeout_s: float = CONNECT_WAIT_S) -> None:
@@ -178,22 +178,22 @@ class WorkerListener:
         return DriverAddress(host, port, self._token)
 
     def fileno(self) -> int:
-        """The descriptor that can be read when :meth:`accept` has something to do."""
+        """Return the descriptor that is readable when :meth:`accept` has something to do."""
         return self._poll.fileno()
 
     def accept(self) -> Introduction | None:
-        """Handles what has arrived, without waiting, and returns the next worker process that is complete.
+        """Handle the available data without waiting, and return the introduction of the next worker process.
 
-        Call it whenever :meth:`fileno` can be read. It stays readable while there is more to handle.
+        Call it whenever :meth:`fileno` is readable. The descriptor stays readable while there is more to handle.
 
-        What has arrived is read before connections are closed because they are late or too many: a worker is accepted
-        however late the caller is.
+        Available data is read before connections are closed for being late or too many, so a worker is accepted even if
+        the caller is late.
 
         Returns:
             None if no worker process has completed the handshake. A connection with a wrong token is closed.
 
         Raises:
-            ConfigurationError: a worker process runs another version of Python or drivetrain than the driver.
+            ConfigurationError: a worker process has another version of Python or drivetrain than the driver.
         """
         ready = {descriptor for descriptor, _ in self._poll.poll(0, len(self._pending) + 2)}
         for descriptor in ready & self._pending.keys():
@@ -201,14 +201,14 @@ class WorkerListener:
                 return introduction
         if self._expired in ready:
             self._stop_timer()
-            self._poll.modify(self._listener, select.EPOLLIN)  # the end of a pause, if there was one
+            self._poll.modify(self._listener, select.EPOLLIN)  # ends the pause of _free_descriptor(), if any
         self._close_late_peers()
         if self._listener.fileno() in ready:
             return self._accept_peer()
         return None
 
     def close(self) -> None:
-        """Stops listening; connections that were accepted stay open."""
+        """Stop listening. Accepted connections stay open."""
         self._stop_timer()
         for peer in list(self._pending.values()):
             self._close_peer(peer)
@@ -219,13 +219,13 @@ class WorkerListener:
     def _accept_peer(self) -> Introduction | None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # for example, the peer has closed it already: no reason to end the training
+        except OSError as error:  # for example, the peer has closed it already, which must not fail the run
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._free_descriptor()
             return None
         connection.setblocking(False)
         peer = _Peer(connection, time.monotonic() + self._timeout_s, self._token)
-        if len(self._pending) >= self._pending_limit:  # a worker sends at once, so the oldest one is none
+        if len(self._pending) >= self._pending_limit:  # workers send at once, so the oldest is not one
             self._close_oldest_peer()
         self._pending[connection.fileno()] = peer
         self._poll.register(connection, select.EPOLLIN)
@@ -255,7 +255,7 @@ class WorkerListener:
         self._start_timer()
 
     def _start_timer(self) -> None:
-        """Makes :meth:`fileno` readable when the first deadline is over."""
+        """Make :meth:`fileno` readable when the first deadline passes."""
         if self._timer is None and self._pending:
             first = next(iter(self._pending.values())).deadline
             self._set_timer(max(0.0, first - time.monotonic()))
@@ -275,9 +275,9 @@ class WorkerListener:
             os.eventfd_read(self._expired)
 
     def _free_descriptor(self) -> None:
-        """Closes the oldest peer; if there is none, accepts no connection for a moment.
+        """Close the oldest peer. Without a peer, pause accepting connections.
 
-        Without the pause, :meth:`fileno` would stay readable, and the caller would use a whole CPU to try again.
+        Without the pause, :meth:`fileno` would stay readable, and the caller's retries would use a whole CPU.
         """
         if self._pending:
             self._close_oldest_peer()
@@ -300,9 +300,9 @@ class WorkerListener:
 def connect_to_driver(
     address: DriverAddress, index: int, *, node_id: str | None, ip: str | None, details: Any, stacks: int
 ) -> socket.socket:
-    """Connects to the driver, and introduces this process; see :class:`Introduction`.
+    """Connect to the driver and introduce this process; see :class:`Introduction`.
 
-    It sends the introduction as soon as it is connected, because the driver closes connections that send nothing.
+    The introduction is sent at once, because the driver closes connections that send nothing.
 
     Raises:
         ConnectionError: the driver is unreachable.
@@ -314,8 +314,8 @@ def connect_to_driver(
         connection = socket.create_connection((address.host, address.port), timeout=CONNECT_WAIT_S)
     except OSError as error:
         raise ConnectionError(
-            f"a worker on {hostname} cannot reach the driver at {address.host}:{address.port} ({error}): "
-            "open the ports of the driver's node to the cluster's nodes"
+            f"a worker on {hostname} cannot reach the driver at {address.host}:{address.port} ({error}). "
+            "Allow connections from the nodes of the cluster to the driver's node"
         ) from error
     _configure(connection)
     facts["ip"] = ip or connection.getsockname()[0]
@@ -325,17 +325,17 @@ def connect_to_driver(
 
 
 def _own_versions() -> dict[str, str]:
-    """What the driver and the workers must have in common, in the order of the comparison."""
+    """Return the versions that must be equal in the driver and the workers, in the order of the comparison."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"protocol": str(PROTOCOL_VERSION), "drivetrain": __version__, "Python": python}
 
 
 def _require_same_versions(sent: bytes) -> None:
-    """Compares the versions of a worker with the driver's.
+    """Check that a worker has the driver's versions.
 
     Raises:
-        _Refused: what was sent are no versions.
-        ConfigurationError: one differs; the message names the first one.
+        _Refused: the data does not contain versions.
+        ConfigurationError: a version differs. The message names the first one.
     """
     try:
         theirs = dict(json.loads(sent))

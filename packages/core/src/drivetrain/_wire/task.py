@@ -1,4 +1,4 @@
-"""What a worker is given to run the train function once."""
+"""The task of a worker: to run the train function once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["SessionOptions", "TrainTask"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionOptions:
-    """What a run's configuration says about its workers' side.
+    """The parts of a run's configuration that its workers use.
 
     Attributes:
-        checkpoints: how checkpoints are stored.
-        sync: how artifacts are.
-        start: how many drivers have worked on the run, this one included.
-        chdir: run the function in its directory for artifacts.
+        checkpoints: settings for storing checkpoints.
+        sync: settings for uploading artifacts.
+        start: number of drivers that have worked on the run so far, including this one.
+        chdir: True to run the function with its artifacts directory as the working directory.
     """
 
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -34,18 +34,18 @@ class SessionOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainTask:
-    """Everything one rank needs to run the train function once.
+    """Everything that a rank needs to run the train function once.
 
     Attributes:
         function: the pickled pair of train function and config.
-        backend: sets the framework up around it.
+        backend: sets up the framework.
         rendezvous: this rank's mapping for the backend.
-        context: the facts that the function can ask for.
-        checkpoint: what to resume from.
-        last_report: the numbers that the first report follows.
-        options: what the run's configuration says about the worker's side.
+        context: the return value of ``get_context()``.
+        checkpoint: the checkpoint to resume from; None to start from the beginning.
+        last_report: the number after which the first report is numbered.
+        options: the parts of the run's configuration that the worker uses.
         datasets: the rank's shards, by name.
-        wants_value: what the function returns is told.
+        needs_value: True if the driver needs the function's return value.
     """
 
     function: bytes
@@ -56,4 +56,4 @@ class TrainTask:
     last_report: ReportNumber
     options: SessionOptions = field(default_factory=SessionOptions)
     datasets: Mapping[str, Any] = field(default_factory=dict)
-    wants_value: bool = True
+    needs_value: bool = True

@@ -1,4 +1,4 @@
-"""Runs a train function once, in its session.
+"""Run a train function once, in its session.
 
 The outcome is a value: :class:`Finished` or :class:`Raised`. The caller reports it: a worker process with
 :func:`report_outcome`, the in-process runtime without pickling anything.
@@ -47,12 +47,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The train function raised, or something did that runs before or after it.
+    """The train function raised an exception, or the setup before it or the teardown after it did.
 
     Attributes:
         error: the exception.
-        state: the state of the rank at that moment.
-        time: that moment, as Unix time in seconds.
+        state: the state of the rank when it was raised.
+        time: Unix time in seconds when it was raised.
     """
 
     error: BaseException
@@ -61,7 +61,7 @@ class Raised:
 
 
 class RunningTask:
-    """One run of the train function, as the driver's commands reach it.
+    """One run of the train function, to which the driver sends commands.
 
     Args:
         rank: the rank.
@@ -79,16 +79,16 @@ class RunningTask:
 
     @property
     def can_end_gracefully(self) -> bool:
-        """Whether the train function is running and polls for notices."""
+        """True if the train function is running and polls for notices."""
         return self.preemption.is_polled and not self.is_over
 
     def enter(self, state: RankState) -> None:
-        """Enters a state, and notifies the driver."""
+        """Enter a state, and notify the driver."""
         self.state = state
         self.outbox.emit(PhaseEntered(self.rank, state, time.time()))
 
     def perform(self, command: RunningTaskCommand) -> None:
-        """Performs a command; called from another thread than the train function's."""
+        """Perform a command. Called from another thread than the train function's."""
         match command:
             case CountSteps():
                 self.preemption.count_steps()
@@ -102,14 +102,14 @@ class RunningTask:
 
 
 def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
-    """Runs a train function in its session.
+    """Run a train function in its session.
 
     ``sys.exit()`` with success counts as a return. ``KeyboardInterrupt`` and any other ``SystemExit`` are outcomes too:
     only the caller knows whether they concern the train function or the whole process.
 
     Args:
         task: the train function and everything that it needs.
-        running: performs the driver's commands meanwhile, and sends the events.
+        running: performs the driver's commands during the run, and sends the events.
     """
     failed_at: float | None = None
     try:
@@ -129,7 +129,7 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
                         value = None
                     session.finish()
                 except BaseException as error:
-                    failed_at = time.time()  # now, as leaving the backend may take long or fail itself
+                    failed_at = time.time()  # now, because leaving the backend may take long or fail
                     session.abandon(error)
                     raise
                 running.enter(RankState.TEARING_DOWN)
@@ -141,7 +141,7 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
 def report_outcome(
     outcome: Finished | Raised, task: TrainTask, running: RunningTask, settle_output: Callable[[], None]
 ) -> None:
-    """Reports an outcome from a worker process to the driver, with the value or the exception pickled.
+    """Report an outcome from a worker process to the driver, with the value or the exception pickled.
 
     Args:
         outcome: the outcome.
@@ -152,7 +152,7 @@ def report_outcome(
     event: Returned | Failed
     match outcome:
         case Finished():
-            value = _pickle_value(outcome.value) if task.wants_value else None
+            value = _pickle_value(outcome.value) if task.needs_value else None
             event = Returned(running.rank, value, running.preemption.was_notified)
         case Raised():
             event = Failed(running.rank, outcome.time, outcome.state, capture_failure(outcome.error))
@@ -161,7 +161,7 @@ def report_outcome(
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
-    """Whether a train function takes the config as its one argument."""
+    """Return True if a train function takes the config as its argument."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some callables written in C have no signature
@@ -174,10 +174,10 @@ def _pickle_value(value: Any) -> Pickled | None:
         return None
     try:
         return Pickled(cloudpickle.dumps(value))
-    except Exception:  # whatever a user's class may raise; the training itself succeeded
+    except Exception:  # a user's class may raise anything, and the training itself succeeded
         warnings.warn(
-            f"the train function's value is None, because a {type(value).__name__} cannot be pickled:\n"
-            + traceback.format_exc(limit=0),
+            f"the train function's return value is replaced by None, because a {type(value).__name__} cannot be "
+            "pickled:\n" + traceback.format_exc(limit=0),
             stacklevel=1,
         )
         return None

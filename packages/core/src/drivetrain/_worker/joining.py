@@ -1,4 +1,4 @@
-"""Makes a worker process a worker of a run."""
+"""Bind a worker process to a run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def join_run(command: JoinRun, output: WorkerOutput) -> bool:
-    """Performs :class:`JoinRun`; see there.
+    """Perform a :class:`~drivetrain._wire.commands.JoinRun` command.
 
     Returns:
-        Whether the process uses modules that are out of date.
+        True if the process has imported modules that are out of date.
     """
     os.environ.update(command.environment)
     for name, value in command.defaults.items():
@@ -30,11 +30,11 @@ def join_run(command: JoinRun, output: WorkerOutput) -> bool:
 
 
 def _uses_old_modules(since: float) -> bool:
-    """Whether the file of an imported module was changed after a Unix time; installed modules do not count."""
-    places = [os.path.join(place or os.getcwd(), "") for place in sys.path]
-    edited = tuple(place for place in places if not any(name in place for name in _INSTALLED))
+    """Return True if the file of an imported module was changed after a Unix time. Ignore installed modules."""
+    folders = [os.path.join(entry or os.getcwd(), "") for entry in sys.path]
+    editable = tuple(folder for folder in folders if not any(name in folder for name in _INSTALLED))
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return any(_changed_since(file, since) for file in files if isinstance(file, str) and file.startswith(edited))
+    return any(_changed_since(file, since) for file in files if isinstance(file, str) and file.startswith(editable))
 
 
 def _changed_since(file: str, since: float) -> bool:

@@ -31,7 +31,7 @@ from drivetrain._worker.joining import join_run
 from drivetrain._worker.output import WorkerOutput
 from drivetrain._worker.session import Outbox
 from drivetrain._worker.signals import Signals
-from drivetrain._worker.stacks import answer_to_signal
+from drivetrain._worker.stacks import dump_stacks_on_signal
 
 __all__ = ["serve", "worker_main"]
 
@@ -45,30 +45,30 @@ def worker_main(
     details: Any = None,
     preload: Sequence[str] = (),
 ) -> None:
-    """The main function of a worker process: connects to the driver and performs its commands.
+    """Connect to the driver and perform its commands. This is the main function of a worker process.
 
     It returns when the driver closes the connection. Call it on the main thread.
 
     Args:
-        address: where the driver listens, see :class:`~drivetrain.plugin.WorkerListener`.
-        index: the number under which the runtime knows this process.
-        node_id: the id of this node, None for the host name.
-        ip: the address of this node, None for the one that the connection to the driver uses.
-        details: an object for the runtime, which finds it in the introduction of this process.
-        preload: modules to import before the first command.
+        address: the driver's address, from :class:`~drivetrain.plugin.WorkerListener`.
+        index: the runtime's number for this process.
+        node_id: the id of this node; None for the host name.
+        ip: the IP address of this node; None for the one that the connection to the driver uses.
+        details: an object for the runtime, passed on as ``Introduction.details``.
+        preload: names of modules to import before the first command.
 
     Raises:
         ConnectionError: the driver is unreachable.
     """
     stacks, write_end = os.pipe()
-    answer_to_signal(write_end)
+    dump_stacks_on_signal(write_end)
     connection = connect_to_driver(address, index, node_id=node_id, ip=ip, details=details, stacks=stacks)
     _preload(preload)
     serve(Channel(connection))
 
 
 def serve(channel: Channel) -> None:
-    """Performs commands until the channel closes. Call it on the main thread.
+    """Perform commands until the connection closes. Call it on the main thread.
 
     Another thread receives the commands, so that the train function can be notified while it runs. A process may run
     one train function after another.
@@ -82,10 +82,10 @@ def serve(channel: Channel) -> None:
 
 
 def _preload(names: Sequence[str]) -> None:
-    """Imports modules without garbage collection, which would take a fifth of the time."""
+    """Import modules with garbage collection disabled, which saves a fifth of the time."""
     gc.disable()
     for name in names:
-        with contextlib.suppress(Exception):  # the backend's set-up raises the same error, and reports it
+        with contextlib.suppress(Exception):  # the backend's setup will raise and report the same error
             importlib.import_module(name)
     gc.freeze()  # later collections skip the objects of the modules
     gc.enable()
@@ -102,7 +102,7 @@ class _Listener:
         self._output = WorkerOutput(channel.send)
 
     def run(self) -> None:
-        """Returns when the channel closes, and then ends the main thread's wait."""
+        """Receive commands until the connection closes, and then end the main thread's wait."""
         poller = select.poll()
         for source in (self._channel, self._signals):
             poller.register(source, select.POLLIN)
@@ -120,13 +120,13 @@ class _Listener:
             self.for_main_thread.put(None)
 
     def _dispatch(self, command: Command) -> None:
-        """Performs a command, or passes it to the main thread; the only place that knows all commands."""
+        """Perform a command, or pass it to the main thread. Only this method handles all types of commands."""
         match command:
             case Call():
                 self.for_main_thread.put(partial(self._respond, partial(_call, command.payload)))
             case JoinRun():
                 self.for_main_thread.put(partial(self._respond, partial(join_run, command, self._output)))
-            case Train():  # the task is loaded on the main thread, which may take long: commands can come meanwhile
+            case Train():  # the main thread loads the task, because commands may arrive meanwhile
                 self._running = RunningTask(command.rank, Outbox(self._channel.send_event))
                 self.for_main_thread.put(partial(self._train, command, self._running))
             case FreeMemory():
@@ -136,7 +136,7 @@ class _Listener:
                 self._running.perform(command)
 
     def _respond(self, function: Callable[[], Any]) -> None:
-        """Calls a function, and sends its result or its exception."""
+        """Call a function, and send its result or its exception."""
         try:
             succeeded, data = True, cloudpickle.dumps(function())
         except Exception as error:
@@ -153,7 +153,7 @@ class _Listener:
         running.is_over, running.session = True, None
 
     def _on_sigterm(self) -> None:
-        """Notifies the driver; kills this process, as SIGTERM would, unless the train function can end gracefully."""
+        """Notify the driver. Kill this process, as SIGTERM would, unless the train function can end gracefully."""
         graceful = self._running is not None and self._running.can_end_gracefully
         if self._running is not None:
             with contextlib.suppress(OSError):

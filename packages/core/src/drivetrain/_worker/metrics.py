@@ -1,4 +1,4 @@
-"""Turns reported metrics into plain values."""
+"""Convert reported metrics to plain values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PLAIN_TYPES = frozenset((bool, int, float, str, type(None)))
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the metrics in plain Python values.
+    """Return a copy of the metrics with plain Python values.
 
     Raises:
-        SessionError: a key is no string, or a value is not plain; the message names the key.
+        SessionError: a key is not a string, or a value is not plain. The message names the key.
     """
     if not isinstance(metrics, Mapping):
-        raise SessionError(f"report(): expected a mapping from metric to value, got {_brief(metrics)}")
+        raise SessionError(f"report(): expected a mapping from metric to value, got {_describe_type(metrics)}")
     values: dict[str, Any] = {}
     for key, value in metrics.items():
         if type(key) is not str:
@@ -43,8 +43,8 @@ def _plain_value(key: str, value: Any) -> Any:
     if shape is not None:
         if math.prod(shape) != 1:
             raise SessionError(
-                f"report(): expected plain values, got {_brief(value)} of shape {tuple(shape)} as metric {key!r}: "
-                "report a number made of it (such as its mean), or save it in a checkpoint"
+                f"report(): expected plain values, got {_describe_type(value)} of shape {tuple(shape)} as metric "
+                f"{key!r}. Report a number such as its mean, or save it in a checkpoint"
             )
         array = value if hasattr(value, "item") else value.numpy()  # TensorFlow's tensors have no item()
         return _plain_value(key, array.item())
@@ -53,11 +53,16 @@ def _plain_value(key: str, value: Any) -> Any:
             return kind(value)
     raise SessionError(
         f"report(): expected plain values (numbers, strings, None, and lists and mappings of them), "
-        f"got {_brief(value)} as metric {key!r}"
+        f"got {_describe_type(value)} as metric {key!r}"
     )
 
 
 def check_reductions(reduce: Mapping[str, str], values: Mapping[str, Any]) -> None:
+    """Check the ``reduce`` argument of ``report``.
+
+    Raises:
+        SessionError: a reduction is unknown, or its metric is not a reported number.
+    """
     for key, how in reduce.items():
         if how not in REDUCTIONS:
             raise SessionError(f"report(reduce=...): expected one of {', '.join(REDUCTIONS)} for {key!r}, got {how!r}")
@@ -67,5 +72,5 @@ def check_reductions(reduce: Mapping[str, str], values: Mapping[str, Any]) -> No
             )
 
 
-def _brief(value: object) -> str:
+def _describe_type(value: object) -> str:
     return f"a {type(value).__module__}.{type(value).__qualname__}".replace("a builtins.", "a ")

@@ -1,4 +1,4 @@
-"""Workers' standard output and error: to a log file each, and of some ranks to the console as well."""
+"""The output of workers to stdout and stderr: a log file for each rank, and the console for some ranks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _READ_BYTES = 1 << 16
 _CATCH_UP_S = 1.0
 _UP = "\x1b[A"
 _MOVES = re.compile(r"(\r*\n|\r|\x1b\[A)")
-_BAR = re.compile(r".*\[(?:\d+:)?\d\d:\d\d[^\]]*\]")  # as tqdm ends it: [00:02<00:01, 19.8it/s, loss=0.5]
-_MOST_ROWS = 6
+_BAR = re.compile(r".*\[(?:\d+:)?\d\d:\d\d[^\]]*\]")  # the end of a tqdm bar: [00:02<00:01, 19.8it/s, loss=0.5]
+_MAX_ROWS = 6
 
 
 def log_name(rank: int) -> str:
-    """The name of a rank's log file."""
+    """Return the name of a rank's log file."""
     return f"rank_{rank}.log"
 
 
 def open_log(directory: Path | None, rank: int) -> int:
-    """A descriptor to append a rank's output to; of nothing where no logs are kept."""
+    """Open a rank's log for appending, or ``/dev/null`` if ``directory`` is None, and return the descriptor."""
     if directory is None:
         return os.open(os.devnull, os.O_WRONLY)
     directory.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def open_log(directory: Path | None, rank: int) -> int:
 
 
 def tail_log(directory: Path | None, rank: int, *, lines: int = 20, limit_bytes: int = 8192) -> str:
-    """The last lines of a rank's log; empty where there is none."""
+    """Return the last lines of a rank's log; an empty string if there is no log."""
     if directory is None:
         return ""
     try:
@@ -56,14 +56,14 @@ def tail_log(directory: Path | None, rank: int, *, lines: int = 20, limit_bytes:
 
 
 def flush_output() -> None:
-    """Flushes standard output and standard error."""
+    """Flush stdout and stderr."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
 
 
 def _redirect_output(descriptor: int) -> None:
-    """Redirects standard output and standard error to a descriptor, and closes it."""
+    """Redirect stdout and stderr to a descriptor, and close the descriptor."""
     flush_output()
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -71,7 +71,7 @@ def _redirect_output(descriptor: int) -> None:
 
 
 class _Row:
-    """A line that is not ended for good."""
+    """A line of output that may still be rewritten."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -79,29 +79,29 @@ class _Row:
 
     @property
     def is_bar(self) -> bool:
-        """Whether it was written anew from its beginning, or looks as if it will be."""
+        """True if the line was rewritten from its start, or looks like a progress bar."""
         return self._rewritten or _BAR.match(self.text) is not None
 
     def write(self, text: str, *, from_start: bool) -> None:
-        """Adds text, or puts it in place of what is there; spaces take a bar away."""
+        """Add text, or replace the line if ``from_start`` is True; a replacement of only spaces clears a bar."""
         if from_start:
             self._rewritten = bool(text.strip()) and (self._rewritten or bool(self.text.strip()))
             self.text = ""
         self.text += text
 
     def end(self) -> None:
-        """Leaves what was written behind a bar, as the bar will be drawn again on the next line."""
+        """Keep only the text after a bar, if there is any, because the bar will be redrawn on the next line."""
         bar = _BAR.match(self.text)
         if bar is not None and self.text[bar.end() :].strip():
             self.text, self._rewritten = self.text[bar.end() :], False
 
 
 class LineEcho:
-    """Shows a rank's output on the console in whole lines, with the rank in front.
+    """Shows a rank's output on the console in whole lines, prefixed with the rank.
 
-    Progress bars, which are lines that are written again and again, are live lines of the console, those of rank 0; of
-    one that is no longer written the last state stays as a line. Those of other ranks are not shown: they say the
-    same. Bars below one another, for which the cursor moves up and down, are followed, a few of them.
+    A progress bar is a line that is rewritten repeatedly. The bars of rank 0 are live lines of the console, and the
+    last state of a finished bar remains as a line. Bars of other ranks are not shown, because they show the same. Up to
+    six bars below one another are tracked, for which a rank moves the cursor up and down.
     """
 
     def __init__(self, rank: int, console: Console) -> None:
@@ -116,12 +116,12 @@ class LineEcho:
         self._had_bars = False
 
     def feed(self, data: bytes) -> None:
-        """Shows the lines that this part of the output completes."""
+        """Show the lines that this part of the output completes."""
         *parts, self._rest = _MOVES.split(self._rest + self._decoder.decode(data))
         if (escape := self._rest.rfind("\x1b")) < 0 or len(self._rest) - escape > len(_UP):
             escape = len(self._rest)
         parts.append(self._rest[:escape])
-        self._rest = self._rest[escape:]  # perhaps the beginning of a move
+        self._rest = self._rest[escape:]  # possibly the start of a cursor movement
         for part in parts:
             if part.endswith("\n"):
                 self._end_line()
@@ -132,8 +132,8 @@ class LineEcho:
             elif part:
                 self._rows[self._place].write(part, from_start=self._from_start)
                 self._from_start = False
-        ended = [place for place, row in enumerate(self._rows[: self._place], 1) if not row.is_bar]
-        self._end(max(ended[-1] if ended else 0, len(self._rows) - _MOST_ROWS))
+        finished = [place for place, row in enumerate(self._rows[: self._place], 1) if not row.is_bar]
+        self._release(max(finished[-1] if finished else 0, len(self._rows) - _MAX_ROWS))
 
     def _end_line(self) -> None:
         self._rows[self._place].end()
@@ -143,33 +143,33 @@ class LineEcho:
         self._from_start = False
 
     def finish(self) -> None:
-        """Shows what has no end."""
+        """Show the remaining output, which has no newline."""
         self._rows[self._place].text += self._rest
         if not self._rows[-1].text:
             self._rows.pop()
-        self._end(len(self._rows))
+        self._release(len(self._rows))
         self._rows, self._place, self._from_start, self._rest = [_Row()], 0, False, ""
 
-    def _end(self, count: int) -> None:
-        """Makes lines of the first rows, and shows the others as far as they are bars."""
-        ended, self._rows = self._rows[:count], self._rows[count:]
+    def _release(self, count: int) -> None:
+        """Print the first rows as lines, and show the bars among the other rows."""
+        finished, self._rows = self._rows[:count], self._rows[count:]
         self._place = max(0, self._place - count)
         bars = [row.text for row in self._rows if row.is_bar and row.text.strip()] if self._shows_bars else []
         if bars or self._had_bars:
             self._console.bars([self._prefix + text for text in bars])
             self._had_bars = bool(bars)
-        kept = [row for row in ended if not row.is_bar or (self._shows_bars and row.text.strip())]
-        if kept:
-            self._console.print("\n".join(self._prefix + row.text for row in kept))
+        printed = [row for row in finished if not row.is_bar or (self._shows_bars and row.text.strip())]
+        if printed:
+            self._console.print("\n".join(self._prefix + row.text for row in printed))
 
 
 class OutputPipe:
-    """Takes a worker's output as it comes, writes all of it to the log, and shows it line by line.
+    """Reads a worker's output, writes it to the log, and shows it line by line.
 
     Args:
-        rank: whose output it is.
-        log: a descriptor to write to; closed with the pipe.
-        console: where lines are shown.
+        rank: the rank of the worker.
+        log: the descriptor of the log; closed with the pipe.
+        console: shows the lines.
     """
 
     def __init__(self, rank: int, log: int, console: Console) -> None:
@@ -181,16 +181,16 @@ class OutputPipe:
         self._echo = LineEcho(rank, console)
 
     def redirect(self, log: int, console: Console) -> None:
-        """Has what comes from now on go to another log, and be shown on another console."""
+        """Write the output from now on to another log, and show it on another console."""
         os.close(self._log)
         self._log, self._echo = log, LineEcho(self.rank, console)
 
     def take_write_end(self) -> int:
-        """The descriptor that the worker writes to; the caller closes its copy."""
+        """Return the descriptor to which the worker writes. The caller closes its copy."""
         return self._write_end
 
     def read(self) -> bool:
-        """Takes what is there, without waiting; False when that was nothing, for now or for ever."""
+        """Read the available output without waiting. Return False if there is none, now or because it ended."""
         try:
             data = os.read(self.read_end, _READ_BYTES)
         except BlockingIOError:
@@ -198,31 +198,31 @@ class OutputPipe:
         if not data:
             self.closed = True
             return False
-        with contextlib.suppress(OSError):  # a full disk must not end the training through its log
+        with contextlib.suppress(OSError):  # a full disk must not fail the run because of the log
             os.write(self._log, data)
         self._echo.feed(data)
         return True
 
     def drain(self) -> None:
-        """Takes everything that is there, and shows a last line without an end as well."""
+        """Read all available output, and also show a last line without a newline."""
         while self.read():
             pass
         self._echo.finish()
 
     def close(self) -> None:
-        """Closes the pipe and the log."""
+        """Close the pipe and the log."""
         os.close(self.read_end)
         os.close(self._log)
 
 
 class LogFollower:
-    """In a worker on another node: passes on what is appended to its log, for the driver to show.
+    """In a worker on another node: sends the output in its log to the driver, which shows it.
 
-    The worker writes to the log itself, so that a crash loses nothing of it; what follows is a process and a thread.
+    The worker writes to the log directly, so a crash loses no output. A separate process and a thread read the log.
 
     Args:
-        log: the file.
-        send: takes each part of the output.
+        log: the log file.
+        send: called with each part of the output.
     """
 
     def __init__(self, log: Path, send: Callable[[bytes], None]) -> None:
@@ -239,12 +239,12 @@ class LogFollower:
         threading.Thread(target=self._follow, name="drivetrain-output", daemon=True).start()
 
     def close(self) -> None:
-        """Ends it."""
+        """Stop following the log."""
         self._process.kill()
         self._process.wait()
 
     def catch_up(self) -> None:
-        """Waits, a second at most, until everything that is in the log by now has been passed on."""
+        """Wait, at most one second, until the current contents of the log have been sent."""
         size = self._log.stat().st_size
         with self._advanced:
             self._advanced.wait_for(lambda: self._position >= size, _CATCH_UP_S)
@@ -260,7 +260,7 @@ class LogFollower:
 
 
 class WorkerOutput:
-    """Where the standard output and error of a worker process go.
+    """Redirects the output of a worker process.
 
     Args:
         send: sends a message to the driver.
@@ -271,12 +271,12 @@ class WorkerOutput:
         self._follower: LogFollower | None = None
 
     def redirect(self, directory: Path, rank: int, *, shown: bool) -> None:
-        """Redirects the output to a rank's log.
+        """Redirect the output to a rank's log.
 
         Args:
             directory: the directory of the logs.
             rank: the rank.
-            shown: whether the output is also sent to the driver.
+            shown: True to send the output to the driver too.
         """
         _redirect_output(open_log(directory, rank))
         if self._follower is not None:
@@ -286,7 +286,7 @@ class WorkerOutput:
             self._follower = LogFollower(directory / log_name(rank), lambda data: self._send(("output", data)))
 
     def settle(self) -> None:
-        """Waits until everything that was printed is in the log, and at the driver if that shows it."""
+        """Wait until all printed output is in the log and, if the driver shows it, has been sent to the driver."""
         flush_output()
         if self._follower is not None:
             self._follower.catch_up()

@@ -1,4 +1,4 @@
-"""Lets all ranks stop at the same step without a barrier in every step.
+"""Stop all ranks at the same step without a barrier in every step.
 
 Each rank counts its calls to ``get_preemption_info()``: its steps. When the ranks are to stop, the driver requests
 every rank's count with ``CountSteps``; from then on, the next call on each rank waits. The driver replies with
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from drivetrain._wire.events import Event, PreemptionInfo, PreemptionPolled, StepsCounted
-from drivetrain._worker.signals import take_back_sigterm
+from drivetrain._worker.signals import restore_sigterm_handler
 
 __all__ = ["Preemption"]
 
@@ -42,13 +42,13 @@ class Preemption:
 
     @property
     def is_polled(self) -> bool:
-        """Whether the train function has polled since its start or since the last renumbering."""
+        """True if the train function has polled since its start or since the last renumbering."""
         return self._steps > 0
 
     def poll(self) -> PreemptionInfo | None:
-        """Begins a step, on the train function's thread; returns the notice from the stop step on."""
+        """Begin a step, on the train function's thread. Return the notice from the stop step on."""
         if not self._steps:
-            take_back_sigterm()
+            restore_sigterm_handler()
             self._emit(PreemptionPolled(self._rank))
         self._steps += 1  # before reading the flag that count_steps() sets before it reads this
         if self._before_poll is not None:
@@ -63,22 +63,22 @@ class Preemption:
         return self._info
 
     def wait_for_stop_step(self, timeout_s: float) -> int | None:
-        """Waits for the driver's stop step; returns None if it has not been sent in that time."""
+        """Wait for the driver's stop step. Return None if it does not arrive in time."""
         with self._changed:
             self._changed.wait_for(lambda: self._stop_step is not None, timeout_s)
             return self._stop_step
 
     def count_steps(self) -> None:
-        """Sends the number of steps; the next step waits for :meth:`stop_after`."""
+        """Send the number of steps. The next step waits for :meth:`stop_after`."""
         self._waits_for_stop_step = True
         self._emit(StepsCounted(self._rank, self._steps))
 
     def stop_after(self, step: int, info: PreemptionInfo) -> None:
-        """Sets the step in which :meth:`poll` returns the notice."""
+        """Set the step at which :meth:`poll` returns the notice."""
         with self._changed:
             self._stop_step, self._info = step, info
             self._changed.notify_all()
 
     def restart_count(self) -> None:
-        """Counts steps from 0, as a rank does that has just replaced a lost one."""
+        """Count steps from 0, like a new process that replaces a lost rank."""
         self._steps = 0

@@ -1,4 +1,4 @@
-"""The worker's side: what a train function calls while it runs."""
+"""The functions that a train function calls while it runs, such as ``report``."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _DIRECTORY_NAME = re.compile(r"(?!checkpoint_\d+$|result.*\.json$)[^./\\\x00-\x1
 
 
 class Outbox:
-    """Sends a rank's events to the driver.
+    """Sends the events of a rank to the driver.
 
     Args:
-        emit: sends an event; blocks while the driver is too far behind. In a worker process it is the method
-            ``send_event`` of the :class:`~drivetrain._wire.frames.Channel`.
-        from_threads: ``emit`` may be called from any thread. Otherwise events of other threads are sent with the next
-            report.
+        emit: sends an event; blocks while the driver is too far behind. In a worker process it is
+            :meth:`Channel.send_event() <drivetrain._wire.frames.Channel.send_event>`.
+        from_threads: True if ``emit`` may be called from any thread. Otherwise the events of other threads are sent
+            with the next report.
     """
 
     def __init__(self, emit: Callable[[Event], None], *, from_threads: bool = True) -> None:
@@ -56,28 +56,28 @@ class Outbox:
 
     @property
     def keeps_events(self) -> bool:
-        """Whether events of other threads wait for :meth:`flush`."""
+        """True if events of other threads are kept until :meth:`flush`."""
         return not self._from_threads
 
     def emit_from_thread(self, event: Event) -> None:
-        """Sends an event, or keeps it for :meth:`flush`; may be called from any thread."""
+        """Send an event, or keep it for :meth:`flush`. Any thread may call it."""
         if self._from_threads:
             self.emit(event)
         else:
             self._waiting.append(event)
 
     def flush(self) -> None:
-        """Sends the events that were kept."""
+        """Send the kept events."""
         while self._waiting:
             self.emit(self._waiting.popleft())
 
 
 class Session:
-    """The functions that one run of the train function can call, such as :meth:`report`.
+    """The state of one run of the train function, with the functions that it can call, such as :meth:`report`.
 
     Args:
-        task: the checkpoint to resume from, the datasets, the options, and the number of the last report.
-        context: the result of :func:`get_context`.
+        task: has the checkpoint to resume from, the datasets, the options, and the number of the last report.
+        context: the return value of :func:`get_context`.
         outbox: sends events to the driver.
         preemption: the notices for the train function.
         on_checkpoint: called after a report with a checkpoint.
@@ -97,20 +97,20 @@ class Session:
         self._task = task
         self._on_checkpoint = on_checkpoint
         self._outbox = outbox
-        self._number, self._iteration = task.last_report  # integers, as reports may come every few microseconds
+        self._number, self._iteration = task.last_report  # plain integers are faster than a ReportNumber
         self._last_stored = 0
         self._uploads = Uploads(context.storage, context.get_world_rank(), task.options.checkpoints)
         self._process = os.getpid()
         self._lock = threading.Lock()
 
     def dataset_shard(self, name: str | None) -> Any:
-        """One of this rank's shards; without a name the only one."""
+        """Return one of this rank's shards. The name may be None if there is only one dataset."""
         if name is None and len(self._task.datasets) == 1:
             return next(iter(self._task.datasets.values()))
         if name is None or name not in self._task.datasets:
-            known = ", ".join(map(repr, self._task.datasets)) or "no datasets: pass datasets={...} to the trainer"
+            names = ", ".join(map(repr, self._task.datasets)) or "no datasets. Pass datasets={...} to the trainer"
             raise SessionError(
-                f"get_dataset_shard(): expected the name of a dataset, got {name!r}; the run has {known}"
+                f"get_dataset_shard(): expected the name of a dataset, got {name!r}; the run has {names}"
             )
         return self._task.datasets[name]
 
@@ -122,18 +122,18 @@ class Session:
         *,
         quiet: bool = False,
     ) -> None:
-        """Uploads the checkpoint, or begins to, then hands everything to the controller.
+        """Upload the checkpoint, or start to, and send the report to the controller.
 
         Args:
-            metrics: plain values.
-            upload: the checkpoint.
-            reduce: the combinations asked for.
-            quiet: the checkpoint is all that there is to report: its metrics only rank it among others.
+            metrics: plain values by name.
+            upload: the checkpoint; None without one.
+            reduce: how to combine metrics over the ranks, by name.
+            quiet: True if the report exists only for its checkpoint; its metrics only rank the checkpoint.
         """
         if os.getpid() != self._process:
             raise SessionError(
-                "report() must be called in the worker's own process, not in a child process of it "
-                "(a data loader's worker?): report from the train function"
+                "report(): expected a call in the worker process, got one in a child process, such as a data loader's "
+                "worker. Call report() from the train function"
             )
         values = plain_metrics(metrics)
         if reduce is not None:
@@ -162,27 +162,27 @@ class Session:
             self._on_checkpoint()
 
     def _add_positions(self, checkpoint: Checkpoint) -> None:
-        """Stores the position of every dataset whose ``state_dict()`` was called since the last report."""
+        """Add the position of every dataset whose ``state_dict()`` was called since the last report."""
         resumable = {name: shard for name, shard in self._task.datasets.items() if isinstance(shard, DatasetShard)}
         states = {name: shard.take_state() for name, shard in resumable.items()}
-        known = {name: state for name, state in states.items() if state is not None}
-        if known and self.context.get_world_rank() == 0:
-            checkpoint.update_metadata({POSITIONS: known})
+        positions = {name: state for name, state in states.items() if state is not None}
+        if positions and self.context.get_world_rank() == 0:
+            checkpoint.update_metadata({POSITIONS: positions})
 
     def finish(self) -> None:
-        """Waits for the uploads in the background.
+        """Wait for the background uploads.
 
         Raises:
-            StorageError: one of them failed.
+            StorageError: an upload failed.
         """
         self._uploads.drain()
         self._outbox.flush()
 
     def abandon(self, error: BaseException) -> None:
-        """Ends the session of a train function that raised.
+        """End the session of a train function that raised.
 
-        In a worker process, each upload in the background sends its own event. If events are kept for the train
-        function's thread instead, this waits for the uploads and sends them, as no other call will.
+        In a worker process, each background upload sends its own event. If events are kept for the train function's
+        thread instead, this method waits for the uploads and sends their events, because no other call does.
         """
         if self._outbox.keeps_events and isinstance(error, Exception):
             with contextlib.suppress(StorageError):
@@ -190,7 +190,7 @@ class Session:
             self._outbox.flush()
 
     def renumber(self, last_report: ReportNumber) -> None:
-        """Makes the next report follow another number; called from another thread."""
+        """Set the number after which the next report is numbered. Called from another thread."""
         with self._lock:
             self._number, self._iteration = last_report
 
@@ -205,18 +205,19 @@ class Session:
 
 
 POSITIONS = "dataset_positions"
-"""The key in a checkpoint's metadata of where datasets stood when it was reported."""
+"""The key of a checkpoint's metadata for the positions of the datasets at the time of the report."""
 
 _active: Session | None = None
 
 
 @contextlib.contextmanager
 def activate(session: Session) -> Iterator[None]:
-    """Makes a session the one that this process's train function talks to, for the time of a ``with`` block."""
+    """Make a session the active session of this process during a ``with`` block."""
     global _active
     if _active is not None:
         raise SessionError(
-            "a train function is running in this process already: fit() cannot be called inside one here"
+            "fit(): expected no running train function in this process, got a call from inside one. Call fit() outside "
+            "of the train function"
         )
     _active = session
     try:
@@ -236,39 +237,41 @@ def report(
     delete_local_checkpoint_after_upload: bool = False,
     **metrics_by_name: Any,
 ) -> None:
-    """Reports metrics, and a checkpoint if there is one, from inside a train function.
+    """Report metrics and optionally a checkpoint from a train function.
 
-    Every rank may report, as often as it likes; the call is not a barrier. Metrics are handed over at once, so
-    what was reported is kept even if the process dies in the next instant. A checkpoint's files are copied to the
-    run directory; it is committed once they are there and every rank that still runs has made as many reports.
+    Any rank may report at any time; the call is not a barrier. Metrics are sent to the driver at once, so they are kept
+    even if the process dies right after the call. The files of a checkpoint are copied to the run directory. The
+    checkpoint is committed once all its files are stored and every rank that still runs has made the same number of
+    reports.
 
     Args:
-        metrics: plain values (numbers, strings, None, and lists and mappings of them) by name. A tensor or
-            array of one element counts as its number.
-        checkpoint: a directory of files to keep. Ranks may report different files under one report; they are
+        metrics: plain values (numbers, strings, None, and lists and mappings of them) by name. A tensor or array with
+            one element is converted to a number.
+        checkpoint: a directory of files to keep. Several ranks may report files with the same report number; they are
             merged into one checkpoint.
-        reduce: for metrics to combine over all ranks, the way: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"``. The
-            run's metrics then hold the combined value.
-        checkpoint_dir_name: the checkpoint's directory in the run directory, the same on all ranks and new in the run;
-            None for ``checkpoint_<number of the report>``.
+        reduce: metrics to combine over all ranks, by name: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"``. The run's
+            metrics then contain the combined value.
+        checkpoint_dir_name: name of the checkpoint's directory in the run directory. It must be new in the run and the
+            same on all ranks. None for ``checkpoint_<report number>``.
         checkpoint_upload_mode: a :class:`~drivetrain.CheckpointUploadMode` or its value. ``"sync"`` stores the files
-            before the call returns; ``"async"`` in the background, whatever happens to the directory meanwhile, and
-            an error is raised by the next report or at the end of the function; ``"none"`` takes a checkpoint
-            that is in the run directory already.
-        checkpoint_upload_fn: stores the checkpoint instead: takes it and the directory's name, and returns it as it
-            is in the run directory. Called in the background if the mode is ``"async"``, so the local directory has to
-            stay until then.
-        delete_local_checkpoint_after_upload: give the local directory away. On the storage's own filesystem it is moved
-            instead of copied.
+            before the call returns. ``"async"`` stores them in the background, unaffected by later changes in the
+            directory; an error is raised by the next report or at the end of the train function. ``"none"`` stores
+            nothing: the checkpoint must already be in the run directory.
+        checkpoint_upload_fn: stores the checkpoint instead. It is called with the checkpoint and the directory's name,
+            and returns the stored checkpoint in the run directory. With ``"async"`` it is called in the background, so
+            the local directory must exist until then.
+        delete_local_checkpoint_after_upload: delete the local directory after the upload. If it is on the same
+            filesystem as the storage, it is moved instead of copied.
         **metrics_by_name: the metrics, instead of a mapping: ``report(loss=0.1)``.
 
     Raises:
-        SessionError: called outside a train function, or with a value that is not plain; the message names the key.
-        CheckpointError: the checkpoint's directory does not exist or holds no files, or its name is taken.
-        StorageError: the checkpoint, or one before it in the background, could not be stored.
+        SessionError: the call is outside a train function, or has an invalid argument or a metric that is not a plain
+            value; the message names the metric.
+        CheckpointError: the checkpoint's directory does not exist or contains no files, or its name is in use.
+        StorageError: the checkpoint, or an earlier one in the background, could not be stored.
 
     Example:
-        A report of rank 0's accuracy, and of the mean loss over all ranks::
+        Report the accuracy of rank 0, and the mean loss over all ranks::
 
             drivetrain.report({"loss": loss, "accuracy": accuracy}, reduce={"loss": "mean"})
     """
@@ -278,14 +281,14 @@ def report(
     elif metrics_by_name:
         raise SessionError(
             "report(): expected metrics as one mapping or as keywords, got a mapping and the keywords "
-            f"{', '.join(metrics_by_name)}: put them into the mapping, if they are metrics"
+            f"{', '.join(metrics_by_name)}. If these are metrics, add them to the mapping"
         )
     if checkpoint is None:
         session.report(metrics, None, reduce)
         return
     if not isinstance(checkpoint, Checkpoint):
         raise SessionError(
-            f"report(checkpoint=...): expected a Checkpoint, got {checkpoint!r}: use Checkpoint.from_directory(path)"
+            f"report(checkpoint=...): expected a Checkpoint, got {checkpoint!r}. Use Checkpoint.from_directory(path)"
         )
     try:
         mode = CheckpointUploadMode(checkpoint_upload_mode)
@@ -296,8 +299,8 @@ def report(
     name = checkpoint_dir_name
     if name is not None and (str(name) != name or is_reserved(name) or not _DIRECTORY_NAME.fullmatch(name)):
         raise SessionError(
-            "report(checkpoint_dir_name=...): expected a plain directory name that is not one of drivetrain's own, "
-            f"got {name!r}"
+            "report(checkpoint_dir_name=...): expected a directory name without slashes that drivetrain does not "
+            f"reserve, got {name!r}"
         )
     request = UploadRequest(
         checkpoint=checkpoint,
@@ -310,56 +313,56 @@ def report(
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The checkpoint to continue from: the one this attempt resumes from, or the last one this rank reported.
+    """Return the latest checkpoint of this rank: its last reported one, or the one from which the attempt resumed.
 
     Returns:
-        None at the start of a run that resumes from nothing.
+        None if the run starts from the beginning and this rank has not reported a checkpoint.
 
     Raises:
-        SessionError: called outside a train function.
+        SessionError: the call is outside a train function.
     """
     return active_session("get_checkpoint").checkpoint
 
 
 def get_context() -> TrainContext:
-    """What the train function can know about where it runs: ranks, sizes, names and directories.
+    """Return the context of the train function: ranks, world size, names and directories.
 
     Raises:
-        SessionError: called outside a train function.
+        SessionError: the call is outside a train function.
     """
     return active_session("get_context").context
 
 
 def get_dataset_shard(dataset_name: str | None = None) -> Any:
-    """This worker's part of a dataset that the trainer was given: ``datasets={"train": ...}``.
+    """Return this worker's shard of a dataset that was passed to the trainer as ``datasets={"train": ...}``.
 
     Args:
-        dataset_name: the key in ``datasets``; None where there is only one.
+        dataset_name: the key in ``datasets``; may be None if there is only one dataset.
 
     Returns:
-        The shard that the dataset's provider made. Of files, tables, data frames and Hugging Face datasets it is a
-        :class:`drivetrain_data.TableShard`; of a Ray dataset it is a ``ray.data.DataIterator``. Both have
-        ``iter_batches`` and ``iter_torch_batches``.
+        The shard that the dataset's provider created: a :class:`drivetrain_data.TableShard` for files, tables, data
+        frames and Hugging Face datasets, and a ``ray.data.DataIterator`` for Ray datasets. Both have ``iter_batches``
+        and ``iter_torch_batches``.
 
     Raises:
-        SessionError: called outside a train function; or there is no dataset of that name.
+        SessionError: the call is outside a train function, or there is no dataset with that name.
     """
     return active_session("get_dataset_shard").dataset_shard(dataset_name)
 
 
 def get_preemption_info() -> PreemptionInfo | None:
-    """Returns the pending preemption, or None.
+    """Return the pending preemption, or None.
 
     Call it once per step on every rank that takes part in collectives; all ranks receive the notice at the same step.
     The call takes less than a microsecond when no preemption is pending. A train function that never calls it is
     terminated without a chance to save.
 
     Returns:
-        The notice that the train function should save its state and return: its processes will be terminated, or the
-        run will continue with more workers.
+        The notice that the train function should save its state and return, because its processes will be terminated or
+        the run will continue with more workers.
 
     Raises:
-        SessionError: called outside a train function.
+        SessionError: the call is outside a train function.
 
     Example:
         In the loop of a train function::
@@ -372,14 +375,14 @@ def get_preemption_info() -> PreemptionInfo | None:
 
 
 def active_session(function: str) -> Session:
-    """The session that this process's train function is in.
+    """Return the session of the train function that runs in this process.
 
     Args:
-        function: what was called, for the error of a call outside one.
+        function: the name of the called function, for the error message.
     """
     if _active is None:
         raise SessionError(
-            f"{function}() must be called inside a train function, and this process runs none: "
-            "pass the function to a trainer and call trainer.fit()"
+            f"{function}(): expected a call inside a train function, but this process runs none. Pass the function to "
+            "a trainer and call trainer.fit()"
         )
     return _active

@@ -9,18 +9,18 @@ import socket
 import threading
 from collections.abc import Iterator
 
-__all__ = ["Signals", "take_back_sigterm"]
+__all__ = ["Signals", "restore_sigterm_handler"]
 
 
-def take_back_sigterm() -> None:
-    """Has Python handle SIGTERM again where a library has put a handler in C in its place, as TensorFlow does."""
+def restore_sigterm_handler() -> None:
+    """Set Python's SIGTERM handler again, in case a library such as TensorFlow has replaced it with one in C."""
     handler = signal.getsignal(signal.SIGTERM)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
 
 class Signals:
-    """Tells another thread of a SIGTERM, even while the main thread is in C code; made on the main thread."""
+    """Notifies another thread of SIGTERM, even while the main thread runs C code. Create it on the main thread."""
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -29,21 +29,21 @@ class Signals:
         self._masks = threading.local()
 
     def fileno(self) -> int:
-        """The descriptor that can be read after a signal."""
+        """Return the descriptor that is readable after a signal."""
         return self._read.fileno()
 
     def take(self) -> bool:
-        """Whether a SIGTERM has come that the train function does not handle itself."""
+        """Return True after a SIGTERM, unless the train function has set its own handler."""
         with contextlib.suppress(BlockingIOError):
             return signal.SIGTERM in self._read.recv(4096) and signal.getsignal(signal.SIGTERM) == self._handle
         return False
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Watches for the time of a ``with`` block."""
+        """Watch for signals during a ``with`` block."""
         before = signal.signal(signal.SIGTERM, self._handle)
         descriptor = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        # A process that the train function forks, a data loader's worker say, is ended by a signal of its own.
+        # SIGTERM must kill a process that the train function forks, such as a data loader's worker.
         os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._forget)
         try:
             yield
@@ -52,7 +52,7 @@ class Signals:
             signal.signal(signal.SIGTERM, before)
 
     def _handle(self, number: int, frame: object) -> None:
-        """Told the other thread already, unless an event loop has taken the descriptor for the time that it runs."""
+        """Notify the other thread if the wakeup descriptor did not, because a running event loop has replaced it."""
         with contextlib.suppress(OSError):
             self._write.send(bytes((number,)))
 

@@ -1,4 +1,4 @@
-"""Asks running processes for their Python stacks, by a signal that even one stuck in C code answers."""
+"""Request the Python stacks of running processes with a signal, which works even for processes stuck in C code."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["NO_ANSWER", "answer_to_signal", "collect_stacks", "own_stacks", "read_stacks"]
+__all__ = ["NO_ANSWER", "collect_stacks", "dump_stacks_on_signal", "own_stacks", "read_stacks"]
 
-NO_ANSWER = "  no answer"
-"""How the text begins that stands for the stacks of a process which does not tell them."""
+NO_ANSWER = "  no response"
+"""The start of the text that replaces the stacks of a process that does not respond."""
 
-_SIGNAL = signal.SIGRTMAX  # one that neither users nor libraries are known to use
+_SIGNAL = signal.SIGRTMAX  # no library is known to use it
 _WAIT_S = 1.0
 _QUIET_S = 0.2
 _STATES = {
-    **{"T": "is stopped (SIGSTOP)", "t": "is held by a debugger", "D": "waits in the kernel, for a disk or a network"},
-    **{"Z": "has ended", "X": "has ended"},
+    **{"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits in the kernel for disk or network"},
+    **{"Z": "has exited", "X": "has exited"},
 }
 
 
-def answer_to_signal(descriptor: int) -> None:
-    """Makes this process write the stacks of all its threads to a descriptor when it is asked to."""
+def dump_stacks_on_signal(descriptor: int) -> None:
+    """Make this process write the stacks of all its threads to a descriptor on request."""
     faulthandler.register(_SIGNAL, file=descriptor, all_threads=True)
 
 
 def own_stacks() -> str:
-    """The stacks of all threads of this process."""
+    """Return the stacks of all threads of this process."""
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file)
         file.seek(0)
@@ -40,15 +40,15 @@ def own_stacks() -> str:
 
 
 def collect_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-    """Asks processes for their stacks, and waits a second at most for the answers.
+    """Request the stacks of processes, and wait at most one second for the responses.
 
     Args:
-        targets: by rank, the process id and a descriptor to read its answer from.
+        targets: the process id, and a descriptor from which its response can be read, by rank.
 
     Returns:
-        The stacks of each rank, or why it did not answer.
+        The stacks of each rank, or the reason why it did not respond.
     """
-    answers = dict.fromkeys(targets, b"")
+    responses = dict.fromkeys(targets, b"")
     with selectors.DefaultSelector() as selector:
         for rank, (pid, descriptor) in targets.items():
             selector.register(descriptor, selectors.EVENT_READ, rank)
@@ -57,23 +57,23 @@ def collect_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
         deadline = time.monotonic() + _WAIT_S
         while (remaining := deadline - time.monotonic()) > 0:
             ready = selector.select(min(_QUIET_S, remaining))
-            if not ready and all(answers.values()):
+            if not ready and all(responses.values()):
                 break
             for key, _ in ready:
-                answers[key.data] += os.read(key.fd, 1 << 16)
-    found = {rank: text.decode(errors="replace").rstrip() for rank, text in answers.items()}
-    return {rank: found[rank] or _why_silent(pid) for rank, (pid, _) in targets.items()}
+                responses[key.data] += os.read(key.fd, 1 << 16)
+    stacks = {rank: text.decode(errors="replace").rstrip() for rank, text in responses.items()}
+    return {rank: stacks[rank] or _explain_silence(pid) for rank, (pid, _) in targets.items()}
 
 
 def read_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-    """Reads the stacks of worker processes on this node that called :func:`~drivetrain.plugin.worker_main`.
+    """Return the stacks of worker processes on this node that called :func:`~drivetrain.plugin.worker_main`.
 
     Args:
-        targets: by rank, the process id and the descriptor in that process; see
+        targets: the process id, and the descriptor in that process, by rank; see
             :meth:`~drivetrain.plugin.RemoteGroup.stack_targets`.
 
     Returns:
-        The stacks of each rank, or why it did not answer. Ranks whose process has exited are left out.
+        The stacks of each rank, or the reason why it did not respond. Ranks whose process has exited are left out.
     """
     with contextlib.ExitStack() as opened:
         ours: dict[int, tuple[int, int]] = {}
@@ -85,10 +85,10 @@ def read_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
         return collect_stacks(ours)
 
 
-def _why_silent(pid: int) -> str:
-    """Why a process has not answered, from its state."""
+def _explain_silence(pid: int) -> str:
+    """Return why a process did not respond, derived from its state."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
-        return f"{NO_ANSWER}: the process is gone"
+        return f"{NO_ANSWER}: the process has exited"
     return f"{NO_ANSWER}: process {pid} {_STATES.get(state, 'is busy')}"

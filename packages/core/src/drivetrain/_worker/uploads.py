@@ -1,12 +1,12 @@
-"""How the files of a reported checkpoint get to the storage: before ``report`` returns, or in the background.
+"""Upload the files of a reported checkpoint to the storage, before ``report`` returns or in the background.
 
 There are four ways, one class each:
 
 - :class:`_InPlace`: the files are in the run directory already.
 - :class:`_FromSource`: they are copied or moved from the reported directory before ``report`` returns. An asynchronous
   report uses it too if the storage is on the same filesystem, because a private copy would take as long.
-- :class:`_FromPrivateCopy`: they are first copied to a private directory (or moved there if the train function gave
-  them away) and stored from there in the background. The train function may change its directory meanwhile.
+- :class:`_FromPrivateCopy`: they are first copied to a private directory (or moved there if the local directory is
+  deleted anyway) and stored from there in the background. The train function may change its directory meanwhile.
 - :class:`_ByFunction`: the user's function stores them.
 """
 
@@ -39,7 +39,7 @@ _FILES = "files"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UploadRequest:
-    """What ``report`` was asked to do with a checkpoint; see there."""
+    """The arguments of ``report`` for a checkpoint."""
 
     checkpoint: Checkpoint
     directory: str | None = None
@@ -49,12 +49,12 @@ class UploadRequest:
 
 
 class Upload(NamedTuple):
-    """A checkpoint that was reported.
+    """A reported checkpoint.
 
     Attributes:
         directory: its directory in the run directory.
-        files: the files that were stored, by relative path; None if that happens in the background.
-        pending: stores them in the background; None if they are stored.
+        files: the stored files by relative path; None if they are stored in the background.
+        pending: stores the files in the background; None if they are stored already.
     """
 
     directory: str
@@ -66,18 +66,18 @@ class _Method(Protocol):
     """A way to store the files of a checkpoint."""
 
     def store(self) -> dict[str, StoredFile]:
-        """Stores the files, and returns them by relative path."""
+        """Store the files, and return them by relative path."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
-    """The run directory, as one rank stores checkpoints in it.
+    """The run directory as a destination for one rank's checkpoints.
 
     Attributes:
         storage: the run directory.
         rank: the rank.
-        checksums: whether checksums are taken.
+        checksums: True to compute checksums on local storage too.
     """
 
     storage: Storage
@@ -85,7 +85,7 @@ class _Destination:
     checksums: bool
 
     def put(self, source: str, directory: str, *, give_away: bool, polite: bool) -> dict[str, StoredFile]:
-        """Stores the files of a local directory, which is deleted if it may be given away."""
+        """Store the files of a local directory; delete the directory if ``give_away`` is True."""
         files = self.storage.put_directory(
             source, directory, rank=self.rank, give_away=give_away, checksums=self.checksums, polite=polite
         )
@@ -94,7 +94,7 @@ class _Destination:
         return files
 
     def name_of(self, checkpoint: Checkpoint) -> str | None:
-        """The directory of a checkpoint in the run directory, or None if it is elsewhere."""
+        """Return the name of a checkpoint's directory in the run directory, or None if it is elsewhere."""
         if checkpoint.is_local != self.storage.is_local:
             return None
         if not checkpoint.is_local and checkpoint.filesystem != self.storage.filesystem.handle:
@@ -104,7 +104,7 @@ class _Destination:
         return None if name == path or is_reserved(name) else name
 
     def is_on_same_filesystem(self, checkpoint: Checkpoint) -> bool:
-        """Whether the files of a checkpoint can be moved here, or copied here as fast as anywhere else."""
+        """Return True if a checkpoint is on the filesystem of the run directory, so that it can be moved there."""
         if not self.storage.is_local or not checkpoint.is_local:
             return False
         try:
@@ -114,11 +114,11 @@ class _Destination:
 
 
 class _InPlace:
-    """Uses the files of a checkpoint that is in the run directory already.
+    """Uses the files of a checkpoint that is already in the run directory.
 
     Args:
         checkpoint: the checkpoint.
-        directory: the name that it must have; None for any.
+        directory: the expected name of its directory; None for any name.
         destination: the run directory.
 
     Raises:
@@ -129,25 +129,25 @@ class _InPlace:
         name = destination.name_of(checkpoint)
         if name is None:
             raise CheckpointError(
-                "report(): expected a checkpoint in a directory of its own in the run directory "
-                f"{destination.storage.root}, as it is not uploaded; got {checkpoint.path}"
+                "report(): expected a checkpoint in its own directory in the run directory "
+                f"{destination.storage.root}, because it is not uploaded, got {checkpoint.path}"
             )
         if directory is not None and name != directory:
             raise CheckpointError(
                 f"report(): expected the checkpoint in {directory!r} of the run directory, got {name!r}"
             )
         if not destination.storage.walk(name):
-            raise CheckpointError(f"report(): expected a checkpoint with at least one file, got none in {name!r}")
+            raise CheckpointError(f"report(): expected a checkpoint with at least one file, got no files in {name!r}")
         self.directory = name
 
     def store(self) -> dict[str, StoredFile]:
-        """Stores nothing; the commit lists the files."""
+        """Store nothing. The commit lists the files."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class _FromSource:
-    """Stores the files from the reported directory itself."""
+    """Stores the files directly from the reported directory."""
 
     request: UploadRequest
     directory: str
@@ -159,7 +159,7 @@ class _FromSource:
 
 
 class _FromPrivateCopy:
-    """Stores the files from a private copy, which it makes at once."""
+    """Stores the files from a private copy, which it creates at once."""
 
     def __init__(self, request: UploadRequest, directory: str, destination: _Destination) -> None:
         self._directory = directory
@@ -172,17 +172,17 @@ class _FromPrivateCopy:
             if request.delete_local:
                 shutil.rmtree(source, ignore_errors=True)
             self._source = os.path.join(private, _FILES)
-            self._held = stack.pop_all()
+            self._cleanup = stack.pop_all()
 
     def store(self) -> dict[str, StoredFile]:
-        """Stores the files, and deletes the private copy."""
-        with self._held:
+        """Store the files, and delete the private copy."""
+        with self._cleanup:
             return self._destination.put(self._source, self._directory, give_away=True, polite=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _ByFunction:
-    """Has the user's function store the files."""
+    """Stores the files with the user's function."""
 
     request: UploadRequest
     function: UploadFunction
@@ -193,7 +193,7 @@ class _ByFunction:
         stored = self.function(self.request.checkpoint, self.directory)
         if not isinstance(stored, Checkpoint):
             raise CheckpointError(
-                f"checkpoint_upload_fn: expected it to return the Checkpoint in the run directory, got {stored!r}"
+                f"checkpoint_upload_fn: expected a Checkpoint in the run directory as return value, got {stored!r}"
             )
         files = _InPlace(stored, self.directory, self.destination).store()
         if self.request.delete_local and self.request.checkpoint.is_local and self.request.checkpoint != stored:
@@ -206,8 +206,8 @@ class Uploads:
 
     Args:
         storage: the run directory.
-        rank: whose.
-        config: how many may be in flight, and whether checksums are taken.
+        rank: the rank.
+        config: has the maximum number of background uploads, and whether to compute checksums.
     """
 
     def __init__(self, storage: Storage, rank: int, config: CheckpointConfig) -> None:
@@ -220,26 +220,26 @@ class Uploads:
         self._used: set[str] = set()
 
     def raise_failure(self) -> None:
-        """Raises the error of a background upload that failed since the last call.
+        """Raise the error of a background upload that failed since the last call.
 
         Raises:
-            StorageError: the storage's error is its cause.
+            StorageError: an upload failed; ``__cause__`` is the first error.
         """
         failures, self._failures = self._failures, []
         if failures:
             count = "a checkpoint was" if len(failures) == 1 else f"{len(failures)} checkpoints were"
             reasons = "; ".join(str(failure) or type(failure).__name__ for failure in failures)
-            raise StorageError(f"{count} not stored, as the background upload failed: {reasons}") from failures[0]
+            raise StorageError(f"{count} not stored because the background upload failed: {reasons}") from failures[0]
 
     def prepare(self, request: UploadRequest, index: int) -> Upload:
-        """Stores a checkpoint's files, or makes them safe for storing them in the background.
+        """Store a checkpoint's files, or secure them so that they can be stored in the background.
 
         Args:
-            request: what was reported.
-            index: the report's index in the run.
+            request: the reported checkpoint.
+            index: the report's number in the run.
 
         Raises:
-            CheckpointError: there is nothing to store, or it is in the wrong place.
+            CheckpointError: the checkpoint has no files, or is not in the required directory.
             StorageError: it could not be stored.
         """
         checkpoint = request.checkpoint
@@ -270,13 +270,13 @@ class Uploads:
         return Upload(directory, method.store(), None)
 
     def begin(self, upload: Upload, deliver: Callable[[dict[str, StoredFile]], None]) -> None:
-        """Stores the files of an upload in the background; waits first if too many uploads are in flight."""
+        """Store the files of an upload in the background. Wait first if too many uploads are in flight."""
         pending = upload.pending
         assert pending is not None
         if not self._free.acquire(timeout=self._storage.limits.deadline_s):
             raise StorageError(
-                f"waited {self._storage.limits.deadline_s:g} s (SyncConfig.sync_timeout) for one of "
-                f"{self._config.max_uploads_in_flight} background uploads to finish"
+                f"none of {self._config.max_uploads_in_flight} background uploads finished within "
+                f"{self._storage.limits.deadline_s:g} s (SyncConfig.sync_timeout)"
             )
 
         def work() -> None:
@@ -293,10 +293,10 @@ class Uploads:
         self._threads[-1].start()
 
     def drain(self) -> None:
-        """Waits for the background uploads.
+        """Wait for the background uploads.
 
         Raises:
-            StorageError: one of them failed, or takes too long.
+            StorageError: an upload failed, or took longer than ``SyncConfig.sync_timeout``.
         """
         for thread in self._threads:
             thread.join(self._storage.limits.deadline_s)
@@ -305,15 +305,15 @@ class Uploads:
         self.raise_failure()
 
     def _is_of_run(self, checkpoint: Checkpoint) -> bool:
-        """Whether it is a checkpoint of this run, in its place."""
+        """Return True if a checkpoint is one of this run, at its place in the run directory."""
         name = self._destination.name_of(checkpoint)
         return name is not None and (name in self._used or self._storage.exists(f"{name}/{LISTING_FILE}"))
 
     def _announce(self, directory: str) -> None:
-        """Notes the name of a directory that no pattern matches, so that it is deleted if it is never committed."""
+        """Record a custom directory name, so that the directory is deleted if it is never committed."""
         if directory in self._used or self._storage.exists(f"{directory}/{LISTING_FILE}"):
             raise CheckpointError(
-                f"report(checkpoint_dir_name=...): expected a name that is new in the run, got {directory!r}, which "
-                "another checkpoint has"
+                f"report(checkpoint_dir_name=...): expected a new name, got {directory!r}, which another checkpoint of "
+                "the run has"
             )
         self._storage.write_bytes(announcement(directory), b"", durable=False)

@@ -1,4 +1,4 @@
-"""Where a worker's train function leaves files beside its checkpoints, and how they reach the storage."""
+"""The directory for a worker's artifacts, which are its files other than checkpoints, and their upload."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["open_workspace"]
 
 @contextlib.contextmanager
 def open_workspace(context: TrainContext, options: SessionOptions) -> Iterator[tuple[TrainContext, Callable[[], None]]]:
-    """Makes the directory for artifacts on this node, and uploads from it if that is asked for.
+    """Create the directory for artifacts on this node, and upload its files if the options request it.
 
     Args:
-        context: the worker's facts.
-        options: see there.
+        context: the context of the train function.
+        options: the worker's part of the run's configuration.
 
     Yields:
-        The facts with the directory in them, and what to call when a checkpoint was reported.
+        The context with the directory, and a function to call when a checkpoint was reported.
     """
     with contextlib.ExitStack() as stack:
         if context.storage.is_local:
@@ -45,7 +45,7 @@ def open_workspace(context: TrainContext, options: SessionOptions) -> Iterator[t
 
 @contextlib.contextmanager
 def _staged(context: TrainContext, options: SessionOptions) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A directory that the node's ranks share, one of which uploads from it; the last to leave uploads the rest."""
+    """Share a directory among the node's ranks. Local rank 0 uploads it; the last rank to leave uploads the rest."""
     sync = options.sync
 
     def mirror(staged: str) -> Mirror:
@@ -61,8 +61,8 @@ def _staged(context: TrainContext, options: SessionOptions) -> Iterator[tuple[st
     def finish(staged: str) -> None:
         if sync.sync_artifacts:
             mirror(staged).try_push()
-        elif left := sum(1 for _ in walk_local(os.path.join(staged, ARTIFACTS))):
-            _warn(f"{left} files in get_trial_dir() are not kept: SyncConfig(sync_artifacts=True) uploads them")
+        elif count := sum(1 for _ in walk_local(os.path.join(staged, ARTIFACTS))):
+            _warn(f"{count} files in get_trial_dir() are not kept. Set SyncConfig(sync_artifacts=True) to upload them")
 
     key = f"{staging_key(context.run_id, options.start)}-{context.attempt}"
     with share_directory(STAGED_RUNS, key, before_deletion=finish) as staged:
