@@ -97,6 +97,6 @@ def kill_the_server():
 
 
 def test_death_of_the_server_fails_the_run_and_the_next_run_starts_another(tmp_path):
-    with pytest.raises(TrainingFailedError, match="forked from"):
+    with pytest.raises(TrainingFailedError, match="was killed because the fork server exited"):
         fit(kill_the_server, tmp_path)
     assert fit(server_and_modules, tmp_path).return_value

@@ -320,7 +320,7 @@ class LocalGroup(ConnectedGroup):
             self.broken = True
             self.forget(self._server.control)
             for orphan in range(self._spec.num_workers):
-                self.note_exit(orphan, None, "exited with the process from which it was forked")
+                self.note_exit(orphan, None, "was killed because the fork server exited")
             return
         kind, token, value = received[0]
         rank = self._ranks.get(token)
