@@ -219,7 +219,7 @@ def test_directory_in_the_run_directory_is_adopted_in_place(runtime: RuntimeUnde
         ("run/artifacts", "its own directory in the run directory"),
         ("run/logs", "its own directory in the run directory"),
         ("run/.pending", "its own directory in the run directory"),
-        ("run/missing", "with at least one file, got none in 'missing'"),
+        ("run/missing", "with at least one file, got no files in 'missing'"),
     ],
 )
 @on_one_machine
