@@ -342,7 +342,7 @@ def test_ranks_that_name_the_directory_differently_are_refused(runtime: RuntimeU
         rank = drivetrain.get_context().get_world_rank()
         report_under(f"of_{rank}", **{f"{rank}.txt": "1"})
 
-    with pytest.raises(TrainingFailedError, match=r"the same, got of_0, of_1"):
+    with pytest.raises(TrainingFailedError, match=r"the same name on all ranks, got of_0, of_1"):
         runtime.fit(train)
     assert not Path(runtime.storage_path, "run", "manifest.json").exists()
 
