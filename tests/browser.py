@@ -1,4 +1,4 @@
-"""A real browser without a window, for the tests that look at pages; driven over a pipe, without any package."""
+"""A real headless browser for the tests of pages; driven over a pipe, without any package."""
 
 import base64
 import contextlib
@@ -25,7 +25,7 @@ _OPTIONS = (
 )
 
 
-# A browser reads commands from descriptor 3, and answers on 4.
+# A browser reads commands from descriptor 3, and responds on 4.
 _HAND_OVER = """
 import os, sys
 first, second = os.dup(int(sys.argv[1])), os.dup(int(sys.argv[2]))
@@ -36,7 +36,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class Browser:
-    """One tab of a Chromium, by its DevTools protocol."""
+    """One tab of a Chromium, controlled through its DevTools protocol."""
 
     def __init__(self, process: subprocess.Popen[bytes], commands: int, answers: int) -> None:
         self._process = process
@@ -51,7 +51,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """Has the browser do something, and returns its answer."""
+        """Call a method of the browser, and return its response."""
         answer = self._ask(method, parameters)
         assert "error" not in answer, answer
         return answer["result"]
@@ -67,7 +67,7 @@ class Browser:
         return answer
 
     def look(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Sets the size of the window, and the scheme that its user prefers."""
+        """Set the size of the window, and the colour scheme that its user prefers."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
@@ -75,7 +75,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, url: str) -> float:
-        """Opens a page, waits until it has drawn itself, and returns how many seconds that took."""
+        """Open a page, wait until it is rendered, and return how many seconds that took."""
         self.messages.clear()
         began = time.perf_counter()
         loads = self._loads
@@ -86,16 +86,16 @@ class Browser:
         return time.perf_counter() - began
 
     def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def wait_for(self, condition: str, *, deadline_s: float = DEADLINE_S) -> None:
-        """Waits until a JavaScript expression holds; while another page is being opened, it does not."""
+        """Wait until a JavaScript expression is true; it is false while another page is being opened."""
         deadline = time.monotonic() + deadline_s
-        question = f"new Promise(done => setTimeout(() => done(!!({condition})), 20))"
-        parameters = {"expression": question, "returnByValue": True, "awaitPromise": True}
+        polling = f"new Promise(done => setTimeout(() => done(!!({condition})), 20))"
+        parameters = {"expression": polling, "returnByValue": True, "awaitPromise": True}
         while True:
             answer = self._ask("Runtime.evaluate", parameters)
             if answer.get("result", {}).get("result", {}).get("value") is True:
@@ -103,7 +103,7 @@ class Browser:
             assert time.monotonic() < deadline, f"waited {deadline_s} s for {condition}; the page said {self.messages}"
 
     def picture(self, path: Path) -> None:
-        """Writes a PNG of the whole page."""
+        """Write a PNG of the whole page."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 
@@ -111,15 +111,15 @@ class Browser:
         deadline = time.monotonic() + DEADLINE_S
         while b"\0" not in self._data:
             ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"the browser gave no answer within {DEADLINE_S} s"
+            assert ready, f"the browser did not respond within {DEADLINE_S} s"
             data = os.read(self._answers, 1 << 20)
-            assert data, f"the browser has ended with {self._process.poll()}"
+            assert data, f"the browser exited with {self._process.poll()}"
             self._data += data
         message, _, self._data = self._data.partition(b"\0")
         return json.loads(message)
 
     def _note(self, event: Any) -> None:
-        """Keeps what the page complains about, and what it wanted from elsewhere."""
+        """Record errors of the page, and its requests to other hosts."""
         parameters = event.get("params", {})
         if event.get("method") == "Page.loadEventFired":
             self._loads += 1
@@ -134,13 +134,13 @@ class Browser:
 
 
 def find_browser() -> str | None:
-    """The program of a Chromium; None where there is none."""
+    """Return the executable of a Chromium, or None if there is none."""
     return next(filter(None, map(shutil.which, _PROGRAMS)), None)
 
 
 @contextlib.contextmanager
 def browsing(directory: Path) -> Iterator[Browser]:
-    """A browser with a profile of its own, for the time of a ``with`` block; skips the test where there is none."""
+    """Open a browser with its own profile for the duration of a ``with`` block; skip the test if there is none."""
     program = find_browser()
     if program is None:
         pytest.skip("there is no Chromium on this machine; the page's data and markup are tested without")

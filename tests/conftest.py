@@ -1,4 +1,4 @@
-"""What the tests of several folders share for the time of a session."""
+"""Fixtures and settings that the tests of several folders share for a whole session."""
 
 import atexit
 import os
@@ -12,14 +12,14 @@ import pytest
 
 from tests.support import ROOT, SEATS
 
-# A shell that starts them in the background has them, and all that they start, ignore Ctrl-C.
+# A shell that starts the tests in the background makes them and their children ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Parallel pytest workers have a width of 80 columns, which cuts what the command prints.
 os.environ.pop("COLUMNS", None)
 
-# Ray connects to a cluster whose address it finds here, so parallel pytest workers must not share the directory. The
-# paths of Ray's sockets have to be short, whatever TMPDIR a test has.
+# Ray connects to the cluster whose address it finds here, so parallel pytest workers must not share the directory. The
+# paths of Ray's sockets must be short, whatever TMPDIR a test uses.
 os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
 atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], ignore_errors=True)
 
@@ -29,14 +29,14 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Generator[None, object, object]:
-    """Takes away a variable that is another in each test, and so would have each of them preload anew."""
+    """Remove a variable that differs between tests, because every change would make the fork server preload again."""
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     return (yield)
 
 
 @pytest.fixture(scope="session")
 def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A ``TMPDIR`` of this session's own, so that a test can see what is left there."""
+    """A ``TMPDIR`` of this session, so that a test can see leftover files."""
     directory = tmp_path_factory.mktemp("tmp")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(directory))
@@ -46,15 +46,15 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def ray_address(temporary_files: Path) -> Iterator[str]:
-    """A Ray of this test session's own."""
+    """A Ray cluster of this test session."""
     import ray
 
     with pytest.MonkeyPatch.context() as patch:
-        # Its workers import this repository's helpers, and must be told before they are started.
+        # Its workers import this repository's helpers, and must get the path before they are started.
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
-        # Ray's default from its next version on; without it, it warns.
+        # The default of Ray's next version; without it, Ray warns.
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        # What the S3 server of the tests wants of clients.
+        # The S3 test server requires this of clients.
         patch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
         _start_ray()
         try:
@@ -64,7 +64,7 @@ def ray_address(temporary_files: Path) -> Iterator[str]:
 
 
 def _start_ray(attempts: int = 3) -> None:
-    """Starts Ray. It gives its processes 30 s to start, a limit that it lets nobody set and a busy machine exceeds."""
+    """Start Ray. It gives its processes 30 s to start, a fixed limit that a busy machine may exceed."""
     import ray
 
     for attempt in range(1, attempts + 1):
@@ -78,7 +78,7 @@ def _start_ray(attempts: int = 3) -> None:
                 log_to_driver=False,
             )
             return
-        except Exception as error:  # the class that Ray itself raises
+        except Exception as error:  # Ray raises this class itself
             if attempt == attempts or "timed out during startup" not in str(error):
                 raise
             ray.shutdown()

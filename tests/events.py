@@ -1,4 +1,4 @@
-"""What TensorBoard shows of event files."""
+"""Reads TensorBoard event files."""
 
 import sys
 import types
@@ -7,8 +7,8 @@ from typing import Any
 
 
 def read_events(directory: Path) -> Any:
-    """TensorBoard's own reading of the event files in a directory, nothing being left out."""
-    # The module by which TensorBoard knows that it is to do without TensorFlow, which takes seconds to import.
+    """Return TensorBoard's own reading of the event files in a directory, without sampling."""
+    # This module makes TensorBoard skip TensorFlow, which takes seconds to import.
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

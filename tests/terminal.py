@@ -1,4 +1,4 @@
-"""Terminals for tests: what a person would see on one."""
+"""Terminals for tests, with a screen as a person would see it."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ from tests.support import DEADLINE_S, ROOT
 
 
 class Terminal:
-    """A pseudo-terminal, and a screen that shows what is written to it."""
+    """A pseudo-terminal, and a screen that shows its output."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self._controller, self.device = pty.openpty()
@@ -30,18 +30,18 @@ class Terminal:
         self._stream = pyte.ByteStream(self._screen)
 
     def take(self, wait_s: float = 0.0) -> bool:
-        """Shows what was written; False once nobody can write any more."""
+        """Show the pending output; return False once every writer has closed the terminal."""
         if not select.select([self._controller], [], [], wait_s)[0]:
             return True
         try:
             data = os.read(self._controller, 65536)
-        except OSError:  # which is how a terminal says that everybody has closed it
+        except OSError:  # a terminal reports this when all writers have closed it
             return False
         self._stream.feed(data)
         return True
 
     def lines(self) -> list[str]:
-        """What is on the screen, without blank lines."""
+        """Return the lines of the screen, without blank ones."""
         return [line.rstrip() for line in self._screen.display if line.strip()]
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class Terminal:
 def terminal(
     monkeypatch: pytest.MonkeyPatch, *, columns: int = 80, rows: int = 24
 ) -> Iterator[Callable[[], list[str]]]:
-    """A terminal as this process's standard error, and a function that tells what is on it."""
+    """Make a terminal this process's standard error, and yield a function that returns the lines on its screen."""
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
@@ -74,10 +74,10 @@ def terminal(
 def watch(
     script: Path, *, columns: int, rows: int = 30, environment: Mapping[str, str] | None = None
 ) -> tuple[list[list[str]], list[str]]:
-    """Runs a script on a terminal.
+    """Run a script on a terminal.
 
     Returns:
-        What was on the screen at each moment when it had changed, and at the end.
+        The screen at each moment when it had changed, and at the end.
     """
     shown = Terminal(columns, rows)
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,6 +1,6 @@
-"""Nothing is lost whatever is killed and when: the crash harness on a local disk and on a real S3 server.
+"""No committed checkpoint is lost whichever process is killed at any time, on a local disk and on a real S3 server.
 
-The number of random instants is 6 on each storage; ``DRIVETRAIN_CRASHES=200`` makes it 200.
+Each storage is tested with 6 random kills; ``DRIVETRAIN_CRASHES=200`` raises that to 200.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from tests.s3 import FaultProxy, S3Server
 CRASHES = int(os.environ.get("DRIVETRAIN_CRASHES", "6"))
 SEED = int(os.environ.get("DRIVETRAIN_CRASH_SEED", "3"))
 
-# A sweep is over before there are workers.
+# A sweep ends before workers exist.
 CASES = [
     (point, victim)
     for point, victim in itertools.product(POINTS, VICTIMS)
@@ -49,7 +49,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashHarness]:
 
 
 def random_crashes(harness: CrashHarness) -> Iterator[list[Crash]]:
-    """Up to three on one run, at moments between its start and its end."""
+    """Return up to three crashes of one run, at moments between its start and its end."""
     chosen, left = random.Random(SEED), CRASHES
     while left > 0:
         count = min(left, chosen.randint(1, 3))
@@ -117,7 +117,7 @@ drivetrain.DataParallelTrainer(
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-def test_harness_finds_a_job_that_does_not_continue_from_its_checkpoint(tmp_path: Path, resumes: bool) -> None:
+def test_harness_detects_a_job_that_does_not_resume_from_its_checkpoint(tmp_path: Path, resumes: bool) -> None:
     job = tmp_path / "job.py"
     job.write_text(FORGETFUL.format(resumes=resumes))
     harness = CrashHarness(tmp_path, command=[sys.executable, str(job)])
@@ -129,8 +129,8 @@ def test_harness_finds_a_job_that_does_not_continue_from_its_checkpoint(tmp_path
         harness.crash_at("after manifest write", occurrence=10)
 
 
-def test_harness_finds_what_another_has_damaged(tmp_path: Path) -> None:
-    """The job empties a file of every checkpoint when it is started again."""
+def test_harness_detects_files_damaged_by_other_code(tmp_path: Path) -> None:
+    """The job empties a file of every checkpoint when it restarts."""
     job = tmp_path / "job.py"
     damage = """
 import os, pathlib
@@ -152,6 +152,6 @@ for file in pathlib.Path(os.environ["DRIVETRAIN_STORAGE_PATH"]).glob("run/checkp
         ({"point": "mid-file", "after_s": 1.0}, "either a point or a moment"),
     ],
 )
-def test_crash_that_cannot_be_is_refused(arguments: dict, words: str) -> None:
+def test_impossible_crash_is_refused(arguments: dict, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         Crash(**arguments)

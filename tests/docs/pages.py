@@ -1,4 +1,4 @@
-"""Reads the documentation's pages: their code blocks, and what is said about them."""
+"""Reads the pages of the documentation: their code blocks, and the comments about them."""
 
 import re
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ class Block:
     """A fenced block.
 
     Attributes:
-        info: what follows the opening fence, such as ``python``.
+        info: the text after the opening fence, such as ``python``.
         content: its lines.
         line: the number of its first line in the page, from 1.
-        executed: False where the page says, in a comment just before it, why it is not.
+        executed: False if a comment just before the block gives the reason why it is not executed.
     """
 
     info: str
@@ -51,7 +51,7 @@ class Page:
         return list(self._read())
 
     def of_kind(self, info: str) -> list[Block]:
-        """The blocks of a kind that are to be executed, or compared."""
+        """Return the blocks of a kind that are executed or compared."""
         return [block for block in self.blocks if block.info == info and block.executed]
 
     def _read(self) -> Iterator[Block]:

@@ -1,4 +1,4 @@
-"""The examples in docstrings run."""
+"""The examples in docstrings are executed."""
 
 import doctest
 import importlib
@@ -29,7 +29,7 @@ def examples() -> list[doctest.DocTest]:
     found = []
     for package in PACKAGES:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.endswith("._warmup"):  # imported for an effect that only workers want
+            if not module.name.endswith("._warmup"):  # importing it has a side effect for workers only
                 found += [test for test in finder.find(importlib.import_module(module.name)) if test.examples]
     return found
 
@@ -45,6 +45,6 @@ def test_example_runs(
     assert not failed, capsys.readouterr().out
 
 
-def test_the_classes_users_meet_first_have_an_example() -> None:
+def test_classes_that_users_meet_first_have_an_example() -> None:
     names = {example.name.rpartition(".")[2] for example in examples()}
     assert {"DataParallelTrainer", "ScalingConfig", "Checkpoint", "TorchTrainer"} <= names

@@ -1,4 +1,4 @@
-"""Every code block of the documentation is executed, and prints what the page says."""
+"""Every code block of the documentation is executed, and its output is compared with the page."""
 
 import os
 import re
@@ -19,17 +19,17 @@ from tests.toml import tomllib
 _RAY = "import ray"
 _S3 = "s3://models/"
 _LIGHTNING = "import lightning"
-# Lightning warns of what it uses of torch, and of data loaders without workers.
+# Lightning warns about its own use of torch, and about data loaders without workers.
 _LIGHTNINGS_WARNINGS = "error,ignore::FutureWarning,ignore::UserWarning"
 _MLFLOW = "import mlflow"
-_MLFLOWS_WARNINGS = "error,ignore::DeprecationWarning"  # of what it uses of SQLAlchemy
-_LONGEST_LINE = 88  # what a page shows without scrolling
+_MLFLOWS_WARNINGS = "error,ignore::DeprecationWarning"  # about its use of SQLAlchemy
+_LONGEST_LINE = 88  # the width that a page shows without scrolling
 
 
 def run_script(
     script: Path, directory: Path, *, environment: Mapping[str, str] | None = None, limit_s: float = 300
 ) -> str:
-    """Runs a script as a reader would, in a directory of its own, and returns its standard output."""
+    """Run a script like a reader, in its own directory, and return its standard output."""
     finished = subprocess.run(
         [sys.executable, str(script)],
         cwd=directory,
@@ -53,7 +53,7 @@ def run_script(
 
 
 def _declare_tally(directory: Path) -> Iterator[str]:
-    """Installs the entry point of the documentation's example plugin, as its pyproject.toml declares it."""
+    """Install the entry point of the documentation's example plugin, as its pyproject.toml declares it."""
     project = tomllib.loads((CODE / "tally" / "pyproject.toml").read_text())["project"]
     site = directory / "site-packages"
     info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
@@ -67,7 +67,7 @@ def _declare_tally(directory: Path) -> Iterator[str]:
 
 
 def as_script(page: Page) -> str:
-    """The python blocks of a page as one script, each line where it is in the page."""
+    """Return the Python blocks of a page as one script, with the line numbers of the page."""
     lines = [""] * page.text.count("\n")
     for block in page.of_kind("python"):
         code = block.content.splitlines()
@@ -76,14 +76,14 @@ def as_script(page: Page) -> str:
 
 
 def find_output(expected: str, printed: str) -> bool:
-    """Whether lines were printed, one after another; ``...`` stands for anything within a line."""
+    """Return True if the lines were printed in this order; ``...`` stands for anything within a line."""
     pattern = "\n".join(".*".join(map(re.escape, line.split("..."))) for line in expected.rstrip("\n").split("\n"))
     return re.search(rf"^{pattern}$", printed, re.MULTILINE) is not None
 
 
 @pytest.fixture
 def warnings_of_others(page: Page) -> dict[str, str]:
-    """The variables with which what a page imports may warn."""
+    """Return the variables that permit warnings of the packages a page imports."""
     script = as_script(page)
     known = {_LIGHTNING: _LIGHTNINGS_WARNINGS, _MLFLOW: _MLFLOWS_WARNINGS}
     warnings = [filters for line, filters in known.items() if line in script]
@@ -92,7 +92,7 @@ def warnings_of_others(page: Page) -> dict[str, str]:
 
 @pytest.fixture
 def bucket(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The variables with which a page that keeps runs in a bucket finds it on this machine."""
+    """The variables that point a page's bucket to a server on this machine."""
     if _S3 not in as_script(page):
         yield {}
         return
@@ -106,21 +106,21 @@ def bucket(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
     "page",
     [pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page))) for page in PROGRAMS],
 )
-def test_blocks_of_a_page_run_and_print_what_it_says(
+def test_blocks_of_a_page_run_and_print_the_shown_output(
     page: Page, bucket: dict[str, str], warnings_of_others: dict[str, str], tmp_path: Path
 ) -> None:
-    script = tmp_path / f"page_{page.path.stem}.py"  # which hides no package of the page's name
+    script = tmp_path / f"page_{page.path.stem}.py"  # a name that hides no package of the page's name
     script.write_text(as_script(page))
 
     printed = run_script(script, tmp_path, environment={**bucket, **warnings_of_others})
 
     for block in page.of_kind("text output"):
         assert find_output(block.content, printed), (
-            f"{page}:{block.line} shows\n{block.content}\nbut printed was\n{printed}"
+            f"{page}:{block.line} shows\n{block.content}\nbut the script printed\n{printed}"
         )
 
 
-def test_every_block_is_of_a_kind_that_is_checked() -> None:
+def test_every_block_has_a_kind_that_is_checked() -> None:
     kinds = {"python", "shell", "text figure", "text output", "toml"}
     known_directives = re.compile(r"\{(toctree|eval-rst|literalinclude)\}")
     unknown = [
@@ -133,7 +133,7 @@ def test_every_block_is_of_a_kind_that_is_checked() -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether a file is in the repository, or in the core."""
+    """Return True if a file is in the repository, or in the core."""
     return (ROOT / name).exists() or (ROOT / "packages/core/src/drivetrain" / name).exists()
 
 
@@ -189,7 +189,7 @@ def shell_commands() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize(
     ("place", "words"), [pytest.param(*found, id=shlex.join(found[1])) for found in shell_commands()]
 )
-def test_command_exists_and_names_what_exists(place: str, words: list[str]) -> None:
+def test_command_and_its_arguments_exist(place: str, words: list[str]) -> None:
     program = Path(words[0]).name
     if words[0].startswith(".venv/bin/"):
         assert program in ("nox", "pip"), f"{place}: the page's own environment has no {program}"
@@ -207,7 +207,7 @@ def test_command_exists_and_names_what_exists(place: str, words: list[str]) -> N
             assert re.search(rf"^{extra[1]} = ", core, re.MULTILINE), f"{place}: there is no extra {extra[1]}"
 
 
-def test_readme_has_the_command_that_ci_runs() -> None:
+def test_readme_has_the_ci_command() -> None:
     *_, command = (ROOT / ".ci" / "run").read_text().splitlines()
     shown = [block.content.strip() for block in PAGES[0].of_kind("shell")]
     assert command in shown
@@ -226,7 +226,7 @@ def test_command_that_lists_plugins_shows_an_installed_one(tmp_path: Path) -> No
     assert re.search(r"^backend +tally +drivetrain-tally +0\.1\.0 +installed$", listed, re.MULTILINE)
 
 
-def test_links_between_files_lead_somewhere() -> None:
+def test_links_between_files_are_valid() -> None:
     broken = [
         f"{page}: {target}"
         for page in PAGES

@@ -1,4 +1,4 @@
-"""The ported script is the original with the difference that the page shows, and is as accurate."""
+"""The ported script differs from the original as the page shows, and is as accurate."""
 
 import difflib
 import sys
@@ -33,7 +33,7 @@ class Original:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
-    """What the script reaches before it is ported."""
+    """The accuracy and parameters of the script before it is ported."""
     directory = tmp_path_factory.mktemp("before")
     accuracy = last_accuracy(run_script(_BEFORE, directory))
     return Original(accuracy, torch.load(directory / "digits.pt"))
@@ -63,7 +63,7 @@ def test_one_worker_ends_with_the_parameters_of_the_original(original: Original,
     assert all(torch.equal(parameters[name], original.parameters[name]) for name in parameters)
 
 
-def test_difference_on_the_page_is_that_of_the_files() -> None:
+def test_difference_on_the_page_matches_the_files() -> None:
     lines = [script.read_text().splitlines(keepends=True) for script in (_BEFORE, _AFTER)]
     shown = (CODE / "digits.diff").read_text().splitlines(keepends=True)
 
@@ -71,4 +71,4 @@ def test_difference_on_the_page_is_that_of_the_files() -> None:
 
     if shown != difference:
         sys.stdout.writelines(difference)
-    assert shown == difference, "write what is printed above into docs/code/digits.diff"
+    assert shown == difference, "write the output above into docs/code/digits.diff"

@@ -60,5 +60,5 @@ def test_built_pages_load_nothing_from_elsewhere(built: Path) -> None:
     assert not [page.name for page in pages if loaded.search(page.read_text())]
 
 
-def test_built_pages_say_nothing_about_the_machine_they_were_built_on(built: Path) -> None:
+def test_built_pages_contain_nothing_about_the_build_machine(built: Path) -> None:
     assert not [page.name for page in built.rglob("*.html") if str(DOCS.parent) in page.read_text()]

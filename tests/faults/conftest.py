@@ -1,4 +1,4 @@
-"""Shows the table of outcomes at the end, and writes it to ``$DRIVETRAIN_FAULT_TABLE``."""
+"""Prints the table of outcomes at the end, and writes it to ``$DRIVETRAIN_FAULT_TABLE``."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if name == PROPERTY
     ]
     if rows:
-        terminalreporter.section("faults: outcome, and seconds until the fault was noticed")
+        terminalreporter.section("faults: outcome, and seconds until the fault was detected")
         terminalreporter.write_line(formatted(rows))
         if file := os.environ.get("DRIVETRAIN_FAULT_TABLE"):
             Path(file).write_text(formatted(rows) + "\n")

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster that loses and gains nodes; test_nodes.py starts this as a driver of its own."""
+"""Runs on a Ray cluster that loses and gains nodes; test_nodes.py starts this script as a separate driver."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.support import Pipe, is_running, wait_until_gone
 
 
 class Watch(Callback):
-    """Where the victim works, and what became of it."""
+    """Records the node of the victim, and the outcome."""
 
     def __init__(self) -> None:
         self.groups: list[Any] = []
@@ -38,7 +38,7 @@ class Watch(Callback):
 
 
 def strike(cluster: Any, watch: Watch, plan: Plan, gate: Pipe) -> None:
-    """Takes the victim's node away, or adds another."""
+    """Remove the victim's node, or add a node."""
     plan.note()
     if plan.fault == "node added":
         cluster.add_node(num_cpus=1)
@@ -49,7 +49,7 @@ def strike(cluster: Any, watch: Watch, plan: Plan, gate: Pipe) -> None:
     cluster.remove_node(node, allow_graceful=False)
 
 
-def signal_when_told(pipe: Pipe) -> None:
+def signal_on_message(pipe: Pipe) -> None:
     pipe.receive()
     os.kill(os.getpid(), signal.SIGUSR1)
 
@@ -64,9 +64,9 @@ def fit(cluster: Any, fault: str, moment: Moment, directory: Path) -> dict[str, 
                 Pipe(Path(plan.gate(attempt, rank)))
         gate = Pipe(Path(plan.gate(9, VICTIM)))
         watch = Watch()
-        # Ray starts nodes on the main thread only, which is in fit().
+        # Ray starts nodes only on the main thread, which is in fit().
         signal.signal(signal.SIGUSR1, lambda *_: strike(cluster, watch, plan, gate))
-        thread = threading.Thread(target=signal_when_told, args=(pipe,), daemon=True)
+        thread = threading.Thread(target=signal_on_message, args=(pipe,), daemon=True)
         thread.start()
         result = DataParallelTrainer(
             train,

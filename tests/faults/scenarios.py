@@ -1,4 +1,4 @@
-"""What the ranks of a run with a fault do, and the faults themselves. Imported by workers, so pytest is not."""
+"""The train function of a run with a fault, and the faults. Workers import it, so it must not import pytest."""
 
 import contextlib
 import ctypes
@@ -45,20 +45,20 @@ class Moment(enum.Enum):
 
     @property
     def committed(self) -> int:
-        """How many checkpoints are committed by then."""
+        """The number of checkpoints committed at this moment."""
         return 0 if self is Moment.FIRST else STRUCK_STEP
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to go wrong, and where its files are.
+    """The fault to inject, and the paths of its files.
 
     Attributes:
         fault: the name of a function below; empty for nothing.
-        moment: when.
-        directory: with a named pipe for each attempt and direction, and the file that says when the fault struck.
-        pipe: where a fault that strikes from outside is asked for, and where it is waited for.
-        late_s: by how many seconds the other rank enters the train function later than the victim.
+        moment: the moment at which it strikes.
+        directory: has a named pipe for each attempt and direction, and the file with the time of the fault.
+        pipe: a named pipe to request a fault from outside, and to wait for it.
+        late_s: delay in seconds with which the other rank enters the train function after the victim.
     """
 
     fault: str
@@ -68,28 +68,28 @@ class Plan:
     late_s: float = 0.0
 
     def gate(self, attempt: int, rank: int) -> str:
-        """Where that rank waits for the other one."""
+        """The pipe at which that rank waits for the other one."""
         return f"{self.directory}/gate_{attempt}_{rank}"
 
     @property
     def commits(self) -> str:
-        """Where the driver says that it has committed a checkpoint."""
+        """The pipe on which the driver announces that it has committed a checkpoint."""
         return f"{self.directory}/commits"
 
     def note(self) -> None:
-        """Notes that the fault strikes now; the clock is one for all processes of a machine."""
+        """Record that the fault strikes now; all processes of a machine share this clock."""
         Path(self.directory, "struck").write_text(repr(time.monotonic()))
 
     def struck_at(self) -> float:
         return float(Path(self.directory, "struck").read_text())
 
     def is_current(self, attempt: int, rank: int) -> bool:
-        """Whether that attempt and rank are the struck ones."""
+        """Return True for the attempt and rank that the fault strikes."""
         return (attempt, rank) == (self.moment.attempt, VICTIM)
 
 
 def train(config: Mapping[str, Any]) -> int:
-    """Counts steps in checkpoints; returns the one that this attempt has continued from.
+    """Count steps in checkpoints; return the step that this attempt has resumed from.
 
     The ranks report in turn, the victim first, and wait for each other as in a collective. Therefore both have made all
     reports before the struck step when the fault strikes.
@@ -105,7 +105,7 @@ def train(config: Mapping[str, Any]) -> int:
         if rank != VICTIM:
             wait_for_release(plan.gate(attempt, rank))
         if rank == VICTIM and attempt == 0 and plan.moment is Moment.RESTART and step == STRUCK_STEP:
-            raise RuntimeError("the failure that the restart is for")
+            raise RuntimeError("the failure that causes the restart")
         struck = plan.fault and plan.is_current(attempt, rank) and step == plan.moment.committed
         if struck and plan.moment is Moment.UPLOAD:
             with upload_in_flight(step) as let_go:
@@ -131,7 +131,7 @@ def report_step(step: int, **options: Any) -> None:
 
 @contextlib.contextmanager
 def upload_in_flight(step: int) -> Iterator[Callable[[], None]]:
-    """Reports a step, and holds its upload in the background at its first file until it is let go.
+    """Report a step, and hold its background upload at its first file until it is released.
 
     The run directory has to be on another device than the temporary directory.
     """
@@ -152,7 +152,7 @@ def upload_in_flight(step: int) -> Iterator[Callable[[], None]]:
 
     def let_go() -> None:
         os.environ.pop(ADDRESS, None)
-        held[0].close()  # which the upload takes for an answer
+        held[0].close()  # the upload treats this as a response
 
     with socket.socket(socket.AF_UNIX) as harness:
         harness.bind(address)
@@ -167,14 +167,14 @@ def upload_in_flight(step: int) -> Iterator[Callable[[], None]]:
 
 
 class TwoWordsError(Exception):
-    """Pickles by default into a call that it does not take."""
+    """An exception whose default pickle does not match its constructor."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
 
 
 class SocketError(Exception):
-    """Cannot be pickled at all."""
+    """An exception that cannot be pickled at all."""
 
     def __init__(self) -> None:
         super().__init__("holds a socket")
@@ -200,7 +200,7 @@ def crash(plan: Plan, let_go: LetGo) -> None:
     ctypes.string_at(0)
 
 
-def leave_well(plan: Plan, let_go: LetGo) -> None:
+def return_successfully(plan: Plan, let_go: LetGo) -> None:
     plan.note()
     let_go()
     for _ in range(plan.moment.committed, STEPS):  # the other rank makes its remaining steps alone
@@ -208,7 +208,7 @@ def leave_well(plan: Plan, let_go: LetGo) -> None:
     sys.exit(0)
 
 
-def leave_at_once(plan: Plan, let_go: LetGo) -> None:
+def exit_at_once(plan: Plan, let_go: LetGo) -> None:
     plan.note()
     os._exit(3)
 
@@ -240,12 +240,12 @@ def fill_disk(plan: Plan, let_go: LetGo) -> None:
     plan.note()
     let_go()
     if plan.moment is Moment.UPLOAD:
-        sys.exit(0)  # its end waits for the upload
+        sys.exit(0)  # the exit waits for the upload
 
 
 def be_slow(plan: Plan, let_go: LetGo) -> None:
     plan.note()
-    time.sleep(SLOW_S)  # the pace itself is the matter
+    time.sleep(SLOW_S)  # the pace itself is tested
     let_go()
 
 
@@ -257,7 +257,7 @@ def set_clock_back(plan: Plan, let_go: LetGo) -> None:
 
 
 def wait_for_commits(plan: Plan) -> None:
-    """Waits until the driver has committed what it should have by now."""
+    """Wait until the driver has committed every checkpoint expected at this moment."""
     for _ in range(plan.moment.committed):
         wait_for_release(plan.commits)
 
@@ -268,28 +268,28 @@ def wait_for_the_end_of_the_driver(plan: Plan, let_go: LetGo) -> None:
 
 
 def wait_for_fault(plan: Plan, let_go: LetGo) -> None:
-    """The fault comes from elsewhere."""
+    """Wait for a fault from outside."""
     tell(plan.pipe, "here")
     threading.Event().wait(60)
 
 
 def wait_for_event(plan: Plan, let_go: LetGo) -> None:
-    """The event comes from elsewhere, and the training goes on."""
+    """Wait for an event from outside, after which the training continues."""
     tell(plan.pipe, "here")
     wait_for_release(plan.gate(9, VICTIM))
     let_go()
 
 
 def nothing(plan: Plan, let_go: LetGo) -> None:
-    """The fault strikes before the train function."""
+    """Do nothing: the fault strikes before the train function."""
 
 
 FAULTS: dict[str, Callable[[Plan, LetGo], None]] = {
     "SIGKILL": kill,
     "SIGSTOP": stop,
     "SIGSEGV": crash,
-    "sys.exit(0)": leave_well,
-    "os._exit(3)": leave_at_once,
+    "sys.exit(0)": return_successfully,
+    "os._exit(3)": exit_at_once,
     "exception whose __init__ requires arguments": raise_two_words,
     "unpicklable exception": raise_unpicklable,
     "memory limit": use_up_memory,
@@ -308,7 +308,7 @@ FAULTS: dict[str, Callable[[Plan, LetGo], None]] = {
 
 
 class ImportTrap:
-    """Part of a train function's config; cannot be loaded by the victim in the struck attempt."""
+    """Part of a train function's config; the victim cannot load it in the struck attempt."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -318,15 +318,15 @@ class ImportTrap:
 
 
 def _load_or_fail(plan: Plan) -> ImportTrap:
-    attempt = Path(plan.directory, "attempt")  # which the driver has written
+    attempt = Path(plan.directory, "attempt")  # written by the driver
     if plan.is_current(int(attempt.read_text()), int(os.environ["RANK"])):
         plan.note()
         raise ImportError("no module named flash_attention")
     return ImportTrap(plan)
 
 
-class FailsToSetUp(Backend):
-    """Fails on the victim, as a framework does whose port is taken."""
+class FailsInSetup(Backend):
+    """Fails on the victim, like a framework whose port is in use."""
 
     name = "the framework"
 
@@ -342,7 +342,7 @@ class FailsToSetUp(Backend):
 
 
 class BreaksController(NoBackend):
-    """Raises on the controller's thread where the attempt starts."""
+    """Raises on the controller's thread at the start of the attempt."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

@@ -1,4 +1,4 @@
-"""One driver that has run after run with random faults, and counts what it holds; test_soak.py starts it."""
+"""One driver that performs many runs with random faults, and measures its resources; test_soak.py starts it."""
 
 import contextlib
 import gc
@@ -33,7 +33,7 @@ FAULTS = [
 
 
 def run(runtime: str, chosen: random.Random, number: int, directory: Path, memory: Path) -> str:
-    """One run with a fault, which it survives or not; what was chosen."""
+    """Perform one run with a fault, which it may or may not survive, and return a description."""
     fault = FAULTS[number % len(FAULTS)] if number < len(FAULTS) else chosen.choice(FAULTS)
     moments = [Moment.FIRST, Moment.RESTART] if fault == "backend set-up" else list(Moment)
     moment, retries = chosen.choice(moments), chosen.randint(0, 2)
@@ -66,7 +66,7 @@ def run(runtime: str, chosen: random.Random, number: int, directory: Path, memor
 
 
 def measure() -> dict[str, int]:
-    """What this process holds."""
+    """Return the resources held by this process."""
     gc.collect()
     process = psutil.Process()
     return {
@@ -85,7 +85,7 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
     if given["runtime"] == "ray":
         import ray
 
-        # Its own processes and threads are all there from the first run on.
+        # Its permanent processes and threads exist from the first run on.
         ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
     for number in range(warm_up + given["runs"]):
         what = run(given["runtime"], chosen, number, Path(given["directory"]), Path(given["memory"]))
@@ -94,7 +94,7 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
     named = sorted(thread.name for thread in threading.enumerate())
     open_files = []
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists them
             open_files.append(os.readlink(descriptor))
     return {"samples": samples, "threads": named, "open_files": sorted(open_files)}
 

@@ -1,6 +1,6 @@
 """The outcome of each fault, as a table.
 
-A test records its row as a property of its report, so that it reaches the summary from a parallel pytest worker too.
+A test records its row as a property of its report, so that the row reaches the summary from a parallel worker too.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ PROPERTY = "fault"
 
 
 class Row(NamedTuple):
-    """One run with a fault in it."""
+    """One run with a fault."""
 
     fault: str
     moment: str
@@ -22,7 +22,7 @@ class Row(NamedTuple):
 
 
 def formatted(rows: Iterable[Row]) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     lines = ["| " + " | ".join(Row._fields) + " |", "|---" * len(Row._fields) + "|"]
     for row in sorted(rows):
         noticed = "" if row.noticed_s is None else f"{row.noticed_s:.2f}"

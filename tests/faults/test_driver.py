@@ -1,4 +1,4 @@
-"""The driver is killed at every moment of a run; the next one continues it."""
+"""The driver is killed at every moment of a run; the next driver continues the run."""
 
 import tempfile
 import time
@@ -50,7 +50,7 @@ drivetrain.DataParallelTrainer(
 
 @pytest.fixture
 def runs(tmp_path: Path, moment: Moment) -> Iterator[Path]:
-    """Where the run is; on another device than TMPDIR for an upload that copies."""
+    """The directory of the run; on a different device than TMPDIR for an upload that copies."""
     if moment is Moment.UPLOAD:
         if not MEMORY.is_dir():
             pytest.skip("an upload that is held requires a second filesystem")
@@ -72,7 +72,7 @@ def test_killed_driver_leaves_nothing_running_and_the_next_continues_from_the_co
     record_property: Callable[[str, object], None],
 ) -> None:
     if runtime.name == "ray" and moment in (Moment.FIRST, Moment.RESTART):
-        pytest.skip("takes seconds to connect, and for Ray a driver's end is the same at any moment")
+        pytest.skip("takes seconds to connect, and Ray handles the exit of a driver the same way at any moment")
     plan = Plan(fault="", moment=moment, directory=str(tmp_path))
     gates = [Pipe(Path(plan.gate(attempt, rank))) for attempt in range(2) for rank in range(2)]
     gates.append(Pipe(Path(plan.commits)))
@@ -84,7 +84,7 @@ def test_killed_driver_leaves_nothing_running_and_the_next_continues_from_the_co
     driver.kill()
     driver.wait_until_nothing_is_left(deadline_s=GONE_S)
     wait_until_gone(map(int, (tmp_path / "pids").read_text().split()), deadline_s=GONE_S)
-    gone_s = time.monotonic() - struck
+    terminated_s = time.monotonic() - struck
     for gate in gates:
         gate.drain()
     runtime.storage_path = runs
@@ -92,17 +92,17 @@ def test_killed_driver_leaves_nothing_running_and_the_next_continues_from_the_co
     for gate in gates:
         gate.close()
 
-    row = Row("driver killed", moment.value, runtime.name, "resumed by the next driver", "", gone_s, "")
+    row = Row("driver killed", moment.value, runtime.name, "resumed by the next driver", "", terminated_s, "")
     record_property(PROPERTY, [*row])
     assert result.return_value == moment.committed
     assert [entry["step"] for _, entry in result.best_checkpoints] == list(range(STEPS))
     assert not sorted(temporary_files.glob("drivetrain-*/*/*"))
     assert not Path(result.path, ".lock").exists()
     if runtime.name == "ray":
-        wait_until_reservations_are_gone()
+        wait_until_reservations_are_released()
 
 
-def wait_until_reservations_are_gone() -> None:
+def wait_until_reservations_are_released() -> None:
     from ray.util import placement_group_table
 
     deadline = time.monotonic() + DEADLINE_S

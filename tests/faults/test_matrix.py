@@ -1,6 +1,6 @@
-"""Every fault at every moment of a run: the outcome, its class, its words, how soon it is noticed, and what is left.
+"""Every fault at every moment of a run: its outcome, failure kind, message, detection time, and leftovers.
 
-``DRIVETRAIN_FAULTS=all`` also runs the cells that by default are left to their neighbours, see ``is_left_to_another``.
+``DRIVETRAIN_FAULTS=all`` also runs the cells that by default are left to similar ones, see ``is_covered_by_another``.
 """
 
 import errno
@@ -66,15 +66,15 @@ class Fault:
     """A row of the matrix.
 
     Attributes:
-        name: what it is; a key of ``FAULTS``.
-        kind: its class; None if nothing fails.
+        name: its name; a key of ``FAULTS``.
+        kind: its failure kind; None if nothing fails.
         cause: the type of the root cause.
-        says: what the first line says beside the rank, by runtime or for both.
+        says: the first line of the message without the rank, by runtime or for both.
         rank: whether the first line and the error name the victim.
-        retried: whether another attempt is made if the budget allows.
-        noticed_s: in how many seconds it is noticed.
-        left_out: the moments at which it cannot strike, and why.
-        options: of the run.
+        retried: whether it is retried if the budget allows.
+        noticed_s: the maximum number of seconds until it is detected.
+        left_out: the moments at which it cannot strike, with the reasons.
+        options: further options of the run.
     """
 
     name: str
@@ -166,35 +166,35 @@ MATRIX = [
     Fault(name="slow rank", kind=None, options={"hang_timeout_s": 5.0}),
     Fault(name="clock skew", kind=None),
 ]
-"""Driver and nodes, which take processes of their own, have tests of their own below."""
+"""Driver and nodes run in separate processes, and have separate tests below."""
 
 ELSEWHERE = {"driver killed", "node killed", "node added"}
-"""Faults in other tests of this folder."""
+"""Faults that other tests of this folder cover."""
 
 
-def is_left_to_another(fault: Fault, moment: Moment, runtime: str, outcome: str) -> bool:
-    """Whether by default a cell is left to one beside it.
+def is_covered_by_another(fault: Fault, moment: Moment, runtime: str, outcome: str) -> bool:
+    """Return True if by default a similar cell covers this one.
 
-    Whether a retry is left is the same question at every moment. What a rank raises goes the same way on both runtimes,
-    through ``runtime/worker.py``, so on Ray one moment is tried; all are for what Ray notices in its own way. A slow
-    rank is slow at any moment.
+    A remaining retry makes no difference between moments. Exceptions of a rank take the same path on both runtimes,
+    so only one moment is tested on Ray; faults that Ray detects in its own way are tested at all moments. A slow rank
+    is slow at any moment.
     """
-    beside = runtime == "ray" and fault.name not in ("SIGKILL", "SIGSTOP")
+    ray_repeats_local = runtime == "ray" and fault.name not in ("SIGKILL", "SIGSTOP")
     if outcome == "fails" and fault.retried:
-        return moment is not MIDST or beside
+        return moment is not MIDST or ray_repeats_local
     if fault.name == "slow rank":
         return moment is not MIDST
-    return beside and moment is not (RESTART if MIDST in fault.left_out else MIDST)
+    return ray_repeats_local and moment is not (RESTART if MIDST in fault.left_out else MIDST)
 
 
 def cells() -> list[Any]:
-    """One parameter for every run: a cell may have two, one with a retry left and one without."""
+    """Return one parameter per run: a cell may have two, one with a retry left and one without."""
     found = []
     for fault, runtime in itertools.product(MATRIX, ("local", "ray")):
         outcomes = ["recovers"] if fault.retried else []
         outcomes += ["fails"] if fault.kind is not None else []
         for moment, outcome in itertools.product(fault.moments, outcomes):
-            if ALL or not is_left_to_another(fault, moment, runtime, outcome):
+            if ALL or not is_covered_by_another(fault, moment, runtime, outcome):
                 name = f"{fault.name}-{moment.value}-{runtime}-{outcome}"
                 marks = [pytest.mark.ray] if runtime == "ray" else []
                 found.append(pytest.param(runtime, fault, moment, outcome, id=name, marks=marks))
@@ -202,7 +202,7 @@ def cells() -> list[Any]:
 
 
 class Watch(Collector):
-    """Keeps who worked for the run, and when an attempt was found to be over."""
+    """Records the processes of the run, and the time at which an attempt ended."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class Watch(Collector):
         self.stopped.append(time.monotonic())
 
     def is_time_to_strike(self) -> bool:
-        """Whether the controller has just come to the moment for the first time; for faults on its own side."""
+        """Return True if the controller has just reached the moment for the first time; for controller faults."""
         reached = {
             MIDST: len(self.checkpoints) == STRUCK_STEP,
             UPLOAD: len(self.checkpoints) == STRUCK_STEP < len(self.metrics_of(VICTIM)),
@@ -241,7 +241,7 @@ class Watch(Collector):
 
 
 class Raises(Watch):
-    """Raises in the hook that the moment asks for."""
+    """Raises in the hook that belongs to the moment."""
 
     def __init__(self, plan: Plan, pipe: Pipe) -> None:
         super().__init__(plan)
@@ -278,7 +278,7 @@ class Raises(Watch):
 
 @pytest.fixture
 def storage_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Where the run is; on another device than TMPDIR for an upload that copies, and small to be filled."""
+    """The directory of the run: on a different device than TMPDIR if uploads must copy, and small if it must fill."""
     fault: Fault = request.getfixturevalue("fault")
     moment: Moment = request.getfixturevalue("moment")
     if fault.name == "disk full":
@@ -323,7 +323,7 @@ def options_of(fault: Fault, plan: Plan) -> dict[str, Any]:
 
 
 def break_attempt(patch: pytest.MonkeyPatch, watch: Watch, pipe: Pipe) -> None:
-    """Has the controller raise while it handles an event."""
+    """Make the controller raise while it handles an event."""
     handle = Attempt.handle
 
     def handle_and_break(attempt: Attempt, event: Any) -> bool:
@@ -358,7 +358,7 @@ def test_fault(
     watch = Raises(plan, pipe) if fault.name in ("callback", "disk full for the driver") else Watch(plan)
     if fault.name == "controller" and moment in (MIDST, UPLOAD):
         break_attempt(monkeypatch, watch, pipe)
-    failures_before = int(moment is RESTART)  # the one that the restart is for
+    failures_before = int(moment is RESTART)  # the failure that causes the restart
     budget = failures_before + (outcome == "recovers" or not fault.retried)
     result = runtime.trainer(
         train,
@@ -394,8 +394,8 @@ def test_fault(
         assert noticed_s is not None
         assert 0 <= noticed_s < fault.noticed_s
     if runtime.name == "ray" and fault.name == "SIGSTOP":
-        wait_until_gone(watch.pids, deadline_s=10.0)  # Ray takes seconds to end a stopped process
-        sweep("uploads")  # so what it held is left to the next run on its node
+        wait_until_gone(watch.pids, deadline_s=10.0)  # Ray takes seconds to terminate a stopped process
+        sweep("uploads")  # so its uploads are left for the next run on its node
     check_nothing_is_left(runtime.name, watch, Path(result.path), temporary_files, before)
 
 
@@ -411,7 +411,7 @@ def test_restart_continues_from_the_last_step_of_both_ranks_if_one_of_them_start
 
 
 def check_success(result: Result, moment: Moment, *, without_failure: bool = False) -> None:
-    """The run has made all its steps, from the committed checkpoint where it had to start again."""
+    """Check that the run made all its steps, from the committed checkpoint if it restarted."""
     assert result.error is None
     resumed_at = moment.committed if moment is RESTART or not without_failure else 0
     assert result.return_value == resumed_at
@@ -423,7 +423,7 @@ def check_success(result: Result, moment: Moment, *, without_failure: bool = Fal
 
 
 def processes(runtime: str) -> set[int]:
-    """What runs below this process; Ray's own come and go."""
+    """Return the descendants of this process, except Ray's own, which come and go."""
     if runtime == "ray":
         return set()
     return {process.pid for process in psutil.Process().children(recursive=True)}
@@ -432,7 +432,7 @@ def processes(runtime: str) -> set[int]:
 def check_nothing_is_left(
     runtime: str, watch: Watch, run: Path, temporary_files: Path, before: set[int] | None = None
 ) -> None:
-    """No process, no reservation, no temporary file, no lock."""
+    """Check that no process, reservation, temporary file or lock is left."""
     wait_until_gone(watch.pids, deadline_s=2.0 if runtime == "local" else 10.0)
     if runtime == "ray":
         from ray.util import placement_group_table

@@ -1,4 +1,4 @@
-"""Ray nodes that go and come while a run goes on; at every moment with ``DRIVETRAIN_FAULTS=all``."""
+"""Ray nodes that leave and join during a run; at every moment with ``DRIVETRAIN_FAULTS=all``."""
 
 import itertools
 import json
@@ -25,10 +25,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
-    """What a driver has seen that had one run after the other on a cluster of three nodes."""
+    """The results of a driver that performed its runs one after another on a cluster of three nodes."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "TMPDIR")}
     paths = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
-    turns = itertools.zip_longest(KILLED, ADDED)  # so that there are always nodes enough
+    turns = itertools.zip_longest(KILLED, ADDED)  # so that there are always enough nodes
     cells = [
         (fault, moment.value)
         for turn in turns
@@ -50,7 +50,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict
 
 
 @pytest.mark.parametrize("moment", KILLED, ids=lambda moment: moment.value)
-def test_run_goes_on_elsewhere_when_a_node_is_lost(
+def test_run_continues_elsewhere_when_a_node_is_lost(
     seen: dict[tuple[str, str], Any], moment: Moment, record_property: Callable[[str, object], None]
 ) -> None:
     row = seen["node killed", moment.value]
@@ -68,7 +68,7 @@ def test_run_goes_on_elsewhere_when_a_node_is_lost(
 
 
 @pytest.mark.parametrize("moment", ADDED, ids=lambda moment: moment.value)
-def test_node_that_is_added_changes_nothing(
+def test_added_node_does_not_disturb_the_run(
     seen: dict[tuple[str, str], Any], moment: Moment, record_property: Callable[[str, object], None]
 ) -> None:
     row = seen["node added", moment.value]

@@ -1,7 +1,7 @@
-"""Run after run with faults in one driver, which holds no more at the end than it did after the first few.
+"""Many runs with faults in one driver, which must not hold more resources at the end than after the first few runs.
 
-``DRIVETRAIN_SOAK=200`` makes it so many runs on this machine, ``DRIVETRAIN_SOAK_RAY=40`` on Ray, and
-``DRIVETRAIN_SOAK_SEED`` others.
+``DRIVETRAIN_SOAK=200`` sets the number of runs on this machine, ``DRIVETRAIN_SOAK_RAY=40`` the number on Ray, and
+``DRIVETRAIN_SOAK_SEED`` selects other random faults.
 """
 
 import json
@@ -33,7 +33,7 @@ print(json.dumps(main(json.loads(sys.argv[1]))))
 @pytest.mark.timeout(90 + 20 * max(RUNS.values()))
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="an upload that is held requires a second filesystem")
 @pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_driver_holds_no_more_after_many_runs_with_faults(runtime: str, tmp_path: Path) -> None:
+def test_driver_does_not_leak_resources_over_many_runs_with_faults(runtime: str, tmp_path: Path) -> None:
     runs = RUNS[runtime]
     (tmp_path / "tmp").mkdir()
     with tempfile.TemporaryDirectory(dir=MEMORY) as memory:

@@ -1,4 +1,4 @@
-"""One run with something of everything, made once, and a copy of it for tests that change it."""
+"""A shared run that contains an example of everything, and a copy of it for tests that modify it."""
 
 import math
 import os
@@ -29,9 +29,9 @@ GATE = "DRIVETRAIN_TEST_GATE"  # the path of the gate; not in the configuration,
 
 
 def train_with_accidents(config: dict[str, int]) -> None:
-    """Loses a process at step 25, raises at step 45, and reports a loss that is not finite at step 33.
+    """Lose a process at step 25, raise at step 45, and report a loss that is not finite at step 33.
 
-    An accident waits until the other rank has made the same step, so that all checkpoints before it are committed.
+    An accident waits until the other rank has made the same step, so that all earlier checkpoints are committed.
     """
     context = drivetrain.get_context()
     step, rank = 0, context.get_world_rank()
@@ -61,7 +61,7 @@ def train_with_accidents(config: dict[str, int]) -> None:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with two runs: ``story`` has had two failures, and ``plain`` none. Not to be changed."""
+    """A directory with two runs: ``story`` with two failures, and ``plain`` with none. Tests must not modify it."""
     place = tmp_path_factory.mktemp("runs")
     gate = tmp_path_factory.mktemp("gate") / "gate"
     common = {"storage_path": str(place), "verbose": 0}
@@ -84,19 +84,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def story(runs: Path) -> Result:
-    """The run with the failures. Not to be changed."""
+    """The run with the failures. Tests must not modify it."""
     return Result.from_path(runs / "story")
 
 
 @pytest.fixture
 def own_runs(runs: Path, tmp_path: Path) -> Path:
-    """A copy of both runs, which a test may change."""
+    """A copy of both runs, which a test may modify."""
     shutil.copytree(runs, tmp_path / "own_runs")
     return tmp_path / "own_runs"
 
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A real browser; tests that want it are skipped where there is none."""
+    """A real browser; tests that use it are skipped if there is none."""
     with browsing(tmp_path_factory.mktemp("profile")) as started:
         yield started

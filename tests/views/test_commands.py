@@ -1,4 +1,4 @@
-"""The command line, as people and programs use it."""
+"""The command line, as used by people and programs."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_every_command_has_help_with_examples_and_json(words: list[str], capsys:
     assert "--json" in shown
 
 
-def test_command_without_its_object_says_what_there_is(command: Command) -> None:
+def test_command_without_its_object_lists_the_choices(command: Command) -> None:
     assert command()[0] == command("runs")[0] == USAGE
     assert "compare" in command("runs")[1]
 
@@ -100,7 +100,7 @@ def test_run_is_found_by_its_name(command: Command, runs: Path, monkeypatch: pyt
     assert command("runs", "show", "story")[0] == OK
 
 
-def test_what_is_not_there_has_a_status_and_an_error_of_its_own(command: Command, runs: Path, tmp_path: Path) -> None:
+def test_missing_object_has_its_own_status_and_error(command: Command, runs: Path, tmp_path: Path) -> None:
     story = runs / "story"
     for words in (
         ["runs", "show", tmp_path / "nothing"],
@@ -120,7 +120,7 @@ def test_what_is_not_there_has_a_status_and_an_error_of_its_own(command: Command
     assert json.loads(error)["type"] == "MissingError"
 
 
-def test_plot_shows_every_extreme_in_letters_or_dots(command: Command, runs: Path) -> None:
+def test_plot_shows_every_extreme_in_ascii_or_braille(command: Command, runs: Path) -> None:
     text = command("runs", "plot", runs / "story", "--metric", "loss", "--height", 8)[1]
     title, *lines = text.splitlines()
     assert title == "loss"
@@ -139,14 +139,14 @@ def test_plot_is_written_to_a_file(command: Command, runs: Path, tmp_path: Path,
     assert command("runs", "plot", runs / "story", "-o", tmp_path / "loss.txt")[0] == USAGE
 
 
-def test_runs_are_compared_by_what_differs(command: Command, runs: Path) -> None:
+def test_comparison_of_runs_shows_only_differences(command: Command, runs: Path) -> None:
     status, text, _ = command("runs", "compare", runs / "plain", runs / "story", "--metric", "loss")
     assert status == OK
     rows = {line.split("  ")[0]: line.split()[-2:] for line in text.splitlines() if "  " in line}
     assert rows["attempts"] == ["1", "3"]
     assert rows["step, greatest"] == ["5", "60"]
     assert "{'steps': 5}" in text
-    assert "scaling_config" not in text, "it is the same"
+    assert "scaling_config" not in text, "an identical setting is shown"
     assert command("runs", "compare", runs / "plain")[0] == USAGE
 
 
@@ -180,7 +180,7 @@ def test_tail_follows_a_run_to_its_end(runs: Path, tmp_path: Path) -> None:
         )
         assert tail.stdout is not None
         steps = []
-        for line in tail.stdout:  # each is seen before the next one is made
+        for line in tail.stdout:  # each report is shown before the next one is made
             steps.append(json.loads(line)["step"])
             pipe.release()
         assert steps == [1, 2, 3]
@@ -204,7 +204,7 @@ def test_checkpoints_are_listed_verified_and_exported(command: Command, own_runs
     assert (tmp_path / "a" / "step").read_text() == "40"
     command("checkpoints", "export", story, "latest", tmp_path / "b", "--include", "step")
     assert os.listdir(tmp_path / "b") == ["step"]
-    assert command("checkpoints", "export", story, "latest", tmp_path / "b")[0] == USAGE, "it is not empty"
+    assert command("checkpoints", "export", story, "latest", tmp_path / "b")[0] == USAGE, "the directory is not empty"
 
     Path(found[0]["path"], "weights").write_bytes(b"less")
     status, text, _ = command("checkpoints", "verify", story)
@@ -213,14 +213,14 @@ def test_checkpoints_are_listed_verified_and_exported(command: Command, own_runs
 
 
 def leave_uncommitted(run: Path) -> Path:
-    """What a driver leaves that is killed before a commit."""
+    """Create the files of a checkpoint whose driver was killed before the commit."""
     left = run / "checkpoint_000998"
     left.mkdir()
     (left / "weights").write_bytes(b"w" * 5000)
     return left
 
 
-def test_gc_deletes_only_after_a_yes_and_keeps_what_is_committed(command: Command, own_runs: Path) -> None:
+def test_gc_deletes_only_after_confirmation_and_keeps_committed_checkpoints(command: Command, own_runs: Path) -> None:
     left = leave_uncommitted(own_runs / "story")
     before = snapshot(own_runs)
 
@@ -228,7 +228,7 @@ def test_gc_deletes_only_after_a_yes_and_keeps_what_is_committed(command: Comman
     assert status == USAGE
     assert "--yes" in error
     assert command("runs", "gc", own_runs, "--dry-run")[0] == OK
-    assert snapshot(own_runs) == before, "nothing was touched so far"
+    assert snapshot(own_runs) == before, "files were changed without confirmation"
     assert left.name in text
     assert "4.9 KiB" in text
 
@@ -239,9 +239,7 @@ def test_gc_deletes_only_after_a_yes_and_keeps_what_is_committed(command: Comman
     assert "nothing to delete" in command("runs", "gc", own_runs, "--yes")[1]
 
 
-def test_gc_keeps_the_newest_those_that_are_pinned_and_the_last_that_can_be_used(
-    command: Command, own_runs: Path
-) -> None:
+def test_gc_keeps_the_newest_the_pinned_and_the_last_usable_checkpoint(command: Command, own_runs: Path) -> None:
     story = own_runs / "story"
     first, second, third = [Checkpoint(one.path) for one, _ in Result.from_path(story).best_checkpoints]
     first.pin()
@@ -250,7 +248,7 @@ def test_gc_keeps_the_newest_those_that_are_pinned_and_the_last_that_can_be_used
     command("runs", "gc", story, "--keep-last", 1, "--yes")
 
     kept = [one for one, _ in Result.from_path(story).best_checkpoints]
-    assert kept == [first, second, third], "the newest is damaged, so the second is what a run would go on from"
+    assert kept == [first, second, third], "the newest is damaged, so a run would resume from the second"
     Path(third.path, "weights").write_bytes(b"w" * 60_000)
     first.unpin()
     command("runs", "gc", story, "--keep-last", 1, "--yes")
@@ -259,7 +257,7 @@ def test_gc_keeps_the_newest_those_that_are_pinned_and_the_last_that_can_be_used
     assert command("runs", "gc", story, "--keep-last", 0, "--yes")[0] == USAGE
 
 
-def test_gc_leaves_a_run_alone_that_is_worked_on(command: Command, tmp_path: Path) -> None:
+def test_gc_does_not_touch_a_run_in_use(command: Command, tmp_path: Path) -> None:
     with listening(tmp_path / "words") as words, listening(tmp_path / "pipe") as pipe:
 
         def train(config: dict[str, str]) -> None:
@@ -286,13 +284,13 @@ def test_gc_leaves_a_run_alone_that_is_worked_on(command: Command, tmp_path: Pat
     assert not left.exists()
 
 
-def test_page_is_written_where_it_is_asked_for(command: Command, runs: Path, tmp_path: Path) -> None:
+def test_page_is_written_to_the_given_path(command: Command, runs: Path, tmp_path: Path) -> None:
     status, text, _ = command("runs", "report", runs / "story", "-o", tmp_path / "deep" / "page.html")
     assert (status, text.strip()) == (OK, str(tmp_path / "deep" / "page.html"))
     assert "<title>story</title>" in (tmp_path / "deep" / "page.html").read_text()
 
 
-def test_runs_in_another_storage_are_looked_at_in_the_same_way(command: Command, tmp_path: Path) -> None:
+def test_commands_accept_runs_in_other_storage(command: Command, tmp_path: Path) -> None:
     place = "memory://looked-at/runs"
 
     def train() -> None:
@@ -318,7 +316,7 @@ def test_runs_in_another_storage_are_looked_at_in_the_same_way(command: Command,
     assert command("runs", "report", run, "-o", tmp_path / "far.html")[0] == OK
 
 
-def test_doctor_finds_this_machine_fit_and_measures_the_storage(command: Command, tmp_path: Path) -> None:
+def test_doctor_finds_no_problem_on_this_machine_and_measures_the_storage(command: Command, tmp_path: Path) -> None:
     status, text, _ = command("doctor", "--storage-path", tmp_path / "new" / "runs", "--json")
     findings = {finding["name"]: finding for finding in json.loads(text)["findings"]}
     assert status == (OK if all(one["status"] != "problem" for one in findings.values()) else BAD)
@@ -327,7 +325,7 @@ def test_doctor_finds_this_machine_fit_and_measures_the_storage(command: Command
     assert list(tmp_path.rglob("*probe*")) == [], "it tidies up"
 
 
-def test_doctor_says_what_is_wrong_and_what_to_do(command: Command, tmp_path: Path) -> None:
+def test_doctor_names_problems_and_remedies(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     status, text, _ = command("doctor", "--storage-path", tmp_path / "file")
     assert status == BAD
@@ -345,7 +343,7 @@ def test_error_for_a_program_is_json_too(command: Command) -> None:
     }
 
 
-def test_output_that_nobody_reads_any_more_is_no_error(runs: Path) -> None:
+def test_closed_output_pipe_is_not_an_error(runs: Path) -> None:
     listed = subprocess.run(
         f"{shlex.join(PROGRAM)} runs tail {runs}/story -n 60 --json | head -n 1; exit ${{PIPESTATUS[0]}}",
         shell=True,

@@ -1,4 +1,4 @@
-"""Curves keep every extreme, in bounded memory, while a run goes on."""
+"""Curves keep every extreme in bounded memory while a run is in progress."""
 
 import json
 import math
@@ -23,7 +23,7 @@ def numbered(first: int, last: int, **metrics: object) -> list[dict[str, object]
 
 @pytest.mark.parametrize("count", [1, 7, 16, 17, 1000, 12345])
 @pytest.mark.parametrize("step", [1, 13, 5000])
-def test_curve_keeps_every_extreme_and_mean_however_it_is_fed(count: int, step: int) -> None:
+def test_curve_keeps_every_extreme_and_mean_for_any_input_size(count: int, step: int) -> None:
     values = [random.Random(count).gauss(0, 1) for _ in range(count)]
     values[count // 2] = 99.0
     values[count // 3] = -99.0
@@ -43,10 +43,10 @@ def test_curve_keeps_every_extreme_and_mean_however_it_is_fed(count: int, step: 
         assert (low, high) == pytest.approx((min(bucket), max(bucket)))
         assert mean == pytest.approx(sum(bucket) / len(bucket), abs=1e-5)
         start = int(x)
-    assert start == count, "every value is in a bucket"
+    assert start == count, "some values are in no bucket"
 
 
-def test_values_that_are_not_finite_are_counted_and_said_where() -> None:
+def test_values_that_are_not_finite_are_counted_with_their_place() -> None:
     curve = Curve()
     curve.add([1, 2, 3, 4, 5], [0] * 5, [1.0, math.nan, 3.0, -math.inf, 10**400])
 
@@ -54,14 +54,14 @@ def test_values_that_are_not_finite_are_counted_and_said_where() -> None:
     assert (curve.broken, curve.broken_at) == (3, [2, 4, 5])
 
 
-def test_values_whose_sum_no_float_can_hold_are_kept() -> None:
+def test_values_whose_sum_overflows_a_float_are_kept() -> None:
     curve = Curve(max_buckets=2)
     curve.add([1, 2, 3, 4], [0] * 4, [1e308] * 4)
     assert all(math.isfinite(value) for point in curve.points() for value in point)
     assert curve.count == 4
 
 
-def test_reader_goes_on_where_it_was_and_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
+def test_reader_continues_at_its_position_and_waits_for_complete_lines(tmp_path: Path) -> None:
     write_reports(tmp_path, numbered(1, 3, loss=1.0))
     with (tmp_path / "result.json").open("a") as file:
         file.write('{"loss": 5.0, "_training_it')
@@ -79,7 +79,7 @@ def test_reader_goes_on_where_it_was_and_waits_for_the_rest_of_a_line(tmp_path: 
     assert reader.curves()[1, "loss"].highest == 9.0
 
 
-def test_reader_begins_again_where_a_run_went_back_to_a_checkpoint(tmp_path: Path) -> None:
+def test_reader_restarts_if_a_run_went_back_to_a_checkpoint(tmp_path: Path) -> None:
     write_reports(tmp_path, numbered(1, 500, loss=7.0))
     reader = CurveReader(local_storage(tmp_path))
     reader.update()
@@ -92,7 +92,7 @@ def test_reader_begins_again_where_a_run_went_back_to_a_checkpoint(tmp_path: Pat
     assert [point[2] for point in reader.curves()[0, "loss"].points()] == [7.0] * 200 + [1.0] * 400
 
 
-def test_what_is_no_number_or_damaged_is_left_out_and_a_late_metric_is_not(tmp_path: Path) -> None:
+def test_damaged_lines_and_values_that_are_not_numbers_are_skipped_and_a_late_metric_is_read(tmp_path: Path) -> None:
     reports = numbered(1, 100, loss=1.0, name="a", flag=True, nested={"x": 1})
     write_reports(tmp_path, [*reports, *numbered(101, 101, loss="none", accuracy=0.5)])
     text = (tmp_path / "result.json").read_text().splitlines(keepends=True)
@@ -123,7 +123,7 @@ def test_many_metrics_share_the_memory_of_few(tmp_path: Path) -> None:
     assert all(curve.count == 1500 for curve in curves.values())
 
 
-def test_reading_can_be_left_for_later(tmp_path: Path) -> None:
+def test_reading_can_be_deferred(tmp_path: Path) -> None:
     write_reports(tmp_path, numbered(1, 20_000, loss=1.0))
     reader = CurveReader(local_storage(tmp_path))
     parts = [reader.update(limit_s=0.0)]

@@ -1,4 +1,4 @@
-"""A run with nested metrics, in every file, page and command that shows metrics or takes the name of one."""
+"""A run with nested metrics, in every file, page and command that shows metrics or accepts their names."""
 
 import csv
 import json
@@ -55,7 +55,7 @@ def fit(place: Path, function: Callable[[dict[str, Any]], None] = train, **optio
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
-    """Two runs on two workers; the first one keeps a checkpoint by a nested metric."""
+    """Two runs on two workers; the first one retains a checkpoint by a nested metric."""
     place = tmp_path_factory.mktemp("nested")
     retention = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="eval/accuracy")
     return [fit(place, name="scored", checkpoint_config=retention), fit(place, name="plain")]
@@ -119,7 +119,7 @@ def test_figure_plots_a_nested_metric(results: list[Result]) -> None:
     assert list(axis.lines[0].get_ydata()) == ACCURACIES
 
 
-def test_commands_show_nested_metrics_and_take_their_names(
+def test_commands_show_nested_metrics_and_accept_their_names(
     results: list[Result], command: Command, tmp_path: Path
 ) -> None:
     scored, plain = (result.path for result in results)
@@ -141,7 +141,7 @@ def test_commands_show_nested_metrics_and_take_their_names(
     assert exported.startswith(BEST)
 
 
-def test_progress_shows_nested_metrics_and_counts_by_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_nested_metrics_and_counts_reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def count() -> None:
         for step in range(1, 5):
             drivetrain.report({"train": {"step": step}, "eval": {"accuracy": step / 8}})

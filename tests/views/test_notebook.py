@@ -1,4 +1,4 @@
-"""What notebooks show, and plots."""
+"""Notebook representations and plots."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from drivetrain import Checkpoint, DataParallelTrainer, FailureConfig, Result, R
 from tests.views.conftest import train_with_accidents
 
 
-def test_result_shows_where_it_is_and_what_came_of_it(story: Result) -> None:
+def test_result_shows_its_directory_and_outcome(story: Result) -> None:
     shown = story._repr_html_()
     assert "Result" in shown
     assert story.path in shown
@@ -19,7 +19,7 @@ def test_result_shows_where_it_is_and_what_came_of_it(story: Result) -> None:
     assert "<b>bold" not in shown
 
 
-def test_checkpoint_shows_its_files_and_metrics_or_that_there_are_none(story: Result, tmp_path: Path) -> None:
+def test_checkpoint_shows_its_files_and_metrics_or_that_it_is_empty(story: Result, tmp_path: Path) -> None:
     assert story.checkpoint is not None
     shown = story.checkpoint._repr_html_()
     assert "2, 60,0" in shown
@@ -27,7 +27,7 @@ def test_checkpoint_shows_its_files_and_metrics_or_that_there_are_none(story: Re
     assert "does not exist" in Checkpoint(tmp_path / "nothing")._repr_html_()
 
 
-def test_configs_show_what_differs_from_the_defaults_and_no_credentials() -> None:
+def test_configs_show_differences_from_the_defaults_and_no_credentials() -> None:
     shown = RunConfig(name="x", storage_path="s3://key:secret@bucket/runs?secret_key=abc")._repr_html_()
     assert "storage_path" in shown
     assert "start_timeout_s" not in shown
@@ -61,7 +61,7 @@ def test_plot_has_a_panel_for_each_metric_and_a_line_for_each_rank(story: Result
         story.plot("lss")
 
 
-def test_what_is_not_installed_is_named_with_the_command_that_installs_it(story: Result) -> None:
+def test_missing_package_is_named_with_its_install_command(story: Result) -> None:
     code = (
         "import sys; sys.modules['pandas'] = sys.modules['matplotlib'] = sys.modules['matplotlib.figure'] = None\n"
         "import drivetrain; result = drivetrain.Result.from_path(sys.argv[1])\n"

@@ -1,4 +1,4 @@
-"""The page of a run: complete, self-contained, and looked at in a real browser where there is one."""
+"""The page of a run: complete, self-contained, and rendered in a real browser if there is one."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def test_timeline_has_each_attempt_with_its_end_and_workers(story: Result) -> No
     assert {10, 20, 30} <= {entry["iteration"] for entry in record.dropped}
 
 
-def test_page_has_everything_and_needs_nothing_else(page: Path) -> None:
+def test_page_is_complete_and_self_contained(page: Path) -> None:
     text = page.read_text()
     data = data_of(text)
 
@@ -61,7 +61,7 @@ def test_page_has_everything_and_needs_nothing_else(page: Path) -> None:
     assert "default-src 'none'" in text
 
 
-def test_nothing_in_a_run_is_taken_for_markup(page: Path) -> None:
+def test_text_of_a_run_is_escaped(page: Path) -> None:
     text = page.read_text()
     assert "<script>alert" not in text
     assert text.count("<script") == 2
@@ -69,14 +69,14 @@ def test_nothing_in_a_run_is_taken_for_markup(page: Path) -> None:
     assert "<i>" not in render(encode({"kind": "run", "name": "<i>"}), "<i>")
 
 
-def test_numbers_that_json_does_not_know_become_words() -> None:
+def test_numbers_that_json_does_not_support_become_strings() -> None:
     assert json.loads(encode({"loss": float("nan"), "all": [float("inf"), 1.0]})) == {
         "loss": "nan",
         "all": ["inf", 1.0],
     }
 
 
-def test_what_workers_use_is_noted_and_many_samples_become_few(tmp_path: Path) -> None:
+def test_resource_usage_is_recorded_and_downsampled(tmp_path: Path) -> None:
     lines = [{"time": float(i), "ranks": {"0": [1.0, 1000 + i, 2], "1": [0.5, 10, 1]}} for i in range(1000)]
     (tmp_path / USAGE_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"time": 3')
 
@@ -88,10 +88,10 @@ def test_what_workers_use_is_noted_and_many_samples_become_few(tmp_path: Path) -
     assert set(found[1]["cpus"]) == {0.5}
 
 
-def test_killed_run_is_told_from_one_that_ended(own_runs: Path) -> None:
+def test_killed_run_is_distinguished_from_a_finished_one(own_runs: Path) -> None:
     timeline = own_runs / "story" / "timeline.jsonl"
     lines = timeline.read_text().splitlines(keepends=True)
-    timeline.write_text("".join(lines[:-2]) + '{"time": 1')  # as a kill -9 of the driver leaves it
+    timeline.write_text("".join(lines[:-2]) + '{"time": 1')  # as after a SIGKILL of the driver
 
     record = read_run(local_storage(own_runs / "story"))
 
@@ -101,7 +101,7 @@ def test_killed_run_is_told_from_one_that_ended(own_runs: Path) -> None:
     assert record.duration_s > 0
 
 
-def test_run_of_an_earlier_version_has_a_page_too(own_runs: Path, tmp_path: Path) -> None:
+def test_run_of_an_earlier_version_has_a_page(own_runs: Path, tmp_path: Path) -> None:
     for name in ("timeline.jsonl", "usage.jsonl"):
         (own_runs / "story" / name).unlink(missing_ok=True)
 
@@ -118,8 +118,8 @@ def test_browser_shows_the_page(browser: Browser, page: Path, width: int, dark: 
     browser.look(width=width, height=800, dark=dark)
     browser.open(page.as_uri())
 
-    assert browser.messages == [], "no error, and nothing wanted from elsewhere"
-    assert browser.ask("document.documentElement.scrollWidth") <= width, "nothing is cut off"
+    assert browser.messages == [], "the page has errors, or loads resources from elsewhere"
+    assert browser.ask("document.documentElement.scrollWidth") <= width, "the page is wider than the window"
     shown = browser.ask("document.body.innerText")
     for words in ("story", "finished", "no such column: price", "SIGKILL", "checkpoint_", "Environment", "rank 1"):
         assert words in shown
@@ -154,7 +154,7 @@ def test_reader_chooses_ranks_axis_and_scale(browser: Browser, page: Path) -> No
 
 
 def _middle(browser: Browser) -> dict[str, int]:
-    """The middle of the chart of the loss, on the screen."""
+    """Return the middle of the chart of the loss, in screen coordinates."""
     chart = (
         "[...document.querySelectorAll('.charts .card')].find(one => one.querySelector('h3').textContent === 'loss')"
     )
@@ -163,7 +163,7 @@ def _middle(browser: Browser) -> dict[str, int]:
     return {"x": round(box["x"] + box["width"] / 2), "y": round(box["y"] + box["height"] / 2)}
 
 
-def test_page_of_a_million_reports_opens_in_time_with_its_one_spike(
+def test_page_of_a_million_reports_opens_in_time_and_shows_its_single_spike(
     browser: Browser, runs: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "long"

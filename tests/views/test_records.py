@@ -1,4 +1,4 @@
-"""What is recorded of runs, and what is read from it."""
+"""The records that a run writes, and how they are read."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.support import listening, local_storage
 
 
 def fit(place: Path, steps: list[int], *, error: BaseException | None = None) -> None:
-    """A run in this process that reports these steps, and then maybe raises."""
+    """Perform a run in this process that reports these steps, and then raises if configured."""
 
     def train() -> None:
         for step in steps:
@@ -38,7 +38,7 @@ def record(place: Path) -> RunRecord:
     return read_run(local_storage(place / "run"))
 
 
-def test_each_driver_adds_its_attempts_and_its_end(tmp_path: Path) -> None:
+def test_each_driver_appends_its_attempts_and_its_end(tmp_path: Path) -> None:
     with pytest.raises(TrainingFailedError):
         fit(tmp_path, [1, 2], error=ValueError("no more data"))
     failed = record(tmp_path)
@@ -58,13 +58,13 @@ def test_each_driver_adds_its_attempts_and_its_end(tmp_path: Path) -> None:
     assert found.began <= found.history.attempts[0].began <= found.history.attempts[2].began <= found.ended
 
 
-def test_timeline_that_cannot_be_written_harms_no_run(tmp_path: Path) -> None:
+def test_unwritable_timeline_does_not_affect_the_run(tmp_path: Path) -> None:
     (tmp_path / "run" / TIMELINE_FILE).mkdir(parents=True)
     fit(tmp_path, [1])
     assert Result.from_path(tmp_path / "run").metrics["step"] == 1
 
 
-def test_line_after_one_that_a_kill_has_cut_is_whole(tmp_path: Path) -> None:
+def test_line_after_a_truncated_line_is_whole(tmp_path: Path) -> None:
     fit(tmp_path, [1])
     with (tmp_path / "run" / TIMELINE_FILE).open("a") as file:
         file.write('{"time": 5, "event": "sta')
@@ -82,7 +82,7 @@ def test_arguments_and_variables_are_not_recorded(tmp_path: Path, monkeypatch: p
     assert "secret" not in text
 
 
-def test_last_report_is_found_at_the_end_of_a_long_file_whatever_its_length(tmp_path: Path) -> None:
+def test_last_report_of_a_long_file_is_read_whatever_its_length(tmp_path: Path) -> None:
     with (tmp_path / "result.json").open("w") as file:
         for i in range(3):
             file.write(json.dumps({"i": i, "text": "x" * 200_000}) + "\n")
@@ -92,7 +92,7 @@ def test_last_report_is_found_at_the_end_of_a_long_file_whatever_its_length(tmp_
     assert report["i"] == 2
 
 
-def test_what_a_worker_and_its_children_use_is_noted_while_they_run(tmp_path: Path) -> None:
+def test_resource_usage_of_a_worker_and_its_children_is_recorded(tmp_path: Path) -> None:
     burn = "import os\nos.fork()\nwhile True: pass"
     busy = subprocess.Popen([sys.executable, "-c", burn], start_new_session=True)
     here = {"hostname": socket.gethostname(), "ip": "127.0.0.1", "node_id": "n", "node_rank": 0}
@@ -111,7 +111,7 @@ def test_what_a_worker_and_its_children_use_is_noted_while_they_run(tmp_path: Pa
             os.killpg(busy.pid, 9)
             busy.wait()
 
-    assert sample["ranks"].keys() == {"0"}, "neither this process, nor what runs elsewhere"
+    assert sample["ranks"].keys() == {"0"}, "usage of other processes was recorded"
     cpus, memory, processes = sample["ranks"]["0"]
     assert 0.05 < cpus < 2.5
     assert memory > 5_000_000

@@ -1,4 +1,4 @@
-"""``drivetrain run``: functions of modules and files, and whole scripts, as a user starts them."""
+"""``drivetrain run``: functions of modules and files, and whole scripts, started as by a user."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def test_function_runs_on_every_worker_with_its_config(place: Path, target: str)
     assert result["path"] == str(place / "runs" / "first")
 
 
-def test_output_and_page_are_shown_where_they_are_asked_for(place: Path) -> None:
+def test_output_and_page_are_shown_on_request(place: Path) -> None:
     status, text, _ = run(
         place,
         *("functions.py:train", "--config", "lr=1", "--config", 'more={"x": 1}', "--num-workers", "2"),
@@ -109,7 +109,7 @@ def test_output_and_page_are_shown_where_they_are_asked_for(place: Path) -> None
     assert "<title>shown</title>" in (place / "page.html").read_text()
 
 
-def test_failed_training_has_a_status_and_shows_the_users_line(place: Path) -> None:
+def test_failed_training_has_an_exit_code_and_shows_the_users_line(place: Path) -> None:
     status, _, error = run(place, "functions.py:fail", "--report", "page.html", "--name", "bad")
     assert status == BAD
     assert 'raise ValueError("no such column: price")' in error
@@ -146,7 +146,7 @@ def test_script_joins_the_process_group_of_the_backend(place: Path) -> None:
 
 @pytest.fixture
 def at_home(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """This process in the user's directory; what it imports from there is forgotten afterwards."""
+    """Run in the user's directory; modules imported from there are unloaded afterwards."""
     monkeypatch.chdir(place)
     monkeypatch.setenv("DRIVETRAIN_STORAGE_PATH", str(place / "runs"))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -170,7 +170,7 @@ def at_home(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["functions.py:train", "--backend", "torhc"], "no backend 'torhc' is installed"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anything_is_started(
+def test_invalid_target_is_refused_before_the_start(
     at_home: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *words]) == USAGE

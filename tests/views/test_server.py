@@ -1,4 +1,4 @@
-"""Runs shown live: over HTTP, and in a real browser where there is one."""
+"""The live view of runs: over HTTP, and in a real browser if there is one."""
 
 import contextlib
 import http.client
@@ -45,7 +45,7 @@ def get(server: RunsServer, path: str, **headers: str) -> tuple[int, dict[str, s
 
 @contextlib.contextmanager
 def events(server: RunsServer, path: str) -> Iterator[Iterator[Any]]:
-    """The documents of a stream of events."""
+    """Yield the documents of an event stream."""
     connection = http.client.HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=DEADLINE_S)
     connection.request("GET", path)
     answer = connection.getresponse()
@@ -76,7 +76,7 @@ def test_list_and_pages_are_served_and_nothing_else(runs: Path) -> None:
             assert get(server, path)[0] == 404, path
 
 
-def test_page_of_another_site_that_leads_here_by_its_own_name_is_refused(runs: Path) -> None:
+def test_request_with_the_host_name_of_another_site_is_refused(runs: Path) -> None:
     with serving(runs) as server:
         assert server.url.startswith("http://127.0.0.1:")
         assert "token" not in server.url
@@ -84,7 +84,7 @@ def test_page_of_another_site_that_leads_here_by_its_own_name_is_refused(runs: P
         assert get(server, "/", Host="localhost")[0] == 200
 
 
-def test_others_want_the_token_and_keep_it_in_a_cookie(runs: Path) -> None:
+def test_requests_from_other_machines_require_the_token_and_keep_it_in_a_cookie(runs: Path) -> None:
     with serving(runs, host="0.0.0.0") as server:
         query = urlsplit(server.url).query
         assert len(query) > 30
@@ -97,14 +97,14 @@ def test_others_want_the_token_and_keep_it_in_a_cookie(runs: Path) -> None:
         assert get(server, "/run/story", Cookie="drivetrain_token=guess")[0] == 403
 
 
-def test_port_that_is_taken_is_an_error_that_says_so(runs: Path) -> None:
+def test_port_in_use_is_a_clear_error(runs: Path) -> None:
     with serving(runs) as server:
         port = urlsplit(server.url).port
         with pytest.raises(ConfigurationError, match=f"free, got 127.0.0.1:{port}"):
             RunsServer(local_storage(runs), port=port)
 
 
-def test_change_is_sent_and_what_the_page_has_is_not_sent_again(own_runs: Path) -> None:
+def test_changes_are_sent_without_known_data(own_runs: Path) -> None:
     with serving(own_runs) as server:
         server.pages.look_s = 0.05
         document = json.loads(get(server, "/")[2].partition('id="data">')[2].partition("</script>")[0])
@@ -112,7 +112,7 @@ def test_change_is_sent_and_what_the_page_has_is_not_sent_again(own_runs: Path) 
             shutil.copytree(own_runs / "plain", own_runs / "another")
             assert {run["name"] for run in next(changes)["runs"]} >= {"story", "plain"}
         with events(server, "/run/plain/events") as changes:
-            assert next(changes)["reports"] == {"0": 5, "1": 5}, "without a word what it has, it gets everything"
+            assert next(changes)["reports"] == {"0": 5, "1": 5}, "a page without state gets everything"
             with (own_runs / "plain" / "result.json").open("a") as file:
                 file.write('{"step": 6, "_training_iteration": 6}\n')
             assert next(changes)["reports"] == {"0": 6, "1": 5}
