@@ -1,1 +1,1 @@
-"""Measures drivetrain beside Ray Train, torchrun and physical floors. Run it with ``python -m benchmarks``."""
+"""Measures drivetrain against Ray Train, torchrun and physical floors. Run it with ``python -m benchmarks``."""

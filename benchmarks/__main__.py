@@ -20,17 +20,19 @@ def main() -> None:
     listed = "\n".join(f"  {name:16} {modules[name].__doc__.splitlines()[0]}" for name in NAMES)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measures drivetrain beside its peers, pair by pair.",
+        description="Measures drivetrain and its peers in pairs of runs.",
         epilog=f"benchmarks:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="name", help="which to run (all)")
+    parser.add_argument("names", nargs="*", metavar="name", help="the benchmarks to run (default: all)")
     parser.add_argument("--pairs", type=int, help="how many times each side runs (each benchmark has a default)")
-    parser.add_argument("--without", action="append", default=[], metavar="SIDE", help="leave out, such as 'Ray Train'")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where all values go")
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="SIDE", help="leave out a side, such as 'Ray Train'"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the file for all values")
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
-        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; known are {', '.join(NAMES)}")
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; expected one of {', '.join(NAMES)}")
 
     found = {"machine": machine(), "benchmarks": {}}
     print(json.dumps(found["machine"]))

@@ -1,4 +1,4 @@
-"""Steps a second of a small perceptron under Accelerate, 2 workers: beside accelerate launch and Ray Train."""
+"""Steps per second of a small perceptron under Accelerate, 2 workers, compared with accelerate launch and Ray Train."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ def measure(bench: Bench) -> Iterator[Quantity]:
             "drivetrain": Job(script="accelerate_drivetrain.py"),
             LAUNCH: Job(
                 script="accelerate_launch.py",
-                # The way to its launcher of several processes, which otherwise starts one where there is no GPU.
+                # Selects its launcher for several processes; without a GPU it would otherwise start one process.
                 launcher=(
                     *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"),
                     *("--main_process_port=0", "--mixed_precision=no", "--dynamo_backend=no"),

@@ -1,10 +1,10 @@
-"""How long report(checkpoint, "async") blocks, and how fast training goes on while the files are uploaded; 1 worker.
+"""How long report(checkpoint, "async") blocks, and how fast training is during the upload; 1 worker.
 
-A directory that is given away is moved where it stays on one filesystem. Else the files have to be copied before the
-train function may go on, so what counts is how much longer than `cp -r` a report takes; both in turn. The steps are of
-a small network, with one thread. They are counted while 1 GiB, which was given away on the disk, is stored in memory or
-on S3, and just before and after. The S3 server, which would be elsewhere, gives way to all others here (nice 19). Ray
-Train makes no copy: the directory has to be left alone until its upload is done.
+A given-away directory is moved if it stays on one filesystem. Otherwise the files are copied before the train function
+can continue, so the relevant number is how much longer than `cp -r` a report takes; both run in turn. The steps
+are those of a small network, with one thread. They are counted while 1 GiB, given away on the disk, is stored in memory
+or on S3, and just before and after. The S3 server, which would run elsewhere, has a lower priority than all others here
+(nice 19). Ray Train makes no copy: the directory must not change until its upload is done.
 """
 
 from collections.abc import Iterator

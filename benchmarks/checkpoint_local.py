@@ -1,9 +1,9 @@
-"""report(checkpoint) to the local disk before it returns, beside `cp -r` of the same directory; 1 worker.
+"""report(checkpoint) to the local disk before it returns, compared with `cp -r` of the same directory; 1 worker.
 
-The worker copies with cp and reports in turn, so that both meet the same disk; Ray Train's does so by itself. All read
-from the page cache, and what one has written is deleted, and the disk idle, before the next begins. What is left to
-chance is whether the pages that a copy is written to are new to the machine, which makes it several times slower: look
-at the ratios. Then the directory is given away to drivetrain, on the filesystem of the storage.
+The worker copies with cp and reports in turn, so that both use the same disk; Ray Train runs separately. All read from
+the page cache, and the written files are deleted, and the disk idle, before the next one begins. One random effect
+remains: if the pages that a copy is written to are new to the machine, the copy is several times slower, so use the
+ratios. In the last case the directory is given away to drivetrain, on the filesystem of the storage.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """The commit of a small checkpoint, after its upload: on the local disk, on S3, and the 1,000th of a run.
 
-Each job commits one after the other in one process. A commit rests on one file that is replaced durably, the manifest.
-The floor does that with the same bytes after each commit: write, fsync, rename, fsync of the directory; on S3 one put,
-by boto3. The S3 server is on this machine, so the latencies are those of client and server without a network.
+Each job makes its commits one after the other in one process. A commit replaces one file durably, the manifest.
+The floor does that with the same bytes after each commit: write, fsync, rename, fsync of the directory; on S3 one put
+with boto3. The S3 server is on this machine, so the latencies are those of client and server without a network.
 """
 
 import statistics

@@ -1,6 +1,6 @@
 """From the last rank's return to fit()'s, and from an exception on rank 1 to fit()'s; 2 workers.
 
-While rank 1 raises, rank 0 is busy and would be for a minute. Torch workers have used their process group (Gloo).
+While rank 1 raises, rank 0 is in a loop that takes a minute. Torch workers have used their process group (Gloo).
 """
 
 from collections.abc import Iterator

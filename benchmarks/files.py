@@ -1,4 +1,4 @@
-"""What the benchmarks of checkpoints and storage save: files of random bytes, on the disk or in memory."""
+"""Files of random bytes for the benchmarks of checkpoints and storage, on the disk or in memory."""
 
 import contextlib
 import os
@@ -12,10 +12,10 @@ MEMORY = Path("/dev/shm")
 
 
 def make_files(directory: Path, shapes: Mapping[str, tuple[int, int]]) -> Path:
-    """Makes a directory for each shape, with so many files of so many bytes, no two of them the same.
+    """Create a directory for each shape, with a number of files of a size, no two of them the same.
 
     Returns:
-        The directory above them.
+        The parent of these directories.
     """
     block = os.urandom(MIB)
     for name, (count, size) in shapes.items():
@@ -32,7 +32,7 @@ def make_files(directory: Path, shapes: Mapping[str, tuple[int, int]]) -> Path:
 
 @contextlib.contextmanager
 def memory(need_bytes: int) -> Iterator[Path]:
-    """A directory on a filesystem other than the disk's: in memory."""
+    """A directory on a filesystem other than the disk: in memory."""
     free = shutil.disk_usage(MEMORY).free
     if free < need_bytes:
         raise RuntimeError(f"{MEMORY}: expected {need_bytes / 1e9:.1f} GB free, got {free / 1e9:.1f}")

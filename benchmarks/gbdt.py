@@ -1,8 +1,8 @@
-"""XGBoost and LightGBM on 1,000,000 rows x 50 float32 columns, 100 rounds, 1 and 2 workers, beside other ways.
+"""XGBoost and LightGBM on 1,000,000 rows x 50 float32 columns, 100 rounds, 1 and 2 workers, compared with other ways.
 
-One thread a worker. Training time is that of the rounds alone; the data are read before. Memory is the peak of a
-worker's own over what it was when it was up, in units of its part of the data as float32. Weak scaling: 2 workers on
-2,000,000 rows, over 1 worker on half of them.
+One thread per worker. Training time is the time of the rounds only; the data are read before. Memory is the peak of a
+worker's own memory minus its memory after the start, divided by its part of the data as float32. Weak scaling: 2
+workers on 2,000,000 rows, divided by 1 worker on half of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""Steps a second with RunConfig(hang_timeout_s=30) over those without: short steps with a report each, 2 workers.
+"""Steps per second with RunConfig(hang_timeout_s=30) over those without: short steps with a report each, 2 workers.
 
-One driver runs both in turn, half a second each, so that what else the machine does falls on both. It still blurs the
-clock by more than the goal's margin unless the machine is quiet. The CPU time of the driver and one worker is less
-blurred, and has all that the watch costs.
+One driver runs both in turn, half a second each, so that other load on the machine affects both. The noise of the clock
+still exceeds the goal's margin unless the machine is idle. The CPU time of the driver and one worker is less noisy, and
+contains all costs of the watch.
 """
 
 from collections.abc import Iterator

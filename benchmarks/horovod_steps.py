@@ -1,4 +1,4 @@
-"""Start and steps a second of a small perceptron under Horovod, 2 workers: with a report every step, and horovodrun."""
+"""Start and steps per second of a small perceptron under Horovod, 2 workers: a report every step, and horovodrun."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ def measure(bench: Bench) -> Iterator[Quantity]:
             "drivetrain": Job(script="horovod_drivetrain.py"),
             PEER: Job(
                 script="horovod_horovodrun.py",
-                # What the command horovodrun runs. It starts a program, not a script.
+                # The implementation of the command horovodrun. It starts a program, not a script.
                 launcher=("-m", "horovod.runner.launch", "-np", "2", "--gloo", sys.executable),
             ),
         }

@@ -1,6 +1,6 @@
-"""1 GB of floats in Parquet files as torch batches of 2 workers, 2 epochs: beside a DataLoader, and Ray Train.
+"""1 GB of floats in Parquet files as torch batches of 2 workers, 2 epochs, compared with a DataLoader and Ray Train.
 
-16 files of 8 float32 columns, 31,250,000 rows in all, in batches of 8,192. On Ray both sides have Ray Data read, with
+16 files of 8 float32 columns, 31,250,000 rows in all, in batches of 8,192. On Ray both sides read with Ray Data and
 the same ``streaming_split``.
 """
 

@@ -1,4 +1,4 @@
-"""Steps a second of a Lightning training, 2 workers: beside Lightning's own launcher, and Ray Train."""
+"""Steps per second of a Lightning training, 2 workers, compared with Lightning's own launcher and Ray Train."""
 
 from collections.abc import Iterator
 

@@ -1,8 +1,8 @@
-"""What loggers cost the train function: median report(metrics) with all file loggers on, and with none; 2 workers.
+"""The cost of loggers for the train function: median report(metrics) with all file loggers, and with none; 2 workers.
 
-The file loggers are JSON, CSV and TensorBoard. Between two calls is 1 ms of computing, and for the second quantity
-none, so that the driver cannot keep up with either side. The third is the time from the last report to the return of
-fit(), in which what is not written yet is.
+The file loggers are JSON, CSV and TensorBoard. There is 1 ms of computing between two calls, and for the second
+quantity none, so that the driver cannot keep up with either side. The third is the time from the last report to the
+return of fit(), in which the remaining reports are written.
 """
 
 from collections.abc import Iterator

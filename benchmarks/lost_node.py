@@ -1,6 +1,6 @@
 """From the loss of one of 2 Ray nodes to the first step on the other; an elastic run of 2 torch workers (DDP, Gloo).
 
-The node's raylet is killed by the worker that it has, which then kills itself. The step follows the load of a small
+The node's raylet is killed by its worker, which then kills itself. The step follows the load of a small
 checkpoint. The driver's node has no workers.
 """
 

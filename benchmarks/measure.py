@@ -1,8 +1,8 @@
-"""What all benchmarks share: run jobs side by side, time and weigh them from outside, compare, print.
+"""Shared by all benchmarks: run jobs side by side, measure time and memory from outside, compare, print.
 
 A job is a small script in ``benchmarks/jobs`` that writes time stamps (see ``jobs/stamps.py``) to a file. It runs as
-a child process with a time limit, in a directory of its own under a temporary one. Sides alternate: in every pair
-each side runs once, in turned order every other time, so that what else the machine does falls on all of them.
+a child process with a time limit, in its own temporary directory. Sides alternate: in every pair
+each side runs once, in reverse order every other time, so that other load on the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Job:
     Attributes:
         script: its file in ``benchmarks/jobs``.
         arguments: its options.
-        launcher: what stands between the interpreter and the script, such as ``("-m", "torch.distributed.run")``.
-        environment: variables on top of this process's.
-        hold: weigh the job's processes once this many workers have stamped ``held``; they wait until it is done.
-        exit_code: how it is to end.
+        launcher: arguments between the interpreter and the script, such as ``("-m", "torch.distributed.run")``.
+        environment: variables in addition to this process's.
+        hold: measure the job's memory once this many workers have stamped ``held``; they wait until that is done.
+        exit_code: the expected exit code.
         limit_s: seconds until it is killed.
     """
 
@@ -75,7 +75,7 @@ class Job:
 
 @dataclass(kw_only=True)
 class Run:
-    """What one run of a job left. Times are Unix times in seconds."""
+    """The results of one run of a job. Times are Unix times in seconds."""
 
     started: float
     ended: float = 0.0
@@ -89,23 +89,23 @@ class Run:
         return [stamp for stamp in self.stamps if stamp["name"] == name]
 
     def facts(self, name: str, fact: str, **where: object) -> list[float]:
-        """A number of each stamp that says what is asked for, in their order."""
+        """Return a number of each stamp that matches the conditions, in their order."""
         stamps = (stamp for stamp in self.named(name) if all(stamp.get(key) == value for key, value in where.items()))
         return [stamp[fact] for stamp in stamps]
 
     def last(self, name: str) -> float:
-        """When the last process came to a point."""
+        """Return the time at which the last process reached a point."""
         return max(stamp["time"] for stamp in self.named(name))
 
     def first(self, name: str) -> float:
         return min(stamp["time"] for stamp in self.named(name))
 
     def mean(self, name: str, fact: str) -> float:
-        """The mean over all processes of a number they stamped."""
+        """Return the mean over all processes of a number that they stamped."""
         return statistics.fmean(stamp[fact] for stamp in self.named(name))
 
     def pss(self, role: str) -> float:
-        """PSS in MB (10^6 bytes) of ``"all"`` processes, the ``"driver"``, the mean ``"worker"``, all but workers."""
+        """Return PSS in MB (10^6 bytes): ``"all"``, the ``"driver"``, the mean ``"worker"``, or all but workers."""
         workers = {stamp["pid"] for stamp in self.named("held")}
         if role == "worker":
             return statistics.fmean(pss for pid, pss in self.memory if pid in workers)
@@ -119,7 +119,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What the project sets itself: a bound on a median, or on the median of the paired ratios to a peer."""
+    """A goal of the project: a bound on a median, or on the median of the paired ratios to a peer."""
 
     bound: float
     of: str = ""
@@ -132,10 +132,10 @@ class Goal:
 
 @dataclass(kw_only=True)
 class Quantity:
-    """One thing measured on all sides, run by run; None where a run failed.
+    """One quantity measured on all sides, run by run; None for a failed run.
 
     Attributes:
-        name: what it is.
+        name: its name.
         unit: of the values.
         values: by side.
         compared: the pairs of sides to take ratios of.
@@ -173,7 +173,7 @@ class Quantity:
         return {"side": goal.side, "goal": bound, "median": median, "met": met}
 
     def lines(self) -> Iterator[str]:
-        """The quantity as text."""
+        """Yield the quantity as lines of text."""
         facts = self.as_dict()
         width = max(map(len, [*facts["sides"], *facts["ratios"]]))
         yield f"{self.name} [{self.unit}]"
@@ -193,24 +193,24 @@ class Bench:
     """Runs the jobs of one benchmark.
 
     Args:
-        directory: where everything it writes goes.
+        directory: the directory for all files that it writes.
         pairs: how many times each side runs.
         without: beginnings of the names of sides to leave out.
     """
 
     def __init__(self, directory: Path, pairs: int, without: Sequence[str] = ()) -> None:
         self.pairs = pairs
-        self.commands: dict[str, str] = {}  # to the side that runs it
+        self.commands: dict[str, str] = {}  # command -> the side that runs it
         self.failures: list[str] = []
         self.directory = directory
         self._without = tuple(without)
         self._count = 0
-        # Processes whose parent has ended become ours, so that none that a job leaves behind goes unnoticed.
+        # Processes whose parent has exited become children of this process, so leftovers of a job are detected.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._own: set[int] = {child.pid for child in psutil.Process().children()}
 
     def alternate(self, jobs: Mapping[str, Job]) -> dict[str, list[Run]]:
-        """Runs every side once a pair, and returns the runs of each."""
+        """Run every side once per pair, and return the runs of each."""
         jobs = {side: job for side, job in jobs.items() if not side.startswith(self._without)}
         for side, job in jobs.items():
             self.commands.setdefault(job.shown, side)
@@ -228,7 +228,7 @@ class Bench:
         return runs
 
     def run(self, job: Job) -> Run:
-        """Runs one job to its end, or to its time limit, and ends whatever it leaves running."""
+        """Run one job to its end, or to its time limit, and kill the processes that it leaves running."""
         self._count += 1
         directory = self.directory / str(self._count)
         directory.mkdir(parents=True)
@@ -251,14 +251,14 @@ class Bench:
             run.left_behind = self._end_orphans()
         run.stamps = _read_stamps(stamps)
         if code != job.exit_code:
-            how = "took more than its time" if code is None else f"ended with exit code {code}"
+            how = "exceeded its time limit" if code is None else f"ended with exit code {code}"
             run.error = f"{job.script} {how}\n{_tail(directory / 'output')}"
         shutil.rmtree(directory / "storage", ignore_errors=True)
         return run
 
     @contextlib.contextmanager
     def ray_cluster(self, cpus: int) -> Iterator[str]:
-        """A Ray cluster of one node that outlives the jobs, and its address."""
+        """Start a Ray cluster of one node that outlives the jobs, and yield its address."""
         stamps, log = self.directory / "cluster", self.directory / "cluster.log"
         command = [sys.executable, str(JOBS / "ray_cluster.py"), "--cpus", str(cpus), "--stamps", str(stamps)]
         with log.open("wb") as output, self._child(command, output, _environment(self.directory)) as child:
@@ -268,12 +268,12 @@ class Bench:
 
     @contextlib.contextmanager
     def s3_server(self, directory: Path) -> Iterator[S3Server]:
-        """An S3 server over a directory, with an empty bucket named ``bucket``; the jobs want its environment.
+        """Start an S3 server over a directory, with an empty bucket named ``bucket``; the jobs require its environment.
 
-        It gives way to all others here (nice 19), as if it were a machine of its own, as far as it can.
+        It has a lower priority than all others here (nice 19), to simulate a separate machine as far as possible.
         """
         with S3Server(directory, ["--etag-hash="]) as server:
-            for thread in os.listdir(f"/proc/{server.pid}/task"):  # those it starts later inherit it
+            for thread in os.listdir(f"/proc/{server.pid}/task"):  # later threads inherit it
                 os.setpriority(os.PRIO_PROCESS, int(thread), 19)
             server.make_bucket("bucket")
             self._own.add(server.pid)
@@ -292,7 +292,7 @@ class Bench:
             self._end_orphans(patience_s=0)
 
     def _processes(self, driver: int) -> list[psutil.Process]:
-        """A job's processes: the driver, what it started, and what has lost its parent."""
+        """Return a job's processes: the driver, its descendants, and orphans."""
         roots = [psutil.Process(driver), *self._orphans()]
         return [process for root in roots for process in (root, *root.children(recursive=True))]
 
@@ -300,7 +300,7 @@ class Bench:
         return [child for child in psutil.Process().children() if child.pid not in self._own]
 
     def _end_orphans(self, patience_s: float = 5.0) -> int:
-        """Waits a moment for what a job has left running, kills the rest, and returns how many those were."""
+        """Wait briefly for leftover processes of a job, kill the rest, and return how many were killed."""
         deadline = time.monotonic() + patience_s
         killed = set()
         while orphans := [orphan for orphan in self._orphans() if not _reaped(orphan.pid)]:
@@ -314,7 +314,7 @@ class Bench:
 
 
 class _Child:
-    """A process in a session of its own."""
+    """A process in its own session."""
 
     def __init__(self, command: Sequence[str], output: Any, environment: Mapping[str, str]) -> None:
         self.started = time.time()
@@ -325,7 +325,7 @@ class _Child:
         self._pidfd = os.pidfd_open(self.pid)
 
     def wait(self, deadline: float) -> int | None:
-        """The exit code, the moment it ends; None if that is not before the deadline."""
+        """Return the exit code as soon as it exits; None if it does not before the deadline."""
         ready, _, _ = select.select([self._pidfd], [], [], max(0.0, deadline - time.monotonic()))
         return self._process.wait() if ready else None
 
@@ -353,7 +353,7 @@ def quantity(
     *goals: Goal,
     compared: Sequence[tuple[str, str]] | None = None,
 ) -> Quantity:
-    """Reads one number from every run that succeeded; compares each of our sides with each peer, if not told which."""
+    """Read one number from every successful run; by default, compare each of our sides with each peer."""
     if compared is None:
         ours = [side for side in runs if side.startswith(OURS)]
         compared = [(mine, peer) for mine in ours for peer in runs if peer not in ours]
@@ -370,15 +370,15 @@ def readings(
     count: int,
     compared: Sequence[tuple[str, str]] | None = None,
 ) -> Quantity:
-    """Like :func:`quantity`, for jobs that measure something ``count`` times, and maybe several sides in turn.
+    """Like :func:`quantity`, for jobs that measure something ``count`` times, possibly several sides in turn.
 
     Args:
-        name: what it is.
+        name: its name.
         unit: of the values.
         sides: the runs that have measured each side.
-        read: the numbers that a run has found for a side.
+        read: returns the numbers that a run has measured for a side.
         goals: for any of the sides.
-        count: how many numbers those are.
+        count: the number of these numbers.
         compared: the pairs of sides to take ratios of; None for each of ours with each peer.
     """
     values: dict[str, list[float | None]] = {}
@@ -394,7 +394,7 @@ def readings(
 
 
 def over(found: Quantity, name: str, base: Sequence[float | None], *goals: Goal) -> Quantity:
-    """What a quantity is over a base, which was measured in the same pairs."""
+    """Return a quantity divided by a base that was measured in the same pairs."""
     values = {
         side: [None if None in (value, less) else value - less for value, less in zip(side_values, base, strict=True)]
         for side, side_values in found.values.items()
@@ -403,7 +403,7 @@ def over(found: Quantity, name: str, base: Sequence[float | None], *goals: Goal)
 
 
 def machine() -> dict[str, Any]:
-    """Facts about this machine and what is installed on it."""
+    """Return facts about this machine and the installed packages."""
     names = ("drivetrain", "drivetrain-torch", "torch", "lightning", "ray", "pyarrow")
     versions = {}
     for name in names:
@@ -424,7 +424,7 @@ def machine() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory for everything that is written; short, because Ray makes socket names of it."""
+    """A directory for all written files; its path is short, because Ray derives socket names from it."""
     with tempfile.TemporaryDirectory(prefix="dtb", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
@@ -433,7 +433,7 @@ def _environment(directory: Path, extra: Mapping[str, str] = MappingProxyType({}
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "RAY_TMPDIR": str(directory),  # keeps away from other clusters, and from the traces of ended ones
+        "RAY_TMPDIR": str(directory),  # separate from other clusters, and from the files of former ones
         "RAY_USAGE_STATS_ENABLED": "0",
         **extra,
     }

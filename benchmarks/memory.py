@@ -1,7 +1,7 @@
-"""Memory of the trivial torch job while its train functions run: PSS, which shares pages out among their users.
+"""Memory of the trivial torch job while its train functions run: PSS, which divides shared pages among their users.
 
-The control plane is the driver and whatever else is not a worker; its goal is over a bare interpreter, for the script
-that imports torch in the train function: in the other one the driver's torch is the script's own.
+The control plane is the driver and every other process that is not a worker; its goal is over a bare interpreter, for
+the script that imports torch in the train function: in the other one the driver's torch belongs to the script.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
-"""From a worker's death until it is noticed, and from an exception until fit() raises; the other rank loops for ever.
+"""From a worker's death to its detection, and from an exception until fit() raises; the other rank loops forever.
 
-Noticed is when the group begins to be ended. The floors are a parent that waits for its forked child, where with torch
-the kernel takes a while to take the process apart, and a driver that waits for an actor's method. Ray Train tells a
-callback when it has noticed.
+Detection is the moment when the group is being ended. The floors are a parent that waits for its forked child, where
+with torch the kernel takes a while to dismantle the process, and a driver that waits for an actor's method. Ray Train
+notifies a callback of its detection.
 """
 
 from collections.abc import Iterator

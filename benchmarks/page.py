@@ -1,7 +1,7 @@
 """The page of a run with 1,000,000 reports: written, opened in Chromium, and shown by `drivetrain runs serve`.
 
-The page is open when its script has drawn all of it. The live view shows what it has read within half a second, and
-is complete when it has read everything.
+The page is open when its script has drawn all of it. The live view shows the part that it has read within half a
+second, and is complete when it has read everything.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""From SIGKILL of one of 2 torch workers (DDP, Gloo) to the first step of the function that is started again.
+"""From SIGKILL of one of 2 torch workers (DDP, Gloo) to the first step of the restarted function.
 
 The step follows the load of a small checkpoint, and counts when the last rank has made it. torchrun's agent keeps its
-store, under whose keys of the ended group most restarts with Gloo fail by default; so its workers get one of their own.
+store, whose keys of the former group make most restarts with Gloo fail by default; so its workers get their own store.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def measure(bench: Bench) -> Iterator[Quantity]:
 
 
 def stages(runs: Mapping[str, Sequence[Run]]) -> Iterator[Quantity]:
-    """What drivetrain's controller does meanwhile."""
+    """The stages of drivetrain's controller meanwhile."""
     for name, point in (
         ("... -> its group is being ended", "noticed"),
         ("... -> it is ended", "group_ended"),
@@ -54,6 +54,6 @@ def stages(runs: Mapping[str, Sequence[Run]]) -> Iterator[Quantity]:
 
 
 def _after(run: Run, point: str) -> float:
-    """The first time after the kill."""
+    """Return the first time after the kill."""
     killed = run.last("killed")
     return min(stamp["time"] for stamp in run.named(point) if stamp["time"] > killed) - killed

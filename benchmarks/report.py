@@ -1,7 +1,7 @@
-"""The cost of report(metrics) to the train function, and how many a second reach the storage; 2 workers.
+"""The cost of report(metrics) to the train function, and how many per second reach the storage; 2 workers.
 
 Latency is that of the call itself, with 1 ms of computing between two calls, on both ranks at once. The sustained
-rate has nothing between: it counts one rank's reports from its train function's start until fit() has returned,
+rate has no pause: it counts one rank's reports from its train function's start until fit() has returned,
 which is when every line is in ``result.json``. The floor is one process that writes a JSON line per report.
 """
 

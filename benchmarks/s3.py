@@ -1,10 +1,10 @@
-"""Upload and download of 1 GiB in a file and of 1,000 files of 1 MiB, by drivetrain and by other clients of S3.
+"""Upload and download of 1 GiB in a file and of 1,000 files of 1 MiB, by drivetrain and other S3 clients.
 
 All files, the server's included, are in memory, and the server is on this machine, where it competes with its clients.
-The commands (`aws s3 cp`, `s5cmd`) pay their start, as whoever types them does; drivetrain and boto3 have made their
-connection before. Each has its own defaults. drivetrain compares checksums when it downloads, the others do not; it is
-measured without that too. The commands are looked for beside Python, on PATH and in the directories that
-DRIVETRAIN_BENCHMARK_PATH has, which is written like PATH; those that are not installed are left out.
+The commands (`aws s3 cp`, `s5cmd`) include their start, as for a user who types them; drivetrain and boto3 have
+connected before. Each has its own defaults. drivetrain compares checksums when it downloads, the others do not; it is
+also measured without that. The commands are searched next to Python, on PATH and in the directories of
+DRIVETRAIN_BENCHMARK_PATH, which has the format of PATH; missing commands are left out.
 """
 
 import importlib.util
@@ -44,7 +44,7 @@ def measure(bench: Bench) -> Iterator[Quantity]:
 
 
 def _clients() -> Iterator[tuple[str, dict[str, str]]]:
-    """The arguments for each client that is installed."""
+    """Yield the arguments for each installed client."""
     yield OURS, {"client": "drivetrain"}
     yield UNCHECKED, {"client": "drivetrain_unchecked"}
     if importlib.util.find_spec("boto3"):
@@ -54,7 +54,7 @@ def _clients() -> Iterator[tuple[str, dict[str, str]]]:
         if program := shutil.which(name, path=os.pathsep.join(places)):
             yield side, {"client": name, "program": program}
         else:
-            print(f"  {side} is not installed, and left out")
+            print(f"  {side} is not installed, so it is left out")
 
 
 def _compare(case: str, runs: Mapping[str, Sequence[Run]]) -> Quantity:

@@ -1,9 +1,9 @@
-"""The control plane with many workers that have no framework, 100 reports each: start, reports, memory.
+"""The control plane with many workers without a framework, 100 reports each: start, reports, memory.
 
-The cost per worker must not grow with their number, so all that grows with it is divided by it. The cost of a report
+The cost per worker must not grow with their number, so every total is divided by it. The cost of a report
 is its share of the time from the first worker's start to the last one's last report, which is the driver's work as
-long as it is slower than the workers together. Memory is PSS when every worker has reported: of the driver, and of
-everything else that is not a worker.
+long as it is slower than the workers together. Memory is PSS when every worker has reported: of the driver, and of all
+other processes that are not workers.
 """
 
 from collections.abc import Iterator

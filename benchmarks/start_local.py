@@ -1,7 +1,7 @@
 """Process start to the train function with its process group ready, and the whole trivial job; 2 workers, Gloo.
 
 drivetrain's job comes in two styles: torch imported at the top of the script, as most users write it, so that the
-driver pays the import as well, and imported in the train function. Then a second ``fit()`` of the same driver: from
+driver also pays for the import, and imported in the train function. Then a second ``fit()`` of the same driver: from
 its call to the train function, and to the end of the first backward pass under DDP.
 """
 

@@ -1,7 +1,7 @@
 """fit() to the train function with its process group ready, and the whole trivial job, on Ray; 2 torch workers.
 
 Cold: the script starts Ray, which is part of the time. Then on a running cluster of this machine, which every script
-finds through ``RAY_ADDRESS``, so that connecting is part of the time.
+connects to through ``RAY_ADDRESS``, so that connecting is part of the time.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""DDP steps a second of a small perceptron, 2 workers: with a report every step, and torchrun without reports."""
+"""DDP steps per second of a small perceptron, 2 workers: with a report every step, and torchrun without reports."""
 
 from collections.abc import Iterator
 

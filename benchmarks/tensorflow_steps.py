@@ -1,4 +1,4 @@
-"""Steps a second of a small perceptron in TensorFlow, 2 workers: beside the same script started by hand.
+"""Steps per second of a small perceptron in TensorFlow, 2 workers, compared with the same script started by hand.
 
 By hand: a process for each worker, with ``TF_CONFIG`` set. drivetrain also reports every step.
 """

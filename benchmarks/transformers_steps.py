@@ -1,4 +1,4 @@
-"""Steps a second of a small GPT-2 in a transformers.Trainer, 2 workers: beside torchrun and Ray Train."""
+"""Steps per second of a small GPT-2 in a transformers.Trainer, 2 workers, compared with torchrun and Ray Train."""
 
 from collections.abc import Iterator
 

@@ -1,8 +1,8 @@
-"""A search of 20 trials of one second, 2 at a time, each with one worker and 10 reports, beside Ray Train in Ray Tune.
+"""A search of 20 trials of one second, 2 at a time, each with one worker and 10 reports, and Ray Train in Ray Tune.
 
-A trial waits for its second, it does not compute. What a trial costs beside that is the time of the search over its ten
-rounds of two trials, less that second. drivetrain runs them with Optuna on this machine; in Ray Tune with workers that
-are actors; and in Ray Tune as processes of the trials' actors, which Tune uses again.
+A trial waits for a second without computing. Its overhead is the time of the search divided by its ten
+rounds of two trials, minus that second. drivetrain runs them with Optuna on this machine; in Ray Tune with workers that
+are actors; and in Ray Tune as processes of the trials' actors, which Tune reuses.
 """
 
 from collections.abc import Iterator

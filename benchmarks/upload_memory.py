@@ -1,8 +1,8 @@
-"""How much the memory of a worker grows at most while it stores a checkpoint of 1 GiB, on the disk or on S3.
+"""The maximum memory growth of a worker while it stores a checkpoint of 1 GiB, on the disk or on S3.
 
-The peak over what it was before the report, looked at every 5 ms, of the memory that is the process's own: resident
-pages but those of files, cached or mapped. Each case has a worker of its own, which stores its first checkpoint:
-what is allocated once counts. The files are in memory, and so on another filesystem than the temporary directory.
+This is the peak minus the value before the report, sampled every 5 ms, of the process's own memory: resident
+pages except those of files, cached or mapped. Each case has its own worker, which stores its first checkpoint:
+one-time allocations count. The files are in memory, and so on a different filesystem than the temporary directory.
 """
 
 import shutil

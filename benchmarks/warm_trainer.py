@@ -1,7 +1,7 @@
 """The second run of an interactive trainer: from its call to the train function, to the first backward, to its end.
 
-Two torch workers with a DDP model, on this machine and on Ray. Beside them the second ``fit()`` of a driver, which has
-new workers: of drivetrain's ``TorchTrainer``, forked from a process that has torch, and of Ray Train's.
+Two torch workers with a DDP model, on this machine and on Ray. They are compared with the second ``fit()`` of a driver,
+which has new workers: of drivetrain's ``TorchTrainer``, forked from a process that has torch, and of Ray Train's.
 """
 
 from collections.abc import Iterator

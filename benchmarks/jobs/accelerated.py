@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def train(config: dict[str, Any]) -> None:
-    """Trains as many steps as the options say, and stamps how many a second those were."""
+    """Train the configured number of steps, and stamp the steps per second."""
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == 2
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""An interpreter that does nothing: what a process of Python weighs at least. It imports nothing that is not there."""
+"""An interpreter that does nothing: the minimum memory of a Python process. It imports only built-in modules."""
 
 import os
 import sys

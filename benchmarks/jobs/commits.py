@@ -1,4 +1,4 @@
-"""Commits of small checkpoints in this process, in turn with what each rests on: one file replaced durably."""
+"""Commits of small checkpoints in this process, in turn with their floor: one file replaced durably."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from drivetrain._storage.remote import locate
 
 
 def write_durably(directory: Path, data: bytes) -> None:
-    """Replaces a file such that it survives a power failure, and no more than that."""
+    """Replace a file so that it survives a power failure, with no further work."""
     draft, target = directory / "draft", directory / "file"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT, 0o644)
     os.write(descriptor, data)
@@ -29,7 +29,7 @@ def write_durably(directory: Path, data: bytes) -> None:
 
 
 def put_by_boto3(config):
-    """One put, by a client that has made its connection."""
+    """Put one object, with a client that has already connected."""
     import boto3
 
     client = boto3.client("s3", endpoint_url=config["endpoint"])

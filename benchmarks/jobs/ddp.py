@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 BATCH, FEATURES, CLASSES = 256, 64, 10
-WARMUP_STEPS = 400  # past what either side does in the background after a start
+WARMUP_STEPS = 400  # longer than the background work of either side after a start
 
 
 def make_model(width: int = 512) -> nn.Module:
@@ -34,7 +34,7 @@ def backward(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torc
 
 
 def train(config: dict[str, Any], rank: int, report: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
-    """Trains as many steps as the options say, reports each, and stamps how many a second those were."""
+    """Train the configured number of steps, report each, and stamp the steps per second."""
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batch = make_batch(rank)

@@ -13,7 +13,7 @@ SETTLE_S = 0.5
 
 
 def fail(config: dict[str, Any], rank: int, world_size: int) -> None:
-    """Fails as the option ``how`` says, once every rank is here and some time has passed."""
+    """Fail as the option ``how`` says, once every rank has arrived and some time has passed."""
     stamp(config, "train_function")
     if rank != LOST_RANK:
         while True:
@@ -23,5 +23,5 @@ def fail(config: dict[str, Any], rank: int, world_size: int) -> None:
     time.sleep(SETTLE_S)
     stamp(config, "failing")
     if config["how"] == "exception":
-        raise RuntimeError("as the benchmark asks for")
+        raise RuntimeError("requested by the benchmark")
     os.kill(os.getpid(), signal.SIGKILL)

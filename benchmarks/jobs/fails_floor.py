@@ -1,4 +1,4 @@
-"""The floor on one machine: a forked process is killed while another is in an endless loop; the parent is told."""
+"""The floor on one machine: a forked process is killed while another is in an endless loop; the parent detects it."""
 
 import os
 import select

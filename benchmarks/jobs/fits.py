@@ -1,4 +1,4 @@
-"""The Lightning training that the jobs run on each side: a small perceptron, on batches that are there already."""
+"""The Lightning training that the jobs run on each side: a small perceptron, on batches made in advance."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class SameBatch(IterableDataset):
 
 
 class Perceptron(pl.LightningModule):
-    """Stamps how many steps a second it was trained after the warm-up."""
+    """Stamps its steps per second after the warm-up."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Perceptron(pl.LightningModule):
 
 
 def fit(config: dict[str, Any], rank: int, **options: Any) -> None:
-    """Trains one epoch of as many steps as the options say, after the warm-up."""
+    """Train one epoch of the configured number of steps, after the warm-up."""
     trainer = pl.Trainer(
         max_epochs=1,
         logger=False,

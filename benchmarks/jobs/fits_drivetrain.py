@@ -1,4 +1,4 @@
-"""A Lightning training on drivetrain, with the callback that reports it and asks for preemptions."""
+"""A Lightning training on drivetrain, with the callback that reports and polls for preemptions."""
 
 from fits import fit
 from stamps import options

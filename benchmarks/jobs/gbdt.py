@@ -14,7 +14,7 @@ LOOK_S = 0.01
 
 
 class Stamps(xgboost.callback.TrainingCallback):
-    """Notes when training begins and ends on each worker."""
+    """Stamps the beginning and end of training on each worker."""
 
     def __init__(self, config):
         super().__init__()
@@ -30,7 +30,7 @@ class Stamps(xgboost.callback.TrainingCallback):
 
 
 class LightGBMStamps:
-    """The same for LightGBM, which knows callbacks of one function."""
+    """The same for LightGBM, whose callbacks are functions."""
 
     before_iteration = True
     order = 0
@@ -52,30 +52,30 @@ class LightGBMEnd(LightGBMStamps):
             stamp(self.config, "trained")
 
 
-class Scales:
-    """Weighs processes from outside: the peak of each one's own memory over what it was at first."""
+class MemoryMeter:
+    """Measures processes from outside: the peak of each process's own memory over its first value."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._first = {pid: private(pid) for pid in pids}
         self._most = dict(self._first)
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._sample)
         self._thread.start()
 
     def grown(self) -> float:
-        """The mean growth over the processes, in bytes."""
+        """Return the mean growth over the processes, in bytes."""
         self._done.set()
         self._thread.join()
         return sum(self._most[pid] - first for pid, first in self._first.items()) / len(self._first)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._done.wait(LOOK_S):
             for pid, most in self._most.items():
                 self._most[pid] = max(most, private(pid))
 
 
 def private(pid: int) -> int:
-    """The resident bytes of a process that are no file's; 0 when it is gone."""
+    """Return the resident bytes of a process that belong to no file; 0 if it has exited."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

@@ -1,10 +1,10 @@
-"""XGBoost on a table, with a script of its own: a tracker, and a process for each worker."""
+"""XGBoost on a table, with a custom script: a tracker, and a process for each worker."""
 
 import multiprocessing
 
 import pyarrow.parquet
 import xgboost
-from gbdt import PARAMS, ROUNDS, Scales, Stamps
+from gbdt import PARAMS, ROUNDS, MemoryMeter, Stamps
 from stamps import options, stamp
 from xgboost import collective
 from xgboost.tracker import RabitTracker
@@ -39,7 +39,7 @@ if __name__ == "__main__":
     for worker in workers:
         worker.start()
     stamp(config, "started")
-    scales = Scales([worker.pid for worker in workers])
+    scales = MemoryMeter([worker.pid for worker in workers])
     go.set()
     for worker in workers:
         worker.join()

@@ -1,4 +1,4 @@
-"""LightGBM on a table, with a script of its own: a list of machines, and a process for each worker."""
+"""LightGBM on a table, with a custom script: a list of machines, and a process for each worker."""
 
 import multiprocessing
 import socket
@@ -6,7 +6,7 @@ import socket
 import lightgbm
 import numpy as np
 import pyarrow.parquet
-from gbdt import LIGHTGBM, ROUNDS, LightGBMEnd, LightGBMStamps, Scales
+from gbdt import LIGHTGBM, ROUNDS, LightGBMEnd, LightGBMStamps, MemoryMeter
 from stamps import options, stamp
 
 
@@ -49,7 +49,7 @@ if __name__ == "__main__":
     for worker in workers:
         worker.start()
     stamp(config, "started")
-    scales = Scales([worker.pid for worker in workers])
+    scales = MemoryMeter([worker.pid for worker in workers])
     go.set()
     for worker in workers:
         worker.join()

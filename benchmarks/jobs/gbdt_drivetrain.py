@@ -1,6 +1,6 @@
 """XGBoost or LightGBM on a table, under drivetrain."""
 
-from gbdt import LIGHTGBM, PARAMS, ROUNDS, LightGBMEnd, LightGBMStamps, Scales, Stamps
+from gbdt import LIGHTGBM, PARAMS, ROUNDS, LightGBMEnd, LightGBMStamps, MemoryMeter, Stamps
 from stamps import options, stamp
 
 from drivetrain import Callback, RunConfig, ScalingConfig
@@ -11,7 +11,7 @@ from drivetrain_gbdt.xgboost import XGBoostTrainer
 class Weigher(Callback):
     def on_group_start(self, run, attempt, workers):
         stamp(config, "started")
-        self.scales = Scales([worker.pid for worker in workers])
+        self.scales = MemoryMeter([worker.pid for worker in workers])
 
     def on_group_stop(self, run, attempt):
         stamp(config, "weighed", shards=self.scales.grown() / config["shard_bytes"])

@@ -1,4 +1,4 @@
-"""XGBoost on a table, on Ray Train, as its guide does it: a Ray dataset's shard as a data frame."""
+"""XGBoost on a table, on Ray Train, following its guide: a Ray dataset's shard as a data frame."""
 
 import ray.data
 import ray.train

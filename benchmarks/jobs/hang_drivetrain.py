@@ -1,4 +1,4 @@
-"""Runs of many short steps with a report each, in turn with and without a watch over hangs; no framework."""
+"""Runs of many short steps with a report each, in turn with and without hang detection; no framework."""
 
 import time
 
@@ -20,7 +20,7 @@ def train_func(config):
 
 
 def fit(config, hang_timeout_s):
-    """Steps a second by the clock, and by the CPU time of the driver and of one worker."""
+    """Return the steps per second of the clock, and of the CPU time of the driver and of one worker."""
     trainer = DataParallelTrainer(
         train_func,
         train_loop_config=config,
@@ -35,8 +35,8 @@ def fit(config, hang_timeout_s):
 
 if __name__ == "__main__":
     config = options(fits=24, steps=4000, work=10_000)
-    fit(config, None)  # the first one starts the server
+    fit(config, None)  # the first run starts the fork server
     for number in range(config["fits"]):
-        watched = number % 4 in (1, 2)  # so that neither is always the first of a pair
+        watched = number % 4 in (1, 2)  # so that neither side is always the first of a pair
         figures = fit(config, HANG_TIMEOUT_S if watched else None)
         stamp(config, "trained", watched=watched, **figures)

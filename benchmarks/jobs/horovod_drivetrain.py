@@ -1,4 +1,4 @@
-"""Horovod steps on drivetrain, with a report of every one."""
+"""Horovod steps on drivetrain, with a report of each."""
 
 from horovod_steps import train
 from stamps import options

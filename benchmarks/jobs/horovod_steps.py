@@ -11,7 +11,7 @@ from stamps import stamp
 
 
 def train(config: dict[str, Any], report: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
-    """Trains as many steps as the options say, reports each, and stamps its start and how many a second those were."""
+    """Train the configured number of steps, report each, and stamp the start and the steps per second."""
     hvd.init()
     assert hvd.size() == 2
     stamp(config, "initialized")

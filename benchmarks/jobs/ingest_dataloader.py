@@ -1,7 +1,7 @@
 """Parquet files as torch batches, with torch's own ``DataLoader`` in each of two processes.
 
-Its best settings here: no worker processes, of which the two cores have no use, and no collation, since whole row
-groups are turned into tensors, and batches are slices of those.
+These settings are the best ones here: no worker processes, as they do not help on two cores, and no collation, since
+whole row groups are turned into tensors, and batches are slices of those.
 """
 
 import pyarrow.parquet

@@ -1,4 +1,4 @@
-"""What the jobs of the benchmark ``ingest`` share: two epochs over batches of tensors, timed."""
+"""The loop of the jobs of the benchmark ``ingest``: two epochs over batches of tensors, timed."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ EPOCHS = 2
 
 
 def read(config: dict, begin: Callable[[], Iterable[dict]]) -> None:
-    """Reads all epochs; a stamp for each says how many rows came, and how long it took."""
+    """Read all epochs; stamp the number of rows and the duration of each."""
     stamp(config, "train_function")
     first = True
     for epoch in range(EPOCHS):

@@ -12,7 +12,7 @@ from drivetrain_track import TBXLoggerCallback
 
 
 class NoJson(JsonLoggerCallback):
-    """Takes the place of the one that every run has."""
+    """Replaces the default logger."""
 
     def on_report(self, run, report):
         pass

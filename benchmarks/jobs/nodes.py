@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, for the time of a job."""
+"""A Ray cluster of several nodes on this machine, for the duration of a job."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from ray.cluster_utils import Cluster
 
 @contextlib.contextmanager
 def cluster_of(nodes: int) -> Iterator[None]:
-    """Connects to a cluster whose workers have so many nodes with a CPU each, beside the driver's own without any."""
+    """Connect to a cluster with this number of nodes with one CPU each, and a node for the driver without CPUs."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         for _ in range(nodes):

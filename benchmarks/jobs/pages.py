@@ -1,4 +1,4 @@
-"""A run with many reports on one rank: its page is written, and opened in a browser; so is its live view."""
+"""A run with many reports on one rank: its page and its live view are opened in a browser."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from tests.browser import browsing, find_browser
 
 
 def make_run(directory: Path, reports: int) -> None:
-    """The directory of a run as its loggers leave it."""
+    """Create the directory of a run with the files of its loggers."""
     directory.mkdir(parents=True)
     facts = {"id": "00000001", "name": directory.name, "created": 1.7e9, "starts": 1, "trainer": "DataParallelTrainer"}
     (directory / "run.json").write_text(json.dumps(facts))
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, browsing(Path(profile)) as browser:
             browser.look()
-            browser.open(f"{server.url}")  # the first page of a browser's takes longer
+            browser.open(f"{server.url}")  # the first page of a browser takes longer
             opened = browser.open(page.as_uri())
             began = time.perf_counter()
             live = browser.open(f"{server.url}run/long")

@@ -1,4 +1,4 @@
-"""The DDP job that loses a worker: it trains, one rank is killed, and the function started again takes a step."""
+"""The DDP job that loses a worker: it trains, one rank is killed, and the restarted function takes a step."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ SPARES_WAIT_S = 12
 
 
 def kill(config: dict[str, Any]) -> None:
-    """Ends this process, and before it the node that it is on, if the job is to lose one."""
+    """Kill this process, and before it its node, if the job must lose one."""
     if config.get("nodes"):
         raylet = psutil.Process().parent()
         assert raylet is not None
@@ -29,14 +29,14 @@ def kill(config: dict[str, Any]) -> None:
 
 
 def recover(config: dict[str, Any], save: Callable[[dict[str, Any]], None], load: Callable[[], Path | None]) -> None:
-    """Kills its own process on one rank, the first time; the second time it takes one step from the checkpoint."""
+    """Kill this process on one rank, the first time; the second time, take one step from the checkpoint."""
     killed = Path(config["stamps"] + ".killed")
     again = killed.exists()
     stamp(config, "train_function", again=again)
     rank = dist.get_rank()
     model = make_model()
     path = load()
-    assert (path is not None) == again, "the function started again wants the checkpoint, and only that one"
+    assert (path is not None) == again, "only the restarted function must have the checkpoint"
     if path is not None:
         model.load_state_dict(torch.load(path, weights_only=True))
     parallel = DistributedDataParallel(model)
@@ -52,9 +52,9 @@ def recover(config: dict[str, Any], save: Callable[[dict[str, Any]], None], load
         stamp(config, "stepped")
         return
     if rank == LOST_RANK:
-        time.sleep(SPARES_WAIT_S if config.get("spares") else 0)  # until they are there
+        time.sleep(SPARES_WAIT_S if config.get("spares") else 0)  # until the spares have started
         killed.touch()
         stamp(config, "killed")
         kill(config)
-    backward(parallel, batch)  # never ends, as its peer is gone
-    raise AssertionError("a step without the other rank")
+    backward(parallel, batch)  # never ends, as its peer was lost
+    raise AssertionError("a step succeeded without the other rank")

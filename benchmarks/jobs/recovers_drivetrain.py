@@ -16,7 +16,7 @@ from drivetrain_torch import TorchTrainer
 
 
 class Stamps(Callback):
-    """What the controller does meanwhile."""
+    """Stamps the stages of the controller."""
 
     def on_group_start(self, run, attempt, workers):
         stamp(config, "group_started", attempt=attempt)

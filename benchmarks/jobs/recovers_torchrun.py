@@ -20,4 +20,4 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     recover(config, save, lambda: path if path.exists() else None)
     dist.destroy_process_group()
-    os._exit(0)  # the interpreter's exit after Gloo aborts now and then, which would cost the pair
+    os._exit(0)  # the interpreter's exit after Gloo aborts sporadically, which would fail the pair

@@ -1,4 +1,4 @@
-"""The loop of the jobs that report: how long each call takes, with some work between."""
+"""The loop of the jobs that report: the duration of each call, with some work in between."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ from stamps import end, hold, stamp
 
 
 def reports(config: dict[str, Any], report: Callable[[dict[str, Any]], None], rank: int) -> None:
-    """Reports as often as the options say, and stamps the figures of its calls in microseconds."""
+    """Report as often as configured, and stamp statistics of the calls in microseconds."""
     stamp(config, "train_function")
     nanoseconds = []
     for step in range(config["reports"]):
@@ -26,7 +26,7 @@ def reports(config: dict[str, Any], report: Callable[[dict[str, Any]], None], ra
 
 
 def figures(nanoseconds: list[int]) -> dict[str, float]:
-    """Median, 99th percentile, longest and mean call."""
+    """Return the median, 99th percentile, longest and mean call."""
     if len(nanoseconds) < 2:
         return {}
     microseconds = sorted(value / 1000 for value in nanoseconds)

@@ -1,4 +1,4 @@
-"""What a report costs at least: one process that writes a JSON line for each, with the operating system at once."""
+"""The minimum cost of a report: one process that writes a JSON line for each, and flushes it at once."""
 
 import json
 import os

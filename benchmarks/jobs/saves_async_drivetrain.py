@@ -15,7 +15,7 @@ def train_func(config):
     scratch.mkdir()
 
     def report(source, given_to=None):
-        """How long a report of a directory takes, or of one with the same files there that is given away."""
+        """Return the duration of a report of a directory, or of a copy in ``given_to`` that is given away."""
         before = drivetrain.get_checkpoint()
         warm(source)
         local = link(source, given_to) if given_to else source

@@ -10,7 +10,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from saving import clear, in_turn, seconds, warm
 from stamps import options
 
-POLL_S = 2.5  # so that its driver has looked, and the next report does not wait for that
+POLL_S = 2.5  # its driver has polled by then, so the next report does not wait for it
 
 
 def train_func(config):

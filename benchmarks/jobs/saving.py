@@ -1,4 +1,4 @@
-"""What the jobs that save checkpoints share: the copies and links around a report, and how long something takes."""
+"""Helpers of the jobs that save checkpoints: copies and links around a report, and timing."""
 
 import json
 import os
@@ -17,25 +17,25 @@ DEADLINE_S = 120.0
 
 
 def seconds(call: Callable[..., Any], *arguments: Any, **options: Any) -> float:
-    """How long a call takes."""
+    """Return the duration of a call."""
     before = time.perf_counter()
     call(*arguments, **options)
     return time.perf_counter() - before
 
 
 def copy(source: Path, target: Path) -> None:
-    """A copy as a person would make it."""
+    """Copy a directory as a person would."""
     subprocess.run(["cp", "-r", source, target], check=True)
 
 
 def link(source: Path, target: Path) -> Path:
-    """A directory of its own with the same files, to be given away."""
+    """Create a separate directory with the same files, to be given away."""
     shutil.copytree(source, target, copy_function=os.link)
     return target
 
 
 def warm(source: Path) -> None:
-    """Has all of a directory in the page cache."""
+    """Load all of a directory into the page cache."""
     for path in source.iterdir():
         with path.open("rb", buffering=0) as file:
             while file.read(1 << 20):
@@ -43,14 +43,14 @@ def warm(source: Path) -> None:
 
 
 def clear(*directories: Path) -> None:
-    """Deletes what was written, and has nothing be left to write to the disk, so that the next one begins alike."""
+    """Delete written files and flush the disk, so that every measurement begins in the same state."""
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
     os.sync()
 
 
 def in_turn(config: dict[str, Any], case: str, calls: dict[str, Callable[[], float]]) -> None:
-    """Has every side measure as often as the options say, in turned order every other time, and stamps its values."""
+    """Measure every side as often as configured, in reverse order every other time, and stamp the values."""
     for repeat in range(config["repeats"]):
         for side in list(calls) if repeat % 2 == 0 else reversed(calls):
             stamp(config, "measured", case=case, side=side, value=calls[side]())
@@ -65,7 +65,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def wait_until_committed(before: drivetrain.Checkpoint | None) -> Path:
-    """Waits until what was reported to drivetrain last is uploaded and committed in a local storage; its directory.
+    """Wait until the last report to drivetrain is uploaded and committed in a local storage; return its directory.
 
     Args:
         before: the checkpoint that was the newest before the report.

@@ -1,4 +1,4 @@
-"""What the jobs share: options, and time stamps in a file that the benchmark reads."""
+"""Shared by the jobs: options, and time stamps in a file that the benchmark reads."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def options(**defaults: Any) -> dict[str, Any]:
-    """The options of a job by name, with their defaults, and those that every job has."""
+    """Return the options of a job by name, with their defaults, and those that every job has."""
     parser = argparse.ArgumentParser()
     for name, default in {"stamps": "", "storage": "", "hold": "", **defaults}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
@@ -16,7 +16,7 @@ def options(**defaults: Any) -> dict[str, Any]:
 
 
 def stamp(config: dict[str, Any], name: str, **facts: Any) -> None:
-    """Notes that this process has come to a point, now."""
+    """Stamp the time at which this process reaches a point."""
     line = json.dumps({"name": name, "time": time.time(), "pid": os.getpid(), **facts})
     file = os.open(config["stamps"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(file, f"{line}\n".encode())
@@ -24,7 +24,7 @@ def stamp(config: dict[str, Any], name: str, **facts: Any) -> None:
 
 
 def hold(config: dict[str, Any]) -> None:
-    """Waits at a point until the benchmark has weighed the processes, if it wants to."""
+    """Wait at a point until the benchmark has measured the memory of the processes, if configured."""
     if config["hold"]:
         stamp(config, "held")
         while not os.path.exists(config["hold"]):
@@ -32,9 +32,9 @@ def hold(config: dict[str, Any]) -> None:
 
 
 def end(config: dict[str, Any], rank: int) -> None:
-    """Leaves the train function; with ``--fail 1`` rank 1 by an exception, while the others go on for a minute."""
+    """Leave the train function; with ``--fail 1`` rank 1 raises, while the other ranks loop for a minute."""
     if config["fail"] and rank != 1:
         time.sleep(60)
     stamp(config, "leaving")
     if config["fail"]:
-        raise RuntimeError("as the benchmark asks for")
+        raise RuntimeError("requested by the benchmark")

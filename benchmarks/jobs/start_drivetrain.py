@@ -1,4 +1,4 @@
-"""A trivial torch job on drivetrain, with its imports where most scripts have them."""
+"""A trivial torch job on drivetrain, with its imports at the top of the script."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""A trivial torch job on drivetrain that imports torch where it uses it: in the train function."""
+"""A trivial torch job on drivetrain that imports torch in the train function."""
 
 from stamps import hold, options, stamp
 

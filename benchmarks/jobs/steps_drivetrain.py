@@ -1,4 +1,4 @@
-"""DDP steps on drivetrain, with a report of every one."""
+"""DDP steps on drivetrain, with a report of each."""
 
 import torch.distributed as dist
 from ddp import train

@@ -1,4 +1,4 @@
-"""The loop of the jobs that train while a checkpoint is uploaded: how many steps a second with that and without."""
+"""The loop of the jobs that train while a checkpoint is uploaded: steps per second with and without an upload."""
 
 import time
 from collections.abc import Callable
@@ -17,21 +17,21 @@ def train(
     is_stored: Callable[[], bool],
     settle: Callable[[], None],
 ) -> None:
-    """Stamps the steps a second without an upload just before and after it, those during it, and the report's time.
+    """Stamp the steps per second just before and after an upload, those during it, and the duration of the report.
 
     Args:
         config: the options.
-        report: begins to store a directory, which is given away.
-        is_stored: whether that is done.
-        settle: cleans up, untimed.
+        report: starts to store a directory, which is given away.
+        is_stored: returns True once it is stored.
+        settle: cleans up; not timed.
     """
     model = make_model(width=256)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batch = make_batch(0)
 
-    def steps_per_second(go_on: Callable[[], bool]) -> float:
+    def steps_per_second(should_continue: Callable[[], bool]) -> float:
         count, started = 0, time.perf_counter()
-        while go_on():
+        while should_continue():
             optimizer.zero_grad()
             backward(model, batch)
             optimizer.step()

@@ -11,7 +11,7 @@ from saving import clear
 from stamps import options
 from steps_saving import train
 
-POLL_S = 2.5  # so that its driver has looked, and the next report does not wait for that
+POLL_S = 2.5  # its driver has polled by then, so the next report does not wait for it
 
 
 def train_func(config):

@@ -26,10 +26,10 @@ if __name__ == "__main__":
 
     import tensorflow as tf
 
-    # As many as drivetrain gives its workers.
+    # The number that drivetrain gives its workers.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     from tensorflowed import train
 
     train(config, lambda metrics: None)
-    os._exit(0)  # as drivetrain's workers do: at an ordinary exit each server waits for the others
+    os._exit(0)  # like drivetrain's workers: at an ordinary exit each server waits for the others

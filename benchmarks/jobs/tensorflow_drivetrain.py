@@ -1,4 +1,4 @@
-"""Steps in TensorFlow on drivetrain, with a report of every one."""
+"""Steps in TensorFlow on drivetrain, with a report of each."""
 
 from stamps import options
 

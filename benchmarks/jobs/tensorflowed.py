@@ -8,11 +8,11 @@ import tensorflow as tf
 from stamps import stamp
 
 BATCH, FEATURES, CLASSES = 256, 64, 10  # of one worker
-WARMUP_STEPS = 200  # past what either side does in the background after a start
+WARMUP_STEPS = 200  # longer than the background work of either side after a start
 
 
 def train(config: dict[str, Any], report: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
-    """Trains as many steps as the options say, reports each, and stamps how many a second those were."""
+    """Train the configured number of steps, report each, and stamp the steps per second."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     assert strategy.num_replicas_in_sync == 2
     tf.keras.utils.set_random_seed(0)

@@ -1,6 +1,6 @@
-"""One client of S3 that uploads and downloads directories: drivetrain, another library, or a command with its start.
+"""One S3 client that uploads and downloads directories: drivetrain, another library, or a command with its start.
 
-A library first makes its connection and puts a small object. What was downloaded is compared with what was uploaded.
+A library first connects and puts a small object. Downloaded files are compared with the uploaded ones.
 """
 
 import os

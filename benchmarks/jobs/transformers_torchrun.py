@@ -9,4 +9,4 @@ from tuning import make_trainer
 if __name__ == "__main__":
     make_trainer(options(steps=300)).train()
     dist.destroy_process_group()
-    os._exit(0)  # the interpreter's exit after Gloo aborts now and then, which would cost the pair
+    os._exit(0)  # the interpreter's exit after Gloo aborts sporadically, which would fail the pair

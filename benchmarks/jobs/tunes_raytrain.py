@@ -1,4 +1,4 @@
-"""Twenty trials of Ray Train inside Ray Tune, as its documentation has it: a trial's function fits a trainer."""
+"""Twenty trials of Ray Train inside Ray Tune, following its documentation: a trial's function fits a trainer."""
 
 import os
 
@@ -31,7 +31,7 @@ if __name__ == "__main__":
     config = options(trials=TRIALS)
     ray.init(num_cpus=AT_A_TIME + 1)
     tuner = tune.Tuner(
-        tune.with_resources(trial, {"CPU": 0.5}),  # each of its workers has one, too
+        tune.with_resources(trial, {"CPU": 0.5}),  # each of its workers also has one
         param_space={"x": tune.uniform(0, 1), "storage": os.path.abspath(config["storage"])},
         tune_config=tune.TuneConfig(
             metric="score", mode="max", num_samples=config["trials"], max_concurrent_trials=AT_A_TIME

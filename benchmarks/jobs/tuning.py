@@ -1,4 +1,4 @@
-"""What the jobs with a ``transformers.Trainer`` train: a small GPT-2 on bytes of its own documentation."""
+"""The model and data of the jobs with a ``transformers.Trainer``: a small GPT-2 on bytes of its own documentation."""
 
 import inspect
 import time
@@ -11,7 +11,7 @@ LENGTH, WARMUP_STEPS = 64, 30
 
 
 class Clock(TrainerCallback):
-    """Stamps how many steps a second a training makes after its first ones."""
+    """Stamps the steps per second of a training after its first steps."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config

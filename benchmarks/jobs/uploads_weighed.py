@@ -1,4 +1,4 @@
-"""A worker without a framework that stores one checkpoint, and how much its own memory grew at most by that."""
+"""A worker without a framework that stores one checkpoint, and the maximum growth of its own memory meanwhile."""
 
 import threading
 from pathlib import Path
@@ -13,7 +13,7 @@ LOOK_S = 0.005
 
 
 def private() -> float:
-    """This process's own memory in MB (10^6 bytes): resident pages but those of files."""
+    """Return this process's own memory in MB (10^6 bytes): resident pages except those of files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024 / 1e6
 

@@ -9,7 +9,7 @@ from stamps import options, stamp
 from drivetrain import Trainer
 
 RUNS = 2
-PAUSE_S = 1.0  # as somebody who reads the result of a cell
+PAUSE_S = 1.0  # like a user who reads the result of a cell
 
 
 def train_func(config):
