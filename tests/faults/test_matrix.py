@@ -41,7 +41,7 @@ from tests.faults.scenarios import (
     STRUCK_STEP,
     VICTIM,
     BreaksController,
-    FailsToSetUp,
+    FailsInSetup,
     ImportTrap,
     Moment,
     Plan,
@@ -316,7 +316,7 @@ def options_of(fault: Fault, plan: Plan) -> dict[str, Any]:
     if fault.name == "import error":
         config["trap"] = ImportTrap(plan)
     elif fault.name == "backend set-up":
-        backend = FailsToSetUp(plan)
+        backend = FailsInSetup(plan)
     elif fault.name == "controller" and plan.moment in (FIRST, RESTART):
         backend = BreaksController(plan)
     return {"config": config, "backend_config": backend, **fault.options}
