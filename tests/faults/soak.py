@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from drivetrain import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
-from tests.faults.scenarios import VICTIM, FailsToSetUp, Moment, Plan, train
+from tests.faults.scenarios import VICTIM, FailsInSetup, Moment, Plan, train
 from tests.support import Pipe
 
 WARM_UP = {"local": 6, "ray": 3}
@@ -45,7 +45,7 @@ def run(runtime: str, chosen: random.Random, number: int, directory: Path, memor
     result = DataParallelTrainer(
         train,
         train_loop_config={"plan": plan},
-        backend_config=FailsToSetUp(plan) if fault == "backend set-up" else None,
+        backend_config=FailsInSetup(plan) if fault == "backend set-up" else None,
         scaling_config=ScalingConfig(num_workers=2, runtime=runtime),
         run_config=RunConfig(
             name=f"run_{number}",
