@@ -154,7 +154,6 @@ def test_checkpoint_without_files_is_refused_by_report(runtime: RuntimeUnderTest
 
     result = runtime.fit(train, {"made": made}, workers=1)
 
-    assert result.metrics is not None
     assert "a checkpoint: expected a directory" in result.metrics["refused"]
     assert directories(result.path) == []
 
@@ -241,7 +240,6 @@ def test_run_that_resumes_after_an_exception_ends_with_the_parameters_of_an_undi
     assert collector.attempts == 2
     assert isinstance(collector.failures[0].exception, RuntimeError)
     assert directories(result.path) == committed_names(result.path)
-    assert result.metrics is not None
     assert (result.metrics["step"], result.metrics["_training_iteration"]) == (9, 5)
 
 

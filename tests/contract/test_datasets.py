@@ -63,7 +63,6 @@ def test_each_worker_gets_its_own_rows_and_all_rows_of_unsplit_datasets(
     result = runtime.fit(
         count_rows, {}, datasets=datasets(tmp_path), dataset_config=DataConfig(datasets_to_split=["train"])
     )
-    assert result.metrics is not None
     assert (result.metrics["sum"], result.metrics["rows"], result.metrics["valid"]) == (sum(range(ROWS)), ROWS, 13)
     assert (result.metrics["first"] > 0) == (runtime.world() > 1)
 
@@ -73,7 +72,6 @@ def test_datasets_are_split_again_for_the_next_attempt(runtime: RuntimeUnderTest
     result = runtime.fit(
         count_rows, {"dies": 1}, datasets=datasets(tmp_path), failure_config=FailureConfig(max_failures=1)
     )
-    assert result.metrics is not None
     assert (result.metrics["rows"], result.metrics["sum"]) == (ROWS, sum(range(ROWS)))
 
 
@@ -97,7 +95,6 @@ def test_single_dataset_needs_no_name_and_a_custom_config_makes_the_shards(runti
         drivetrain.report({"length": len(drivetrain.get_dataset_shard())}, reduce={"length": "sum"})
 
     result = runtime.fit(train, datasets={"train": "abc"}, dataset_config=Letters())
-    assert result.metrics is not None
     assert result.metrics["length"] == sum(3 * (rank + 1) for rank in range(runtime.world()))
 
 
@@ -129,7 +126,6 @@ def test_ray_datasets_are_streamed_to_their_workers(ray_address: str, tmp_path: 
         run_config=RunConfig(storage_path=tmp_path, name="run", verbose=0),
     )
     result = trainer.fit()
-    assert result.metrics is not None
     assert (result.metrics["rows"], result.metrics["sum"], result.metrics["valid"]) == (100, sum(range(100)), 13)
 
     with pytest.raises(
@@ -180,7 +176,6 @@ def test_no_cpu_left_to_read_a_ray_dataset_is_an_error(ray_address: str, tmp_pat
     with pytest.raises(ResourceError, match=r"got 4 CPUs in the cluster, of which the run takes 4\. Use fewer workers"):
         fit(train=rows, valid={"id": np.arange(13)})
     result = fit(train=rows.materialize(), valid={"id": np.arange(13)})
-    assert result.metrics is not None
     assert result.metrics["rows"] == 100
 
 
@@ -220,7 +215,6 @@ def test_ray_dataset_made_by_a_function_is_transformed_again_in_each_epoch(ray_a
         scaling_config=ScalingConfig(num_workers=2, runtime="ray", resources_per_worker={"CPU": 0.5}),
         run_config=RunConfig(storage_path=tmp_path, verbose=0),
     ).fit()
-    assert result.metrics is not None
     found = {name: result.metrics[name] for name in ("rows", "sum", "in_order", "drawn_anew")}
     assert found == {"rows": 100, "sum": sum(range(100)), "in_order": 1, "drawn_anew": 1}
 
@@ -260,7 +254,6 @@ def test_preprocessor_is_fitted_applied_and_stored_in_the_checkpoint(ray_address
         run_config=RunConfig(storage_path=tmp_path, verbose=0),
     ).fit()
 
-    assert result.metrics is not None
     assert (result.metrics["rows"], result.metrics["width"]) == (len(frame), 2)
     assert abs(result.metrics["sum"]) < 1e-2
     assert result.checkpoint is not None

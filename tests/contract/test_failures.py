@@ -58,7 +58,6 @@ def test_rank_that_exits_before_the_others_never_hangs_the_run(runtime: RuntimeU
     collector = Collector()
     result = runtime.fit(train, {"how": how}, callbacks=[collector])
 
-    assert result.metrics is not None
     assert result.metrics["step"] == 3
     ones = [metrics["one"] for metrics in collector.metrics_of(0)]
     assert ones == ([2, 2, 2, 1] if how == "reports fewer times" else [2, 1, 1, 1])
@@ -71,7 +70,7 @@ def test_clean_exit_of_the_only_rank_is_a_success(runtime: RuntimeUnderTest) -> 
 
     result = runtime.fit(train, workers=1)
 
-    assert result.metrics is not None
+    assert result.metrics
     assert result.return_value is None
 
 
@@ -363,7 +362,6 @@ def test_result_can_contain_the_error_instead_of_raising_it(runtime: RuntimeUnde
 
     assert isinstance(result.error, TrainingFailedError)
     assert isinstance(result.error.__cause__, ValueError)
-    assert result.metrics is not None
     assert result.metrics["step"] == 1
 
 

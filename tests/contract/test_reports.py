@@ -22,7 +22,6 @@ def test_result_has_the_latest_metrics_of_rank_0_and_every_report_is_on_disk(
     collector = Collector()
     result = runtime.fit(train, {"steps": 3}, callbacks=[collector])
 
-    assert result.metrics is not None
     assert (result.metrics["step"], result.metrics["rank"]) == (2, 0)
     assert result.metrics["nested"] == {"values": [2, None, "text"]}
     assert result.error is None
@@ -46,7 +45,7 @@ def test_train_function_without_argument_and_report_returns_its_value_and_no_met
     result = runtime.fit(train)
 
     assert result.return_value == {"rank": 0, "set": {1, 2}}
-    assert result.metrics is None
+    assert result.metrics == {}
     assert result.checkpoint is None
     assert result.best_checkpoints == []
 
@@ -60,7 +59,6 @@ def test_unpicklable_return_value_causes_a_warning_and_does_not_fail_the_run(
 
     result = runtime.fit(train)
 
-    assert result.metrics is not None
     assert result.metrics["done"] is True
     if runtime.has_processes:
         assert result.return_value is None
@@ -104,7 +102,6 @@ def test_numbers_in_arrays_and_tensors_of_one_element_arrive_as_plain_numbers(ru
 
     metrics = runtime.fit(train).metrics
 
-    assert metrics is not None
     assert (metrics["loss"], metrics["history"], metrics["on"]) == (0.5, [1, 2], True)
 
 
@@ -137,7 +134,6 @@ def test_reduced_metrics_are_combined_over_the_ranks_and_reach_the_result_in_ord
     assert [metrics["mean"] for metrics in reports] == [1.0, 2.0, 3.0, -1.0]
     assert [(m["sum"], m["min"], m["max"], m["own"]) for m in reports[:3]] == [(6, 0, 2, 0)] * 3
     assert [metrics["own"] for metrics in collector.metrics_of(2)[:3]] == [2, 2, 2]
-    assert result.metrics is not None
     assert result.metrics["mean"] == -1.0
 
 

@@ -394,7 +394,6 @@ def test_partial_metrics_line_of_a_killed_driver_is_dropped(
     run = runtime.storage_path / "run"
     damage(run)
     metrics = Result.from_path(run).metrics
-    assert metrics is not None
     assert metrics["step"] == (11 if damage is cut_the_last_lines else 12)
 
     result = DataParallelTrainer.restore(run, train_loop_config={"steps": 15}).fit()
@@ -425,7 +424,6 @@ def test_second_driver_is_refused_with_the_holder_named_and_gets_the_run_once_th
     assert others() == before
     running = Result.from_path(run)
     assert running.error is None
-    assert running.metrics is not None
     assert running.metrics["step"] == 2
     assert files_of(running.checkpoint)["0.txt"] == "2"
 
@@ -446,7 +444,6 @@ def test_result_is_read_from_the_directory_of_a_run_that_has_finished_or_failed(
     assert read.get_best_checkpoint("step") == read.checkpoint
 
     read = Result.from_path(fail(runtime, gate, {"steps": 5, "fail_at": 3}))
-    assert read.metrics is not None
     assert read.metrics["step"] == 2
     assert files_of(read.checkpoint)["0.txt"] == "2"
     assert isinstance(read.error, TrainingFailedError)

@@ -384,7 +384,7 @@ def test_names_that_are_no_plain_directory_or_reserved_are_refused(runtime: Runt
 
     assert result.return_value == [(name, True) for name in BAD_NAMES]
     assert result.checkpoint is None
-    assert result.metrics is None
+    assert result.metrics == {}
 
 
 @with_processes

@@ -160,7 +160,6 @@ def test_reports_of_rank_0_keep_their_order_while_one_waits_to_be_combined(tmp_p
     result = fit(tmp_path, ScriptedRuntime(2, script), callbacks=[collector])
 
     assert [metrics["loss"] for metrics in collector.metrics_of(0)] == [3.0, 5.0, 6.0]
-    assert result.metrics is not None
     assert result.metrics["_training_iteration"] == 3
 
 
@@ -171,7 +170,6 @@ def test_report_waiting_to_be_combined_is_kept_when_the_other_rank_dies(tmp_path
         fit(tmp_path, ScriptedRuntime(2, script))
 
     metrics = Result.from_path(tmp_path / "run").metrics
-    assert metrics is not None
     assert metrics["loss"] == 1.0
 
 
@@ -201,7 +199,6 @@ def test_stop_waits_only_for_earlier_reports(tmp_path: Path) -> None:
 
     result = fit(tmp_path, ScriptedRuntime(2, script), stop={"enough": 1.0})
 
-    assert result.metrics is not None
     assert result.metrics["loss"] == 0.0
 
 

@@ -99,7 +99,6 @@ def test_provider_of_a_plugin_gets_the_position_of_its_dataset_after_a_failure(l
         scaling_config=ScalingConfig(num_workers=1, runtime="local"),
         run_config=RunConfig(storage_path=tmp_path, verbose=0, failure_config=FailureConfig(max_failures=1)),
     ).fit()
-    assert result.metrics is not None
     assert (result.metrics["text"], result.metrics["position"]) == ("abcdef", 6)
 
 

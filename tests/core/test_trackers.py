@@ -107,7 +107,6 @@ def test_tracker_that_raises_warns_once_and_the_run_continues(
     notes = Notes(fault=call, raises=raises)
     result = fit(tmp_path, notes)
 
-    assert result.metrics is not None
     assert result.metrics["loss"] == REPORTS - 1
     first, *others = capfd.readouterr().err.splitlines()
     assert first == (

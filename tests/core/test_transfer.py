@@ -533,7 +533,6 @@ def test_run_lives_in_memory_and_is_resumed_restored_and_read_there(
     assert DataParallelTrainer.restore(f"{path}/run").fit().return_value == 4
 
     read = Result.from_path(f"{path}/run")
-    assert read.metrics is not None
     assert (read.metrics["step"], read.metrics["_training_iteration"]) == (5, 6)
     ((checkpoint, metrics),) = read.best_checkpoints
     assert metrics["step"] == 5

@@ -47,7 +47,6 @@ def test_any_number_of_workers_reaches_the_quality_of_one_process(fit: Fit, canc
         workers=workers,
     )
 
-    assert result.metrics is not None
     expected = single["valid_0"]["binary_logloss"][-1]
     assert result.metrics["valid-binary_logloss"] == pytest.approx(expected, abs=1e-6 if workers < 2 else 0.04)
     assert result.checkpoint is not None
@@ -73,7 +72,6 @@ def test_two_workers_learn(
         num_boost_round=30,
         datasets={"train": frame[:cut], "valid": frame[cut:]},
     )
-    assert result.metrics is not None
     assert result.metrics[metric] < bound
 
 
@@ -86,7 +84,6 @@ def test_groups_of_a_ranking_stay_on_one_worker(fit: Fit, ranking: pd.DataFrame)
         datasets={"train": ranking, "valid": ranking},
         dataset_params={"train": {"group": "query"}, "valid": {"group": "query"}},
     )
-    assert result.metrics is not None
     assert result.metrics["valid-ndcg@5"] > 0.9
 
 
@@ -124,7 +121,6 @@ def test_weights_missing_values_and_categories(fit: Fit, cancer: pd.DataFrame) -
         datasets={"train": frame},
         dataset_params={"train": {"weight": "w"}},
     )
-    assert result.metrics is not None
     assert result.metrics["train-binary_logloss"] < 0.3
 
 
@@ -137,7 +133,6 @@ def test_early_stopping_saves_the_final_model(fit: Fit, cancer: pd.DataFrame) ->
         datasets={"train": cancer[:400], "valid": cancer[400:]},
         callbacks=[lightgbm.early_stopping(5, verbose=False)],
     )
-    assert result.metrics is not None
     rounds = result.metrics["_training_iteration"]
     assert rounds < 500
     assert "Tree=0" in trees(result)
@@ -152,10 +147,8 @@ def test_early_stopping_remembers_the_rounds_before_a_failure(fit: Fit, cancer: 
         "frequency": 1,
     }
     undisturbed = fit(LightGBMTrainer, name="undisturbed", **options)
-    assert undisturbed.metrics is not None
     rounds = undisturbed.metrics["_training_iteration"]
     killed = fit(LightGBMTrainer, name="killed", max_failures=1, callbacks=[DiesOnce(rounds - 2)], **options)
-    assert killed.metrics is not None
     assert killed.metrics["_training_iteration"] == rounds < 300
 
 
@@ -174,7 +167,6 @@ def test_model_ends_at_its_best_round_and_metrics_at_the_last_round(
         workers=0,
     )
     assert result.checkpoint is not None
-    assert result.metrics is not None
     model = LightGBMTrainer.get_model(result.checkpoint)
     matrix = lightgbm.Dataset(train.drop(columns=LABEL), train[LABEL])
     single: dict[str, Any] = {}
@@ -208,7 +200,6 @@ def test_categories_in_files_have_the_same_codes_on_every_worker(fit: Fit, tmp_p
             num_boost_round=5,
             datasets=datasets,
         )
-        assert result.metrics is not None
         assert result.metrics["train-l2"] < 0.01
 
 
@@ -224,7 +215,6 @@ def train_sklearn() -> int:
 def test_train_function_with_an_estimator_reports_the_selected_metrics(fit: Fit, cancer: pd.DataFrame) -> None:
     result = fit(LightGBMTrainer, train_sklearn, datasets={"train": cancer})
     assert result.return_value == 5
-    assert result.metrics is not None
     assert {name for name in result.metrics if not name.startswith("_")} == {"loss"}
     assert [metrics["_training_iteration"] for _, metrics in result.best_checkpoints] == [2, 4]
 
@@ -232,7 +222,6 @@ def test_train_function_with_an_estimator_reports_the_selected_metrics(fit: Fit,
 @pytest.mark.ray
 def test_training_on_ray_workers(fit: Fit, ray_address: str, cancer: pd.DataFrame) -> None:
     result = fit(LightGBMTrainer, params=BINARY, label_column=LABEL, datasets={"train": cancer}, runtime="ray")
-    assert result.metrics is not None
     assert result.metrics["train-binary_logloss"] < 0.1
 
 

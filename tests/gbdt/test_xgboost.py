@@ -55,7 +55,6 @@ def test_any_number_of_workers_reaches_the_metric_of_one_process(fit: Fit, cance
         workers=workers,
     )
 
-    assert result.metrics is not None
     assert result.metrics["valid-logloss"] == pytest.approx(single["valid"]["logloss"][-1], rel=0.02)
     assert result.metrics["valid-logloss"] < 0.15
     assert len(trees(result)) == 20
@@ -82,7 +81,6 @@ def test_two_workers_learn(
         num_boost_round=30,
         datasets={"train": frame[:cut], "valid": frame[cut:]},
     )
-    assert result.metrics is not None
     assert result.metrics[metric] < bound
 
 
@@ -100,7 +98,6 @@ def test_groups_of_a_ranking_stay_on_one_worker(fit: Fit, ranking: pd.DataFrame)
         datasets={"train": ranking},
         dmatrix_params={"train": {"qid": "query"}},
     )
-    assert result.metrics is not None
     assert result.metrics["train-ndcg"] == pytest.approx(single["train"]["ndcg"][-1], abs=0.02)
 
 
@@ -122,7 +119,6 @@ def test_ranking_uses_one_weight_per_group(fit: Fit, ranking: pd.DataFrame, tmp_
         datasets={"train": str(tmp_path / "ranking.parquet")},
         dmatrix_params={"train": {"qid": "query", "weight": "w"}},
     )
-    assert result.metrics is not None
     assert result.metrics["train-ndcg"] == pytest.approx(single["train"]["ndcg"][-1], abs=0.02)
 
 
@@ -137,7 +133,6 @@ def test_categories_in_the_validation_dataset(fit: Fit, cancer: pd.DataFrame, wo
         dmatrix_params={"train": {"enable_categorical": True}},
         workers=workers,
     )
-    assert result.metrics is not None
     assert result.metrics["valid-logloss"] < 0.45
 
 
@@ -170,8 +165,6 @@ def test_killed_worker_gives_the_same_trees_as_an_undisturbed_run(fit: Fit, canc
     killed = fit(XGBoostTrainer, name="killed", max_failures=1, callbacks=[DiesAfterRound(7)], **options)
 
     assert trees(killed) == trees(undisturbed)
-    assert killed.metrics is not None
-    assert undisturbed.metrics is not None
     assert killed.metrics["train-logloss"] == pytest.approx(undisturbed.metrics["train-logloss"], rel=1e-6)
     assert [metrics["_training_iteration"] for _, metrics in killed.best_checkpoints] == [4, 8, 12]
 
@@ -215,7 +208,6 @@ def test_run_continues_with_the_remaining_worker(fit: Fit, cancer: pd.DataFrame)
     )
     assert sizes.sizes == [2, 1]
     assert len(trees(result)) == 12
-    assert result.metrics is not None
     assert result.metrics["train-logloss"] < 0.12
 
 
@@ -248,7 +240,6 @@ def test_survival_objective_trains_on_the_bounds_of_the_times(fit: Fit, cancer: 
         dmatrix_params={"train": {"label_lower_bound": "low", "label_upper_bound": "high"}},
         workers=0,
     )
-    assert result.metrics is not None
     assert "train-aft-nloglik" in result.metrics
 
 
@@ -284,7 +275,6 @@ def test_categories_in_several_files_have_the_same_codes_on_every_worker(fit: Fi
         datasets={"train": files},
         dmatrix_params={"train": {"enable_categorical": True}},
     )
-    assert result.metrics is not None
     assert result.metrics["train-rmse"] < 1e-3
 
 
@@ -306,7 +296,6 @@ def test_files_weights_missing_values_and_categories(fit: Fit, cancer: pd.DataFr
     matrix = xgboost.QuantileDMatrix(plain.drop(columns=[LABEL, "w"]), plain[LABEL], weight=plain["w"])
     single: dict[str, Any] = {}
     xgboost.train(BINARY, matrix, 10, evals=[(matrix, "train")], evals_result=single, verbose_eval=False)
-    assert weighted.metrics is not None
     assert weighted.metrics["train-logloss"] == pytest.approx(single["train"]["logloss"][-1], rel=0.02)
 
     categories = fit(
@@ -316,7 +305,6 @@ def test_files_weights_missing_values_and_categories(fit: Fit, cancer: pd.DataFr
         datasets={"train": frame[["size", LABEL]]},
         dmatrix_params={"train": {"enable_categorical": True}},
     )
-    assert categories.metrics is not None
     assert categories.metrics["train-logloss"] < 0.4
     assert categories.checkpoint is not None
     assert XGBoostTrainer.get_model(categories.checkpoint).feature_types == ["c"]
@@ -334,7 +322,6 @@ def test_shards_may_be_empty_or_have_a_single_class(fit: Fit, rows: int) -> None
         datasets={"train": frame},
         workers=4,
     )
-    assert result.metrics is not None
     assert result.metrics["train-logloss"] < 0.3
 
 
@@ -356,7 +343,6 @@ def test_early_stopping_with_custom_objective_and_metric(fit: Fit, cancer: pd.Da
         custom_metric=wrong,
         early_stopping_rounds=5,
     )
-    assert result.metrics is not None
     assert result.metrics["valid-wrong"] < 0.1
     assert len(trees(result)) < 300
 
@@ -375,7 +361,6 @@ def train_sklearn() -> int:
 def test_train_function_with_an_estimator_reports_the_selected_metrics(fit: Fit, cancer: pd.DataFrame) -> None:
     result = fit(XGBoostTrainer, train_sklearn, datasets={"train": cancer})
     assert result.return_value == 5
-    assert result.metrics is not None
     assert {name for name in result.metrics if not name.startswith("_")} == {"loss"}
     assert [metrics["_training_iteration"] for _, metrics in result.best_checkpoints] == [2, 4]
     assert result.checkpoint is not None
@@ -387,7 +372,6 @@ def test_train_function_with_an_estimator_reports_the_selected_metrics(fit: Fit,
 @pytest.mark.ray
 def test_training_on_ray_workers(fit: Fit, ray_address: str, cancer: pd.DataFrame) -> None:
     result = fit(XGBoostTrainer, params=BINARY, label_column=LABEL, datasets={"train": cancer}, runtime="ray")
-    assert result.metrics is not None
     assert result.metrics["train-logloss"] < 0.15
 
 
@@ -399,7 +383,6 @@ def test_training_on_ray_datasets(fit: Fit, ray_address: str, cancer: pd.DataFra
     datasets = {"train": ray.data.from_pandas(cancer[:400]), "valid": ray.data.from_pandas(cancer[400:])}
     options = {"params": BINARY, "label_column": LABEL, "runtime": "ray"}
     result = fit(XGBoostTrainer, datasets=datasets, **options)
-    assert result.metrics is not None
     assert result.metrics["valid-logloss"] < 0.25
 
     datasets["valid"] = datasets["valid"].drop_columns(["mean area"])

@@ -36,7 +36,6 @@ def check_two_workers_read_a_file(storage_path: str) -> None:
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path=storage_path, verbose=0),
     ).fit()
-    assert result.metrics is not None
     assert (result.metrics["rows"], result.metrics["sum"]) == (ROWS, sum(range(ROWS))), result.metrics
 
 

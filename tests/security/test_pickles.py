@@ -65,7 +65,7 @@ def test_result_and_checkpoints_unpickle_nothing(mark: Path, place: Path) -> Non
     checkpoint.to_directory(place.parent / "copy")
     checkpoint.pin()
     checkpoint.unpin()
-    assert Result.from_path(place / "hostile").metrics is not None
+    assert Result.from_path(place / "hostile").metrics
     assert not mark.exists()
 
 

@@ -44,7 +44,6 @@ def test_stored_run_has_the_first_version() -> None:
 def test_run_of_format_version_1_can_be_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = Result.from_path(run)
 
-    assert result.metrics is not None
     assert result.metrics["step"] == 2
     assert steps(result) == ["1", "2"]
     for checkpoint, _ in result.best_checkpoints:
@@ -59,7 +58,6 @@ def test_run_of_format_version_1_can_be_read(run: Path, capsys: pytest.CaptureFi
 def test_run_of_format_version_1_can_be_resumed(run: Path, again: Callable[[Path], Result]) -> None:
     result = again(run)
 
-    assert result.metrics is not None
     assert result.metrics["step"] == 3
     assert steps(result) == ["1", "2", "3"]
     assert json.loads((run / "run.json").read_text())["version"] == VERSION

@@ -73,7 +73,6 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_result_and_its_files_keep_the_nested_form(results: list[Result]) -> None:
-    assert results[0].metrics is not None
     assert results[0].metrics["eval"] == {"accuracy": 0.875, "by_class": {"cat": 0.4375}}
     first = json.loads(Path(results[0].path, "result.json").read_text().splitlines()[0])
     assert first["eval"]["by_class"] == {"cat": 0.25}
@@ -82,7 +81,6 @@ def test_result_and_its_files_keep_the_nested_form(results: list[Result]) -> Non
 
 def test_run_is_stopped_by_a_nested_metric(tmp_path: Path) -> None:
     result = fit(tmp_path, train_until_stopped, name="stopped", stop={"eval/accuracy": STOP_AT})
-    assert result.metrics is not None
     assert result.metrics["eval"]["accuracy"] == ACCURACIES[-1]
 
 

@@ -114,7 +114,7 @@ class ResultGrid(Sequence[TrialResult]):
             {
                 "trial": result.name,
                 "state": result.state,
-                **flatten(result.metrics or {}),
+                **flatten(result.metrics),
                 **{f"config/{path}": value for path, value in flatten(result.config).items()},
                 "path": result.path,
             }
@@ -123,9 +123,9 @@ class ResultGrid(Sequence[TrialResult]):
         return pd.DataFrame.from_records(rows)
 
 
-def value_of(metrics: Mapping[str, Any] | None, metric: str) -> float | None:
+def value_of(metrics: Mapping[str, Any], metric: str) -> float | None:
     """The value of a metric; None where there is none, or it is no number."""
-    value = find_metric(metrics or {}, metric)
+    value = find_metric(metrics, metric)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         return None
     return value

@@ -223,7 +223,7 @@ class Runner:
                 state = "pruned"
             elif not record.reports and (value := value_of(result.metrics, self._config.metric)) is not None:
                 # It had finished before the search was interrupted, and had nothing left to report.
-                record.reports[int((result.metrics or {}).get("_training_iteration", 1))] = value
+                record.reports[int(result.metrics.get("_training_iteration", 1))] = value
             elif not record.reports:
                 missing = _missing_metric(self._config.metric, result)
                 self.results[number] = replace(result, error=missing)
@@ -314,7 +314,7 @@ class Progress:
 
 
 def _missing_metric(metric: str, result: Result) -> ConfigurationError:
-    found = ", ".join(name for name in flatten(result.metrics or {}) if not name.startswith("_")) or "no metrics"
+    found = ", ".join(name for name in flatten(result.metrics) if not name.startswith("_")) or "no metrics"
     return ConfigurationError(
         f"TuneConfig(metric={metric!r}): expected a number that rank 0 reports under that name, got {found}"
     )

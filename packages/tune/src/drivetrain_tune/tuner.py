@@ -312,7 +312,7 @@ def _read_result(storage: Storage, record: TrialRecord) -> Result:
         filesystem = None if storage.is_local else storage.filesystem.handle
         result = Result.from_path(inside.root, filesystem)
     except StorageError:  # it was never started
-        result = Result(metrics=None, storage=inside)
+        result = Result(metrics={}, storage=inside)
     if record.state == "failed" and result.error is None:
         return replace(result, error=TrainingFailedError(record.error))
     return result

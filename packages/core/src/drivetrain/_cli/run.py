@@ -114,7 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
     data = {
         "path": result.path,
         "status": "finished" if result.error is None else "failed",
-        "metrics": result.metrics,
+        "metrics": result.metrics or None,
         "checkpoint": checkpoint.path if checkpoint else None,
         "error": str(result.error) if result.error else None,
         "kind": result.error.kind.value if isinstance(result.error, TrainingFailedError) else None,

@@ -37,13 +37,13 @@ class Result:
     """The result of a run, as ``fit()`` returns it.
 
     Attributes:
-        metrics: the last metrics that rank 0 reported, with or without a checkpoint; None without a report.
+        metrics: the latest metrics of rank 0, with or without a checkpoint; empty if rank 0 has not reported.
         storage: the run directory.
         error: the error that ended the run; None if it succeeded.
         return_value: the return value of the train function on rank 0.
     """
 
-    metrics: dict[str, Any] | None
+    metrics: dict[str, Any]
     storage: Storage
     error: Exception | None = None
     return_value: Any = None
@@ -184,9 +184,9 @@ class Result:
         return checkpoint_in(self.storage, entry.name)
 
 
-def last_metrics(storage: Storage) -> dict[str, Any] | None:
-    """Return the metrics of the last stored report of rank 0; None if there is none."""
-    return last_report(storage)
+def last_metrics(storage: Storage) -> dict[str, Any]:
+    """Return the metrics of the last report of rank 0 that is on storage; an empty dict if there is none."""
+    return last_report(storage) or {}
 
 
 def _read_error(storage: Storage) -> TrainingFailedError | None:

@@ -100,12 +100,10 @@ class BackendConformance:
 
     def test_train_function_runs_on_every_rank_on_the_main_thread(self, fit: Callable[..., Result]) -> None:
         metrics = fit(_report_facts).metrics
-        assert metrics is not None
         assert metrics["main_thread"] == 2, "both ranks run on the main thread of their process"
 
     def test_world_facts_agree_with_the_environment(self, fit: Callable[..., Result]) -> None:
         metrics = fit(_report_facts).metrics
-        assert metrics is not None
         assert metrics["world_size"] == 2
         assert metrics["ranks"] == 1, "ranks 0 and 1 add up to 1"
         assert metrics["environment_agrees"] == 2
@@ -117,7 +115,6 @@ class BackendConformance:
     def test_a_second_run_of_one_driver_works(self, fit: Callable[..., Result]) -> None:
         fit(_report_facts)
         metrics = fit(_report_facts).metrics
-        assert metrics is not None
         assert metrics["world_size"] == 2
 
     def test_failure_during_set_up_is_told_and_ends_the_others(self, fit: Callable[..., Result]) -> None:
