@@ -120,6 +120,17 @@ def test_blocks_of_a_page_run_and_print_the_shown_output(
         )
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/getting-started.md"])
+def test_first_tutorials_can_be_repeated(name: str, tmp_path: Path) -> None:
+    (page,) = [page for page in PAGES if str(page) == name]
+    script = tmp_path / "tutorial.py"
+    script.write_text(as_script(page).partition(_RAY)[0])
+    for round_number in range(2):
+        directory = tmp_path / f"round_{round_number}"
+        directory.mkdir()
+        run_script(script, directory, environment={"DRIVETRAIN_STORAGE_PATH": str(tmp_path / "runs")})
+
+
 def test_every_block_has_a_kind_that_is_checked() -> None:
     kinds = {"python", "shell", "text figure", "text output", "toml"}
     known_directives = re.compile(r"\{(toctree|eval-rst|literalinclude)\}")
@@ -212,6 +223,13 @@ def test_readme_has_the_ci_command() -> None:
     shown = [block.content.strip() for block in PAGES[0].of_kind("shell")]
     assert command in shown
     assert f"{command} -s demo" in shown
+
+
+def test_example_of_the_readme_is_the_file_that_mypy_checks() -> None:
+    (example,) = PAGES[0].of_kind("python")
+    assert example.content == (CODE / "readme.py").read_text(), "copy the README's example to docs/code/readme.py"
+    mypy = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    assert "docs/code/readme.py" in mypy["files"]
 
 
 def test_command_that_lists_plugins_shows_an_installed_one(tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+import drivetrain
+import torch
+from drivetrain_torch import TorchTrainer, prepare_data_loader, prepare_model
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def train_func(config: dict[str, float]) -> None:
+    images, labels = load_digits(return_X_y=True)
+    data = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
+    loader = prepare_data_loader(DataLoader(data, batch_size=32, shuffle=True))
+    model = prepare_model(torch.nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
+    for epoch in range(5):
+        loader.set_epoch(epoch)
+        for batch, target in loader:
+            loss = torch.nn.functional.cross_entropy(model(batch), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        drivetrain.report({"epoch": epoch, "loss": loss}, reduce={"loss": "mean"})
+
+
+workers = drivetrain.ScalingConfig(num_workers=2)
+result = TorchTrainer(train_func, train_loop_config={"lr": 0.01}, scaling_config=workers).fit()
+print(result.metrics["loss"])
