@@ -1,4 +1,4 @@
-"""Trains a small convolutional network to read handwritten digits, on two workers.
+"""Train a small convolutional network on handwritten digits, with two workers.
 
 python examples/digits.py --runtime local --num-workers 2
 """
@@ -19,7 +19,7 @@ from drivetrain_torch import TorchTrainer, enable_reproducibility, prepare_data_
 
 
 def make_datasets():
-    """1,797 scans of 8 x 8 pixels and what they show; one in five is held out."""
+    """Return 1,797 scans of 8 x 8 pixels with their labels, split into four fifths for training and one for testing."""
     images, digits = load_digits(return_X_y=True)
     images = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     dataset = TensorDataset(images, torch.tensor(digits))
@@ -42,14 +42,14 @@ def accuracy(model, dataset):
 
 def train_func(config):
     enable_reproducibility(seed=0)
-    train_set, held_out = make_datasets()
+    train_set, test_set = make_datasets()
     loader = prepare_data_loader(DataLoader(train_set, batch_size=32, shuffle=True))
     model = make_model()
     parallel_model = prepare_model(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     epochs_done = 0
 
-    if checkpoint := drivetrain.get_checkpoint():  # after a failure, or with RunConfig(resume=...)
+    if checkpoint := drivetrain.get_checkpoint():  # after a retry, or with RunConfig(resume=...)
         with checkpoint.as_directory() as directory:
             state = torch.load(Path(directory, "state.pt"), weights_only=True)
         model.load_state_dict(state["model"])
@@ -64,7 +64,7 @@ def train_func(config):
             loss.backward()
             optimizer.step()
 
-        metrics = {"epoch": epoch, "loss": loss, "accuracy": accuracy(model, held_out)}
+        metrics = {"epoch": epoch, "loss": loss, "accuracy": accuracy(model, test_set)}
         with TemporaryDirectory() as directory:
             checkpoint = None
             if drivetrain.get_context().get_world_rank() == 0:
@@ -79,7 +79,7 @@ def main():
     parser.add_argument("--runtime", choices=["local", "ray", "inprocess"], default="local")
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--storage-path", help="where to keep the run directory (~/drivetrain_results)")
+    parser.add_argument("--storage-path", help="the parent of the run directory (default: ~/drivetrain_results)")
     options = parser.parse_args()
 
     trainer = TorchTrainer(
@@ -100,10 +100,10 @@ def main():
     model = make_model()
     with result.get_best_checkpoint("accuracy").as_directory() as directory:
         model.load_state_dict(torch.load(Path(directory, "state.pt"), weights_only=True)["model"])
-    reached = accuracy(model, make_datasets()[1])
-    print(f"The best checkpoint reads {reached:.1%} of the held-out digits.")
-    print(f"Everything about the run is in {result.path}")
-    return 0 if reached >= 0.97 else 1
+    test_accuracy = accuracy(model, make_datasets()[1])
+    print(f"The best checkpoint classifies {test_accuracy:.1%} of the test digits correctly.")
+    print(f"The run directory is {result.path}")
+    return 0 if test_accuracy >= 0.97 else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Squeezes images of digits into 8 numbers and back with Keras 2, on two workers that make their batches themselves.
+"""Train an autoencoder with 8 latent numbers on images of digits with Keras 2, with two workers.
+
+Each worker generates its own batches.
 
 python examples/tensorflow_autoencoder.py --runtime local --num-workers 2
 """
@@ -14,7 +16,7 @@ import drivetrain
 from drivetrain import Checkpoint, RunConfig, ScalingConfig, get_context, get_dataset_shard
 from drivetrain_tf import TensorflowTrainer, prepare_dataset_shard
 
-BATCH_SIZE = 64  # of all workers together: each takes its part in a step
+BATCH_SIZE = 64  # the global batch size, which is split among the workers
 
 
 def make_model():
@@ -29,7 +31,7 @@ def make_model():
 
 
 def make_dataset(shard):
-    """Pairs of noisy images and what they were, drawn anew in each epoch."""
+    """Return pairs of a noisy and the original image, with new noise in each epoch."""
     import tensorflow as tf
 
     def make_pairs():
@@ -53,9 +55,9 @@ def train_func(config):
         if epoch < config["epochs"]:
             drivetrain.report(metrics)
     with tempfile.TemporaryDirectory() as directory:
-        model.save(os.path.join(directory, "autoencoder"))  # a SavedModel; every rank takes part
-        is_first = get_context().get_world_rank() == 0
-        drivetrain.report(metrics, Checkpoint.from_directory(directory) if is_first else None)
+        model.save(os.path.join(directory, "autoencoder"))  # a SavedModel; all ranks have to call this
+        is_rank_0 = get_context().get_world_rank() == 0
+        drivetrain.report(metrics, Checkpoint.from_directory(directory) if is_rank_0 else None)
 
 
 def main():
@@ -63,9 +65,9 @@ def main():
     parser.add_argument("--runtime", choices=["local", "ray", "inprocess"], default="local")
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--storage-path", help="where to keep the run directory (~/drivetrain_results)")
+    parser.add_argument("--storage-path", help="the parent of the run directory (default: ~/drivetrain_results)")
     options = parser.parse_args()
-    # Keras 3 has no Model.fit for several workers; this wants the package tf-keras, here and on every node.
+    # Keras 3 has no Model.fit for several workers. Keras 2 requires the package tf-keras, here and on every node.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
     images = (load_digits().data / 16).astype("float32")
@@ -79,10 +81,10 @@ def main():
         ),
         run_config=RunConfig(storage_path=options.storage_path),
     ).fit()
-    lost = result.metrics["loss"] / images.var(axis=0).mean()
-    print(f"Of the images' variance, {1 - lost:.0%} comes back out of 8 numbers.")
-    print(f"Everything about the run is in {result.path}")
-    return 0 if lost < 0.6 else 1
+    unexplained = result.metrics["loss"] / images.var(axis=0).mean()
+    print(f"The 8 numbers explain {1 - unexplained:.0%} of the variance of the images.")
+    print(f"The run directory is {result.path}")
+    return 0 if unexplained < 0.6 else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Trains a small convolutional network to read handwritten digits with TensorFlow and Keras 3, on two workers.
+"""Train a small convolutional network on handwritten digits with TensorFlow and Keras 3, with two workers.
 
-The training loop is the script's own. python examples/tensorflow_digits.py --runtime local --num-workers 2
+The script has a custom training loop.
+
+python examples/tensorflow_digits.py --runtime local --num-workers 2
 """
 
 import argparse
@@ -15,11 +17,11 @@ import drivetrain
 from drivetrain import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from drivetrain_tf import TensorflowTrainer, prepare_dataset_shard
 
-BATCH_SIZE = 60  # of all workers together
+BATCH_SIZE = 60  # the global batch size
 
 
 def make_arrays():
-    """1,797 scans of 8 x 8 pixels and what they show; the last 357, in random order, are held out."""
+    """Return 1,797 scans of 8 x 8 pixels with their labels, in random order: 1,440 for training and 357 for testing."""
     images, digits = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(images))
     images = (images[order] / 16).astype("float32").reshape(-1, 8, 8, 1)
@@ -51,12 +53,12 @@ def train_func(config):
     import tensorflow as tf
 
     context = drivetrain.get_context()
-    (images, digits), held_out = make_arrays()
+    (images, digits), test_set = make_arrays()
     own = slice(context.get_world_rank(), None, context.get_world_size())
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     epochs_done = 0
     with strategy.scope():
-        if checkpoint := drivetrain.get_checkpoint():  # after a failure, or with RunConfig(resume=...)
+        if checkpoint := drivetrain.get_checkpoint():  # after a retry, or with RunConfig(resume=...)
             with checkpoint.as_directory() as directory:
                 model = keras.models.load_model(Path(directory, "model.keras"))
             epochs_done = checkpoint.get_metadata()["epoch"]
@@ -79,9 +81,9 @@ def train_func(config):
 
     for epoch in range(epochs_done + 1, config["epochs"] + 1):
         losses = [train_step(images, digits) for images, digits in batches]
-        metrics = {"epoch": epoch, "loss": np.mean(losses), "accuracy": accuracy(model, *held_out)}
+        metrics = {"epoch": epoch, "loss": np.mean(losses), "accuracy": accuracy(model, *test_set)}
         with TemporaryDirectory() as directory:
-            model.save(Path(directory, "model.keras"))  # on every rank, as all of them have parts of some variables
+            model.save(Path(directory, "model.keras"))  # on every rank: some variables are split among ranks
             checkpoint = Checkpoint.from_directory(directory)
             checkpoint.set_metadata({"epoch": epoch})
             drivetrain.report(metrics, checkpoint if context.get_world_rank() == 0 else None)
@@ -92,7 +94,7 @@ def main():
     parser.add_argument("--runtime", choices=["local", "ray", "inprocess"], default="local")
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--storage-path", help="where to keep the run directory (~/drivetrain_results)")
+    parser.add_argument("--storage-path", help="the parent of the run directory (default: ~/drivetrain_results)")
     options = parser.parse_args()
 
     trainer = TensorflowTrainer(
@@ -114,10 +116,10 @@ def main():
 
     with result.get_best_checkpoint("accuracy").as_directory() as directory:
         model = keras.models.load_model(Path(directory, "model.keras"))
-    reached = accuracy(model, *make_arrays()[1])
-    print(f"The best checkpoint reads {reached:.1%} of the held-out digits.")
-    print(f"Everything about the run is in {result.path}")
-    return 0 if reached >= 0.95 else 1
+    test_accuracy = accuracy(model, *make_arrays()[1])
+    print(f"The best checkpoint classifies {test_accuracy:.1%} of the test digits correctly.")
+    print(f"The run directory is {result.path}")
+    return 0 if test_accuracy >= 0.95 else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Predicts the course of diabetes with Keras 2 and `Model.fit`, on two workers that each have a part of a data frame.
+"""Predict the progression of diabetes with Keras 2 and `Model.fit`, with two workers.
+
+Each worker reads a shard of the data.
 
 python examples/tensorflow_regression.py --runtime local --num-workers 2
 """
@@ -13,10 +15,10 @@ from drivetrain import FailureConfig, RunConfig, ScalingConfig, get_checkpoint, 
 from drivetrain_tf import TensorflowTrainer, prepare_dataset_shard
 from drivetrain_tf.keras import ReportCheckpointCallback
 
-BATCH_SIZE = 44  # of all workers together: each takes its part in a step
+BATCH_SIZE = 44  # the global batch size, which is split among the workers
 
 
-def make_frame():
+def make_arrays():
     frame = load_diabetes(as_frame=True, scaled=True).frame.sample(frac=1, random_state=0)
     target = frame.pop("target")
     features = (frame / frame.std()).to_numpy("float32")
@@ -39,7 +41,7 @@ def train_func(config):
     checkpoint, epochs_done = get_checkpoint(), 0
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = make_model()
-        if checkpoint:  # after a failure, or with RunConfig(resume=...)
+        if checkpoint:  # after a retry, or with RunConfig(resume=...)
             with checkpoint.as_directory() as directory:
                 model = tf.keras.models.load_model(f"{directory}/model.keras")
             epochs_done = int(model.optimizer.iterations.numpy()) // config["steps"]
@@ -59,12 +61,12 @@ def main():
     parser.add_argument("--runtime", choices=["local", "ray", "inprocess"], default="local")
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--storage-path", help="where to keep the run directory (~/drivetrain_results)")
+    parser.add_argument("--storage-path", help="the parent of the run directory (default: ~/drivetrain_results)")
     options = parser.parse_args()
-    # Keras 3 has no Model.fit for several workers; this wants the package tf-keras, here and on every node.
+    # Keras 3 has no Model.fit for several workers. Keras 2 requires the package tf-keras, here and on every node.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
-    train = make_frame()
+    train = make_arrays()
     result = TensorflowTrainer(
         train_func,
         train_loop_config={"epochs": options.epochs, "steps": len(train["target"]) // BATCH_SIZE},
@@ -75,9 +77,9 @@ def main():
         ),
         run_config=RunConfig(storage_path=options.storage_path, failure_config=FailureConfig(max_failures=1)),
     ).fit()
-    explained = 1 - result.metrics["loss"]  # the target's variance is 1
+    explained = 1 - result.metrics["loss"]  # the variance of the target is 1
     print(f"The model explains {explained:.0%} of the variance.")
-    print(f"Everything about the run is in {result.path}")
+    print(f"The run directory is {result.path}")
     return 0 if explained >= 0.45 else 1
 
 

@@ -38,4 +38,4 @@ def test_example_reaches_its_accuracy_and_shows_where_the_run_is(tmp_path: Path)
 def test_example_that_stays_below_its_accuracy_fails(tmp_path: Path):
     ended = run_example(tmp_path, "--epochs", "1", "--runtime", "inprocess")
     assert ended.returncode == 1
-    assert "of the held-out digits" in ended.stdout, ended.stderr
+    assert "of the test digits" in ended.stdout, ended.stderr

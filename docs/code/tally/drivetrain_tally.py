@@ -1,4 +1,4 @@
-"""tally adds numbers up over all workers; and its backend for drivetrain."""
+"""tally, which sums numbers over all workers, and its backend for drivetrain."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,18 +8,18 @@ from multiprocessing.connection import Client, Connection, Listener
 from drivetrain import Backend, BackendConfig, TrainContext, WorkerGroup
 
 _listener: Listener | None = None  # on rank 0
-_links: list[Connection] = []  # on rank 0 to all other ranks, on the others to rank 0
+_links: list[Connection] = []  # on rank 0, to all other ranks; on the others, to rank 0
 
 
 def listen(host: str) -> int:
-    """On rank 0: opens a port for the other ranks and returns its number."""
+    """Open a port for the other ranks and return its number. Called on rank 0."""
     global _listener
     _listener = Listener((host, 0))
     return _listener.address[1]
 
 
 def connect(host: str, port: int, rank: int, size: int) -> None:
-    """On every rank: opens the links, rank 0 to each of the others."""
+    """Connect rank 0 with each of the other ranks. Called on every rank."""
     if rank == 0:
         _links.extend(_listener.accept() for _ in range(size - 1))
     else:
@@ -27,7 +27,7 @@ def connect(host: str, port: int, rank: int, size: int) -> None:
 
 
 def disconnect() -> None:
-    """On every rank: closes what is open."""
+    """Close all connections. Called on every rank."""
     global _listener
     while _links:
         _links.pop().close()
@@ -37,7 +37,7 @@ def disconnect() -> None:
 
 
 def all_sum(value: float) -> float:
-    """The sum of every rank's value; every rank has to call it."""
+    """Return the sum of the values of all ranks. Every rank has to call it."""
     if _listener is None:
         _links[0].send(value)
         return _links[0].recv()
@@ -55,7 +55,7 @@ class TallyBackend(Backend):
     name = "tally"
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """Has rank 0 open a port, and tells every rank where that is."""
+        """Open a port on rank 0, and return its address for every rank."""
         host = self.host or group.workers[0].ip
         (port,) = group.run(listen, host, ranks=[0])
         return [{"host": host, "port": str(port)} for _ in group.workers]
@@ -66,25 +66,25 @@ class TallyBackend(Backend):
         context: TrainContext,
         rendezvous: Mapping[str, str],
     ) -> Iterator[None]:
-        """Connects this worker for the time of the train function."""
+        """Connect this worker while the train function runs."""
         connect(
             *(rendezvous["host"], int(rendezvous["port"])),
             *(context.get_world_rank(), context.get_world_size()),
         )
         yield
-        disconnect()  # not after an exception: the other ranks would fail of it first
+        disconnect()  # not after an exception: it would make the other ranks fail first
 
 
 @dataclass(frozen=True, kw_only=True)
 class TallyConfig(BackendConfig):
-    """How workers find each other.
+    """The configuration of the tally backend.
 
     Attributes:
-        host: the address that rank 0 listens on; None takes its node's.
+        host: the address that rank 0 listens on; None for the address of its node.
     """
 
     host: str | None = None
 
     def create(self) -> Backend:
-        """The backend."""
+        """Return the backend."""
         return TallyBackend(self.host)
