@@ -185,7 +185,7 @@ def test_early_stopping_remembers_the_rounds_before_a_failure(fit: Fit, cancer: 
 
     assert rounds < 200
     assert len(trees(killed)) == rounds
-    assert complete.metrics is None
+    assert complete.metrics == {}
     models = [XGBoostTrainer.get_model(result.checkpoint) for result in (undisturbed, killed) if result.checkpoint]
     assert models[0].best_iteration == models[1].best_iteration == rounds - 7
 
