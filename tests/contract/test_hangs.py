@@ -145,11 +145,11 @@ def test_command_shows_the_stacks_of_a_running_job(runtime: RuntimeUnderTest, pi
     assert driver.wait()[0] == 0
     after = stacks(runtime.storage_path / "run")
     assert after.returncode == 1
-    assert "a run whose driver works on this machine" in after.stderr
+    assert "a run whose driver is running on this machine" in after.stderr
 
 
 def test_command_refuses_a_directory_without_a_run(tmp_path: Path) -> None:
     said = stacks(tmp_path / "nothing")
 
     assert said.returncode == 3
-    assert "expected the directory or the name of a run" in said.stderr
+    assert "expected the directory or name of a run" in said.stderr

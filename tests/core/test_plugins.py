@@ -131,7 +131,7 @@ def test_command_shows_names_that_are_claimed_twice(
     assert main(["plugins"]) == 1
     claimed = [line for line in capsys.readouterr().out.splitlines() if " quiet " in line]
     assert len(claimed) == 2
-    assert all(line.endswith("broken: several distributions claim this name") for line in claimed)
+    assert all(line.endswith("broken: several distributions register this name") for line in claimed)
 
 
 def test_installed_command_runs_and_a_broken_plugin_does_not_break_the_import(broken: Path) -> None:
@@ -239,6 +239,6 @@ def test_doctor_shows_the_findings_of_installed_and_missing_runtimes(
     assert (raised["status"], raised["found"]) == ("problem", "diagnose() raised RuntimeError: no sky")
     named = findings("--address", "cloud=sky:1", "--address", "mars=red:2")
     assert named["the cloud"]["found"] == "sky:1 is far away"
-    assert (named["runtime mars"]["status"], named["runtime mars"]["found"]) == ("problem", "is not installed")
+    assert (named["runtime mars"]["status"], named["runtime mars"]["found"]) == ("problem", "not installed")
     monkeypatch.setenv("CLOUD_ADDRESS", "sky:3")
     assert findings()["the cloud"]["found"] == "sky:3 is far away"

@@ -1,7 +1,7 @@
 """The ``drivetrain`` command.
 
-Exit statuses: 0 done; 1 done, and the answer is bad (a training that failed, a broken plugin, a damaged checkpoint);
-2 asked for what cannot be; 3 there is no such run, metric or checkpoint; 128 and a signal's number when ended by it.
+Exit codes: 0 success; 1 negative result (a failed training, a broken plugin, a damaged checkpoint); 2 invalid request;
+3 the run, metric or checkpoint does not exist; 128 plus the number of the signal that ended the command.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: what comes after the command's name; None for this process's.
+        arguments: the arguments after the command's name; None for the arguments of this process.
 
     Returns:
-        The exit status; see :mod:`drivetrain._cli`.
+        The exit code; see :mod:`drivetrain._cli`.
     """
     parser = make_parser()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["run"] and "--" in given:  # argparse would take a script's options for its own
+    if given[:1] == ["run"] and "--" in given:  # argparse would interpret the options of a script as its own
         end = given.index("--")
         chosen = parser.parse_args(given[:end])
         chosen.script_arguments = given[end + 1 :]
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = chosen.handler(chosen)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # whoever read it has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
@@ -81,11 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
+    """Return the parser for all commands."""
     parser = argparse.ArgumentParser(
         prog="drivetrain",
-        description="Run a training function on many workers, and look at what has become of it.",
-        epilog="drivetrain COMMAND --help has the options and examples of each.",
+        description="Run a training function on many workers, and inspect its runs.",
+        epilog="drivetrain COMMAND --help shows the options and examples of a command.",
     )
     parser.add_argument("--version", action="version", version=f"drivetrain {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")
@@ -104,7 +104,7 @@ def _add_stacks(commands: Commands) -> None:
         commands,
         "stacks",
         _stacks,
-        "show where each rank of a run is, with its Python stacks",
+        "show what each rank of a run is doing, with its Python stacks",
         "  drivetrain stacks my_run\n  drivetrain stacks ~/drivetrain_results/my_run",
     )
     parser.add_argument("run", help="the run's directory or URI, or its name in the default storage path")
@@ -113,14 +113,13 @@ def _add_stacks(commands: Commands) -> None:
 def _stacks(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
     facts = storage.read_json(RUN_FILE)
-    answer = None if facts is None else ask(facts.text("id"), "stacks")
-    if answer is None:
+    stacks = None if facts is None else ask(facts.text("id"), "stacks")
+    if stacks is None:
         raise StorageError(
-            f"stacks: expected a run whose driver works on this machine, found none for {storage.root}: it has "
-            "ended, or "
-            "its driver is on another machine or another user's"
+            f"stacks: expected a run whose driver is running on this machine, got {storage.root}. Its driver "
+            "has ended, or belongs to another machine or user"
         )
-    emit(arguments, {"run": storage.root, "stacks": answer}, lambda: answer)
+    emit(arguments, {"run": storage.root, "stacks": stacks}, lambda: stacks)
     return OK
 
 
@@ -129,26 +128,26 @@ def _add_plugins(commands: Commands) -> None:
         commands,
         "plugins",
         _plugins,
-        "list installed plugins, and whether they load; status 1 if one does not",
+        "list the installed plugins and load each of them; exit code 1 if one does not load",
         "  drivetrain plugins",
     )
 
 
 def _plugins(arguments: argparse.Namespace) -> int:
-    found = []
+    rows = []
     for kind in KINDS:
         installed = list_plugins(kind)
         names = [plugin.name for plugin in installed]
         for plugin in installed:
             status = "installed"
             if names.count(plugin.name) > 1:
-                status = "broken: several distributions claim this name"
+                status = "broken: several distributions register this name"
             else:
                 try:
                     plugin.load()
                 except PluginError as error:
                     status = f"broken: {error.__cause__!r}"
-            found.append(
+            rows.append(
                 {
                     "kind": plugin.kind,
                     "name": plugin.name,
@@ -158,8 +157,8 @@ def _plugins(arguments: argparse.Namespace) -> int:
                 }
             )
     header = ["KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"]
-    emit(arguments, found, lambda: table(header, [list(one.values()) for one in found]))
-    return OK if all(one["status"] == "installed" for one in found) else BAD
+    emit(arguments, rows, lambda: table(header, [list(row.values()) for row in rows]))
+    return OK if all(row["status"] == "installed" for row in rows) else BAD
 
 
 def _add_completion(commands: Commands) -> None:
@@ -167,11 +166,11 @@ def _add_completion(commands: Commands) -> None:
         commands,
         "completion",
         _completion,
-        "print the script that has a shell complete this command",
+        "print the completion script for a shell",
         "  drivetrain completion bash > ~/.local/share/bash-completion/completions/drivetrain\n"
         "  drivetrain completion zsh > ~/.zfunc/_drivetrain",
     )
-    parser.add_argument("shell", choices=_SHELLS, help="for which")
+    parser.add_argument("shell", choices=_SHELLS, help="the shell")
 
 
 def _completion(arguments: argparse.Namespace) -> int:
@@ -179,14 +178,15 @@ def _completion(arguments: argparse.Namespace) -> int:
         import shtab
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'completion requires shtab, which is not installed: run pip install "drivetrain[completion]"',
+            'completion requires shtab, which is not installed. Run: pip install "drivetrain[completion]"',
             name=error.name,
         ) from error
 
     if arguments.shell not in shtab.SUPPORTED_SHELLS:
         known = ", ".join(shtab.SUPPORTED_SHELLS)
         raise ConfigurationError(
-            f"completion: expected a shell that the installed shtab knows ({known}): upgrade shtab"
+            f"completion: expected a shell that the installed shtab supports ({known}), got {arguments.shell}. "
+            "Run: pip install --upgrade shtab"
         )
     script = shtab.complete(make_parser(), arguments.shell)
     emit(arguments, {"shell": arguments.shell, "script": script}, lambda: script)

@@ -1,4 +1,4 @@
-"""``drivetrain doctor``: looks at what a run needs on this machine, and says what is wrong and what to do."""
+"""``drivetrain doctor``: checks the requirements of runs on this machine, and prints problems with advice."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ __all__ = ["add_doctor"]
 _PYTHONS = ((3, 10), (3, 13))
 _LOCAL_PROBE_BYTES = 64 << 20
 _REMOTE_PROBE_BYTES = 8 << 20
-_LEAST_BYTES_PER_S = 20e6
-_LEAST_MEMORY = 2 << 30
-_LEAST_SHARED_MEMORY = 256 << 20
-_LEAST_FILES = 1024
-_ANSWER_S = 20.0
+_MIN_BYTES_PER_S = 20e6
+_MIN_MEMORY = 2 << 30
+_MIN_SHARED_MEMORY = 256 << 20
+_MIN_OPEN_FILES = 1024
+_NVIDIA_SMI_S = 20.0
 _CONNECT_S = 5.0
 
 
@@ -48,23 +48,25 @@ def add_doctor(commands: Commands) -> None:
         commands,
         "doctor",
         _doctor,
-        "look at what runs need here, say what is wrong and what to do; status 1 if something is",
+        "check the requirements of runs on this machine; exit code 1 if there is a problem",
         "  drivetrain doctor\n  drivetrain doctor --storage-path s3://bucket/runs\n"
         "  drivetrain doctor --address ray=ray-head:6379",
     )
-    parser.add_argument("--storage-path", metavar="PATH", help="where runs are to be kept (DRIVETRAIN_STORAGE_PATH)")
+    parser.add_argument(
+        "--storage-path", metavar="PATH", help="the storage path of runs (default: DRIVETRAIN_STORAGE_PATH)"
+    )
     parser.add_argument(
         "--address",
         metavar="RUNTIME=ADDRESS",
         action="append",
         default=[],
-        help="the cluster to reach, and the runtime that it is for (<RUNTIME>_ADDRESS)",
+        help="a runtime and the address of its cluster; repeatable (default: <RUNTIME>_ADDRESS)",
     )
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     addresses = dict(_parse_address(text) for text in arguments.address)
-    looks: list[Callable[[], Iterator[Finding]]] = [
+    checks: list[Callable[[], Iterator[Finding]]] = [
         _python,
         _processors,
         _memory,
@@ -78,12 +80,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
         partial(_runtimes, addresses),
     ]
     findings = []
-    for look in looks:
+    for check in checks:
         try:
-            findings += list(look())
-        except Exception as error:  # one look that fails is a finding, and no reason not to take the others
-            name = getattr(look, "func", look).__name__.strip("_")
-            findings.append(Finding(name, "problem", f"cannot be looked at: {type(error).__name__}: {error}"))
+            findings += list(check())
+        except Exception as error:  # a check that fails must not prevent the other checks
+            name = getattr(check, "func", check).__name__.strip("_")
+            findings.append(Finding(name, "problem", f"the check failed: {type(error).__name__}: {error}"))
     problems = [finding for finding in findings if finding.status == "problem"]
     data = {"ok": not problems, "findings": [asdict(finding) for finding in findings]}
     emit(arguments, data, lambda: _text(findings))
@@ -98,7 +100,7 @@ def _parse_address(text: str) -> tuple[str, str]:
 
 
 def _text(findings: list[Finding]) -> str:
-    marks = {"ok": "ok", "warning": "look", "problem": "WRONG"}
+    marks = {"ok": "ok", "warning": "WARN", "problem": "ERROR"}
     width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
@@ -106,7 +108,7 @@ def _text(findings: list[Finding]) -> str:
         if finding.advice:
             lines.append(wrapped(" " * (width + 9) + "-> ", finding.advice))
     counts = [sum(finding.status == status for finding in findings) for status in ("problem", "warning")]
-    lines.append(f"{counts[0]} wrong, {counts[1]} to look at" if any(counts) else "everything is fine")
+    lines.append(f"problems: {counts[0]}, warnings: {counts[1]}" if any(counts) else "no problems found")
     return "\n".join(lines)
 
 
@@ -114,24 +116,24 @@ def _python() -> Iterator[Finding]:
     found = f"Python {platform.python_version()} on {platform.system()} {platform.release()}, drivetrain {__version__}"
     low, high = _PYTHONS
     if sys.platform != "linux":
-        yield Finding("system", "problem", found, "drivetrain runs on Linux: use a Linux machine or container")
+        yield Finding("system", "problem", found, "drivetrain requires Linux: use a Linux machine or container")
     elif not low <= sys.version_info[:2] <= high:
-        wanted = f"3.{low[1]} to 3.{high[1]}"
-        yield Finding("system", "warning", found, f"drivetrain is tested on Python {wanted}: use one of these")
+        tested = f"3.{low[1]} to 3.{high[1]}"
+        yield Finding("system", "warning", found, f"use a tested Python version: {tested}")
     else:
         yield Finding("system", "ok", found)
 
 
 def _processors() -> Iterator[Finding]:
-    usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    usable, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     load = os.getloadavg()[0]
-    found = f"{usable} of {there} usable, load {load:.1f}"
+    found = f"{usable} of {total} usable, load {load:.1f}"
     quota = _cgroup_number("cpu.max")
     if quota is not None and quota < usable:
-        advice = "a container's limit: workers get an even share of the CPUs that they see, so set resources CPU=..."
+        advice = "workers share the visible CPUs evenly: set resources_per_worker={'CPU': ...} to fit the limit"
         yield Finding("CPUs", "warning", f"{found}, limited to {quota:.1f} by the cgroup", advice)
     elif load > 2 * usable:
-        yield Finding("CPUs", "warning", found, "other processes keep them busy: timings will be no good")
+        yield Finding("CPUs", "warning", found, "other processes are using the CPUs: timings will be unreliable")
     else:
         yield Finding("CPUs", "ok", found)
 
@@ -147,48 +149,53 @@ def _memory() -> Iterator[Finding]:
     if limit is not None and limit < total:
         free = min(free, int(limit) - int(_cgroup_number("memory.current") or 0))
         found += f", limited to {bytes_text(limit)} by the cgroup"
-    low = free < _LEAST_MEMORY
-    yield Finding("memory", "warning" if low else "ok", found, "workers may be killed: free some" if low else "")
+    low = free < _MIN_MEMORY
+    yield Finding("memory", "warning" if low else "ok", found, "workers may be killed: free some memory" if low else "")
     with contextlib.suppress(OSError):
         size = shutil.disk_usage("/dev/shm").total
-        small = size < _LEAST_SHARED_MEMORY
-        advice = "data loaders with workers need more: start the container with --shm-size=8g" if small else ""
+        small = size < _MIN_SHARED_MEMORY
+        advice = "data loaders with workers require more: start the container with --shm-size=8g" if small else ""
         yield Finding("shared memory", "warning" if small else "ok", f"/dev/shm of {bytes_text(size)}", advice)
 
 
 def _limits() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    low = soft != resource.RLIM_INFINITY and soft < _LEAST_FILES
-    advice = f"many workers need more: ulimit -n {min(hard, 65536) if hard > 0 else 65536}" if low else ""
-    yield Finding("open files", "warning" if low else "ok", f"a process may have {soft} open", advice)
+    low = soft != resource.RLIM_INFINITY and soft < _MIN_OPEN_FILES
+    advice = f"runs with many workers require more: ulimit -n {min(hard, 65536) if hard > 0 else 65536}" if low else ""
+    yield Finding("open files", "warning" if low else "ok", f"limit of {soft} per process", advice)
 
 
 def _gpus() -> Iterator[Finding]:
     program = shutil.which("nvidia-smi")
     if program is None:
-        yield Finding("GPUs", "ok", "none of NVIDIA (there is no nvidia-smi)")
+        yield Finding("GPUs", "ok", "no NVIDIA GPUs (nvidia-smi is not installed)")
         return
     query = ["--query-gpu=index,name,memory.total,memory.used,driver_version", "--format=csv,noheader"]
     try:
-        listed = subprocess.run([program, *query], capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+        listed = subprocess.run([program, *query], capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=False)
     except subprocess.TimeoutExpired:
-        advice = "the driver hangs: look at dmesg, restart the machine"
-        yield Finding("GPUs", "problem", f"nvidia-smi gave no answer within {_ANSWER_S:g} s", advice)
+        advice = "the driver may hang: check dmesg, restart the machine"
+        yield Finding("GPUs", "problem", f"nvidia-smi did not respond within {_NVIDIA_SMI_S:g} s", advice)
         return
     if listed.returncode:
-        said = (listed.stderr or listed.stdout).strip().partition("\n")[0]
+        message = (listed.stderr or listed.stdout).strip().partition("\n")[0]
         advice = "install or restart the NVIDIA driver; in a container, start it with --gpus all"
-        yield Finding("GPUs", "problem", f"nvidia-smi says: {said}", advice)
+        yield Finding("GPUs", "problem", f"nvidia-smi failed: {message}", advice)
         return
     lines = listed.stdout.strip().splitlines()
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = "; ".join(lines) + (f"; CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else "")
-    yield Finding("GPUs", "warning" if hidden == "" else "ok", found, "all of them are hidden" if hidden == "" else "")
+    yield Finding(
+        "GPUs",
+        "warning" if hidden == "" else "ok",
+        found,
+        "all GPUs are hidden: unset CUDA_VISIBLE_DEVICES" if hidden == "" else "",
+    )
 
 
 def _frameworks() -> Iterator[Finding]:
     found = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
-    advice = 'pip install "drivetrain[torch]", or what you train with' if not found else ""
+    advice = 'install the framework that you train with, such as: pip install "drivetrain[torch]"' if not found else ""
     yield Finding("frameworks", "ok" if found else "warning", found or "none", advice)
 
 
@@ -208,7 +215,7 @@ def _plugins() -> Iterator[Finding]:
 
 def _storage(path: str | None) -> Iterator[Finding]:
     runs = find_storage(path)
-    if runs.is_local and (finding := _local_place(runs.root)) is not None:
+    if runs.is_local and (finding := _check_local_path(runs.root)) is not None:
         yield finding
         return
     size = _LOCAL_PROBE_BYTES if runs.is_local else _REMOTE_PROBE_BYTES
@@ -224,11 +231,11 @@ def _storage(path: str | None) -> Iterator[Finding]:
             probe.get_directory("data", target)
             read = time.perf_counter()
             if Path(target, "probe").stat().st_size != size:
-                raise DrivetrainError("what was read is not what was written")
+                raise DrivetrainError("the data that was read differs from the data that was written")
         probe.write_bytes("small", b"x")
         small = time.perf_counter() - read
     except (DrivetrainError, OSError) as error:
-        advice = "mend what it says, or choose another --storage-path"
+        advice = "fix the cause, or choose another --storage-path"
         yield Finding("storage", "problem", f"{runs.root} cannot be used: {error}", advice)
         return
     finally:
@@ -240,24 +247,24 @@ def _storage(path: str | None) -> Iterator[Finding]:
         f"{runs.root}: writes {rates[0] / 1e6:.0f} MB/s{where}, reads {rates[1] / 1e6:.0f} MB/s, a small file "
         f"takes {small * 1e3:.1f} ms"
     )
-    slow = min(rates) < _LEAST_BYTES_PER_S
-    advice = "checkpoints will take long: use checkpoint_upload_mode='async', or another storage" if slow else ""
+    slow = min(rates) < _MIN_BYTES_PER_S
+    advice = "checkpoints will be slow: use checkpoint_upload_mode='async', or another storage" if slow else ""
     yield Finding("storage", "warning" if slow else "ok", found, advice)
     if runs.is_local:
         free = shutil.disk_usage(_existing(runs.root)).free
         full = free < 10 << 30
-        advice = "free some: drivetrain runs gc --dry-run says what could go" if full else ""
-        yield Finding("free space", "warning" if full else "ok", f"{bytes_text(free)} for runs", advice)
+        advice = "free some space: drivetrain runs gc --dry-run lists checkpoints that can be deleted" if full else ""
+        yield Finding("free space", "warning" if full else "ok", f"{bytes_text(free)} available for runs", advice)
 
 
-def _local_place(root: str) -> Finding | None:
-    """What is wrong with the place of a local storage; the directory itself may yet have to be made."""
-    place = _existing(root)
-    if os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK):
+def _check_local_path(root: str) -> Finding | None:
+    """Return the problem with the location of a local storage, or None; the directory itself need not exist."""
+    parent = _existing(root)
+    if os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK):
         return None
-    wrong = "may not be written by you" if os.path.isdir(place) else "is a file"
-    advice = "choose another --storage-path, set DRIVETRAIN_STORAGE_PATH, or mend its permissions"
-    return Finding("storage", "problem", f"{root}: {place} {wrong}", advice)
+    problem = "is not writable" if os.path.isdir(parent) else "is a file"
+    advice = "choose another --storage-path, set DRIVETRAIN_STORAGE_PATH, or fix the permissions"
+    return Finding("storage", "problem", f"{root}: {parent} {problem}", advice)
 
 
 def _existing(path: str) -> str:
@@ -271,18 +278,18 @@ def _network() -> Iterator[Finding]:
     try:
         addresses = sorted({str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)})
     except OSError as error:
-        advice = f"put {host} into /etc/hosts; on several machines into DNS"
-        yield Finding("network", "warning", f"the name of this machine, {host}, leads nowhere ({error})", advice)
+        advice = f"add {host} to /etc/hosts, or to DNS if runs use several machines"
+        yield Finding("network", "warning", f"the hostname {host} cannot be resolved ({error})", advice)
         addresses = []
-    reached = [address for address in ["127.0.0.1", *addresses] if _can_connect(address)]
-    closed = [address for address in ["127.0.0.1", *addresses] if address not in reached]
-    if closed:
-        advice = "let processes of this machine connect to each other: look at the firewall, and at /etc/hosts"
-        yield Finding("network", "problem", f"a port on {', '.join(closed)} cannot be connected to", advice)
+    reachable = [address for address in ["127.0.0.1", *addresses] if _can_connect(address)]
+    unreachable = [address for address in ["127.0.0.1", *addresses] if address not in reachable]
+    if unreachable:
+        advice = "check the firewall and /etc/hosts: local processes must be able to connect to each other"
+        yield Finding("network", "problem", f"cannot connect to a port on {', '.join(unreachable)}", advice)
     else:
-        yield Finding("network", "ok", f"ports can be opened and reached on {', '.join(dict.fromkeys(reached))}")
-    if only := [address for address in addresses if not address.startswith("127.")]:
-        yield Finding("address", "ok", f"{host} is {', '.join(only)}")
+        yield Finding("network", "ok", f"ports are reachable on {', '.join(dict.fromkeys(reachable))}")
+    if external := [address for address in addresses if not address.startswith("127.")]:
+        yield Finding("address", "ok", f"{host} is {', '.join(external)}")
 
 
 def _can_connect(address: str) -> bool:
@@ -297,14 +304,14 @@ def _can_connect(address: str) -> bool:
 
 
 def _runtimes(addresses: Mapping[str, str]) -> Iterator[Finding]:
-    """Return the checks of the installed runtimes, and the runtimes that have an address and are not installed."""
+    """Yield the findings of the installed runtimes, and a problem for each missing runtime with an address."""
     installed = list_plugins("runtime")
     for plugin in installed:
         address = addresses.get(plugin.name) or os.environ.get(f"{plugin.name.upper()}_ADDRESS")
         yield from _diagnose(plugin, address)
     for name in sorted({*addresses, *missing_runtimes()} - {plugin.name for plugin in installed}):
         advice = "; ".join(install_commands(name)) or f"install the plugin that provides the runtime {name!r}"
-        yield Finding(f"runtime {name}", "problem", "is not installed", advice)
+        yield Finding(f"runtime {name}", "problem", "not installed", advice)
 
 
 def _backends() -> Iterator[Finding]:
@@ -313,7 +320,7 @@ def _backends() -> Iterator[Finding]:
 
 
 def _diagnose(plugin: Plugin, *arguments: Any) -> Iterator[Finding]:
-    """Return the findings of a plugin's own checks; :func:`_plugins` reports a plugin that cannot be loaded."""
+    """Yield the findings of a plugin's own checks; :func:`_plugins` reports plugins that do not load."""
     try:
         diagnose = getattr(plugin.load(), "diagnose", None)
     except PluginError:
@@ -328,7 +335,7 @@ def _diagnose(plugin: Plugin, *arguments: Any) -> Iterator[Finding]:
 
 
 def _cgroup_number(name: str) -> float | None:
-    """Return a limit of the cgroup that this process is in; None without one."""
+    """Return a limit of the cgroup of this process; None without a limit."""
     try:
         group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
         words = Path(f"/sys/fs/cgroup{group}", name).read_text().split()

@@ -1,4 +1,4 @@
-"""``drivetrain runs gc``: deletes what nobody needs, of runs that nobody works on."""
+"""``drivetrain runs gc``: deletes uncommitted and old checkpoints of runs that are not in use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["add_gc"]
 
 @dataclass
 class _Finding:
-    """What of a run could be deleted, or why nothing may be."""
+    """The checkpoints of a run that can be deleted, or the reason for skipping the run."""
 
     run: str
     skipped: str = ""
@@ -36,65 +36,71 @@ def add_gc(commands: Commands) -> None:
         commands,
         "gc",
         _gc,
-        "delete what killed drivers have left, and old checkpoints if asked to; never of a run that is worked on",
+        "delete checkpoints that killed drivers left behind, and optionally old checkpoints; skips runs in use",
         "  drivetrain runs gc --dry-run\n  drivetrain runs gc /data/runs --yes\n"
         "  drivetrain runs gc /data/runs --keep-last 2 --dry-run",
     )
-    parser.add_argument("path", nargs="?", help="a directory of runs, or a run; default: DRIVETRAIN_STORAGE_PATH")
+    parser.add_argument(
+        "path", nargs="?", help="a directory of runs, or a run directory (default: DRIVETRAIN_STORAGE_PATH)"
+    )
     parser.add_argument(
         "--keep-last",
         type=int,
         metavar="N",
-        help="also delete committed checkpoints but for the newest N of each run, and those that are pinned or in use",
+        help="also delete all committed checkpoints but the latest N of each run, unless pinned or in use",
     )
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
-    choice.add_argument("--yes", action="store_true", help="delete it")
+    choice.add_argument("--dry-run", action="store_true", help="only list what would be deleted")
+    choice.add_argument("--yes", action="store_true", help="delete")
 
 
 def _gc(arguments: argparse.Namespace) -> int:
     if arguments.keep_last is not None and arguments.keep_last < 1:
         raise ConfigurationError(
-            "runs gc --keep-last: expected at least 1, as the last committed checkpoint stays, got "
+            "runs gc --keep-last: expected at least 1, because the latest committed checkpoint is always kept, got "
             f"{arguments.keep_last}"
         )
     storage = find_storage(arguments.path)
     runs = list(find_runs(storage))
     if not runs:
-        raise MissingError(f"runs gc: expected a run, or a directory of runs, found none at {storage.root}")
-    findings = [_look(run, arguments.keep_last, delete=arguments.yes) for run in runs]
-    found = any(finding.deletions for finding in findings)
+        raise MissingError(
+            f"runs gc: expected a run directory or a directory of runs, but there is no run in {storage.root}"
+        )
+    findings = [_inspect(run, arguments.keep_last, delete=arguments.yes) for run in runs]
+    deletable = any(finding.deletions for finding in findings)
     data = {
         "deleted": bool(arguments.yes),
         "bytes": sum(one["bytes"] for finding in findings for one in finding.deletions),
         "runs": [vars(finding) for finding in findings],
     }
     emit(arguments, data, lambda: _text(findings, deleted=arguments.yes))
-    if found and not arguments.yes and not arguments.dry_run:
-        raise ConfigurationError("nothing was deleted: add --yes to delete this, or --dry-run to only look")
+    if deletable and not arguments.yes and not arguments.dry_run:
+        raise ConfigurationError(
+            "runs gc: nothing was deleted. Add --yes to delete these checkpoints, or --dry-run to only list them"
+        )
     return OK
 
 
-def _look(storage: Storage, keep_last: int | None, *, delete: bool) -> _Finding:
-    """What can be deleted of a run; and deletes it, if it is told to."""
+def _inspect(storage: Storage, keep_last: int | None, *, delete: bool) -> _Finding:
+    """Find the checkpoints of a run that can be deleted, and delete them if requested."""
     finding = _Finding(storage.root)
     try:
         holder = find_holder(storage)
         if holder is not None and holder.is_certain:
-            finding.skipped = f"being worked on by {holder.description}"
+            finding.skipped = f"in use by {holder.description}"
             return finding
         if holder is not None and not delete:
-            finding.skipped = f"locked by {holder.description}: --yes finds out whether that is still there"
+            finding.skipped = f"locked by {holder.description}, which may have exited; --yes checks this"
             return finding
         with contextlib.ExitStack() as stack:
             stack.enter_context(damage_of(storage.root))
-            if delete:  # what was seen before somebody else began is worth nothing
+            if delete:  # without the lock, another driver could change the run in between
                 stack.enter_context(RunLock(storage, Console()).hold())
             _tidy(storage, keep_last, finding, delete=delete)
     except RunInUseError as error:
         finding.skipped = str(error)
     except StorageError as error:
-        finding.skipped = f"left as it is: {error}"
+        finding.skipped = f"not changed: {error}"
     return finding
 
 
@@ -107,14 +113,16 @@ def _tidy(storage: Storage, keep_last: int | None, finding: _Finding, *, delete:
     try:
         old = []
         if keep_last is not None:
-            usable = checkpoints.verify()  # a damaged one does not count as the last
+            usable = checkpoints.verify()  # a damaged checkpoint does not count as the latest
             rules = CheckpointConfig(num_to_keep=keep_last)
             old = [entry for entry in checkpoints.droppable(rules) if entry != usable]
-        left = [_deletion(storage, name, "was never committed, or is dropped") for name in checkpoints.leftovers()]
-        dropped = [_deletion(storage, entry.name, f"not among the last {keep_last}") for entry in old]
+        left = [
+            _deletion(storage, name, "never committed, or dropped by retention") for name in checkpoints.leftovers()
+        ]
+        dropped = [_deletion(storage, entry.name, f"not among the latest {keep_last}") for entry in old]
         if delete:
             swept, _ = checkpoints.sweep()
-            left = [one for one in left if one["name"] in swept]  # without what somebody reads
+            left = [one for one in left if one["name"] in swept]  # without checkpoints that are being read
             checkpoints.drop(old)
         finding.deletions = left + dropped
     finally:
@@ -131,7 +139,7 @@ def _text(findings: list[_Finding], *, deleted: bool) -> str:
         for finding in findings
         for one in finding.deletions
     ]
-    lines = [f"left alone: {finding.run}: {finding.skipped}" for finding in findings if finding.skipped]
+    lines = [f"skipped: {finding.run}: {finding.skipped}" for finding in findings if finding.skipped]
     if rows:
         lines.append(table(["RUN", "DELETED" if deleted else "WOULD BE DELETED", "SIZE", "WHY"], rows))
         total = bytes_text(sum(one["bytes"] for finding in findings for one in finding.deletions))

@@ -1,4 +1,4 @@
-"""What the commands share: how results and errors are shown, and how a run is found."""
+"""Functions that the commands share: printing results and errors, and finding runs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 OK, BAD, USAGE, MISSING = 0, 1, 2, 3
-"""Exit statuses: done; done, and the answer is bad; asked for what cannot be; there is no such run or thing."""
+"""Exit codes: success; negative result; invalid request; missing run, metric or checkpoint."""
 
-Commands = Any  # what argparse's add_subparsers() returns, whose class has no public name
+Commands = Any  # the return type of argparse's add_subparsers(), which has no public name
 
 
 class MissingError(DrivetrainError):
-    """There is no such run, metric or checkpoint."""
+    """The run, metric or checkpoint does not exist."""
 
 
 def add_command(
@@ -60,11 +60,11 @@ def add_command(
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def emit(arguments: argparse.Namespace, data: Any, text: Callable[[], str], *, colored: bool = False) -> None:
-    """Print a result: as JSON if that was asked for, and else as text."""
+    """Print a result as JSON if requested, otherwise as text."""
     write(json_text(plain(data)) if arguments.json else text(), colored=colored)
 
 
@@ -84,22 +84,22 @@ def _cleaned(value: Any) -> Any:
 
 
 def write(text: str, *, error: bool = False, colored: bool = False, show_secrets: bool = False) -> None:
-    """Print text. All commands print through this function, as text may come from someone else's run directory.
+    """Print text. All commands use this function, because text may come from an untrusted run directory.
 
     Control characters, such as those of terminal escapes, and credentials in URIs are removed.
 
     Args:
-        text: the text, without the end of its last line.
-        error: print to the standard error.
+        text: the text, without the final line end.
+        error: print to standard error.
         colored: keep the colors of a plot.
-        show_secrets: keep credentials: the text is the address of our own server.
+        show_secrets: keep credentials, for the address of the server that this command runs.
     """
     text = printable_text(text, colored=colored)
     print(text if show_secrets else redact(text), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def find_storage(path: str | None) -> Storage:
-    """Return the directory of runs that was named, or the default one."""
+    """Return the given directory of runs, or the default directory."""
     return runs_location(path)
 
 
@@ -107,18 +107,18 @@ def find_run(run: str) -> Storage:
     """Return the directory of a run.
 
     Args:
-        run: its directory or URI; or its name, in the default storage path or the working directory.
+        run: its directory or URI, or its name in the default storage path or the working directory.
 
     Raises:
-        MissingError: there is no run.
+        MissingError: there is no such run.
     """
-    places = []
+    candidates = []
     if "/" not in run:
         runs = runs_location(None)
-        places.append(Storage(runs.filesystem, runs.path(run)))
-    places.append(Storage(*locate(run, what="the run")))
-    for storage in places:
+        candidates.append(Storage(runs.filesystem, runs.path(run)))
+    candidates.append(Storage(*locate(run, what="the run")))
+    for storage in candidates:
         if storage.exists(RUN_FILE):
             return storage
-    looked = " and ".join(storage.root for storage in places)
-    raise MissingError(f"expected the directory or the name of a run, found no {RUN_FILE} in {looked}")
+    searched = " and ".join(storage.root for storage in candidates)
+    raise MissingError(f"{run}: expected the directory or name of a run, but there is no {RUN_FILE} in {searched}")

@@ -26,17 +26,17 @@ __all__ = ["add_runs"]
 
 _METRICS_IN_LIST = 3
 _COUNTERS = ("step", "global_step", "epoch", "iteration", "batch")
-"""Metrics that the column with the number of reports says already, or nearly."""
+"""Metrics that duplicate the column with the number of reports."""
 
 
 def add_runs(commands: Commands) -> None:
-    """Add ``runs`` and what is under it."""
-    group = commands.add_parser("runs", help="list, show, plot, compare, follow and tidy up runs")
+    """Add ``runs`` and its subcommands."""
+    group = commands.add_parser("runs", help="list, show, plot, compare, follow and clean up runs")
     group.set_defaults(usage_of=group)
-    below = group.add_subparsers(metavar="COMMAND")
+    subcommands = group.add_subparsers(metavar="COMMAND")
 
     for add in (_add_list, _add_show, _add_plot, add_compare, _add_report, _add_serve, add_tail, add_gc):
-        add(below)
+        add(subcommands)
 
 
 def _add_list(commands: Commands) -> None:
@@ -44,17 +44,17 @@ def _add_list(commands: Commands) -> None:
         commands,
         "list",
         _list,
-        "list the runs of a directory, the newest first",
+        "list the runs in a directory, newest first",
         "  drivetrain runs list\n  drivetrain runs list s3://bucket/runs --json | jq -r '.[].name'",
     )
-    parser.add_argument("path", nargs="?", help="a directory of runs; default: DRIVETRAIN_STORAGE_PATH")
-    parser.add_argument("--status", help="only those with that status, such as running or failed")
+    parser.add_argument("path", nargs="?", help="a directory of runs (default: DRIVETRAIN_STORAGE_PATH)")
+    parser.add_argument("--status", help="only runs with this status, such as running or failed")
 
 
 def _list(arguments: argparse.Namespace) -> int:
     storage = find_storage(arguments.path)
     if not storage.list_names()[0] and not storage.exists(""):
-        raise MissingError(f"runs list: expected a directory of runs, found none at {storage.root}")
+        raise MissingError(f"runs list: expected a directory of runs, got the missing directory {storage.root}")
     summaries = sorted((summarize_run(run) for run in find_runs(storage)), key=lambda summary: -summary["began"])
     if arguments.status:
         summaries = [summary for summary in summaries if summary["status"] == arguments.status]
@@ -62,9 +62,9 @@ def _list(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _list_text(summaries: list[dict[str, Any]], place: str) -> str:
+def _list_text(summaries: list[dict[str, Any]], location: str) -> str:
     if not summaries:
-        return f"no run in {place}"
+        return f"no runs in {location}"
     names = dict.fromkeys(
         name
         for summary in summaries
@@ -72,7 +72,7 @@ def _list_text(summaries: list[dict[str, Any]], place: str) -> str:
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     )
     metrics = sorted(names, key=lambda name: name in _COUNTERS)[:_METRICS_IN_LIST]
-    header = ["RUN", "STATUS", "BEGAN", "DURATION", "WORKERS", "REPORTS", "CHECKPOINTS", *metrics]
+    header = ["RUN", "STATUS", "STARTED", "DURATION", "WORKERS", "REPORTS", "CHECKPOINTS", *metrics]
     rows = [
         [
             summary["name"],
@@ -86,7 +86,7 @@ def _list_text(summaries: list[dict[str, Any]], place: str) -> str:
         ]
         for summary in summaries
     ]
-    text = table(header, rows, spare=["CHECKPOINTS", "WORKERS", "BEGAN", *metrics[1:]])
+    text = table(header, rows, spare=["CHECKPOINTS", "WORKERS", "STARTED", *metrics[1:]])
     unreadable = [summary for summary in summaries if summary["status"] == "unreadable"]
     notes = [wrapped(f"  {printable(summary['name'])}: ", summary["error"]) for summary in unreadable]
     return "\n".join([text, "unreadable:", *notes] if notes else [text])
@@ -97,7 +97,7 @@ def _add_show(commands: Commands) -> None:
         commands,
         "show",
         _show,
-        "show a run: attempts, failures, checkpoints, where and with what it ran",
+        "show a run: attempts, failures, checkpoints, configuration and environment",
         "  drivetrain runs show my_run\n  drivetrain runs show /data/runs/my_run --json | jq .status",
     )
     parser.add_argument("run", help="a run's directory or URI, or its name in the default storage path")
@@ -115,10 +115,10 @@ def _show_text(record: RunRecord) -> str:
     facts = record.facts
     pairs = [
         ("status", record.status + (f": {record.error_line}" if record.error_line else "")),
-        ("worked on by", record.holder),
+        ("in use by", record.holder),
         ("directory", record.location),
-        ("began", f"{moment(record.began)}, {duration(record.duration_s)} up to its {_end_of(record)}"),
-        ("train function", f"{facts.get('train_function') or '?'} of a {facts.get('trainer')}"),
+        ("started", f"{moment(record.began)}, {duration(record.duration_s)} until {_end_of(record)}"),
+        ("train function", f"{facts.get('train_function') or '?'} ({facts.get('trainer')})"),
         ("config", facts.get("train_loop_config")),
         ("scaling", facts.get("scaling_config")),
         ("reports", f"{record.iterations} of rank 0"),
@@ -142,8 +142,8 @@ def _show_text(record: RunRecord) -> str:
             ]
             for number, attempt in enumerate(record.history.attempts, start=1)
         ]
-        header = ["ATTEMPT", "BEGAN", "DURATION", "WORKERS", "WENT ON FROM", "FAILURE"]
-        parts.append(table(header, rows, spare=["BEGAN", "WENT ON FROM"]))
+        header = ["ATTEMPT", "STARTED", "DURATION", "WORKERS", "RESUMED FROM", "FAILURE"]
+        parts.append(table(header, rows, spare=["STARTED", "RESUMED FROM"]))
     if record.checkpoints:
         rows = [
             [entry.name, str(entry.iteration), moment(entry.time), _metrics_text(entry.metrics)]
@@ -156,13 +156,13 @@ def _show_text(record: RunRecord) -> str:
 
 
 def _places(workers: list[dict[str, Any]]) -> str:
-    """Return how many workers were where."""
+    """Return the number of workers on each host as text."""
     hosts = Counter(str(worker.get("hostname")) for worker in workers)
     return ", ".join(f"{count} on {host}" for host, count in hosts.items()) or "in the driver"
 
 
 def _end_of(record: RunRecord) -> str:
-    return "end" if record.ended else "last sign of life"
+    return "its end" if record.ended else "the last activity"
 
 
 def _driver_text(environment: dict[str, Any]) -> str:
@@ -189,12 +189,16 @@ def _add_plot(commands: Commands) -> None:
     )
     parser.add_argument("run", help="a run's directory, URI or name")
     parser.add_argument(
-        "--metric", action="append", metavar="NAME", help="which; may be repeated; default: all numbers"
+        "--metric", action="append", metavar="NAME", help="a metric to plot; repeatable (default: all numbers)"
     )
-    parser.add_argument("--rank", action="append", type=int, metavar="N", help="whose; may be repeated; default: all")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="a .png, .svg or .pdf file to write instead")
-    parser.add_argument("--log", action="store_true", help="use a logarithmic axis of values")
-    parser.add_argument("--height", type=int, default=16, metavar="LINES", help="of each plot in the terminal (16)")
+    parser.add_argument(
+        "--rank", action="append", type=int, metavar="N", help="a rank to plot; repeatable (default: all)"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a .png, .svg or .pdf file instead")
+    parser.add_argument("--log", action="store_true", help="use a logarithmic value axis")
+    parser.add_argument(
+        "--height", type=int, default=16, metavar="LINES", help="height of each plot in the terminal (default: 16)"
+    )
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -211,7 +215,7 @@ def _plot(arguments: argparse.Namespace) -> int:
     try:
         panels = choose_curves(reader.curves(), arguments.metric or (), arguments.rank)
     except ValueError as error:
-        raise MissingError(f"{error}; looked in {storage.root}") from None
+        raise MissingError(f"{error} (run: {storage.root})") from None
     if arguments.json:
         data = {
             metric: {name: {**curve.export(), "lowest": curve.lowest, "highest": curve.highest}}
@@ -235,11 +239,17 @@ def _add_report(commands: Commands) -> None:
         commands,
         "report",
         _report,
-        "write a run's page: one HTML file with everything, that needs no network",
+        "write a self-contained HTML report of a run",
         "  drivetrain runs report my_run\n  drivetrain runs report my_run -o /tmp/my_run.html",
     )
     parser.add_argument("run", help="a run's directory, URI or name")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: <run's name>.html, here")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the file to write (default: RUN.html in the working directory)",
+    )
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -257,14 +267,21 @@ def _add_serve(commands: Commands) -> None:
         commands,
         "serve",
         _serve,
-        "show runs live in a browser, until Ctrl-C",
+        "serve live pages of runs for a browser, until Ctrl-C",
         "  drivetrain runs serve\n  drivetrain runs serve /data/runs --port 8080\n"
-        "  drivetrain runs serve --host 0.0.0.0      other machines may look, with a token",
+        "  drivetrain runs serve --host 0.0.0.0      also for other machines, with a token",
     )
-    parser.add_argument("path", nargs="?", help="a directory of runs, or a run; default: DRIVETRAIN_STORAGE_PATH")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1: only this machine)")
-    parser.add_argument("--port", type=int, default=0, help="the port (any that is free)")
-    parser.add_argument("--token", help="what others have to know; default: made up where the address is not 127.0.0.1")
+    parser.add_argument(
+        "path", nargs="?", help="a directory of runs, or a run directory (default: DRIVETRAIN_STORAGE_PATH)"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1, only this machine)"
+    )
+    parser.add_argument("--port", type=int, default=0, help="the port (default: any free port)")
+    parser.add_argument(
+        "--token",
+        help="the token that clients must send (default: a random token unless only this machine can connect)",
+    )
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -272,12 +289,12 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     storage = find_storage(arguments.path)
     if not storage.list_names()[0] and not storage.exists(""):
-        raise MissingError(f"runs serve: expected a directory of runs, found none at {storage.root}")
+        raise MissingError(f"runs serve: expected a directory of runs, got the missing directory {storage.root}")
     server = RunsServer(storage, host=arguments.host, port=arguments.port, token=arguments.token)
-    text = f"runs of {redact(storage.root)}: {server.url}\nCtrl-C ends it"
+    text = f"serving the runs in {redact(storage.root)}: {server.url}\nPress Ctrl-C to stop"
     write(json.dumps({"url": server.url}) if arguments.json else text, show_secrets=True)
     if not server.is_loopback:
-        write("this is plain HTTP: whoever can read the network's traffic can read the token", error=True)
+        write("warning: plain HTTP; anyone who can read the network traffic can read the token", error=True)
     with contextlib.suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         server.serve()

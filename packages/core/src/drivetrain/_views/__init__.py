@@ -1,1 +1,1 @@
-"""Looking at runs, from what is in their directories: summaries, curves, a page, a server of pages, plots."""
+"""Views of runs, created from the files in their directories: summaries, curves, plots, HTML pages and a server."""

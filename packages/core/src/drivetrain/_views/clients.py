@@ -1,4 +1,4 @@
-"""Limits on the clients of the server of runs: how many at a time, and how long each may take."""
+"""Limits on the clients of the runs server: their number, and the time for each request."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Le
 class LimitedServer(ThreadingHTTPServer):
     """An HTTP server with a thread for each client, and a maximum number of clients.
 
-    If there are too many, the connection that has been sending its request for the longest time is closed, so clients
-    that send slowly, or nothing, cannot keep others out. If all clients have sent their requests, new ones are refused.
+    If there are too many clients, the connection that has been sending its request for the longest time is closed, so
+    slow or silent clients cannot block others. If all clients have sent their requests, new clients are rejected.
 
     Attributes:
         max_clients: the maximum number of connections.
     """
 
     daemon_threads = True
-    block_on_close = False  # a stream of events ends within a look
+    block_on_close = False  # a stream of events ends within one polling interval
     request_queue_size = 64
     max_clients = 128
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._lock = threading.Lock()
-        self._clients: dict[socket.socket, bool] = {}  # whether each is still sending its request, oldest first
+        self._clients: dict[socket.socket, bool] = {}  # True if the client is still sending its request; oldest first
         super().__init__(*args, **kwargs)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start the thread of a client, or refuse the client."""
+        """Start a thread for a client, or reject the client."""
         if self._admit(request):
             super().process_request(request, client_address)
             return
@@ -59,7 +59,7 @@ class LimitedServer(ThreadingHTTPServer):
                 self._clients[client] = sending
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing: a client's error is no matter of the user of the terminal."""
+        """Print nothing: errors of clients do not concern the user of the terminal."""
 
     def _admit(self, client: socket.socket) -> bool:
         with self._lock:
@@ -68,18 +68,18 @@ class LimitedServer(ThreadingHTTPServer):
                 if slowest is None:
                     return False
                 del self._clients[slowest]
-                with contextlib.suppress(OSError):  # its thread notices, and closes it
+                with contextlib.suppress(OSError):  # its thread notices this and closes the connection
                     slowest.shutdown(socket.SHUT_RDWR)
             self._clients[client] = True
             return True
 
 
 class DeadlineReader(io.RawIOBase):
-    """Reads a client's requests, each within a total time, however the bytes are spread over it.
+    """Reads the requests of a client, with a limit on the total time for each request.
 
     Args:
         client: the connection.
-        limit_s: seconds for a request.
+        limit_s: the time limit for a request in seconds.
     """
 
     def __init__(self, client: socket.socket, limit_s: float) -> None:
@@ -89,21 +89,21 @@ class DeadlineReader(io.RawIOBase):
         self.start()
 
     def start(self) -> None:
-        """Start the time of the next request."""
+        """Restart the time limit for the next request."""
         self._deadline = time.monotonic() + self._limit_s
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what there is.
+        """Read the available bytes.
 
         Raises:
-            TimeoutError: the time is over.
+            TimeoutError: the time limit has expired.
         """
         remaining = self._deadline - time.monotonic()
         if remaining <= 0:
-            raise TimeoutError("the request took too long")
+            raise TimeoutError("the client did not send its request within the time limit")
         self._client.settimeout(remaining)
         return self._client.recv_into(buffer)

@@ -1,8 +1,8 @@
-"""Curves of metrics: any number of reports in bounded memory, with every minimum and maximum kept.
+"""Curves of metrics: any number of reports in bounded memory, without losing minima and maxima.
 
-A curve is a row of buckets of as many reports each. When there are too many buckets, two neighbours become one. What is
-kept of a bucket is its least and greatest value, their mean, and how far it reaches: so a spike of one report among a
-million is still there, as the maximum of its bucket.
+A curve is a sequence of buckets with the same number of reports each. When there are too many buckets, pairs of
+neighbors are merged. A bucket stores its minimum, maximum, sum and last position. A spike in a single report among a
+million is therefore preserved as the maximum of its bucket.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from drivetrain.errors import StorageError
 
 __all__ = ["Curve", "CurveReader", "choose_curves"]
 
-_CHUNK_BYTES = 1 << 17  # so that what is made of it fits into a processor's cache: twice as fast as 4 MiB
+_CHUNK_BYTES = 1 << 17  # the parsed reports fit into the CPU cache: twice as fast as 4 MiB
 _MEMORY_BYTES = 64
-_BUCKETS_OF_ALL = 120_000
+_MAX_TOTAL_BUCKETS = 120_000
 _MAX_BUCKETS = 1024
 _MIN_BUCKETS = 64
-_BROKEN_SHOWN = 50
-_MAX_CURVES = 100_000  # more are left out: every report may have metrics of other names
+_MAX_BROKEN_SHOWN = 50
+_MAX_CURVES = 100_000  # limit: every report may have metrics with new names
 _LARGE = 1e300
 _TIME = "_timestamp"
 _ITERATION = "_training_iteration"
@@ -41,13 +41,13 @@ class Curve:
     """One metric of one rank.
 
     Args:
-        max_buckets: how many buckets to keep at most; an even number.
+        max_buckets: the maximum number of buckets; must be even.
 
     Attributes:
-        count: how many finite values were added.
-        width: how many of them a bucket stands for.
-        broken: how many values were NaN or infinite.
-        broken_at: the iterations of the first of those.
+        count: the number of finite values that were added.
+        width: the number of values in a bucket.
+        broken: the number of values that were NaN or infinite.
+        broken_at: the iterations of the first such values.
     """
 
     def __init__(self, max_buckets: int = _MAX_BUCKETS) -> None:
@@ -60,15 +60,15 @@ class Curve:
         self._low: list[float] = []
         self._high: list[float] = []
         self._sums: list[float] = []
-        self._open = 0  # how many values the last bucket lacks
+        self._open = 0  # the number of values missing from the last bucket
 
     def add(self, iterations: Sequence[float], times: Sequence[float], values: Sequence[float]) -> None:
         """Add values in order.
 
         Args:
-            iterations: of each.
-            times: Unix time in seconds of each.
-            values: any numbers; those that are not finite are counted, and left out.
+            iterations: the iteration of each value.
+            times: the Unix time of each value in seconds.
+            values: the values; non-finite values are counted and left out.
         """
         if not _are_finite(values):
             iterations, times, values = self._without_broken(iterations, times, values)
@@ -101,45 +101,45 @@ class Curve:
             self._halve()
 
     def export(self) -> dict[str, Any]:
-        """Parallel lists ``x`` (the last iteration), ``t``, ``mean``, and of wider buckets ``low`` and ``high``."""
+        """Return parallel lists ``x`` (last iteration), ``t``, ``mean``, and if ``width`` > 1 ``low`` and ``high``."""
         sizes = [self.width] * len(self._low)
         if self._open:
             sizes[-1] -= self._open
-        found: dict[str, Any] = {
+        exported: dict[str, Any] = {
             "count": self.count,
             "width": self.width,
             "x": [end[0] for end in self._ends],
             "t": [round(end[1], 3) for end in self._ends],
             "mean": [
-                _short(min(max(total / size, low), high))  # whatever rounding, or a sum that is too great, makes of it
+                _short(min(max(total / size, low), high))  # rounding or a sum that overflows could leave the range
                 for total, size, low, high in zip(self._sums, sizes, self._low, self._high, strict=True)
             ],
         }
         if self.width > 1:
-            found["low"] = [_short(value) for value in self._low]
-            found["high"] = [_short(value) for value in self._high]
+            exported["low"] = [_short(value) for value in self._low]
+            exported["high"] = [_short(value) for value in self._high]
         if self.broken:
-            found["broken"], found["broken_at"] = self.broken, self.broken_at
-        return found
+            exported["broken"], exported["broken_at"] = self.broken, self.broken_at
+        return exported
 
     def points(self) -> list[tuple[float, float, float, float]]:
-        """Iteration, least, mean and greatest value of each bucket."""
+        """Return the iteration, minimum, mean and maximum of each bucket."""
         exported = self.export()
         mean = exported["mean"]
         return list(zip(exported["x"], exported.get("low", mean), mean, exported.get("high", mean), strict=True))
 
     @property
     def lowest(self) -> float:
-        """The least value; NaN without any."""
+        """The minimum of all values; NaN without values."""
         return min(self._low, default=math.nan)
 
     @property
     def highest(self) -> float:
-        """The greatest value; NaN without any."""
+        """The maximum of all values; NaN without values."""
         return max(self._high, default=math.nan)
 
     def _halve(self) -> None:
-        """Put two neighbours together, all over."""
+        """Merge neighboring pairs of buckets."""
         pairs = len(self._low) // 2
         odd = len(self._low) % 2
         first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
@@ -160,7 +160,7 @@ class Curve:
                 good.append((point[0], point[1], float(point[2])))
             else:
                 self.broken += 1
-                if len(self.broken_at) < _BROKEN_SHOWN:
+                if len(self.broken_at) < _MAX_BROKEN_SHOWN:
                     self.broken_at.append(point[0])
         kept = zip(*good, strict=True) if good else ((), (), ())
         x, t, y = map(list, kept)
@@ -168,7 +168,7 @@ class Curve:
 
 
 class CurveReader:
-    """All numeric metrics of all ranks of a run; :meth:`update` takes what was reported since.
+    """Reads all numeric metrics of all ranks of a run; :meth:`update` reads new reports.
 
     Args:
         storage: the run directory.
@@ -180,16 +180,16 @@ class CurveReader:
         self._curves: dict[tuple[int, str], Curve] = {}
         self._last_time: dict[int, float] = {}
         self.reports: dict[int, int] = {}
-        """How many reports there are, by rank."""
+        """The number of reports, by rank."""
 
     def update(self, limit_s: float = math.inf) -> float:
-        """Read what is new.
+        """Read new reports.
 
         Args:
-            limit_s: seconds after which to leave the rest for the next time.
+            limit_s: the time limit in seconds; the next call continues with the rest.
 
         Returns:
-            How much of everything has been read, up to 1.
+            The fraction of all reports that has been read, up to 1.
         """
         deadline = time.monotonic() + limit_s
         tails = [
@@ -198,7 +198,7 @@ class CurveReader:
         ]
         for rank, tail in tails:
             for chunk in tail.chunks():
-                if chunk is None:  # the file was cut, or replaced: from the beginning
+                if chunk is None:  # the file was truncated or replaced: start again
                     self._curves = {key: curve for key, curve in self._curves.items() if key[0] != rank}
                     self.reports[rank] = 0
                 else:
@@ -206,11 +206,11 @@ class CurveReader:
                         self._take(rank, _parse(chunk))
                 if time.monotonic() > deadline:
                     sizes = [each.progress() for _, each in tails]
-                    return min(1.0, sum(read for read, _ in sizes) / max(1, sum(there for _, there in sizes)))
+                    return min(1.0, sum(read for read, _ in sizes) / max(1, sum(size for _, size in sizes)))
         return 1.0
 
     def curves(self) -> dict[tuple[int, str], Curve]:
-        """By rank and metric, ranks first."""
+        """Return the curves by rank and metric, sorted by rank."""
         return dict(sorted(self._curves.items(), key=lambda item: item[0][0]))
 
     def _take(self, rank: int, reports: list[dict[str, Any]]) -> None:
@@ -229,39 +229,39 @@ class CurveReader:
                 self._curve(rank, name).add(x, t, values)
 
     def _times(self, rank: int, reports: Sequence[Mapping[str, Any]]) -> list[float]:
-        """When each report was made: whole seconds are on storage, and the time since the one before."""
-        now, found = self._last_time.get(rank, 0.0), []
-        nothing = [0.0] * len(reports)
-        seconds, durations = _column(reports, _TIME, nothing), _column(reports, _DURATION, nothing)
+        """Return the time of each report, computed from the stored whole seconds and the intervals between reports."""
+        now, times = self._last_time.get(rank, 0.0), []
+        zeros = [0.0] * len(reports)
+        seconds, durations = _column(reports, _TIME, zeros), _column(reports, _DURATION, zeros)
         for second, duration in zip(seconds, durations, strict=True):
             now = min(max(now + duration, second), second + 0.999)
-            found.append(now)
+            times.append(now)
         self._last_time[rank] = now
-        return found
+        return times
 
     def _curve(self, rank: int, name: str) -> Curve:
-        found = self._curves.get((rank, name))
-        if found is None:
-            share = _BUCKETS_OF_ALL // (len(self._curves) + 1) // 2 * 2
+        curve = self._curves.get((rank, name))
+        if curve is None:
+            share = _MAX_TOTAL_BUCKETS // (len(self._curves) + 1) // 2 * 2
             limit = max(_MIN_BUCKETS, min(_MAX_BUCKETS, share))
-            for curve in self._curves.values():
-                curve.shrink(limit)
-            found = self._curves[rank, name] = Curve(limit)
-        return found
+            for other in self._curves.values():
+                other.shrink(limit)
+            curve = self._curves[rank, name] = Curve(limit)
+        return curve
 
 
 def choose_curves(
     curves: Mapping[tuple[int, str], Curve], metrics: Sequence[str] = (), ranks: Sequence[int] | None = None
 ) -> dict[str, dict[str, Curve]]:
-    """Some of the curves, by metric and then by rank in words.
+    """Return the selected curves, by metric and then by label.
 
     Args:
-        curves: by rank and metric.
-        metrics: which, nested ones as ``outer/inner``; none for all that were reported.
-        ranks: whose; None for everybody's.
+        curves: all curves, by rank and metric.
+        metrics: the metrics, ``outer/inner`` for nested metrics; empty for all reported metrics.
+        ranks: the ranks; None for all ranks.
 
     Raises:
-        ValueError: there is no such one.
+        ValueError: a metric has no curve.
     """
     known = list(dict.fromkeys(metric for _, metric in curves if not metric.startswith("_")))
     panels = {}
@@ -273,11 +273,11 @@ def choose_curves(
         }
     missing = [metric for metric, chosen in panels.items() if not chosen]
     if missing or not panels:
-        what = ", ".join(map(repr, missing)) or "such"
-        whose = f" by ranks {list(ranks)}" if ranks is not None else ""
+        names = ", ".join(map(repr, missing)) or "none"
+        reporters = f" of ranks {list(ranks)}" if ranks is not None else ""
         raise ValueError(
-            f"a plot: expected metrics that were reported as numbers, found no {what}{whose}; "
-            f"there are: {', '.join(known) or 'none'}"
+            f"metrics: expected metrics{reporters} that were reported as numbers, got {names}. "
+            f"Known metrics: {', '.join(known) or 'none'}"
         )
     return panels
 
@@ -289,17 +289,17 @@ class _Tail:
         self._storage = storage
         self._name = name
         self._position = 0
-        self._memory = b""  # what came last before the position
+        self._memory = b""  # the last bytes before the position, to detect changes
 
     def progress(self) -> tuple[int, int]:
-        """Return how many bytes were read, and how many there are, as far as that is known."""
+        """Return the number of bytes that were read, and the size of the file if it is known."""
         with contextlib.suppress(OSError):
             if self._storage.is_local:
                 return self._position, os.path.getsize(self._storage.path(self._name))
         return self._position, self._position
 
     def chunks(self) -> Iterator[bytes | None]:
-        """Whole lines that are new; before them None, if what was read before is no longer there."""
+        """Yield new complete lines; yield None first if the lines that were read before have changed."""
         if not self._storage.is_local:
             yield from self._chunks_of(self._storage.read_bytes(self._name) or b"")
             return
@@ -333,9 +333,9 @@ class _Tail:
 
 
 def _parse(lines: bytes) -> list[dict[str, Any]]:
-    """Read reports, with flat metrics, from lines of JSON; skips damaged lines."""
+    """Parse reports with flat metrics from lines of JSON; skip damaged lines."""
     reports = _parse_lines(lines)
-    if lines.count(b"{") == len(reports):  # no report is nested; flattening would double the time
+    if lines.count(b"{") == len(reports):  # no report is nested, and flattening would double the time
         return reports
     return [flatten(report) for report in reports]
 
@@ -343,7 +343,7 @@ def _parse(lines: bytes) -> list[dict[str, Any]]:
 def _parse_lines(lines: bytes) -> list[dict[str, Any]]:
     body = lines.strip(b"\n")
     with contextlib.suppress(StorageError):
-        # At once, in a third of the time: a line end is never inside of a value.
+        # Parsing all lines together takes a third of the time; JSON values contain no line ends.
         found: list[Any] = parse_json(b"[" + body.replace(b"\n", b",") + b"]", "")
         return [report for report in found if isinstance(report, dict)]
     reports = []
@@ -354,9 +354,9 @@ def _parse_lines(lines: bytes) -> list[dict[str, Any]]:
 
 
 def _column(reports: Sequence[Mapping[str, Any]], name: str, otherwise: Sequence[float]) -> Sequence[float]:
-    """Return a metric that should be a number in every report; where it is not, something else."""
+    """Return the values of a metric, with values from ``otherwise`` in reports in which it is not a number."""
     values = [report.get(name) for report in reports]
-    if {*map(type, values)} <= {int, float} and _are_finite(values):  # type: ignore[arg-type]  # they are numbers now
+    if {*map(type, values)} <= {int, float} and _are_finite(values):  # type: ignore[arg-type]  # all values are numbers
         return values  # type: ignore[return-value]
     return [
         value if value is not None and is_number(value) else other
@@ -367,7 +367,7 @@ def _column(reports: Sequence[Mapping[str, Any]], name: str, otherwise: Sequence
 def _numbers(
     reports: Sequence[Mapping[str, Any]], name: str, iterations: Sequence[float], times: Sequence[float]
 ) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-    """Return the reports in which a metric is a number."""
+    """Return the iterations, times and values of the reports in which a metric is a number."""
     try:
         values = [report[name] for report in reports]
         if {*map(type, values)} <= {int, float}:
@@ -384,7 +384,7 @@ def _numbers(
 
 
 def _are_finite(values: Sequence[float]) -> bool:
-    """Return True if no value is NaN or infinite, in a moment; also False where only their sum is very large."""
+    """Return True if no value is NaN or infinite. This is fast, but False if only the sum is very large."""
     try:
         return abs(sum(values)) < _LARGE
     except OverflowError:
@@ -394,10 +394,10 @@ def _are_finite(values: Sequence[float]) -> bool:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer that no float can hold
+    except OverflowError:  # an integer that is too large for a float
         return False
 
 
 def _short(value: float) -> float:
-    """Seven digits, which is more than a screen can show."""
+    """Round to seven digits, which is more than a screen can show."""
     return value if isinstance(value, int) else float(f"{value:.7g}")

@@ -1,4 +1,4 @@
-"""Curves as a figure of matplotlib, for notebooks, PNG and SVG."""
+"""Draws curves as a matplotlib figure, for notebooks, PNG and SVG."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _WIDTH_IN, _HEIGHT_IN = 7.0, 2.8
 
 
 def draw_figure(panels: Mapping[str, Mapping[str, Curve]], *, log: bool = False) -> Figure:
-    """Draw curves, a panel for each metric.
+    """Draw curves, with a panel for each metric.
 
     Args:
-        panels: by metric, and then by what to call it, the curves.
-        log: a logarithmic axis of values.
+        panels: the curves, by metric and then by label.
+        log: use a logarithmic value axis.
 
     Returns:
-        A figure that pyplot does not know, so nothing has to be closed; notebooks show it.
+        A figure that notebooks display. It is not registered with pyplot, so it need not be closed.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -34,11 +34,11 @@ def draw_figure(panels: Mapping[str, Mapping[str, Curve]], *, log: bool = False)
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'a figure requires matplotlib, which is not installed: run pip install "drivetrain[plot]"', name=error.name
+            'plots require matplotlib, which is not installed. Run: pip install "drivetrain[plot]"', name=error.name
         ) from error
 
     class ShownFigure(Figure):
-        """A figure that notebooks show also where no backend of pyplot is active."""
+        """A figure that notebooks display even if no pyplot backend is active."""
 
         def _repr_png_(self) -> bytes:
             picture = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The history of a run: what the records of its timeline add up to."""
+"""The history of a run, built from the records of its timeline."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ class Attempt:
     Attributes:
         start: the number of its driver, from 1.
         number: its number among the attempts of that driver, from 0.
-        began: Unix time in seconds at which its workers were up.
-        ended: when it was over; None while it runs, or if no driver could note it.
-        workers: where each rank was, as the fields of :class:`~drivetrain.WorkerInfo`.
-        resumed_from: the iteration that it resumed from; None for a start from the beginning.
-        failure: the failure that ended it, in the form of ``error.json``, with ``traceback`` and ``log``; None without.
-        survived: likewise the failures that only replaced the lost ranks; oldest first.
+        began: Unix time in seconds at which its workers had started.
+        ended: Unix time in seconds at which it ended; None while it runs, or if no driver recorded its end.
+        workers: the worker of each rank, as the fields of :class:`~drivetrain.WorkerInfo`.
+        resumed_from: the iteration from which it resumed; None if it started from the beginning.
+        failure: the failure that ended it, in the format of ``error.json``, with ``traceback`` and ``log``; None
+            without a failure.
+        survived: failures in the same format after which only the lost ranks were replaced, oldest first.
     """
 
     start: int
@@ -47,16 +48,16 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class History:
-    """The history of a run; :meth:`add` takes one record after the other.
+    """The history of a run; :meth:`add` processes the records in order.
 
     Attributes:
         starts: the number of drivers so far.
-        environment: where the last driver ran.
-        attempts: oldest first.
-        committed: name, iteration and time of every checkpoint that was committed, by name.
-        outcome: a value of :class:`~drivetrain._base.outcome.RunOutcome`; empty if the last driver noted none.
+        environment: the environment of the last driver.
+        attempts: the attempts, oldest first.
+        committed: the name, iteration and time of every committed checkpoint, by name.
+        outcome: a value of :class:`~drivetrain._base.outcome.RunOutcome`; empty if the last driver recorded none.
         error_line: the first line of the error that ended the last driver; empty without one.
-        ended: Unix time in seconds at which the last driver ended; None if it did not note it.
+        ended: Unix time in seconds at which the last driver ended; None if it did not record its end.
         last_time: Unix time in seconds of the last record.
     """
 
@@ -73,7 +74,7 @@ class History:
         """Add the next record."""
         match record:
             case DriverStarted():
-                self._end_attempt(self.last_time)  # the driver before was killed
+                self._end_attempt(self.last_time)  # the previous driver was killed
                 self.starts += 1
                 self.environment = {**record.environment, "packages": {}}
                 self.outcome, self.error_line, self.ended = "", "", None

@@ -1,4 +1,4 @@
-"""One run, or a list of them, as one HTML file that needs nothing else: no network, no server, no other file."""
+"""Renders a run, or a list of runs, as a self-contained HTML page without network access or other files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_report(storage: Storage, path: Path) -> None:
     document = describe_run(storage)
     text = render(encode(document), document["name"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", errors="replace")  # JSON can contain text that has no encoding
+    path.write_text(text, encoding="utf-8", errors="replace")  # JSON can contain text that cannot be encoded
 
 
 def describe_run(
@@ -47,13 +47,13 @@ def describe_run(
     sizes: dict[str, tuple[int, int] | None] | None = None,
     limit_s: float = math.inf,
 ) -> dict[str, Any]:
-    """What the page of a run shows.
+    """Return the document for the page of a run.
 
     Args:
         storage: the run directory.
-        reader: its curves so far, which are brought up to date; None reads all of them.
-        sizes: of checkpoints that are known already; added to.
-        limit_s: seconds to read reports for; ``read`` says which part of them that was.
+        reader: the curves read so far, which are updated; None reads all reports.
+        sizes: the known sizes of checkpoints; missing sizes are added.
+        limit_s: the time limit for reading reports; ``read`` in the document is the fraction that was read.
 
     Raises:
         StorageError: there is no run, or its files are damaged.
@@ -88,11 +88,11 @@ def _describe_run(
 
 
 def describe_runs(location: str, summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the page of a directory of runs shows.
+    """Return the document for the page of a directory of runs.
 
     Args:
         location: the directory.
-        summaries: of the runs; ``link`` is the address of a run's page.
+        summaries: the summaries of the runs; ``link`` is the address of the page of a run.
     """
     return {
         "kind": "runs",
@@ -104,9 +104,9 @@ def describe_runs(location: str, summaries: Iterable[Mapping[str, Any]]) -> dict
 
 
 def render(document: str, title: str) -> str:
-    """Return the page that shows a document of :func:`describe_run` or :func:`describe_runs`, encoded."""
+    """Return the page for an encoded document of :func:`describe_run` or :func:`describe_runs`."""
     style, script = _asset("page.css"), _asset("page.js")
-    # Nothing in a run's data can close the block, or be taken for HTML.
+    # The escapes keep the data from closing the script block or being interpreted as HTML.
     data = document.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; img-src data:; "
@@ -124,7 +124,7 @@ def render(document: str, title: str) -> str:
 <style>{style}</style>
 </head>
 <body>
-<main><noscript>This page draws the run with JavaScript, which is off here.</noscript></main>
+<main><noscript>This page requires JavaScript, which is disabled in this browser.</noscript></main>
 <script type="application/json" id="data">{data}</script>
 <script>{script}</script>
 </body>
@@ -133,7 +133,7 @@ def render(document: str, title: str) -> str:
 
 
 def encode(document: Mapping[str, Any]) -> str:
-    """Return a document as JSON that browsers read: numbers that are not finite become words."""
+    """Return a document as JSON for browsers; non-finite numbers become strings."""
     encoder = json.JSONEncoder(separators=(",", ":"), default=str, allow_nan=False)
     try:
         return encoder.encode(document)
@@ -141,19 +141,19 @@ def encode(document: Mapping[str, Any]) -> str:
         return encoder.encode(plain(document, str))
 
 
-def plain(value: Any, of_broken: Callable[[float], Any] = lambda value: None) -> Any:
-    """Return a value as standard JSON knows it.
+def plain(value: Any, replace: Callable[[float], Any] = lambda value: None) -> Any:
+    """Return a value that standard JSON can represent.
 
     Args:
-        value: of dicts, lists and scalars.
-        of_broken: what stands for a number that is not finite.
+        value: a value of dicts, lists and scalars.
+        replace: returns the replacement of a non-finite number.
     """
     if isinstance(value, float):
-        return value if math.isfinite(value) else of_broken(value)
+        return value if math.isfinite(value) else replace(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(inner, of_broken) for key, inner in value.items()}
+        return {str(key): plain(inner, replace) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(inner, of_broken) for inner in value]
+        return [plain(inner, replace) for inner in value]
     return value
 
 

@@ -1,4 +1,4 @@
-"""Curves as text: in the dots of braille characters, or in letters where these or colours are not available."""
+"""Draws curves as text: with braille dots, or with ASCII marks if these or colours are not available."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def plot(
     Args:
         series: the points of each curve, by its name.
         title: the name of the values.
-        width: columns of text; None for the terminal's.
-        height: lines of text for the curves.
-        log: use a logarithmic axis of values, without the values that are not above zero.
+        width: the width in columns of text; None for the width of the terminal.
+        height: the height of the curves in lines of text.
+        log: use a logarithmic value axis, and leave out values that are not positive.
     """
     curves = [_logarithms(points) if log else list(points) for points in series.values()]
     if not any(curves):
-        return f"{printable(title)}: nothing to draw"
+        return f"{printable(title)}: no values to plot"
     bounds = _Bounds.of([point for points in curves for point in points])
     labels = _value_labels(bounds, height, log)
     margin = max(map(len, labels.values())) + 1
@@ -71,7 +71,7 @@ class _Bounds(NamedTuple):
 
     @classmethod
     def of(cls, points: Sequence[Point]) -> _Bounds:
-        """Return the ranges that contain all points; that of values is never empty."""
+        """Return the ranges that contain all points; the range of values is never empty."""
         low, high = min(point[1] for point in points), max(point[3] for point in points)
         if high <= low:
             low, high = low - (abs(low) * 0.05 or 1), high + (abs(high) * 0.05 or 1)
@@ -83,13 +83,13 @@ def _logarithms(points: Sequence[Point]) -> list[Point]:
 
 
 def _value_labels(bounds: _Bounds, height: int, log: bool) -> dict[int, str]:
-    """Return the labels of the axis of values, by line."""
+    """Return the labels of the value axis, by line."""
     values = {0: bounds.high, height // 2: (bounds.low + bounds.high) / 2, height - 1: bounds.low}
     return {row: amount(10**value if log else value) for row, value in values.items()}
 
 
 def _report_labels(bounds: _Bounds, columns: int) -> str:
-    """Return the labels of the axis of reports, at both of its ends."""
+    """Return the labels of the report axis, at both ends."""
     first, last = amount(bounds.left), amount(bounds.right)
     return f"{first}{last:>{max(1, columns - len(first))}}"
 
@@ -101,7 +101,7 @@ def _legend(names: Iterable[str], has_dots: bool) -> str:
 
 
 class _Canvas:
-    """Cells of text. Each contains four by two dots if these can be printed, and one mark otherwise."""
+    """Cells of text. Each cell contains four by two dots if these can be printed, and a single mark otherwise."""
 
     def __init__(self, width: int, height: int, bounds: _Bounds, has_dots: bool) -> None:
         self._bounds = bounds
@@ -126,14 +126,14 @@ class _Canvas:
         """Return the lines of text."""
         if not self._has_dots:
             return ["".join(_MARKS[(mark - 1) % len(_MARKS)] if mark else " " for mark in row) for row in self._cells]
-        found = []
+        lines = []
         for row, owners in zip(self._cells, self._owners, strict=True):
             characters = [chr(0x2800 + bits) if bits else " " for bits in row]
             if coloured:
                 spans = groupby(zip(owners, characters, strict=True), lambda pair: pair[0])
                 characters = [_coloured(owner, "".join(one for _, one in span)) for owner, span in spans]
-            found.append("".join(characters))
-        return found
+            lines.append("".join(characters))
+        return lines
 
     def _place(self, x: float, y: float) -> tuple[int, int]:
         """Return the column and row of a point's dot."""

@@ -1,4 +1,4 @@
-"""Reads everything about a run from its directory, whether it has ended or is still running."""
+"""Reads all information about a finished or running run from its directory."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class RunRecord:
     Attributes:
         name: the run's name.
         location: its directory, on its filesystem.
-        status: ``running``, ``locked`` (a driver on another machine has it, or has died there), ``finished``,
-            ``failed``, ``interrupted``, ``ended`` (no driver works on it, and the outcome was not noted: its driver was
-            killed, or is of a version that did not note it).
-        holder: the driver that works on it, in words; empty for none.
-        facts: ``run.json``.
-        began: Unix time in seconds at which its first driver began.
+        status: ``running``, ``locked`` (a driver on another machine runs it, or died there), ``finished``,
+            ``failed``, ``interrupted``, or ``ended`` (no driver runs it and no outcome was recorded: its driver was
+            killed, or is a version that did not record outcomes).
+        holder: a description of the driver that runs it; empty for none.
+        facts: the content of ``run.json``.
+        began: Unix time in seconds at which its first driver started.
         history: the drivers, attempts and commits so far.
-        checkpoints: those that are committed and kept, oldest first.
-        error: ``error.json``; None where there is none.
-        metrics: the last report of rank 0; None without one.
+        checkpoints: the committed checkpoints that are kept, oldest first.
+        error: the content of ``error.json``; None without the file.
+        metrics: the last report of rank 0; None without a report.
     """
 
     name: str
@@ -59,12 +59,12 @@ class RunRecord:
 
     @property
     def is_live(self) -> bool:
-        """Whether a driver is, or might still be, working on it."""
+        """True if a driver is running it, or might still be running it."""
         return self.status in ("running", "locked")
 
     @property
     def ended(self) -> float | None:
-        """Unix time in seconds at which its last driver ended; None while it runs, or if no driver could note it."""
+        """Unix time in seconds at which its last driver ended; None while it runs, or if no driver recorded it."""
         return None if self.is_live else self.history.ended
 
     @property
@@ -74,13 +74,13 @@ class RunRecord:
 
     @property
     def last_time(self) -> float:
-        """Unix time in seconds of the last sign of life."""
+        """Unix time in seconds of the last activity."""
         reported_at = float((self.metrics or {}).get("_timestamp", 0))
         return max([self.history.last_time, reported_at, *(entry.time for entry in self.checkpoints[-1:])])
 
     @property
     def dropped(self) -> list[dict[str, Any]]:
-        """Name, iteration and time of the checkpoints that were committed and are no longer kept."""
+        """Name, iteration and time of the committed checkpoints that are no longer kept."""
         kept = {checkpoint.name for checkpoint in self.checkpoints}
         return [entry for name, entry in self.history.committed.items() if name not in kept]
 
@@ -91,11 +91,11 @@ class RunRecord:
 
     @property
     def duration_s(self) -> float:
-        """Seconds from its first start to its end, or to the last sign of life."""
+        """Seconds from its first start to its end, or to its last activity."""
         return max(0.0, (self.ended or self.last_time) - self.began)
 
     def summary(self) -> dict[str, Any]:
-        """Return the facts that fit into a line of a table."""
+        """Return the values for a row of a table of runs."""
         return {
             "name": self.name,
             "status": self.status,
@@ -111,7 +111,7 @@ class RunRecord:
         }
 
     def details(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return all information, for JSON."""
         return {
             **self.summary(),
             "id": self.facts.get("id"),
@@ -137,14 +137,14 @@ class RunRecord:
 
 
 def find_runs(directory: Storage) -> Iterator[Storage]:
-    """Return the run directories in a directory, by name; or that directory itself, if it is one."""
+    """Yield the run directories in a directory, by name; or the directory itself if it is a run directory."""
     if directory.exists(RUN_FILE):
         yield directory
         return
     for name in directory.list_names()[0]:
         try:
             path = directory.path(name)
-        except StorageError:  # a bucket can have an object whose name contains ".."
+        except StorageError:  # a bucket can contain an object with ".." in its name
             continue
         run = Storage(directory.filesystem, path, directory.limits)
         if run.exists(RUN_FILE):
@@ -152,7 +152,7 @@ def find_runs(directory: Storage) -> Iterator[Storage]:
 
 
 def read_run(storage: Storage) -> RunRecord:
-    """Read a run's directory; change nothing, and needs no lock.
+    """Read a run directory without changing or locking it.
 
     Raises:
         StorageError: there is no run, it cannot be read, or a newer drivetrain wrote it.
@@ -161,7 +161,7 @@ def read_run(storage: Storage) -> RunRecord:
         storage.require_known_version()
         facts = storage.read_json(RUN_FILE)
         if facts is None:
-            raise StorageError(f"expected the directory of a run, found no {RUN_FILE} in {storage.root}")
+            raise StorageError(f"{storage.root}: expected a run directory with {RUN_FILE}, got a directory without it")
         history = History()
         for record in read_timeline(storage):
             history.add(record)
@@ -187,9 +187,9 @@ def read_run(storage: Storage) -> RunRecord:
 
 
 def summarize_run(storage: Storage) -> dict[str, Any]:
-    """Return the facts of a run that fit into a row of a table.
+    """Return the row of a run in a table of runs.
 
-    The row of a run that cannot be read has the status ``unreadable``, and the reason as its ``error``.
+    A run that cannot be read has the status ``unreadable``, and the reason as its ``error``.
     """
     try:
         with damage_of(storage.root):
@@ -224,7 +224,7 @@ def _status(holder: Holder | None, history: History, error: Fields | None) -> st
 
 
 def checkpoint_sizes(storage: Storage, name: str) -> tuple[int, int] | None:
-    """Bytes and number of a committed checkpoint's files, by their list; None where it cannot be read."""
+    """Return the bytes and number of files in the listing of a committed checkpoint; None if it cannot be read."""
     try:
         data = storage.read_bytes(f"{name}/{LISTING_FILE}")
         if data is None:
@@ -236,9 +236,9 @@ def checkpoint_sizes(storage: Storage, name: str) -> tuple[int, int] | None:
 
 
 def read_usage(storage: Storage) -> list[dict[str, Any]]:
-    """What the workers used over time, each rank with parallel lists ``time``, ``cpus`` and ``bytes``.
+    """Return the resource usage of each rank over time, as parallel lists ``time``, ``cpus`` and ``bytes``.
 
-    Of many samples those next to each other are put together: the mean of the CPUs, the greatest memory.
+    If there are too many samples, neighboring samples are combined: the mean of the CPUs and the maximum of the memory.
     """
     ranks: dict[int, list[tuple[float, float, int]]] = {}
     for line in read_lines(storage, USAGE_FILE):
@@ -249,11 +249,11 @@ def read_usage(storage: Storage) -> list[dict[str, Any]]:
                     all(map(is_number, (time, cpus, memory))) and rank.isdecimal() and len(rank) < _RANK_DIGITS
                 ):
                     ranks.setdefault(int(rank), []).append((time, cpus, memory))
-    found = []
+    usage = []
     for rank, samples in sorted(ranks.items()):
         width = math.ceil(len(samples) / _MAX_SAMPLES)
         groups = [samples[start : start + width] for start in range(0, len(samples), width)]
-        found.append(
+        usage.append(
             {
                 "rank": rank,
                 "time": [group[-1][0] for group in groups],
@@ -261,4 +261,4 @@ def read_usage(storage: Storage) -> list[dict[str, Any]]:
                 "bytes": [max(sample[2] for sample in group) for group in groups],
             }
         )
-    return found
+    return usage

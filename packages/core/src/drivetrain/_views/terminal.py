@@ -1,4 +1,4 @@
-"""Tables, numbers and times as text, as wide as the terminal."""
+"""Formats tables, numbers and times as text for the width of the terminal."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ __all__ = [
     "wrapped",
 ]
 
-_WIDTH_OF_A_PIPE = 200
+_WIDTH_WITHOUT_TERMINAL = 200
 _MIN_CELL = 8
 
 
 def terminal_width() -> int:
-    """Columns of the terminal; generous where the output goes elsewhere."""
-    return shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 24)).columns
+    """Return the width of the terminal in columns, or a large width if the output is not a terminal."""
+    return shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 24)).columns
 
 
 def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None, spare: Sequence[str] = ()
 ) -> str:
-    """Rows below their headings, each column as wide as it has to be.
+    """Return a table as text, with minimal column widths.
 
     Args:
         header: the headings.
         rows: the cells.
-        width: columns of text that there are; None for the terminal's.
-        spare: headings of columns that are left out, from the last on, where there is no room. Then the widest
-            columns are cut.
+        width: the available width in columns of text; None for the width of the terminal.
+        spare: headings of columns that are dropped if the table is too wide, starting with the last. If that is not
+            enough, the widest columns are truncated.
     """
     width = width or terminal_width()
     names = list(header)
@@ -71,7 +71,7 @@ def table(
 
 
 def wrapped(start: str, text: str) -> str:
-    """Return a text that goes on below itself, right of how its first line starts."""
+    """Return a text wrapped to the width of the terminal, with later lines indented to the end of ``start``."""
     width = max(terminal_width(), len(start) + 30)
     return textwrap.fill(
         printable(text), width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
@@ -79,14 +79,14 @@ def wrapped(start: str, text: str) -> str:
 
 
 def amount(value: Any) -> str:
-    """Return a number in five digits or so; other values as they are."""
+    """Return a number with about five digits; other values unchanged."""
     if isinstance(value, float):
         return f"{value:.5g}"
     return "-" if value is None else printable(str(value))
 
 
 def bytes_text(size: float | None) -> str:
-    """Return a number of bytes in the unit that fits."""
+    """Return a number of bytes with a suitable unit."""
     if size is None:
         return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -97,7 +97,7 @@ def bytes_text(size: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time span in the units that fit."""
+    """Return a duration with suitable units."""
     if seconds is None:
         return "-"
     if seconds < 120:
@@ -110,7 +110,7 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(unix_time: float | None) -> str:
-    """Date and time of this machine's zone; ``-`` for a time that no calendar has."""
+    """Return a time as date and time in the local time zone; ``-`` if it is out of range."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_time)) if unix_time else "-"
     except (ValueError, OverflowError, OSError):
@@ -122,7 +122,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def can_print(text: str) -> bool:
-    """Return whether the encoding of the standard output has all characters of a text."""
+    """Return True if the encoding of standard output can represent all characters of a text."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

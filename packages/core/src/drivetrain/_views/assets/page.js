@@ -1,10 +1,10 @@
 "use strict";
-// Shows one run, or a list of runs, from the document that the page carries, or that a server sends as it changes.
-// Everything from a run is put in as text, never as HTML.
+// Shows a run, or a list of runs, from the document in the page or from updates that a server sends.
+// All data of a run is inserted as text, never as HTML.
 
 const COLOURS = ["#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#06b6d4", "#ec4899", "#84cc16"];
-const chosen = { axis: "x", log: false, hidden: new Set(), open: new Set() };
-let shown = null;
+const view = { axis: "x", log: false, hidden: new Set(), open: new Set() };
+let current = null;
 
 function element(tag, attributes, ...children) {
   const made = document.createElement(tag);
@@ -34,7 +34,7 @@ function number(value) {
 
 const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 2 });
 
-// A number beside an axis, where there is little room.
+// A short label for an axis tick.
 function tickLabel(value) {
   const size = Math.abs(value);
   return size >= 1e4 && size < 1e15 ? compact.format(value) : number(value);
@@ -65,9 +65,9 @@ function colour(rank, ranks) {
   return ranks.length <= COLOURS.length ? COLOURS[place] : `hsl(${Math.round((360 * place) / ranks.length)} 65% 50%)`;
 }
 
-// Round numbers within a range, about as many as are wanted.
-function ticks(low, high, wanted) {
-  const rough = (high - low) / Math.max(1, wanted);
+// About `count` round numbers within a range.
+function ticks(low, high, count) {
+  const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.8) * power;
   const found = [];
@@ -75,7 +75,7 @@ function ticks(low, high, wanted) {
   return found;
 }
 
-// Powers of ten within a range of their exponents; within a narrow one also their doubles and halves, or any numbers.
+// Powers of ten within a range of exponents; in a narrow range also 2 and 5 times these powers, or any round numbers.
 function logTicks(low, high) {
   const stride = Math.max(1, Math.ceil((high - low) / 6));
   const factors = high - low < 2.5 ? [1, 2, 5] : [1];
@@ -86,17 +86,17 @@ function logTicks(low, high) {
   return found.length >= 2 ? found : ticks(10 ** low, 10 ** high, 4).filter((tick) => tick > 0).map(Math.log10);
 }
 
-function nearest(values, wanted) {
+function nearest(values, target) {
   let low = 0;
   let high = values.length - 1;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (values[middle] < wanted) low = middle + 1; else high = middle;
+    if (values[middle] < target) low = middle + 1; else high = middle;
   }
-  return low > 0 && wanted - values[low - 1] < values[low] - wanted ? low - 1 : low;
+  return low > 0 && target - values[low - 1] < values[low] - target ? low - 1 : low;
 }
 
-// One chart: for each series a line through the means, and a band from the least to the greatest value.
+// One chart: for each series, a line through the means and a band from the minimum to the maximum.
 class Chart {
   constructor(title, series, options) {
     Object.assign(this, { title, series, options });
@@ -107,28 +107,28 @@ class Chart {
     this.card.addEventListener("pointerleave", () => this.leave());
   }
 
-  visible() { return this.series.filter((one) => !chosen.hidden.has(one.rank) && one.x.length); }
+  visible() { return this.series.filter((one) => !view.hidden.has(one.rank) && one.x.length); }
 
   draw() {
     const width = Math.max(220, this.card.clientWidth - 26 || 360);
     const height = 190;
     const pad = { left: 52, right: 10, top: 10, bottom: 24 };
-    const log = chosen.log && this.options.metric;
-    const axis = this.options.metric ? chosen.axis : "t";
+    const log = view.log && this.options.metric;
+    const axis = this.options.metric ? view.axis : "t";
     const up = (value) => (log ? Math.log10(value) : value);
-    const series = this.visible().map((one) => ({ ...one, at: axis === "x" ? one.x : one.t.map((time) => time - shown.began) }));
+    const series = this.visible().map((one) => ({ ...one, at: axis === "x" ? one.x : one.t.map((time) => time - current.began) }));
     let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
     let dropped = 0;
     for (const one of series) {
       left = Math.min(left, one.at[0]); right = Math.max(right, one.at[one.at.length - 1]);
       for (let i = 0; i < one.mean.length; i += 1) {
-        const [least, most] = [one.low ? one.low[i] : one.mean[i], one.high ? one.high[i] : one.mean[i]];
-        if (log && least <= 0) { dropped += 1; if (most <= 0) continue; }
-        low = Math.min(low, up(log && least <= 0 ? most : least)); high = Math.max(high, up(most));
+        const [minimum, maximum] = [one.low ? one.low[i] : one.mean[i], one.high ? one.high[i] : one.mean[i]];
+        if (log && minimum <= 0) { dropped += 1; if (maximum <= 0) continue; }
+        low = Math.min(low, up(log && minimum <= 0 ? maximum : minimum)); high = Math.max(high, up(maximum));
       }
     }
     this.box.replaceChildren();
-    if (!(low <= high)) { this.note.textContent = series.length ? "no value above zero to show on this scale" : "no rank is chosen"; this.scale = null; return; }
+    if (!(low <= high)) { this.note.textContent = series.length ? "no positive value to show on the log scale" : "no rank selected"; this.scale = null; return; }
     if (this.options.zero) low = Math.min(0, low);
     if (high - low < 1e-12 * Math.max(1, Math.abs(high))) { const more = Math.abs(high) * 0.05 || 1; low -= more; high += more; }
     if (right - left <= 0) { left -= 1; right += 1; }
@@ -169,9 +169,9 @@ class Chart {
     const broken = series.reduce((sum, one) => sum + (one.broken || 0), 0);
     const first = Math.min(...series.flatMap((one) => one.broken_at || []));
     this.note.textContent = [
-      widest > 1 ? `line: mean, band: least and greatest, of ${number(widest)} reports` : "",
-      broken ? `${number(broken)} not finite, the first in report ${number(first)}` : "",
-      dropped ? `${number(dropped)} not above zero` : "",
+      widest > 1 ? `line: mean of ${number(widest)} reports; band: minimum and maximum` : "",
+      broken ? `${number(broken)} non-finite value${broken === 1 ? "" : "s"}, first in report ${number(first)}` : "",
+      dropped ? `${number(dropped)} not positive` : "",
     ].filter(Boolean).join("; ");
   }
 
@@ -230,8 +230,8 @@ function section(title, ...content) {
 
 function fold(key, title, ...content) {
   const made = element("details", {}, element("summary", {}, title), ...content);
-  made.open = chosen.open.has(key);
-  made.addEventListener("toggle", () => (made.open ? chosen.open.add(key) : chosen.open.delete(key)));
+  made.open = view.open.has(key);
+  made.addEventListener("toggle", () => (made.open ? view.open.add(key) : view.open.delete(key)));
   return made;
 }
 
@@ -246,7 +246,7 @@ function outcome(run, attempt, isLast) {
 
 function drawAttempts(run) {
   const rows = run.attempts;
-  if (!rows.length) return element("p", { class: "note" }, "No attempt was noted.");
+  if (!rows.length) return element("p", { class: "note" }, "No attempt was recorded.");
   const until = Math.max(run.ended || 0, run.last_time || 0, run.status === "running" ? run.generated : 0, ...rows.map((row) => row.ended || 0));
   const box = element("div", { class: "card wide" });
   const draw = () => {
@@ -295,9 +295,9 @@ function failures(run) {
     return element("div", { class: "card error" },
       element("h3", {}, `attempt ${i + 1}, after ${duration(failure.time - attempt.began)}: ${failure.kind}`),
       element("div", {}, failure.summary),
-      element("div", { class: "note" }, failure.survived ? "lost ranks were replaced, the others stayed" : failure.retrying ? "started again" : "not started again"),
+      element("div", { class: "note" }, failure.survived ? "lost ranks were replaced; the other ranks continued" : failure.retrying ? "retried" : "not retried"),
       failure.traceback ? fold(`trace ${number}`, "traceback", element("pre", {}, failure.traceback)) : null,
-      failure.log ? fold(`log ${number}`, "the last lines of its log", element("pre", {}, failure.log)) : null);
+      failure.log ? fold(`log ${number}`, "last lines of the log", element("pre", {}, failure.log)) : null);
   });
   if (run.failure && !cards.length) cards.push(element("div", { class: "card error" }, element("pre", {}, run.failure.message)));
   if (run.error && !cards.length) cards.push(element("div", { class: "card error" }, run.error));
@@ -313,23 +313,23 @@ function metrics(run) {
   const usage = run.usage.map((one) => ({ rank: one.rank, t: one.time, x: one.time, colour: colour(one.rank, ranks.length ? ranks : run.usage.map((each) => each.rank)) }));
   const more = speed.length ? [new Chart("throughput: reports per second", speed, { zero: true })] : [];
   if (usage.length) {
-    more.push(new Chart("CPUs in use, with child processes", usage.map((one, i) => ({ ...one, mean: run.usage[i].cpus })), { zero: true }));
+    more.push(new Chart("CPUs in use, including child processes", usage.map((one, i) => ({ ...one, mean: run.usage[i].cpus })), { zero: true }));
     more.push(new Chart("resident memory", usage.map((one, i) => ({ ...one, mean: run.usage[i].bytes })), { zero: true, unit: bytes }));
   }
   charts.push(...made, ...more);
-  const toggle = (label, isOn, change) => element("button", { "aria-pressed": String(isOn), onclick: () => { change(); show(shown); } }, label);
+  const toggle = (label, isOn, change) => element("button", { "aria-pressed": String(isOn), onclick: () => { change(); show(current); } }, label);
   const bar = element("div", { class: "bar" },
-    toggle("by report", chosen.axis === "x", () => { chosen.axis = "x"; }),
-    toggle("by time", chosen.axis === "t", () => { chosen.axis = "t"; }),
-    toggle("log scale", chosen.log, () => { chosen.log = !chosen.log; }),
+    toggle("by report", view.axis === "x", () => { view.axis = "x"; }),
+    toggle("by time", view.axis === "t", () => { view.axis = "t"; }),
+    toggle("log scale", view.log, () => { view.log = !view.log; }),
     ranks.length > 1 ? ranks.map((rank) => {
       const dot = element("span", { class: "dot" });
       dot.style.background = colour(rank, ranks);
-      const change = () => (chosen.hidden.has(rank) ? chosen.hidden.delete(rank) : chosen.hidden.add(rank));
-      return element("button", { class: "rank", "aria-pressed": String(!chosen.hidden.has(rank)), onclick: () => { change(); show(shown); } }, dot, `rank ${rank}`);
+      const change = () => (view.hidden.has(rank) ? view.hidden.delete(rank) : view.hidden.add(rank));
+      return element("button", { class: "rank", "aria-pressed": String(!view.hidden.has(rank)), onclick: () => { change(); show(current); } }, dot, `rank ${rank}`);
     }) : null);
   return [
-    section("Metrics", made.length ? bar : element("p", { class: "note" }, "No number was reported."), element("div", { class: "charts" }, made.map((chart) => chart.card))),
+    section("Metrics", made.length ? bar : element("p", { class: "note" }, "No numeric metric was reported."), element("div", { class: "charts" }, made.map((chart) => chart.card))),
     more.length ? section("Throughput and resources", element("div", { class: "charts" }, more.map((chart) => chart.card))) : null,
   ];
 }
@@ -344,14 +344,14 @@ function showRun(run) {
     element("header", {},
       element("div", { class: "head" }, element("h1", {}, run.name), pill(run.status), run.home ? element("a", { href: run.home }, "all runs") : null),
       element("p", { class: "place soft" }, run.location),
-      run.read < 1 ? element("p", { class: "note" }, `reading the reports: ${Math.floor(run.read * 100)} % so far`) : null,
-      run.holder ? element("p", { class: "note" }, `being worked on by ${run.holder}`) : null,
+      run.read < 1 ? element("p", { class: "note" }, `reading reports: ${Math.floor(run.read * 100)} %`) : null,
+      run.holder ? element("p", { class: "note" }, `in use by ${run.holder}`) : null,
       element("div", { class: "facts" },
         fact("duration", duration(run.duration_s)),
         fact("workers", last ? number(last.workers.length) : "–"),
         fact("attempts", number(run.attempts.length)),
         fact("reports of all ranks", number(reports)),
-        fact(`checkpoints kept, ${bytes(total)}`, number(run.checkpoints.length)),
+        fact(`checkpoints kept (${bytes(total)})`, number(run.checkpoints.length)),
         ...latest.filter(([, value]) => isNumber(value)).slice(0, 3).map(([name, value]) => fact(`latest ${name}`, number(value))))),
     section("Attempts", drawAttempts(run)),
     failures(run),
@@ -360,14 +360,14 @@ function showRun(run) {
       ? element("div", { class: "card" }, table(
         [["name", ""], ["report", "number"], ["committed", ""], ["size", "number"], ["files", "number"], ...keys.map((key) => [key, "number"])],
         run.checkpoints.slice().reverse().map((one) => [element("code", {}, one.name), number(one.iteration), moment(one.time), bytes(one.bytes), number(one.files), ...keys.map((key) => number(one.metrics[key]))])))
-      : element("p", { class: "note" }, "None was committed.")),
+      : element("p", { class: "note" }, "No checkpoint was committed.")),
     last ? section("Workers", element("div", { class: "card" },
       last.workers.length ? table([["rank", "number"], ["host", ""], ["address", ""], ["node rank", "number"], ["local rank", "number"], ["process", "number"], ["GPUs", ""]],
         last.workers.map((one) => [number(one.rank), one.hostname, one.ip, number(one.node_rank), number(one.local_rank), String(one.pid), one.accelerator_ids.join(", ") || "–"])) : "in the driver's process")) : null,
-    section("What ran", element("div", { class: "card" }, pairs([
+    section("Configuration", element("div", { class: "card" }, pairs([
       ["train function", run.train_function], ["trainer", run.trainer], ["config", run.train_loop_config], ["scaling", run.scaling_config], ["run", run.run_config],
-      ["began", moment(run.began)], ["ended", run.ended ? moment(run.ended) : null], ["drivers", number(run.starts)], ["id", run.id]]))),
-    section("Environment of the driver", element("div", { class: "card" }, pairs([
+      ["started", moment(run.began)], ["ended", run.ended ? moment(run.ended) : null], ["drivers", number(run.starts)], ["id", run.id]]))),
+    section("Environment (driver)", element("div", { class: "card" }, pairs([
       ...Object.entries(run.environment).filter(([name]) => name !== "packages").map(([name, value]) => [name.replace("_bytes", ""), name === "memory_bytes" ? bytes(value) : String(value)]),
       ...Object.entries(run.environment.packages || {})]))),
     element("p", { class: "note" }, `as of ${moment(run.generated)}, drivetrain ${run.version}`),
@@ -379,15 +379,15 @@ function showRuns(runs) {
   return [
     element("header", {}, element("h1", {}, "Runs"), element("p", { class: "place soft" }, runs.location)),
     element("div", { class: "card" }, runs.runs.length ? table(
-      [["run", ""], ["status", ""], ["began", ""], ["duration", "number"], ["workers", "number"], ["reports", "number"], ["checkpoints", "number"], ...names.map((name) => [name, "number"]), ["", "text"]],
+      [["run", ""], ["status", ""], ["started", ""], ["duration", "number"], ["workers", "number"], ["reports", "number"], ["checkpoints", "number"], ...names.map((name) => [name, "number"]), ["", "text"]],
       runs.runs.map((run) => [element("a", { href: run.link }, run.name), pill(run.status), moment(run.began), duration(run.duration_s), number(run.workers), number(run.reports), number(run.checkpoints), ...names.map((name) => number(run.metrics[name])), run.error]))
-      : "There is no run here yet."),
+      : "There are no runs here yet."),
     element("p", { class: "note" }, `as of ${moment(runs.generated)}, drivetrain ${runs.version}`),
   ];
 }
 
 function show(data) {
-  shown = data;
+  current = data;
   charts = [];
   document.title = data.kind === "run" ? `${data.name}: ${data.status}` : "drivetrain: runs";
   const content = data.kind === "run" ? showRun(data) : showRuns(data);
@@ -399,4 +399,4 @@ function show(data) {
 show(JSON.parse(document.getElementById("data").textContent));
 let settle = 0;
 window.addEventListener("resize", () => { clearTimeout(settle); settle = setTimeout(redraw, 80); });
-if (shown.events) new EventSource(shown.events).addEventListener("message", (event) => show(JSON.parse(event.data)));
+if (current.events) new EventSource(current.events).addEventListener("message", (event) => show(JSON.parse(event.data)));
