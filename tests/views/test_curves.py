@@ -107,7 +107,7 @@ def test_damaged_lines_and_values_that_are_not_numbers_are_skipped_and_a_late_me
         "accuracy": 1,
     }
     assert panels["accuracy"]["rank 0"].points()[0][0] == 101
-    with pytest.raises(ValueError, match="got 'los'. Known metrics: loss, nested/x, accuracy"):
+    with pytest.raises(ValueError, match=r"got 'los'\. Known metrics: loss, nested/x, accuracy"):
         choose_curves(reader.curves(), ["los"])
 
 

@@ -57,7 +57,7 @@ def test_plot_has_a_panel_for_each_metric_and_a_line_for_each_rank(story: Result
     assert [line.get_label() for line in figure.axes[1].lines] == ["rank 0", "rank 1"]
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert len(story.plot("loss", ranks=[1], log=True).axes[0].lines) == 1
-    with pytest.raises(ValueError, match="got 'lss'. Known metrics: step, loss"):
+    with pytest.raises(ValueError, match=r"got 'lss'\. Known metrics: step, loss"):
         story.plot("lss")
 
 
