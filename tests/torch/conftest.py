@@ -1,4 +1,4 @@
-"""Real trainings of two processes on this machine."""
+"""Fixtures for training runs with two real processes on this machine."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from drivetrain_torch import TorchTrainer
 
 @pytest.fixture
 def fit(tmp_path: Path) -> Callable[..., Result]:
-    """Runs a train function, on two local workers if nothing else is asked for."""
+    """Run a train function, by default on two local workers."""
 
     def run(
         function: Callable[..., Any],
@@ -41,7 +41,7 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
 
 
 def gather(value: Any) -> list[Any]:
-    """Every rank's value, by rank; called on every rank."""
+    """Return the values of all ranks in the order of the ranks. Every rank must call it."""
     import torch.distributed as dist
 
     values = [None] * dist.get_world_size()

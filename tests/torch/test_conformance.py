@@ -1,4 +1,4 @@
-"""The conformance kit, on the torch backend."""
+"""The conformance kit applied to the torch backend."""
 
 from drivetrain.testing import BackendConformance
 from drivetrain_torch import TorchConfig

@@ -1,4 +1,4 @@
-"""What ``prepare_data_loader`` makes of loaders."""
+"""``prepare_data_loader`` with various data loaders."""
 
 import warnings
 from collections import OrderedDict, namedtuple
@@ -27,7 +27,7 @@ from tests.torch.conftest import gather
 
 
 class Numbers(Dataset):
-    """0 to length - 1."""
+    """The numbers from 0 to length - 1."""
 
     def __init__(self, length: int = 12) -> None:
         self.length = length
@@ -40,25 +40,25 @@ class Numbers(Dataset):
 
 
 class Stream(IterableDataset):
-    """0 to 11, one after the other."""
+    """The numbers 0 to 11, as an iterable dataset."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(12))
 
 
 class PairsOfNeighbours(BatchSampler):
-    """A batch sampler of the user's own."""
+    """A custom batch sampler."""
 
     def __init__(self) -> None:
         super().__init__(SequentialSampler(range(12)), batch_size=2, drop_last=False)
 
 
 class NamedLoader(DataLoader):
-    """A subclass that can be made as a DataLoader is."""
+    """A subclass with the constructor of DataLoader."""
 
 
 class RenamedLoader(DataLoader):
-    """A subclass that cannot."""
+    """A subclass with a different constructor."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Numbers())
@@ -105,7 +105,7 @@ UNSHARDED = {
 
 
 def two_epochs(config: dict[str, Any]) -> list[Any]:
-    """What each rank reads in two epochs, what it was warned of, and the number of batches it was told."""
+    """Return for each rank its data of two epochs, the warnings it received, and the length of its loader."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loader = prepare_data_loader(LOADERS[config["loader"]](), **config.get("options", {}))
@@ -128,11 +128,11 @@ def test_shards_are_disjoint_and_complete_in_every_epoch(fit: Callable[..., Resu
     if loader in ("in order", "in worker processes", "subclass"):
         assert first == [[0, 2, 4, 6, 8, 10]] * 2
     else:
-        assert first[0] != first[1], "each epoch has an order of its own"
+        assert first[0] != first[1], "each epoch has a different order"
 
 
 @pytest.mark.parametrize("loader", list(UNSHARDED))
-def test_data_that_cannot_be_sharded_stays_whole_with_one_warning(fit: Callable[..., Result], loader: str):
+def test_data_that_cannot_be_sharded_is_kept_whole_with_one_warning(fit: Callable[..., Result], loader: str):
     for epochs, messages, _ in fit(two_epochs, {"loader": loader}).return_value:
         assert [len(epoch) for epoch in epochs] == [{"other length": 7, "list as batch sampler": 4}.get(loader, 12)] * 2
         (message,) = messages
@@ -141,20 +141,20 @@ def test_data_that_cannot_be_sharded_stays_whole_with_one_warning(fit: Callable[
 
 
 @pytest.mark.parametrize("loader", ["in order", "iterable", "own batch sampler"])
-def test_without_a_sampler_every_rank_reads_everything_and_nobody_is_warned(fit: Callable[..., Result], loader: str):
+def test_without_a_sampler_every_rank_reads_everything_without_a_warning(fit: Callable[..., Result], loader: str):
     outcome = fit(two_epochs, {"loader": loader, "options": {"add_dist_sampler": False}}).return_value
     assert all(epochs == [list(range(12))] * 2 and messages == [] for epochs, messages, _ in outcome)
 
 
 @pytest.mark.parametrize("loader", ["in order", "shuffled", "iterable", "subset"])
-def test_worker_that_is_alone_reads_everything_and_is_not_warned(fit: Callable[..., Result], loader: str):
+def test_single_worker_reads_everything_without_a_warning(fit: Callable[..., Result], loader: str):
     ((epochs, messages, _),) = fit(two_epochs, {"loader": loader}, workers=0).return_value
     assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
     assert messages == []
 
 
 @pytest.mark.parametrize(("drop_last", "read"), [(False, [6, 6]), (True, [5, 5])])
-def test_what_does_not_divide_is_dropped_only_where_the_loader_drops(drop_last: bool, read: list[int]):
+def test_remainder_is_dropped_only_if_the_loader_drops_the_last_batch(drop_last: bool, read: list[int]):
     loader = DataLoader(Numbers(11), batch_size=1, drop_last=drop_last)
     shards = [flatten(shard(loader, rank=rank, world_size=2)) for rank in range(2)]
     assert [len(part) for part in shards] == read
@@ -165,7 +165,7 @@ def collate(numbers: list[int]) -> torch.Tensor:
     return torch.tensor(numbers)
 
 
-def initialise(worker: int) -> None:
+def initialize(worker: int) -> None:
     pass
 
 
@@ -175,7 +175,7 @@ ARGUMENTS: dict[str, Any] = {
     "num_workers": 2,
     "collate_fn": collate,
     "timeout": 7,
-    "worker_init_fn": initialise,
+    "worker_init_fn": initialize,
     "generator": torch.Generator(),
     "prefetch_factor": 3,
     "persistent_workers": True,
@@ -185,7 +185,7 @@ ARGUMENTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", [*ARGUMENTS, "dataset", "multiprocessing_context"])
-@pytest.mark.parametrize("sharded", [False, True], ids=["alone", "sharded"])
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
 def test_every_argument_of_the_loader_is_kept(name: str, sharded: bool):
     given = DataLoader(Numbers(), shuffle=True, multiprocessing_context="forkserver", **ARGUMENTS)
     loader = shard(given, rank=1, world_size=2) if sharded else given
@@ -195,7 +195,7 @@ def test_every_argument_of_the_loader_is_kept(name: str, sharded: bool):
         assert getattr(prepared, name) == ARGUMENTS[name]
 
 
-def test_prepared_loader_is_a_data_loader_with_the_sampler_to_set_the_epoch_on(fit: Callable[..., Result]):
+def test_prepared_loader_is_a_data_loader_and_passes_the_epoch_to_its_sampler(fit: Callable[..., Result]):
     def train() -> None:
         loader = prepare_data_loader(DataLoader(Numbers(), shuffle=True))
         assert isinstance(loader, DataLoader)
@@ -209,23 +209,23 @@ def test_prepared_loader_is_a_data_loader_with_the_sampler_to_set_the_epoch_on(f
     fit(train)
 
 
-def test_subclass_keeps_its_class_and_what_it_adds(fit: Callable[..., Result]):
+def test_subclass_keeps_its_class_and_extra_attributes(fit: Callable[..., Result]):
     def train() -> None:
         loader = NamedLoader(Numbers())
         assert type(shard(loader, rank=0, world_size=2)) is NamedLoader
-        with_more = DataLoader(Stream())
-        with_more.of_the_user = "kept"
-        assert prepare_data_loader(with_more, add_dist_sampler=False).of_the_user == "kept"
+        extended = DataLoader(Stream())
+        extended.custom = "kept"
+        assert prepare_data_loader(extended, add_dist_sampler=False).custom == "kept"
 
     fit(train)
 
 
-def test_subclass_that_cannot_be_made_again_is_told_the_way_out():
-    with pytest.raises(ConfigurationError, match=r"RenamedLoader .*DistributedSampler yourself"):
+def test_subclass_that_cannot_be_recreated_is_refused_with_a_remedy():
+    with pytest.raises(ConfigurationError, match=r"RenamedLoader .*\. Create it with a DistributedSampler yourself"):
         shard(RenamedLoader("mine"), rank=0, world_size=2)
 
 
-def test_something_else_than_a_loader_is_refused(fit: Callable[..., Result]):
+def test_argument_that_is_not_a_loader_is_refused(fit: Callable[..., Result]):
     def train() -> None:
         prepare_data_loader([1, 2])
 
@@ -238,7 +238,7 @@ CPU = torch.zeros(2)
 
 
 class Movable:
-    """A batch class of some library."""
+    """A batch class as defined by a third-party library."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
@@ -261,7 +261,7 @@ class Movable:
     ],
     ids=["tensor", "list", "tuple", "dict", "OrderedDict", "namedtuple", "nested", "to"],
 )
-def test_batches_are_moved_however_nested_and_keep_their_structure(batch: Any):
+def test_nested_batches_are_moved_and_keep_their_structure(batch: Any):
     dataset = [batch]
     loader = PreparedLoader(
         DataLoader(dataset, batch_size=None, collate_fn=lambda item: item),
@@ -270,11 +270,11 @@ def test_batches_are_moved_however_nested_and_keep_their_structure(batch: Any):
     )
     (moved,) = loader
     assert structure(moved, "meta") == structure(batch, "cpu")
-    assert structure(batch, "cpu"), "the batch itself is left as it was"
+    assert structure(batch, "cpu"), "the original batch is unchanged"
 
 
 def structure(value: Any, device: str) -> Any:
-    """Types all the way down, tensors having to be on the device."""
+    """Return the nested types of a value, and check that its tensors are on the device."""
     if isinstance(value, (torch.Tensor, Movable)):
         assert torch.device(value.device).type == device
         return type(value)
@@ -285,24 +285,24 @@ def structure(value: Any, device: str) -> Any:
     return value
 
 
-def test_without_moving_batches_stay_as_they_are(fit: Callable[..., Result]):
+def test_batches_are_unchanged_if_they_are_not_moved(fit: Callable[..., Result]):
     def train() -> bool:
         batch = Movable()
         loader = DataLoader([batch], batch_size=None, collate_fn=lambda item: item)
-        (found,) = prepare_data_loader(loader, add_dist_sampler=False, move_to_device=False)
-        return found is batch
+        (loaded,) = prepare_data_loader(loader, add_dist_sampler=False, move_to_device=False)
+        return loaded is batch
 
     assert fit(train, workers=0).return_value
 
 
-def test_strings_and_numbers_pass_through():
+def test_strings_and_numbers_are_unchanged():
     assert map_tensors(lambda tensor: tensor.to("meta"), {"a": "text", "b": [1, 2.5, None]}) == {
         "a": "text",
         "b": [1, 2.5, None],
     }
 
 
-def test_loader_of_persistent_workers_can_be_read_again_and_again(fit: Callable[..., Result]):
+def test_loader_with_persistent_workers_can_be_iterated_repeatedly(fit: Callable[..., Result]):
     def train() -> list[Any]:
         loader = prepare_data_loader(DataLoader(Numbers(), num_workers=1, persistent_workers=True))
         rank = drivetrain.get_context().get_world_rank()

@@ -1,4 +1,4 @@
-"""Which devices a worker finds. There is no GPU here: nothing in these tests calls CUDA."""
+"""The devices that a worker gets. These tests run on machines without a GPU, so none of them calls CUDA."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ def train() -> tuple[torch.device, list[torch.device]]:
 
 
 @pytest.fixture
-def found(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[torch.device, list[torch.device]]:
-    """What rank 0 finds, with the parameter's scaling, and no backend that would call CUDA."""
+def devices(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[torch.device, list[torch.device]]:
+    """The devices of rank 0 with the scaling given as parameter, in a run without a backend, which would call CUDA."""
     return (
         DataParallelTrainer(
             train,
@@ -29,10 +29,10 @@ def found(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[torch.device,
 
 
 @pytest.mark.parametrize(
-    "found", [{"num_workers": 0}, {"num_workers": 2, "runtime": "local"}], indirect=True, ids=["inprocess", "local"]
+    "devices", [{"num_workers": 0}, {"num_workers": 2, "runtime": "local"}], indirect=True, ids=["inprocess", "local"]
 )
-def test_without_gpus_the_device_is_the_cpu(found: tuple[torch.device, list[torch.device]]):
-    assert found == (torch.device("cpu"), [torch.device("cpu")])
+def test_without_gpus_the_device_is_the_cpu(devices: tuple[torch.device, list[torch.device]]):
+    assert devices == (torch.device("cpu"), [torch.device("cpu")])
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("eight_gpus")
 @pytest.mark.parametrize(
-    "found",
+    "devices",
     [{"num_workers": 2, "use_gpu": True, "resources_per_worker": {"GPU": 3}, "runtime": "local"}],
     indirect=True,
 )
-def test_worker_with_several_gpus_finds_all_of_them(found: tuple[torch.device, list[torch.device]]):
-    assert found == (torch.device("cuda:0"), [torch.device("cuda", index) for index in range(3)])
+def test_worker_with_several_gpus_gets_all_of_them(devices: tuple[torch.device, list[torch.device]]):
+    assert devices == (torch.device("cuda:0"), [torch.device("cuda", index) for index in range(3)])
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_worker_with_several_gpus_finds_all_of_them(found: tuple[torch.device, l
         (["GPU-5a", "MIG-7"], "GPU-11,GPU-5a,MIG-7", [1, 2]),
     ],
 )
-def test_gpus_are_numbered_among_those_that_the_process_sees(gpus: list[str], visible: str | None, indices: list[int]):
+def test_gpus_are_numbered_among_the_visible_gpus(gpus: list[str], visible: str | None, indices: list[int]):
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert cuda_indices(gpus, environment) == indices
 
@@ -82,11 +82,11 @@ def test_workers_of_a_node_share_their_gpus_in_the_order_of_their_local_ranks():
 
 
 def test_gpu_that_the_process_cannot_see_is_named():
-    with pytest.raises(ConfigurationError, match="'0,1' hides 3"):
+    with pytest.raises(ConfigurationError, match=r"this worker \(1, 3\), got '0,1', which hides 3\. Do not change"):
         cuda_indices(["1", "3"], {"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
 @pytest.mark.parametrize("function", [get_device, get_devices])
-def test_outside_a_train_function_there_is_no_device(function: object):
+def test_getting_a_device_outside_a_train_function_is_refused(function: object):
     with pytest.raises(SessionError, match="inside a train function"):
         function()

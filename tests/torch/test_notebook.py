@@ -1,4 +1,4 @@
-"""The interactive trainer in a notebook: cells that redefine the function, an interrupt, restarts of the kernel."""
+"""The interactive trainer in a notebook: redefining the function, interrupting a cell and restarting the kernel."""
 
 import asyncio
 import json
@@ -46,14 +46,14 @@ trainer.run(lambda: (tell({pipe!r}, os.getpid()), wait_for_release({gate!r})))
 
 
 class Notebook:
-    """A kernel of one's own, and cells that it executes."""
+    """A kernel, and the cells that it executes."""
 
     def __init__(self, client: NotebookClient, places: dict[str, str]) -> None:
         self._client = client
         self._places = places
 
     async def execute(self, source: str) -> tuple[str, str]:
-        """What a cell prints, and the name of the exception that it ends with."""
+        """Execute a cell; return its standard output and the name of the exception that it raised."""
         text = source.format(**self._places) if source in (SETUP, WAIT) else source
         cell = nbformat.v4.new_code_cell(text.strip())
         self._client.nb.cells.append(cell)
@@ -63,7 +63,7 @@ class Notebook:
         return printed, raised
 
     async def run(self) -> list[list[Any]]:
-        """Runs the function that is defined, and returns every rank's value."""
+        """Run the train function that is currently defined, and return the values of all ranks."""
         printed, raised = await self.execute(RUN)
         assert not raised
         values: list[list[Any]] = json.loads(printed)
@@ -94,11 +94,11 @@ async def notebook(directory: Path, pipe: Pipe, gate: Pipe) -> AsyncIterator[Not
         yield Notebook(client, places)
 
 
-async def pids_told(pipe: Pipe) -> list[int]:
+async def receive_two_pids(pipe: Pipe) -> list[int]:
     return await asyncio.to_thread(pipe.receive_pids, 2)
 
 
-def test_a_notebook_redefines_interrupts_and_restarts(tmp_path: Path) -> None:
+def test_notebook_can_redefine_interrupt_and_restart(tmp_path: Path) -> None:
     async def scenario(pipe: Pipe, gate: Pipe) -> None:
         async with notebook(tmp_path, pipe, gate) as nb:
             await nb.execute(SETUP)
@@ -113,7 +113,7 @@ def test_a_notebook_redefines_interrupts_and_restarts(tmp_path: Path) -> None:
             assert [value[0] for value in second] == workers
 
             cell = asyncio.create_task(nb.execute(WAIT))
-            assert sorted(await pids_told(pipe)) == sorted(workers)
+            assert sorted(await receive_two_pids(pipe)) == sorted(workers)
             await nb.interrupt()
             assert await cell == ("", "KeyboardInterrupt")
             wait_until_gone(workers)
@@ -128,7 +128,7 @@ def test_a_notebook_redefines_interrupts_and_restarts(tmp_path: Path) -> None:
             assert await nb.execute(RUN) == ("", "NameError")
             await nb.execute(SETUP)
             cell = asyncio.create_task(nb.execute(WAIT))
-            workers = await pids_told(pipe)
+            workers = await receive_two_pids(pipe)
             await nb.kill()
             wait_until_gone(workers)
             with pytest.raises(DeadKernelError):

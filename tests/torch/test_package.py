@@ -1,4 +1,4 @@
-"""What the package shows, and what it touches."""
+"""The package's public names, its imports and the validation of its settings."""
 
 import ast
 import json
@@ -17,7 +17,7 @@ from drivetrain_torch import TorchConfig, TorchTrainer, TorchXLAConfig
 SOURCES = sorted(Path(drivetrain_torch.__file__).parent.glob("*.py"))
 
 
-def test_public_names_are_these():
+def test_public_names_are_pinned():
     assert sorted(drivetrain_torch.__all__) == [
         "TorchConfig",
         "TorchTrainer",
@@ -32,7 +32,7 @@ def test_public_names_are_these():
     ]
 
 
-def test_importing_the_package_and_making_a_trainer_loads_no_torch():
+def test_importing_the_package_and_creating_a_trainer_does_not_import_torch():
     code = (
         "import json, sys, drivetrain_torch as d; d.TorchTrainer(print, torch_config=d.TorchXLAConfig()); "
         "print(json.dumps([name for name in sys.modules if name.partition('.')[0] in ('torch', 'numpy', 'ray')]))"
@@ -55,28 +55,28 @@ def test_only_public_names_of_the_core_are_imported(source: Path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"backend": ""}, "backend=.*found ''"),
+        ({"backend": ""}, "backend=.*got ''"),
         ({"backend": "cuda:"}, "backend="),
-        ({"backend": 3}, "backend=.*found 3"),
+        ({"backend": 3}, "backend=.*got 3"),
         ({"init_method": "file"}, "init_method=.*'env' or 'tcp', got 'file'"),
-        ({"timeout_s": 0}, "timeout_s=.*found 0"),
+        ({"timeout_s": 0}, "timeout_s=.*got 0"),
         ({"timeout_s": float("inf")}, "timeout_s="),
-        ({"timeout_s": "60"}, "timeout_s=.*found '60'"),
+        ({"timeout_s": "60"}, "timeout_s=.*got '60'"),
         ({"timeout_s": True}, "timeout_s="),
     ],
 )
-def test_wrong_value_is_refused_when_the_config_is_made(config: type[TorchConfig], values: dict, message: str):
+def test_invalid_value_is_refused_when_the_config_is_created(config: type[TorchConfig], values: dict, message: str):
     with pytest.raises(ConfigurationError, match=f"{config.__name__}.{message}"):
         config(**values)
 
 
-def test_something_else_in_place_of_the_config_is_refused():
+def test_config_of_the_wrong_type_is_refused():
     with pytest.raises(ConfigurationError, match=r"torch_config=.* expected TorchConfig, got 'nccl'"):
         TorchTrainer(print, torch_config="nccl")
 
 
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl", None])
-def test_backend_names_of_torch_are_taken(backend: str | None):
+def test_backend_names_of_torch_are_accepted(backend: str | None):
     assert TorchConfig(backend=backend).backend == backend
 
 
@@ -95,6 +95,6 @@ def test_backend_is_found_by_its_name(tmp_path: Path):
     assert result.return_value == "gloo"
 
 
-def test_missing_torch_xla_is_told_with_what_to_install(fit: Callable[..., Result]):
-    with pytest.raises(TrainingFailedError, match="pip install torch_xla"):
+def test_missing_torch_xla_is_reported_with_the_command_to_install_it(fit: Callable[..., Result]):
+    with pytest.raises(TrainingFailedError, match=r"is not installed\. Run: pip install torch_xla"):
         fit(print, torch_config=TorchXLAConfig())

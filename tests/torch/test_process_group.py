@@ -1,4 +1,4 @@
-"""The process group around a train function."""
+"""The process group that a train function runs in."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def group_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in GROUP_VARIABLES if name in os.environ}
 
 
-def test_train_function_finds_the_group_ready(fit: Callable[..., Result]):
+def test_process_group_is_initialized_when_the_train_function_starts(fit: Callable[..., Result]):
     def train() -> list[tuple[Any, ...]]:
         context = drivetrain.get_context()
         assert (dist.get_rank(), dist.get_world_size()) == (context.get_world_rank(), context.get_world_size())
@@ -37,7 +37,7 @@ def test_train_function_finds_the_group_ready(fit: Callable[..., Result]):
     assert all(str(threads) == variable for _, _, threads, variable in ranks)
 
 
-def test_second_fit_of_one_driver_has_a_group_of_its_own(fit: Callable[..., Result]):
+def test_second_fit_of_a_driver_gets_a_new_process_group(fit: Callable[..., Result]):
     def train() -> list[int]:
         return gather(int(os.environ["MASTER_PORT"]))
 
@@ -45,7 +45,7 @@ def test_second_fit_of_one_driver_has_a_group_of_its_own(fit: Callable[..., Resu
     assert len(set(first)) == len(set(second)) == 1
 
 
-def test_group_that_the_user_makes_connects_to_the_store_that_is_there(fit: Callable[..., Result]):
+def test_process_group_created_by_the_user_connects_to_the_existing_store(fit: Callable[..., Result]):
     def train() -> float:
         dist.destroy_process_group()
         dist.init_process_group("gloo")
@@ -56,7 +56,7 @@ def test_group_that_the_user_makes_connects_to_the_store_that_is_there(fit: Call
     assert fit(train).return_value == 2
 
 
-def test_second_init_process_group_is_the_users_error_with_torchs_words(fit: Callable[..., Result]):
+def test_second_init_process_group_fails_with_the_message_of_torch(fit: Callable[..., Result]):
     def train() -> None:
         dist.init_process_group("gloo")
 
@@ -66,7 +66,7 @@ def test_second_init_process_group_is_the_users_error_with_torchs_words(fit: Cal
 
 
 @pytest.mark.parametrize(("method", "names"), [("env", GROUP_VARIABLES), ("tcp", ("GLOO_SOCKET_IFNAME",))])
-def test_init_method_decides_about_variables_and_not_about_the_group(
+def test_init_method_affects_the_variables_but_not_the_group(
     fit: Callable[..., Result], method: str, names: tuple[str, ...]
 ):
     def train() -> list[dict[str, str]]:
@@ -77,7 +77,7 @@ def test_init_method_decides_about_variables_and_not_about_the_group(
         assert variables["GLOO_SOCKET_IFNAME"] == "lo"
 
 
-def test_network_interface_of_the_users_choice_is_kept(fit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch):
+def test_network_interface_chosen_by_the_user_is_kept(fit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch):
     def train() -> list[str]:
         return gather(os.environ["GLOO_SOCKET_IFNAME"])
 
@@ -86,7 +86,7 @@ def test_network_interface_of_the_users_choice_is_kept(fit: Callable[..., Result
 
 
 @pytest.mark.parametrize("chosen", [None, "false"])
-def test_accelerate_is_told_that_workers_are_on_the_cpu_unless_the_user_says_otherwise(
+def test_accelerate_variables_select_the_cpu_unless_the_user_has_set_them(
     fit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, chosen: str | None
 ):
     def train() -> list[tuple[str, str]]:
@@ -97,26 +97,26 @@ def test_accelerate_is_told_that_workers_are_on_the_cpu_unless_the_user_says_oth
     assert fit(train).return_value == [("cpu", chosen or "true")] * 2
 
 
-def test_backend_that_torch_does_not_have_is_told_as_a_failed_set_up(fit: Callable[..., Result]):
+def test_backend_that_torch_lacks_is_reported_as_a_failed_setup(fit: Callable[..., Result]):
     with pytest.raises(TrainingFailedError, match=r"failed while setting up torch: .*NCCL"):
         fit(print, torch_config=TorchConfig(backend="nccl"))
 
 
-def test_collective_that_a_rank_never_joins_ends_after_the_timeout(fit: Callable[..., Result]):
+def test_collective_that_a_rank_never_joins_fails_after_the_timeout(fit: Callable[..., Result]):
     def train() -> None:
         if dist.get_rank() == 1:
             threading.Event().wait(60)
         dist.all_reduce(torch.ones(1))
 
-    begun = time.monotonic()
+    started_at = time.monotonic()
     with pytest.raises(TrainingFailedError, match=r"rank 0 .*[Tt]imed out"):
         fit(train, torch_config=TorchConfig(timeout_s=1))
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started_at < 30
 
 
 @pytest.mark.parametrize("leaver", [0, 1])
 @pytest.mark.parametrize("waits_in", ["all_reduce", "DistributedDataParallel"])
-def test_rank_that_returns_early_is_an_error_of_the_peer_that_waits_for_it(
+def test_rank_that_returns_early_causes_an_error_on_the_peer_that_waits_for_it(
     fit: Callable[..., Result], leaver: int, waits_in: str
 ):
     def train(config: dict[str, Any]) -> None:
@@ -128,15 +128,15 @@ def test_rank_that_returns_early_is_an_error_of_the_peer_that_waits_for_it(
             dist.all_reduce(torch.ones(1))
         model(torch.ones(1, 2)).sum().backward()
 
-    begun = time.monotonic()
+    started_at = time.monotonic()
     with pytest.raises(TrainingFailedError, match=rf"ranks that had already finished: {leaver}") as caught:
         fit(train, {"leaver": leaver, "waits_in": waits_in})
     assert caught.value.rank == 1 - leaver
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started_at < 30
 
 
-def test_rank_that_returns_early_is_an_error_on_the_first_start_of_a_driver_too(tmp_path: Path):
-    """Nothing is imported before the first workers are forked, so what they import may take hold of the group."""
+def test_rank_that_returns_early_causes_an_error_in_the_first_run_of_a_driver_too(tmp_path: Path):
+    """Nothing is imported before the first workers are forked, so modules that they import may capture the group."""
     script = tmp_path / "early.py"
     script.write_text(
         "import sys, drivetrain\n"
@@ -149,12 +149,13 @@ def test_rank_that_returns_early_is_an_error_on_the_first_start_of_a_driver_too(
         "TorchTrainer(train, scaling_config=drivetrain.ScalingConfig(num_workers=2, runtime='local'),\n"
         "    run_config=drivetrain.RunConfig(storage_path=sys.argv[1])).fit()\n"
     )
-    ended = subprocess.run([sys.executable, script, tmp_path], check=False, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1
-    assert "ranks that had already finished: 1" in ended.stderr
+    command = [sys.executable, script, tmp_path]
+    finished = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 1
+    assert "ranks that had already finished: 1" in finished.stderr
 
 
-def test_in_process_run_puts_everything_back_so_that_the_next_one_works(
+def test_in_process_run_restores_the_environment_so_that_the_next_one_works(
     fit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ):
     def train() -> dict[str, str]:
@@ -170,7 +171,7 @@ def test_in_process_run_puts_everything_back_so_that_the_next_one_works(
         assert not dist.is_initialized()
 
 
-def test_in_process_run_that_fails_puts_everything_back(fit: Callable[..., Result]):
+def test_failed_in_process_run_restores_the_environment(fit: Callable[..., Result]):
     def train() -> None:
         raise LookupError("in the train function")
 
@@ -181,7 +182,7 @@ def test_in_process_run_that_fails_puts_everything_back(fit: Callable[..., Resul
     assert not dist.is_initialized()
 
 
-def test_group_of_the_driver_itself_is_refused_and_left_alone(fit: Callable[..., Result]):
+def test_process_group_of_the_driver_is_refused_and_not_changed(fit: Callable[..., Result]):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(TrainingFailedError, match="destroy_process_group") as caught:
@@ -192,14 +193,14 @@ def test_group_of_the_driver_itself_is_refused_and_left_alone(fit: Callable[...,
         dist.destroy_process_group()
 
 
-def test_modules_imported_before_the_fork_start_no_thread_and_touch_no_gpu():
+def test_modules_imported_before_the_fork_start_no_thread_and_do_not_use_the_gpu():
     backend = TorchConfig().create()
     code = (
         "import importlib, json, os, sys\n"
         "for names in json.loads(sys.argv[1]):\n"
         "    for name in names:\n"
         "        importlib.import_module(name)\n"
-        "    if (pid := os.fork()) == 0:\n"  # libraries that can, end their threads here
+        "    if (pid := os.fork()) == 0:\n"  # some libraries stop their threads here
         "        os._exit(0)\n"
         "    os.waitpid(pid, 0)\n"
         "    print(len(os.listdir('/proc/self/task')), sys.modules['torch'].cuda.is_initialized())\n"
@@ -209,7 +210,7 @@ def test_modules_imported_before_the_fork_start_no_thread_and_touch_no_gpu():
     assert output.splitlines() == ["1 False"] * 2
 
 
-def test_first_wrapped_model_of_a_later_run_imports_nothing_of_the_compiler(fit: Callable[..., Result]):
+def test_first_wrapped_model_of_a_later_run_does_not_import_the_compiler(fit: Callable[..., Result]):
     def train() -> int:
         before = set(sys.modules)
         prepare_model(torch.nn.Linear(2, 2))

@@ -1,4 +1,4 @@
-"""Checkpoints that several processes write together, each its own part, and as many or fewer load."""
+"""Sharded checkpoints: several processes save their own parts, and the same number or fewer load them."""
 
 import copy
 import os
@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-from torch.distributed.checkpoint.state_dict_saver import save as save_otherwise
+from torch.distributed.checkpoint.state_dict_saver import save as save_with_torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import drivetrain
@@ -27,7 +27,7 @@ SAVED = 3
 
 
 def make_model(seed: int = 7, hidden: int = 8, layers: int = 1) -> torch.nn.Sequential:
-    """On four ranks, some have no part of the last layer when it is sharded."""
+    """Return a small model. When it is sharded over four ranks, some ranks have no part of the last layer."""
     torch.manual_seed(seed)
     more = [torch.nn.Linear(2, 2) for _ in range(layers - 1)]
     return torch.nn.Sequential(torch.nn.Linear(4, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 2), *more)
@@ -48,7 +48,7 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> float:
-    """One step on this rank's part of a batch of eight; the loss of the whole batch."""
+    """Train on this rank's part of a batch of eight; return the loss of the whole batch."""
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))[rank::size]
     optimizer.zero_grad()
@@ -59,25 +59,25 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: i
 
 
 def whole_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """The state of the model and of the optimizer, with nothing sharded."""
+    """Return the unsharded state of the model and of the optimizer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return copy.deepcopy(get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True)))
 
 
-def assert_identical(found: tuple[Any, Any], wanted: tuple[Any, Any]) -> None:
-    torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=0)
-    torch.testing.assert_close(found[1]["state"], wanted[1]["state"], rtol=0, atol=0)
-    assert found[1]["param_groups"] == wanted[1]["param_groups"]
+def assert_identical(actual: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    torch.testing.assert_close(actual[0], expected[0], rtol=0, atol=0)
+    torch.testing.assert_close(actual[1]["state"], expected[1]["state"], rtol=0, atol=0)
+    assert actual[1]["param_groups"] == expected[1]["param_groups"]
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
-    """Trains and saves half-way, or goes on from there; warnings are errors."""
+    """Train and save half-way, or resume from that checkpoint. Warnings are errors."""
     checkpoint = drivetrain.get_checkpoint()
     model = parallelize(make_model(seed=7 if checkpoint is None else 8), config["strategy"])
     optimizer = make_optimizer(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.7)
-    found: dict[str, Any] = {"losses": []}
+    outcome: dict[str, Any] = {"losses": []}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         done = 0
@@ -88,16 +88,16 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
             scheduler.load_state_dict(extra["scheduler"])
         for step in range(done, STEPS):
             if step == SAVED:
-                found["state"] = whole_state(model, optimizer)
+                outcome["state"] = whole_state(model, optimizer)
             if step == SAVED and checkpoint is None:
                 with TemporaryDirectory() as directory:
                     extra = {"done": step, "scheduler": scheduler.state_dict()}
                     save_sharded(directory, model, optimizer, extra=extra)
-                    found["files"] = gather(sorted(os.listdir(directory)))
+                    outcome["files"] = gather(sorted(os.listdir(directory)))
                     drivetrain.report({}, checkpoint=Checkpoint.from_directory(directory))
-            found["losses"].append(train_step(model, optimizer, step))
+            outcome["losses"].append(train_step(model, optimizer, step))
             scheduler.step()
-    return found
+    return outcome
 
 
 def assert_each_rank_wrote_its_part(result: Result) -> None:
@@ -109,7 +109,7 @@ def assert_each_rank_wrote_its_part(result: Result) -> None:
 
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, [2]), (4, [2, 1])])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_training_goes_on_exactly_from_where_it_was_saved(
+def test_training_resumes_with_exactly_the_state_that_was_saved(
     fit: Callable[..., Result], strategy: str, saved_by: int, loaded_by: list[int]
 ):
     undisturbed = fit(train, {"strategy": strategy}, workers=saved_by)
@@ -144,7 +144,7 @@ def test_checkpoint_of_one_strategy_is_loaded_by_another_and_by_a_plain_module(f
     assert_identical(whole_state(model, optimizer), saved.return_value["state"])
 
 
-def test_ranks_may_share_a_directory_and_what_each_has_its_own_of_is_rank_0s(
+def test_ranks_may_share_a_directory_and_values_that_differ_are_saved_from_rank_0(
     fit: Callable[..., Result], tmp_path: Path
 ):
     def train(config: dict[str, Any]) -> list[Any]:
@@ -161,7 +161,7 @@ def test_ranks_may_share_a_directory_and_what_each_has_its_own_of_is_rank_0s(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_lone_worker_needs_nothing_else(fit: Callable[..., Result], workers: int):
+def test_single_worker_can_save_and_load(fit: Callable[..., Result], workers: int):
     saved = fit(train, {"strategy": "ddp"}, workers=workers)
     resumed = fit(train, {"strategy": "ddp"}, workers=workers, resume_from_checkpoint=saved.checkpoint)
     assert_identical(resumed.return_value["state"], saved.return_value["state"])
@@ -191,7 +191,7 @@ def none(model: torch.nn.Sequential) -> list[torch.optim.Optimizer]:
 
 @pytest.mark.parametrize("trained_layers", [0, 1, 2])
 @pytest.mark.parametrize("make", [one_adam, plain_sgd, groups, one_for_each_layer, none])
-def test_optimizers_get_back_their_state_whatever_they_are(
+def test_state_of_any_kind_of_optimizer_is_restored(
     tmp_path: Path, make: Callable[..., list[torch.optim.Optimizer]], trained_layers: int
 ):
     model = make_model()
@@ -207,11 +207,11 @@ def test_optimizers_get_back_their_state_whatever_they_are(
     train_step(other_model, plain_sgd(other_model)[0])
     assert load_sharded(tmp_path, other_model, others) == {}
     torch.testing.assert_close(other_model.state_dict(), model.state_dict(), rtol=0, atol=0)
-    for found, wanted in zip(others, optimizers, strict=True):
-        torch.testing.assert_close(found.state_dict(), wanted.state_dict(), rtol=0, atol=0)
+    for loaded, original in zip(others, optimizers, strict=True):
+        torch.testing.assert_close(loaded.state_dict(), original.state_dict(), rtol=0, atol=0)
 
 
-def test_model_alone_is_loaded_from_a_checkpoint_with_an_optimizer(tmp_path: Path):
+def test_model_can_be_loaded_alone_from_a_checkpoint_with_an_optimizer(tmp_path: Path):
     model = make_model()
     save_sharded(tmp_path, model, make_optimizer(model))
     other = make_model(seed=8)
@@ -221,7 +221,7 @@ def test_model_alone_is_loaded_from_a_checkpoint_with_an_optimizer(tmp_path: Pat
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A checkpoint of the model and of Adam."""
+    """The directory of a checkpoint of the model and of Adam."""
     model = make_model()
     save_sharded(tmp_path / "saved", model, make_optimizer(model))
     return tmp_path / "saved"
@@ -233,78 +233,81 @@ def assert_refused(directory: Path, message: str, model: torch.nn.Module | None 
     assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
 
 
-def test_directory_that_is_no_sharded_checkpoint_is_refused(tmp_path: Path):
-    assert_refused(tmp_path / "nothing", r"expected a checkpoint of drivetrain_torch\.save_sharded, got .* without")
+def test_directory_that_is_not_a_sharded_checkpoint_is_refused(tmp_path: Path):
+    expected = r"expected a checkpoint written by drivetrain_torch\.save_sharded, got"
+    assert_refused(tmp_path / "nothing", rf"{expected} .*/nothing without \.metadata")
     Path(tmp_path, "model.pt").touch()
-    assert_refused(tmp_path, r"without \.metadata, which rank 0 writes: pass the directory of a committed checkpoint")
+    assert_refused(tmp_path, r"without \.metadata, which rank 0 writes\. Pass the directory of a committed checkpoint")
     Path(tmp_path, ".metadata").write_text("{}")
-    assert_refused(tmp_path, r"whose \.metadata cannot be read .*: use another one")
+    assert_refused(tmp_path, r"whose \.metadata cannot be read .*\. Use another checkpoint")
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
-def test_checkpoint_of_other_code_is_refused(tmp_path: Path):
-    save_otherwise({"model": make_model().state_dict()}, checkpoint_id=tmp_path)
-    assert_refused(tmp_path, "made by other code: load it with torch.distributed.checkpoint.load")
+def test_checkpoint_written_by_other_code_is_refused(tmp_path: Path):
+    save_with_torch({"model": make_model().state_dict()}, checkpoint_id=tmp_path)
+    assert_refused(tmp_path, r"written by other code\. Load it with torch\.distributed\.checkpoint\.load")
 
 
-def test_lost_or_shortened_file_is_named(saved: Path):
+def test_missing_or_truncated_file_is_named(saved: Path):
+    message = r"saved with missing or truncated files: __0_0\.distcp\. Make every rank report"
     file = Path(saved, "__0_0.distcp")
     os.truncate(file, file.stat().st_size - 1)
-    assert_refused(saved, r"of whose files __0_0\.distcp is missing or cut short: have every rank report")
+    assert_refused(saved, message)
     file.unlink()
-    assert_refused(saved, r"of whose files __0_0\.distcp is missing or cut short: have every rank report")
+    assert_refused(saved, message)
 
 
-def test_damaged_file_is_named_with_what_torch_found(saved: Path):
+def test_damaged_file_is_reported_with_the_error_of_torch(saved: Path):
     file = Path(saved, "__0_0.distcp")
     file.write_bytes(b"x" * file.stat().st_size)
-    assert_refused(saved, "could not read .*saved: rank 0 got ")
+    assert_refused(saved, "could not read .*saved: rank 0 raised ")
 
 
-def test_checkpoint_of_another_model_is_refused_with_what_differs(saved: Path):
-    wanted = "expected a checkpoint of this model, got .*/saved"
-    change = "make them as they were when it was saved"
-    assert_refused(saved, rf"{wanted} without model\.3\.weight, model\.3\.bias: {change}", make_model(layers=2))
-    assert_refused(saved, rf"{wanted} with model\.2\.weight, model\.2\.bias: {change}", make_model()[:1])
-    assert_refused(saved, rf"{wanted} with model\.0\.weight of shape \(8, 4\), not \(9, 4\), ", make_model(hidden=9))
+def test_checkpoint_of_another_model_is_refused_with_the_differences(saved: Path):
+    expected = "expected a checkpoint of this model, got .*/saved"
+    remedy = r"\. Create it with the same structure"
+    assert_refused(saved, rf"{expected} without model\.3\.weight, model\.3\.bias{remedy}", make_model(layers=2))
+    assert_refused(saved, rf"{expected} with model\.2\.weight, model\.2\.bias{remedy}", make_model()[:1])
+    assert_refused(saved, rf"{expected} with model\.0\.weight of shape \(8, 4\), not \(9, 4\), ", make_model(hidden=9))
 
 
-def test_checkpoint_of_another_optimizer_is_refused_with_what_differs(saved: Path):
+def test_checkpoint_of_another_optimizer_is_refused_with_the_differences(saved: Path):
     model = make_model()
     names = r"optimizer\.state\.0\.weight\.{}, .* and {} more"
     momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    found = f"without {names.format('momentum_buffer', 1)}; with {names.format('step', 9)}: make them"
+    found = rf"without {names.format('momentum_buffer', 1)}; with {names.format('step', 9)}\. Create them"
     assert_refused(saved, f"expected a checkpoint of this model and optimizer, got .*/saved {found}", model, momentum)
     assert_refused(saved, r"with optimizer\.state\.2\.weight", model, torch.optim.AdamW(model[0].parameters()))
     save_sharded(saved / "sgd", model, plain_sgd(model))
     assert_refused(saved / "sgd", r"without optimizer\.state\.0\.weight\.step", model, make_optimizer(model))
     save_sharded(saved / "alone", model)
-    assert_refused(saved / "alone", "of a model alone in .*: call it without optimizers", model, make_optimizer(model))
+    message = r"of a model alone in .*\. Call it without optimizers"
+    assert_refused(saved / "alone", message, model, make_optimizer(model))
 
 
 def test_directory_with_a_checkpoint_is_not_written_to(saved: Path):
-    with pytest.raises(CheckpointError, match=r"expected a directory without a checkpoint, got one in .*/saved: give"):
+    with pytest.raises(CheckpointError, match=r"expected a directory without a checkpoint, got one in .*/saved\. Use"):
         save_sharded(saved, make_model())
 
 
-def test_extra_that_cannot_be_pickled_is_told(tmp_path: Path):
-    with pytest.raises(CheckpointError, match=r"could not write the checkpoint: rank 0 got .*lambda"):
+def test_extra_that_cannot_be_pickled_is_reported(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"could not write the checkpoint: rank 0 raised .*lambda"):
         save_sharded(tmp_path, make_model(), extra={"function": lambda: 0})
 
 
 @pytest.mark.parametrize("function", [save_sharded, load_sharded])
-def test_wrong_arguments_are_refused(tmp_path: Path, function: Callable[..., Any]):
+def test_invalid_arguments_are_refused(tmp_path: Path, function: Callable[..., Any]):
     model = make_model()
     name = function.__name__
     with pytest.raises(ConfigurationError, match=rf"{name}: expected a torch\.nn\.Module, got \{{\}}"):
         function(tmp_path, {})
     with pytest.raises(ConfigurationError, match=f"{name}: expected optimizers of torch.optim, got 3"):
         function(tmp_path, model, 3)
-    with pytest.raises(ConfigurationError, match="model's own parameters, got AdamW with others: make it of"):
+    with pytest.raises(ConfigurationError, match=r"own parameters, got AdamW with other parameters\. Create it from"):
         function(tmp_path, model, make_optimizer(make_model()))
 
 
-def test_all_ranks_are_told_which_rank_could_not_write(fit: Callable[..., Result], tmp_path: Path):
+def test_error_on_all_ranks_names_the_rank_that_could_not_write(fit: Callable[..., Result], tmp_path: Path):
     def train(config: dict[str, Any]) -> list[str]:
         directory = config["file"] / "under" if dist.get_rank() else config["directory"]
         with pytest.raises(CheckpointError) as caught:
@@ -315,12 +318,12 @@ def test_all_ranks_are_told_which_rank_could_not_write(fit: Callable[..., Result
     file.touch()
     first, second = fit(train, {"file": file, "directory": tmp_path / "directory"}).return_value
     assert first == second
-    assert "could not write the checkpoint: rank 1 got NotADirectoryError" in first
+    assert "could not write the checkpoint: rank 1 raised NotADirectoryError" in first
 
 
-def test_run_that_resumes_from_a_checkpoint_with_a_lost_file_says_so(fit: Callable[..., Result]):
+def test_resuming_from_a_checkpoint_with_a_missing_file_fails_with_its_name(fit: Callable[..., Result]):
     saved = fit(train, {"strategy": "fully_shard"})
     Path(saved.checkpoint.path, "__1_0.distcp").unlink()
-    with pytest.raises(TrainingFailedError, match=r"__1_0\.distcp is missing") as caught:
+    with pytest.raises(TrainingFailedError, match=r"missing or truncated files: __1_0\.distcp") as caught:
         fit(train, {"strategy": "fully_shard"}, resume_from_checkpoint=saved.checkpoint)
     assert isinstance(caught.value.__cause__, CheckpointError)

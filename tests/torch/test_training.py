@@ -1,4 +1,4 @@
-"""Models trained by two processes together."""
+"""Training of one model by two processes."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def make_model() -> torch.nn.Module:
 
 
 def make_batch(step: int, rank: int | None, world_size: int = 2) -> torch.Tensor:
-    """One rank's part of the batch of a step, or all of it."""
+    """Return one rank's part of the batch of a step, or the whole batch if ``rank`` is None."""
     batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
     return batch if rank is None else batch[rank::world_size]
 
@@ -44,7 +44,7 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, torch.Tensor]:
-    """The parameters after a training of one process on the whole batches."""
+    """The parameters after training with one process on the whole batches."""
     model = make_model()
     optimizer = make_optimizer(model)
     for step in range(STEPS):
@@ -52,15 +52,15 @@ def alone() -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor)
+def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name], tensor)
 
 
 @pytest.mark.parametrize(
     ("strategy", "wrapper"), [("ddp", DistributedDataParallel), ("fsdp", FullyShardedDataParallel)]
 )
-def test_two_processes_reach_the_parameters_of_one_with_the_whole_batch(
+def test_two_processes_reach_the_parameters_of_one_process_with_the_whole_batch(
     fit: Callable[..., Result], alone: dict[str, torch.Tensor], strategy: str, wrapper: type
 ):
     def train(config: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -77,7 +77,7 @@ def test_two_processes_reach_the_parameters_of_one_with_the_whole_batch(
     assert_same(fit(train, {"strategy": strategy, "wrapper": wrapper}).return_value, alone)
 
 
-def test_workers_start_from_rank_0s_parameters(fit: Callable[..., Result]):
+def test_workers_start_with_the_parameters_of_rank_0(fit: Callable[..., Result]):
     def train() -> list[float]:
         torch.manual_seed(drivetrain.get_context().get_world_rank())
         return gather(prepare_model(torch.nn.Linear(1, 1)).module.weight.item())
@@ -86,7 +86,7 @@ def test_workers_start_from_rank_0s_parameters(fit: Callable[..., Result]):
 
 
 @pytest.mark.parametrize(("workers", "strategy"), [(2, None), (0, "ddp"), (1, "ddp"), (1, "fsdp")])
-def test_model_is_not_wrapped_where_it_needs_no_wrapper(fit: Callable[..., Result], workers: int, strategy: str | None):
+def test_model_is_not_wrapped_if_it_needs_no_wrapper(fit: Callable[..., Result], workers: int, strategy: str | None):
     def train(config: dict[str, Any]) -> bool:
         model = make_model()
         return prepare_model(model, parallel_strategy=config["strategy"]) is model
@@ -101,8 +101,8 @@ def test_arguments_for_the_wrapper_and_the_device_are_passed_on(fit: Callable[..
         assert model.static_graph
         moved = prepare_model(make_model(), move_to_device=torch.device("meta"), parallel_strategy=None)
         assert next(moved.parameters()).device.type == "meta"
-        stayed = prepare_model(make_model().to("meta"), move_to_device=False, parallel_strategy=None)
-        assert next(stayed.parameters()).device.type == "meta"
+        unmoved = prepare_model(make_model().to("meta"), move_to_device=False, parallel_strategy=None)
+        assert next(unmoved.parameters()).device.type == "meta"
 
     fit(train)
 
@@ -117,7 +117,7 @@ def test_unknown_strategy_is_refused(fit: Callable[..., Result]):
 
 
 def train_with_checkpoints(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Trains, and kills one rank on the way where that is asked for."""
+    """Train with checkpoints, and kill one rank in the first attempt if the config says so."""
     context = drivetrain.get_context()
     inner = make_model()
     model = prepare_model(inner)
@@ -155,7 +155,7 @@ def test_killed_worker_is_replaced_and_the_run_reaches_the_same_parameters(
     assert_same(disturbed.return_value, alone)
 
 
-def test_checkpoint_gives_back_what_was_saved(fit: Callable[..., Result]):
+def test_checkpoint_contains_the_saved_state(fit: Callable[..., Result]):
     result = fit(train_with_checkpoints, {})
     with result.checkpoint.as_directory() as directory:
         state = torch.load(Path(directory, "state.pt"), weights_only=True)
@@ -164,7 +164,7 @@ def test_checkpoint_gives_back_what_was_saved(fit: Callable[..., Result]):
 
 
 class NoisyDataset(torch.utils.data.Dataset):
-    """Draws from every source of random numbers, in whatever process it is read."""
+    """A dataset whose items are drawn from every random number generator, in the process that reads them."""
 
     def __len__(self) -> int:
         return 8
@@ -197,7 +197,7 @@ def test_runs_with_the_same_seed_are_identical(fit: Callable[..., Result], num_w
     assert first != other
 
 
-def test_function_that_is_pickled_by_value_may_use_torchs_backends(fit: Callable[..., Result]):
+def test_function_pickled_by_value_may_use_torch_backends(fit: Callable[..., Result]):
     def train() -> bool:
         torch.backends.cudnn.benchmark = True
         return torch.backends.cudnn.benchmark
@@ -205,7 +205,7 @@ def test_function_that_is_pickled_by_value_may_use_torchs_backends(fit: Callable
     assert fit(train).return_value
 
 
-def test_reproducibility_chooses_deterministic_algorithms(fit: Callable[..., Result]):
+def test_enable_reproducibility_selects_deterministic_algorithms(fit: Callable[..., Result]):
     def train() -> tuple[Any, ...]:
         enable_reproducibility()
         return (
@@ -218,7 +218,7 @@ def test_reproducibility_chooses_deterministic_algorithms(fit: Callable[..., Res
     assert fit(train).return_value == (True, False, ":4096:8", 0)
 
 
-def test_batches_of_a_loader_train_the_model(fit: Callable[..., Result]):
+def test_model_can_be_trained_with_a_prepared_loader(fit: Callable[..., Result]):
     def train() -> list[int]:
         dataset = TensorDataset(torch.arange(10.0).unsqueeze(1))
         model = prepare_model(torch.nn.Linear(1, 1))

@@ -1,6 +1,6 @@
-"""PyTorch for drivetrain: a process group on every worker, and what makes a model and its data use it.
+"""PyTorch for drivetrain: a process group on every worker, and functions that prepare models and data loaders for it.
 
-Importing this package does not import torch: a worker does, once it needs it.
+Importing this package does not import torch. A worker imports torch when it first needs it.
 """
 
 from drivetrain_torch._config import TorchConfig, TorchXLAConfig

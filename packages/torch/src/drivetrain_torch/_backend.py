@@ -1,4 +1,4 @@
-"""Sets up the process group: one store on rank 0, which every rank joins."""
+"""Sets up the process group: rank 0 serves a store, and every rank connects to it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from drivetrain_torch._devices import cuda_indices, get_devices, shared_gpus
 __all__ = ["TorchBackend", "TorchXLABackend"]
 
 _store: Any = None
-"""The store that this process serves, if it is rank 0's: it outlives the session, as other ranks may still need it."""
+"""The store that this process serves if it is rank 0. It outlives the session because other ranks may still need it."""
 
 
 @dataclass(frozen=True)
 class TorchBackend(Backend):
-    """What :class:`~drivetrain_torch.TorchConfig` describes.
+    """The backend configured by :class:`~drivetrain_torch.TorchConfig`.
 
     Attributes:
-        group_backend: of the process group; None to choose by device.
+        group_backend: backend of the process group, or None to choose it by device.
         init_method: ``"env"`` or ``"tcp"``.
-        timeout_s: seconds that joining, and each collective operation, may take.
+        timeout_s: time limit in seconds for joining the group and for each collective operation.
     """
 
     group_backend: str | None
@@ -36,11 +36,11 @@ class TorchBackend(Backend):
 
     name = "torch"
     preload = ("torch", "torch.distributed", "torch.distributed.nn")
-    # Whatever touches torch's compiler, such as the first DistributedDataParallel or optimizer, imports all of it.
+    # The first use of torch's compiler, such as the first DistributedDataParallel or optimizer, imports all of it.
     warmup = ("sympy", "drivetrain_torch._warmup", "torch.distributed.fsdp")
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """Has rank 0 serve a store, on a port that is free because the store is what binds it."""
+        """Start a store on rank 0. The store itself binds a free port, so no other process can take the port first."""
         address = group.workers[0].ip
         (port,) = group.run(_serve_store, address, len(group.workers), self.timeout_s, ranks=[0])
         return [
@@ -50,22 +50,22 @@ class TorchBackend(Backend):
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        """Joins the process group, and leaves it when the train function has returned.
+        """Join the process group, and leave it when the train function has returned.
 
-        A peer that still waits for this rank in a collective then gets an error at once. After an exception the
-        group stays, so that the peers' errors do not come before this one is told.
+        A peer that still waits for this rank in a collective then gets an error at once. After an exception, the group
+        is kept, so that the exception is reported before the errors that it would cause on the peers.
         """
         import torch
         import torch.distributed as dist
 
-        # Defaults of its functions take the group that there is when it is imported, and would keep it, and so its
-        # sockets, alive. DistributedDataParallel imports it.
+        # Default arguments in this module capture the process group that exists at import, which would keep the group
+        # and its sockets open. Import it before there is a group, because DistributedDataParallel imports it later.
         import torch.distributed.nn
 
         if dist.is_initialized():
             raise ConfigurationError(
-                "the torch backend: expected a process without a process group, got one that was initialised before "
-                "fit(): call torch.distributed.destroy_process_group() first"
+                "the torch backend: expected a process without a process group, got one that was initialized before "
+                "fit(). Call torch.distributed.destroy_process_group() first"
             )
         self.load()
         alone = context.get_world_size() == 1
@@ -76,7 +76,7 @@ class TorchBackend(Backend):
             size, address, port = context.get_world_size(), rendezvous["MASTER_ADDR"], int(rendezvous["MASTER_PORT"])
             try:
                 store = _store or _open_store(address, port, size, self.timeout_s, serve=False)
-                # Under a prefix, so that a group which the train function makes itself finds no keys of this one.
+                # The prefix separates the keys of this group from those of a group that the train function creates.
                 store = dist.PrefixStore("drivetrain", store)  # type: ignore[attr-defined]
                 dist.init_process_group(
                     self.group_backend or ("nccl" if device.type == "cuda" else "gloo"),
@@ -89,19 +89,19 @@ class TorchBackend(Backend):
                     store.set("all joined", "")
                 yield
             except BaseException:
-                if alone:  # this may be the driver's own process, which goes on
+                if alone:  # this may be the driver's own process, which continues
                     _leave()
                 raise
-            store.wait(["all joined"])  # a rank that still connects to this one would fail
+            store.wait(["all joined"])  # leaving earlier would fail ranks that are still connecting to this one
             _leave()
 
     def close(self) -> None:
-        """Closes the store, where the controller's process is the worker; elsewhere it ends with rank 0's process."""
+        """Close the store if the worker is the controller's own process; otherwise it closes when rank 0 exits."""
         global _store
         _store = None
 
     def load(self) -> None:
-        """Imports what the process group's backend needs beside torch."""
+        """Import the modules that the process group's backend needs in addition to torch."""
 
     def _variables(self, context: TrainContext, rendezvous: Mapping[str, str]) -> dict[str, str]:
         import torch
@@ -109,41 +109,41 @@ class TorchBackend(Backend):
         variables: dict[str, str] = {}
         if self.init_method == "env":
             variables = {name: rendezvous[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
-            # Has env:// connect to the store that is there, as under torchrun, and not bind its port.
+            # Make env:// connect to the existing store, as under torchrun, instead of binding its port.
             variables["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         gpus = rendezvous["CUDA_VISIBLE_DEVICES"]
         if gpus and "CUDA_VISIBLE_DEVICES" in os.environ and not _cuda_is_in_use():
             variables["CUDA_VISIBLE_DEVICES"] = gpus
         if sys.platform == "linux" and context.get_local_world_size() == context.get_world_size():
             variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        # Accelerate, and what is built on it, knows no other way to be told its device; without a word it takes a CPU
-        # to mean that each process trains alone.
+        # Accelerate, and libraries built on it, can be given a device only through these variables. Without them,
+        # Accelerate assumes that each process on a CPU trains alone.
         own = cuda_indices(context.worker.accelerator_ids, {**os.environ, **variables})
-        told = {"ACCELERATE_TORCH_DEVICE": f"cuda:{own[0]}" if own else "cpu"}
+        defaults = {"ACCELERATE_TORCH_DEVICE": f"cuda:{own[0]}" if own else "cpu"}
         if not own:
-            told |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": str(torch.get_num_threads())}
-        return {**variables, **{name: os.environ.get(name, value) for name, value in told.items()}}
+            defaults |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        return {**variables, **{name: os.environ.get(name, value) for name, value in defaults.items()}}
 
 
 class TorchXLABackend(TorchBackend):
-    """What :class:`~drivetrain_torch.TorchXLAConfig` describes."""
+    """The backend configured by :class:`~drivetrain_torch.TorchXLAConfig`."""
 
     name = "torch_xla"
 
     def load(self) -> None:
-        """Imports torch_xla, which registers the ``xla`` process group."""
+        """Import torch_xla, which registers the ``xla`` process group."""
         try:
             importlib.import_module("torch_xla.distributed.xla_backend")
         except ModuleNotFoundError as error:
             if error.name != "torch_xla":
                 raise
             raise PluginError(
-                "TorchXLAConfig: expected the package torch_xla on every worker, found none: run pip install torch_xla"
+                "TorchXLAConfig requires torch_xla on every worker, which is not installed. Run: pip install torch_xla"
             ) from error
 
 
 def _cuda_is_in_use() -> bool:
-    """Whether CUDA has looked at its variables in this process, and so does not again."""
+    """Return True if CUDA is initialized in this process and therefore ignores changes to its variables."""
     import torch
 
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
@@ -174,7 +174,7 @@ def _leave() -> None:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables, and puts back what was there."""
+    """Set environment variables, and restore the previous values at the end."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -189,12 +189,12 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _threads() -> Iterator[None]:
-    """Gives torch as many threads as ``OMP_NUM_THREADS`` says: it may have been imported before that was set."""
+    """Set torch's number of threads to ``OMP_NUM_THREADS``: torch may have been imported before that was set."""
     import torch
 
     before = torch.get_num_threads()
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    torch.set_num_threads(int(asked) if asked.isdecimal() and int(asked) else before)
+    value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    torch.set_num_threads(int(value) if value.isdecimal() and int(value) else before)
     try:
         yield
     finally:

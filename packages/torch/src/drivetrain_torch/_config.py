@@ -19,17 +19,18 @@ _BACKEND = re.compile(r"\w+|\w+:\w+(,\w+:\w+)*")
 
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig(BackendConfig):
-    """How the workers' process group is set up.
+    """Settings of the workers' process group.
 
     Attributes:
-        backend: ``"nccl"``, ``"gloo"``, ``"mpi"``, one for each kind of device such as ``"cpu:gloo,cuda:nccl"``, or
-            any other that torch knows; None takes NCCL where the workers have GPUs, and Gloo otherwise.
-        init_method: ``"env"`` also sets ``MASTER_ADDR`` and ``MASTER_PORT`` in the train function, so that code of
-            your own can call ``init_process_group()`` after it has destroyed the group; ``"tcp"`` sets no variables.
-        timeout_s: seconds that workers may take to find each other, and that one collective operation may take.
+        backend: ``"nccl"``, ``"gloo"``, ``"mpi"``, a backend for each kind of device such as
+            ``"cpu:gloo,cuda:nccl"``, or any other backend that torch supports. None selects NCCL if the workers have
+            GPUs, and Gloo otherwise.
+        init_method: ``"env"`` also sets ``MASTER_ADDR`` and ``MASTER_PORT`` in the train function, so that your own
+            code can call ``init_process_group()`` after it has destroyed the group. ``"tcp"`` does not set them.
+        timeout_s: time limit in seconds for the workers to connect to each other, and for each collective operation.
 
     Raises:
-        ConfigurationError: a value is of the wrong type or out of range.
+        ConfigurationError: If a value has the wrong type or is out of range.
 
     Example:
         >>> TorchConfig(backend="gloo", timeout_s=60).init_method
@@ -55,28 +56,28 @@ class TorchConfig(BackendConfig):
             raise ConfigurationError(f"{owner}(timeout_s=...): expected a positive number of seconds, got {seconds!r}")
 
     def create(self) -> Backend:
-        """The backend that these settings describe."""
+        """Create the backend with these settings."""
         return TorchBackend(self.backend, self.init_method, self.timeout_s)
 
     @classmethod
     def diagnose(cls) -> Iterable[Finding]:
-        """The check of ``drivetrain doctor``: whether PyTorch can use the GPUs of this machine, if it has any."""
+        """Check for ``drivetrain doctor`` whether PyTorch can use the GPUs of this machine, if there are any."""
         if not visible_gpus() or importlib.util.find_spec("torch") is None:
             return ()
         code = "import torch; print(torch.cuda.is_available(), torch.version.cuda, torch.cuda.device_count())"
         output = run_python(code)
-        found = f"is available, CUDA, devices: {output}"
+        detail = f"is available, CUDA, devices: {output}"
         if output.startswith("True"):
-            return (Finding("PyTorch on GPUs", "ok", found),)
-        advice = "install a PyTorch that was built for CUDA, and for a version that the driver has"
-        return (Finding("PyTorch on GPUs", "problem", found, advice),)
+            return (Finding("PyTorch on GPUs", "ok", detail),)
+        advice = "install a build of PyTorch for a CUDA version that the GPU driver supports"
+        return (Finding("PyTorch on GPUs", "problem", detail, advice),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchXLAConfig(TorchConfig):
-    """How the workers' process group is set up on XLA devices, with the package ``torch_xla`` on every worker.
+    """Settings of the workers' process group on XLA devices. The package ``torch_xla`` is required on every worker.
 
-    The train function takes its device from ``torch_xla.device()``.
+    The train function gets its device from ``torch_xla.device()``.
 
     Attributes:
         backend: ``"xla"``.
@@ -87,10 +88,10 @@ class TorchXLAConfig(TorchConfig):
     backend: str | None = "xla"
 
     def create(self) -> Backend:
-        """The backend that these settings describe."""
+        """Create the backend with these settings."""
         return TorchXLABackend(self.backend, self.init_method, self.timeout_s)
 
     @classmethod
     def diagnose(cls) -> Iterable[Finding]:
-        """No checks: those of CUDA do not apply to XLA devices."""
+        """Return no findings: the checks for CUDA do not apply to XLA devices."""
         return ()

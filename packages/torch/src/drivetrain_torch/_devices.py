@@ -1,4 +1,4 @@
-"""Which devices are this worker's."""
+"""The devices of this worker."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["cuda_indices", "get_device", "get_devices", "shared_gpus"]
 
 
 def get_device() -> torch.device:
-    """The device that this worker trains on: the first of its GPUs, or the CPU without any.
+    """Return the device that this worker trains on: its first GPU, or the CPU if it has no GPU.
 
     Raises:
-        SessionError: called outside a train function.
+        SessionError: If called outside a train function.
 
     Example:
         In a train function::
@@ -29,10 +29,10 @@ def get_device() -> torch.device:
 
 
 def get_devices() -> list[torch.device]:
-    """All devices of this worker: its GPUs, or the CPU without any.
+    """Return all devices of this worker: its GPUs, or the CPU if it has no GPU.
 
     Raises:
-        SessionError: called outside a train function.
+        SessionError: If called outside a train function.
     """
     import torch
 
@@ -41,10 +41,10 @@ def get_devices() -> list[torch.device]:
 
 
 def shared_gpus(workers: Sequence[WorkerInfo]) -> list[str]:
-    """For each worker, the GPUs of all workers of its node, as ``CUDA_VISIBLE_DEVICES`` has them.
+    """Return for each worker the GPUs of all workers of its node, in the format of ``CUDA_VISIBLE_DEVICES``.
 
-    Where each worker has one, its number among them is its local rank, as under torchrun: scripts and libraries that
-    take ``cuda:LOCAL_RANK`` for theirs are right, and NCCL can use direct paths between the GPUs of a node.
+    If each worker has one GPU, the index of this GPU in the list is the local rank, as under torchrun. Scripts and
+    libraries can therefore use ``cuda:LOCAL_RANK``, and NCCL can use direct paths between the GPUs of a node.
     """
     of_node: dict[str, dict[str, None]] = {}
     for worker in workers:
@@ -53,11 +53,11 @@ def shared_gpus(workers: Sequence[WorkerInfo]) -> list[str]:
 
 
 def cuda_indices(gpus: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[int]:
-    """How CUDA numbers GPUs in this process, which may see only them, or all of the node.
+    """Return the CUDA indices of GPUs in this process, which may see only these GPUs or all GPUs of the node.
 
     Args:
-        gpus: their names, as ``CUDA_VISIBLE_DEVICES`` has them.
-        environment: the process's variables.
+        gpus: the GPUs' names, as in ``CUDA_VISIBLE_DEVICES``.
+        environment: the environment variables of the process.
     """
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
@@ -65,7 +65,7 @@ def cuda_indices(gpus: Sequence[str], environment: Mapping[str, str] = os.enviro
     visible = [name.strip() for name in listed.split(",")]
     if hidden := [gpu for gpu in gpus if gpu not in visible]:
         raise ConfigurationError(
-            f"this worker's GPUs are {', '.join(gpus)}, and CUDA_VISIBLE_DEVICES={listed!r} hides "
-            f"{', '.join(hidden)}: leave that variable alone in the train function"
+            f"CUDA_VISIBLE_DEVICES: expected a value with all GPUs of this worker ({', '.join(gpus)}), got {listed!r}, "
+            f"which hides {', '.join(hidden)}. Do not change this variable in the train function"
         )
     return [visible.index(gpu) for gpu in gpus]

@@ -1,4 +1,7 @@
-"""The data loader that ``prepare_data_loader`` returns. Imports torch, so only functions import it."""
+"""The data loader that ``prepare_data_loader`` returns.
+
+This module imports torch, so other modules import it only inside functions.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,20 @@ from drivetrain import ConfigurationError
 __all__ = ["PreparedLoader", "map_tensors", "shard"]
 
 _ALL_ON_EVERY_WORKER = (
-    "so every worker loads all of it: shard it by drivetrain.get_context().get_world_rank(), and pass "
-    "add_dist_sampler=False to say that you did"
+    "so every worker loads all of it. Shard it by drivetrain.get_context().get_world_rank(), then pass "
+    "add_dist_sampler=False to turn this warning off"
 )
 
 
 def shard(loader: DataLoader[Any], *, rank: int, world_size: int) -> DataLoader[Any]:
-    """The same loader over one worker's part of the data, where it is well defined what that is."""
+    """Return the same loader over one worker's shard of the data, or the loader itself if it cannot be sharded."""
     if isinstance(loader.dataset, IterableDataset):
         name = type(loader.dataset).__name__
         _warn(f"{name} is an IterableDataset, which prepare_data_loader cannot shard, {_ALL_ON_EVERY_WORKER}")
         return loader
     batching, sampler = loader.batch_sampler, loader.sampler
     batch_size, drop_last = loader.batch_size, loader.drop_last
-    if type(batching) is BatchSampler:  # the user's, or the one that the loader has made of its batch_size
+    if type(batching) is BatchSampler:  # passed by the user, or created by the loader from its batch_size
         sampler, batch_size, drop_last = batching.sampler, batching.batch_size, batching.drop_last
         batching = None
     elif batching is not None and loader.batch_size is None:
@@ -44,7 +47,7 @@ def shard(loader: DataLoader[Any], *, rank: int, world_size: int) -> DataLoader[
         return loader
     if batching is not None or not _covers_dataset(sampler, loader):
         kept = f"the batch sampler {type(batching).__name__}" if batching is not None else type(sampler).__name__
-        _warn(f"prepare_data_loader keeps {kept} and cannot shard what it picks, {_ALL_ON_EVERY_WORKER}")
+        _warn(f"prepare_data_loader keeps {kept} and cannot shard the data it samples, {_ALL_ON_EVERY_WORKER}")
         return loader
     arguments = {
         "sampler": DistributedSampler(
@@ -62,9 +65,8 @@ def shard(loader: DataLoader[Any], *, rank: int, world_size: int) -> DataLoader[
         return type(loader)(loader.dataset, **arguments)
     except TypeError as error:
         raise ConfigurationError(
-            f"prepare_data_loader: expected a loader that can be made again with another sampler, got that "
-            f"{type(loader).__name__} does not take a DataLoader's arguments ({error}): give it a "
-            "DistributedSampler yourself"
+            f"prepare_data_loader: expected a loader class with the arguments of DataLoader, to recreate it with "
+            f"another sampler, got {type(loader).__name__} ({error}). Create it with a DistributedSampler yourself"
         ) from error
 
 
@@ -76,9 +78,9 @@ _KEPT = (
 
 
 def _covers_dataset(sampler: Any, loader: DataLoader[Any]) -> bool:
-    """Whether a sampler picks every sample once, in order or shuffled, as a ``DistributedSampler`` can."""
-    known = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
-    return known and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
+    """Return True if a sampler yields every sample once, in order or shuffled, as a ``DistributedSampler`` can."""
+    is_simple = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    return is_simple and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
 
 
 def _warn(message: str) -> None:
@@ -86,12 +88,12 @@ def _warn(message: str) -> None:
 
 
 class PreparedLoader(DataLoader[Any]):
-    """A data loader whose batches come on a device; everything else is the loader's it was made of.
+    """A wrapper of a data loader that moves each batch to a device. All other attributes are those of the loader.
 
     Args:
-        loader: the loader.
-        device: where batches go; None to leave them where they are.
-        auto_transfer: with a GPU, copy the next batch in a stream of its own.
+        loader: the data loader.
+        device: the device to move batches to, or None not to move them.
+        auto_transfer: on a GPU, copy the next batch on a separate stream.
     """
 
     def __init__(self, loader: DataLoader[Any], *, device: torch.device | None, auto_transfer: bool) -> None:
@@ -101,7 +103,7 @@ class PreparedLoader(DataLoader[Any]):
         self._overlaps = auto_transfer and device is not None and device.type == "cuda"
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # while it is being unpickled or copied
+        if name == "_loader":  # not set yet while the object is being unpickled or copied
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -115,7 +117,7 @@ class PreparedLoader(DataLoader[Any]):
         return self._copied_ahead(batches) if self._overlaps else self._moved(batches, self._device)
 
     def set_epoch(self, epoch: int) -> None:
-        """Gives a sampler that shuffles by epoch the number of the next one; any other sampler needs none."""
+        """Pass the number of the next epoch to the samplers that shuffle by epoch; other samplers do not need it."""
         for sampler in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                 set_epoch(epoch)
@@ -133,23 +135,23 @@ class PreparedLoader(DataLoader[Any]):
         def copy_next() -> Any:
             batch = next(batches, end)
             with torch.cuda.stream(stream):
-                return map_tensors(lambda tensor: _to_without_waiting(tensor, device), batch)
+                return map_tensors(lambda tensor: _to_non_blocking(tensor, device), batch)
 
         upcoming = copy_next()
         while upcoming is not end:
             batch, working = upcoming, torch.cuda.current_stream(device)
             working.wait_stream(stream)
-            map_tensors(lambda tensor: _used_in(tensor, working), batch)  # noqa: B023 - called at once
+            map_tensors(lambda tensor: _record_stream(tensor, working), batch)  # noqa: B023 - called at once
             upcoming = copy_next()
             yield batch
 
 
 def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
-    """A batch with a function applied to each tensor, or other object with a ``to`` method, nested in it."""
+    """Return a batch with a function applied to each tensor, or other object with a ``to`` method, nested in it."""
     if callable(getattr(batch, "to", None)):
         return function(batch)
     if isinstance(batch, MutableMapping):
-        result = copy.copy(batch)  # keeps its class, and what else it carries
+        result = copy.copy(batch)  # keeps its class and its other attributes
         result.update({key: map_tensors(function, value) for key, value in batch.items()})
         return result
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -159,12 +161,12 @@ def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
     return batch
 
 
-def _to_without_waiting(value: Any, device: torch.device | None) -> Any:
+def _to_non_blocking(value: Any, device: torch.device | None) -> Any:
     return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value.to(device)
 
 
-def _used_in(value: Any, stream: torch.cuda.Stream) -> Any:
-    """Keeps a tensor's memory from being given away before the work queued on a stream is done."""
+def _record_stream(value: Any, stream: torch.cuda.Stream) -> Any:
+    """Prevent the reuse of a tensor's memory until the work queued on a stream is done."""
     if hasattr(value, "record_stream"):
         value.record_stream(stream)
     return value

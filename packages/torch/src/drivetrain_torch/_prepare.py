@@ -1,4 +1,4 @@
-"""What a train function calls to make a model, its data and its randomness fit for several workers."""
+"""Functions that prepare a model, a data loader and the random number generators for training on several workers."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def prepare_model(
     parallel_strategy: Literal["ddp", "fsdp"] | None = "ddp",
     parallel_strategy_kwargs: Mapping[str, Any] | None = None,
 ) -> torch.nn.Module:
-    """Moves a model to this worker's device, and wraps it so that all workers train it together.
+    """Move a model to this worker's device, and wrap it so that all workers train it together.
 
     Args:
         model: the model, the same on every worker.
-        move_to_device: True for this worker's device, a device for that one, False to leave the model where it is.
+        move_to_device: True to move it to this worker's device, a device to move it there, False not to move it.
         parallel_strategy: ``"ddp"`` for ``DistributedDataParallel``, ``"fsdp"`` for ``FullyShardedDataParallel``,
-            None for no wrapper. A worker that is alone needs none and gets none.
-        parallel_strategy_kwargs: further arguments for the wrapper.
+            None for no wrapper. With a single worker, the model is never wrapped.
+        parallel_strategy_kwargs: additional arguments for the wrapper.
 
     Returns:
         The model, or the wrapper around it.
 
     Raises:
-        ConfigurationError: the strategy is not known.
-        SessionError: called outside a train function.
+        ConfigurationError: If the strategy is unknown.
+        SessionError: If called outside a train function.
     """
     import torch
 
@@ -72,26 +72,28 @@ def prepare_data_loader(
     move_to_device: bool = True,
     auto_transfer: bool = True,
 ) -> PreparedLoader:
-    """Has each worker load its own part of the data, and moves the batches to its device.
+    """Shard a data loader, so that each worker loads its own part of the data, and move the batches to its device.
 
-    Every argument of the loader is kept; ``batch_size`` is that of one worker. A loader that shuffles gets a
-    ``DistributedSampler`` that shuffles, one that drops the last batch drops what does not divide evenly over the
-    workers as well. Samplers and batch samplers of your own stay as they are, and so do iterable datasets: a warning
-    says that each worker then loads all data, unless it is a ``DistributedSampler``.
+    Every argument of the loader is kept; ``batch_size`` is the batch size per worker. If the loader shuffles, the
+    ``DistributedSampler`` shuffles too. If it drops the last batch, the samples that do not divide evenly among the
+    workers are dropped as well. Custom samplers, custom batch samplers and iterable datasets are kept as they are.
+    Every worker then loads all of the data, and a warning says so, unless the sampler is a ``DistributedSampler``.
 
     Args:
         data_loader: the loader, the same on every worker.
-        add_dist_sampler: False loads all data on every worker, or what your own code makes of it.
-        move_to_device: move tensors in batches, however nested in dicts, lists and tuples, to this worker's device.
-        auto_transfer: on a GPU, copy the next batch while this one is worked on; pinned memory makes it worthwhile.
+        add_dist_sampler: False if every worker should load all of the data, or if your own code shards it.
+        move_to_device: move the tensors in each batch to this worker's device, including tensors nested in dicts,
+            lists and tuples.
+        auto_transfer: on a GPU, copy the next batch while the current one is processed. The copy overlaps only if the
+            loader uses pinned memory.
 
     Returns:
-        A ``DataLoader`` with the attributes of the given one, and ``set_epoch(epoch)``: call it before each epoch
-        for a new order.
+        A ``DataLoader`` with the attributes of the given loader, and a method ``set_epoch(epoch)``. Call it before
+        each epoch to get a new order.
 
     Raises:
-        ConfigurationError: the loader is of a class that cannot be made again with another sampler.
-        SessionError: called outside a train function.
+        ConfigurationError: If the loader's class cannot be recreated with another sampler.
+        SessionError: If called outside a train function.
     """
     from torch.utils.data import DataLoader
 
@@ -107,12 +109,12 @@ def prepare_data_loader(
 
 
 def enable_reproducibility(seed: int = 0) -> None:
-    """Limits what makes two runs of the same train function differ; call it first.
+    """Limit the sources of differences between two runs of the same train function. Call it first.
 
-    Seeds Python's, NumPy's (if it is imported) and torch's random numbers, the same on every worker and through them
-    those of data loader workers, and has torch use deterministic algorithms, which may be slower and refuses
-    operations that have none. What remains is described in torch's notes on reproducibility. It holds for the rest of
-    the process: with ``num_workers=0`` that is your own.
+    It seeds the random number generators of Python, NumPy (if it is installed) and torch. The seed is the same on every
+    worker, and data loader workers derive theirs from it. It also makes torch use deterministic algorithms, which may
+    be slower; operations without a deterministic algorithm raise an error. PyTorch's notes on reproducibility describe
+    the remaining sources. The settings hold for the rest of the process, which is your own with ``num_workers=0``.
 
     Args:
         seed: the seed.
@@ -121,9 +123,10 @@ def enable_reproducibility(seed: int = 0) -> None:
 
     random.seed(seed)
     with contextlib.suppress(ModuleNotFoundError):
-        # Imported if it is there, for whether something else has done so differs between a first and a later start.
+        # Import NumPy if it is installed: whether other code has imported it by now differs between the first start of
+        # the workers and later ones.
         importlib.import_module("numpy.random").seed(seed)
-    torch.manual_seed(seed)  # the GPUs' as well; data loader workers take theirs from it
+    torch.manual_seed(seed)  # also seeds the GPUs; data loader workers derive their seeds from it
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required for deterministic cuBLAS
