@@ -1,4 +1,4 @@
-"""Real trainings of two processes on this machine."""
+"""Fixtures for training runs with two real processes on this machine."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from drivetrain_torch import TorchTrainer
 
 @pytest.fixture(scope="session")
 def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
-    """Runs a train function, on two local workers if nothing else is asked for."""
+    """Run a train function, by default on two local workers."""
 
     def run(
         function: Callable[..., Any],

@@ -1,4 +1,4 @@
-"""What these tests train: a small network on scikit-learn's digits, by Lightning on the workers."""
+"""The train functions of these tests: they train a small network on scikit-learn's digits with Lightning."""
 
 import importlib.util
 import os
@@ -27,11 +27,11 @@ from drivetrain_lightning import (
 
 TRAINED, BATCH = 1408, 64
 STEPS = TRAINED // BATCH
-"""Optimizer steps of an epoch, whatever the number of workers."""
+"""Optimizer steps per epoch, independent of the number of workers."""
 
 
 def load() -> tuple[TensorDataset, TensorDataset]:
-    """What is trained on, and what is held out; read without importing scikit-learn, which takes most of a second."""
+    """Return the training data and the held-out data, without importing scikit-learn, which takes most of a second."""
     (folder,) = importlib.util.find_spec("sklearn").submodule_search_locations
     table = torch.tensor(numpy.loadtxt(Path(folder, "datasets", "data", "digits.csv.gz"), delimiter=","))
     features, targets = table[:, :-1].float() / 16, table[:, -1].long()
@@ -41,7 +41,7 @@ def load() -> tuple[TensorDataset, TensorDataset]:
 
 
 class Digits(pl.LightningModule):
-    """Sends its process a signal in a training step, on rank 1 in the first attempt, if told so."""
+    """A classifier that can send a signal to its process in a training step, on rank 1 in the first attempt."""
 
     def __init__(self, at_step: int | None = None, send: signal.Signals | None = None) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Digits(pl.LightningModule):
 
 
 def train_on_shards() -> float:
-    """Trains on this worker's part of the datasets; the accuracy on all that is held out."""
+    """Train on this worker's part of the datasets; return the accuracy on all of the held-out data."""
 
     def tensors(columns: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor(columns["image"]), torch.tensor(columns["label"])
@@ -101,7 +101,7 @@ def train_on_shards() -> float:
 
 
 class ManualDigits(Digits):
-    """Steps its optimizer itself."""
+    """A classifier with manual optimization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,14 +115,14 @@ class ManualDigits(Digits):
 
 
 class CompiledDigits(Digits):
-    """Has its network compiled, without a compiler for the machine, which takes long."""
+    """A classifier with a compiled network. The eager backend avoids the slow generation of machine code."""
 
     def configure_model(self) -> None:
         self.network.compile(backend="eager")
 
 
 class ResumableLoader(DataLoader):
-    """Goes on within an epoch, as torchdata's StatefulDataLoader does."""
+    """A data loader that resumes within an epoch, as torchdata's StatefulDataLoader does."""
 
     begin = served = 0
 
@@ -140,8 +140,8 @@ class ResumableLoader(DataLoader):
         self.begin = state["served"]
 
 
-class OwnShare(IterableDataset):
-    """Every worker's part of a dataset, one sample after another."""
+class WorkerShare(IterableDataset):
+    """The samples of this worker's part of a dataset."""
 
     def __init__(self, dataset: TensorDataset) -> None:
         self.dataset = dataset
@@ -172,13 +172,13 @@ def make_strategy(name: str) -> Any:
         return RayDDPStrategy()
     import deepspeed
 
-    # Else it compiles a faster way between the processes of one machine, for half a minute.
+    # Otherwise DeepSpeed spends half a minute compiling an operation for communication within one machine.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return RayDeepSpeedStrategy(stage=2)
 
 
 def train(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Goes on from a checkpoint if there is one, and returns the parameters."""
+    """Train, from a checkpoint if there is one, and return the parameters."""
     strategy = config.get("strategy", "ddp")
     trainer = make_trainer(
         max_epochs=config["epochs"],
@@ -205,7 +205,7 @@ def parameters_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def train_and_test(config: dict[str, Any]) -> dict[str, Any]:
-    """Trains with what a script has beside a model: validation, test, a logger, the facts about the processes."""
+    """Train with validation, test and a logger, as scripts do, and check the ranks that the trainer sees."""
     context = drivetrain.get_context()
     trainer = make_trainer(
         max_epochs=6,
@@ -220,23 +220,23 @@ def train_and_test(config: dict[str, Any]) -> dict[str, Any]:
     handler = signal.getsignal(signal.SIGTERM)
     trainer.fit(module, trained, held_out)
     assert trainer.train_dataloader.sampler.num_replicas == context.get_world_size()
-    (found,) = trainer.test(module, held_out, verbose=False)
+    (metrics,) = trainer.test(module, held_out, verbose=False)
     assert signal.getsignal(signal.SIGTERM) == handler
-    return found
+    return metrics
 
 
 def train_without_drivetrain() -> float:
-    """The same by Lightning's own means, in one process."""
+    """Train the same model with Lightning's own strategy, in one process."""
     trainer = make_trainer(max_epochs=6, strategy="auto", plugins=None, accelerator="cpu")
     trainer.fit(Digits(), *make_loaders())
     return float(trainer.callback_metrics["accuracy"])
 
 
 def train_in_many_ways() -> dict[str, tuple[float, int]]:
-    """The accuracy after two epochs and the steps taken, for all kinds of trainings."""
+    """Return the accuracy after two epochs and the number of steps, for each kind of training."""
     trained, held_out = make_loaders()
     layers = RayFSDPStrategy(state_dict_type="sharded", auto_wrap_policy={torch.nn.Linear})
-    share = DataLoader(OwnShare(load()[0]), batch_size=trained.batch_size)
+    share = DataLoader(WorkerShare(load()[0]), batch_size=trained.batch_size)
     ways: dict[str, tuple[Any, DataLoader, dict[str, Any]]] = {
         "accumulated": (Digits(), trained, {"accumulate_grad_batches": 2}),
         "bf16": (Digits(), trained, {"precision": "bf16-mixed"}),
@@ -249,44 +249,44 @@ def train_in_many_ways() -> dict[str, tuple[float, int]]:
             {"strategy": layers},
         ),
     }
-    found = {}
+    outcomes = {}
     for name, (module, loader, options) in ways.items():
         trainer = make_trainer(max_epochs=2, **options)
         trainer.fit(module, loader, held_out)
-        found[name] = (float(trainer.callback_metrics["accuracy"]), trainer.global_step)
-    return found
+        outcomes[name] = (float(trainer.callback_metrics["accuracy"]), trainer.global_step)
+    return outcomes
 
 
-def fit_wrongly() -> dict[str, str]:
-    """What is said to trainers that do not fit their worker."""
+def fit_misconfigured_trainers() -> dict[str, str]:
+    """Return the error messages for trainers that are not configured for their worker."""
 
-    def checks(**options: Any) -> None:
+    def prepare(**options: Any) -> None:
         prepare_trainer(make_trainer(**options))
 
-    def fits(**options: Any) -> None:
+    def fit(**options: Any) -> None:
         make_trainer(max_epochs=1, **options).fit(Digits(), *make_loaders())
 
-    def prepares_for_gpu() -> None:
+    def prepare_for_gpu() -> None:
         trainer = make_trainer()
         trainer.strategy.parallel_devices = [torch.device("cuda", 0)]
         prepare_trainer(trainer)
 
     attempts = {
         "no trainer": lambda: prepare_trainer("ddp"),
-        "strategy": lambda: checks(strategy="ddp"),
-        "environment": lambda: checks(plugins=None),
-        "devices": lambda: checks(devices=2, accelerator="cpu"),
-        "accelerator": prepares_for_gpu,
-        "strategy, in fit": lambda: fits(strategy="ddp"),
-        "no strategy, in fit": lambda: fits(strategy="auto", callbacks=[RayTrainReportCallback()]),
-        "environment, in fit": lambda: fits(plugins=None),
-        "full state of fsdp": lambda: fits(strategy=RayFSDPStrategy()),
-        "metric": lambda: fits(callbacks=[RayTrainReportCallback(metrics=["loss", "auc"])]),
+        "strategy": lambda: prepare(strategy="ddp"),
+        "environment": lambda: prepare(plugins=None),
+        "devices": lambda: prepare(devices=2, accelerator="cpu"),
+        "accelerator": prepare_for_gpu,
+        "strategy, in fit": lambda: fit(strategy="ddp"),
+        "no strategy, in fit": lambda: fit(strategy="auto", callbacks=[RayTrainReportCallback()]),
+        "environment, in fit": lambda: fit(plugins=None),
+        "full state of fsdp": lambda: fit(strategy=RayFSDPStrategy()),
+        "metric": lambda: fit(callbacks=[RayTrainReportCallback(metrics=["loss", "auc"])]),
     }
-    said = {}
+    messages = {}
     for name, attempt in attempts.items():
         try:
             attempt()
         except drivetrain.ConfigurationError as error:
-            said[name] = str(error)
-    return said
+            messages[name] = str(error)
+    return messages

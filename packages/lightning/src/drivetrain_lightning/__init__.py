@@ -1,9 +1,10 @@
 """Lightning for drivetrain: strategies, an environment and a callback for a ``Trainer`` in a train function.
 
-The names are made for whichever of the two distributions is used: ``lightning``, imported as ``lightning.pytorch``, or
-``pytorch_lightning``. That is the one that is imported already; of both or none of them, ``lightning`` if it is
-installed. A program that uses both imports from :mod:`drivetrain_lightning.pytorch_lightning` or
-:mod:`drivetrain_lightning.lightning` instead. Importing this package imports neither.
+Lightning has two distributions: ``lightning``, imported as ``lightning.pytorch``, and ``pytorch_lightning``. The names
+of this package are made for the distribution that is already imported. If both or neither of them are imported, they
+are made for ``lightning`` if it is installed, and otherwise for ``pytorch_lightning``. A program that uses both imports
+from :mod:`drivetrain_lightning.pytorch_lightning` or :mod:`drivetrain_lightning.lightning` instead. Importing this
+package imports neither of them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 _MODULES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-"""What is imported of each distribution; the names are those of our own modules as well."""
+"""The module to import of each distribution. The keys are also the names of this package's modules."""
 
 
 def __getattr__(name: str) -> Any:
@@ -53,7 +54,7 @@ def _used_distribution() -> str:
     installed = imported or [name for name in _MODULES if importlib.util.find_spec(name) is not None]
     if not installed:
         raise PluginError(
-            "drivetrain_lightning: expected the package lightning or pytorch_lightning, found none of them: "
-            "run pip install lightning, on every node"
+            "drivetrain_lightning requires lightning or pytorch_lightning, which are not installed. Run on every node: "
+            "pip install lightning"
         )
     return installed[0]

@@ -1,4 +1,4 @@
-"""``prepare_trainer``: the check before a training."""
+"""``prepare_trainer``, which checks a trainer before training."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ T = TypeVar("T")
 
 
 def prepare_trainer(trainer: T) -> T:
-    """Checks that a Lightning ``Trainer`` fits the worker that it was made in.
+    """Check that a Lightning ``Trainer`` is configured for the worker that created it.
 
     Args:
-        trainer: of ``lightning.pytorch`` or ``pytorch_lightning``.
+        trainer: a ``Trainer`` of ``lightning.pytorch`` or ``pytorch_lightning``.
 
     Returns:
         The same trainer.
 
     Raises:
-        ConfigurationError: its strategy or its cluster environment is none of this package, or its devices are not
-            this worker's; the message says what to pass to the ``Trainer``.
-        SessionError: called outside a train function.
+        ConfigurationError: If its strategy or cluster environment is not from this package, or its devices do not
+            belong to this worker. The message says what to pass to the ``Trainer``.
+        SessionError: If called outside a train function.
     """
     if not hasattr(trainer, "strategy"):
-        raise ConfigurationError(f"prepare_trainer: expected a Trainer of Lightning, got {trainer!r}")
+        raise ConfigurationError(f"prepare_trainer: expected a Lightning Trainer, got {trainer!r}")
     check_strategy(trainer.strategy)
     return trainer

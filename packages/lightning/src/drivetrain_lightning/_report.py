@@ -1,4 +1,4 @@
-"""What the callbacks of both distributions have in common: metrics and checkpoints go to drivetrain."""
+"""Shared code of the callbacks for both distributions: reporting metrics and checkpoints to drivetrain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["EpochEnd", "ReportCallback"]
 
 
 class ReportCallback:
-    """The callback, but for its bases."""
+    """The implementation of the callback, without a base class of Lightning."""
 
     CHECKPOINT_NAME: ClassVar[str] = "checkpoint.ckpt"
     _epoch_end: ClassVar[type[EpochEnd]]
@@ -38,7 +38,7 @@ class ReportCallback:
         names: object = metrics
         if isinstance(names, (str, Mapping)) or not all(isinstance(name, str) for name in metrics or ()):
             raise ConfigurationError(
-                f"RayTrainReportCallback(metrics=...): expected a list of the names of metrics, got {metrics!r}"
+                f"RayTrainReportCallback(metrics=...): expected a list of names of metrics, got {metrics!r}"
             )
         if checkpoint_upload_mode not in ("sync", "async"):
             raise ConfigurationError(
@@ -52,19 +52,19 @@ class ReportCallback:
         self._is_preempted = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Called before anything else."""
+        """Check the trainer, and add the callback for the ends of epochs if needed. Called before anything else."""
         if get_context().get_world_size() > 1:
             prepare_trainer(trainer)
         if self.every == "epoch" and not any(getattr(other, "owner", None) is self for other in trainer.callbacks):
             trainer.callbacks.append(self._epoch_end(self))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Called when training starts."""
+        """Remember the first step. Called when training starts."""
         self._last_step = trainer.global_step
         self._is_preempted = False
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Called after each batch."""
+        """Report if a report is due, or stop because of a preemption. Called after each batch."""
         step, last = trainer.global_step, self._last_step
         if step == last:  # gradients are being accumulated
             return
@@ -72,33 +72,34 @@ class ReportCallback:
         if get_preemption_info() is not None:
             self.report(trainer, complete=False)
             self._is_preempted = trainer.should_stop = True
-            # As if there were no more batches, and after the epoch no more epochs: should_stop alone would validate
-            # first, wait for min_epochs, and have other callbacks look for the metrics of a whole epoch.
+            # StopIteration ends the epoch as if there were no more batches, and on_train_epoch_end ends the training.
+            # should_stop alone would run a validation first, continue until min_epochs, and make other callbacks expect
+            # the metrics of a whole epoch.
             raise StopIteration
         if isinstance(self.every, int) and step // self.every > last // self.every:
             self.report(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Called after each validation."""
+        """Report if reports follow validations. Called after each validation."""
         if self.every == "validation" and trainer.state.fn == "fit" and not trainer.sanity_checking:
             self.report(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Called after each epoch, ahead of what the module does then."""
+        """Stop the training after a preemption. Called after each epoch, before the hook of the module."""
         if self._is_preempted:
             raise StopIteration
 
     def report(self, trainer: Any, *, complete: bool = True) -> None:
-        """Saves a checkpoint and reports it with the metrics; called on every rank.
+        """Save a checkpoint and report it with the metrics. Called on every rank.
 
         Args:
             trainer: the trainer.
-            complete: every metric that is to be reported must have been logged.
+            complete: raise an error if a metric to report has not been logged.
         """
         metrics = dict(self._choose(trainer.callback_metrics, complete))
         metrics.update(epoch=trainer.current_epoch, step=trainer.global_step)
         with _shared_directory(trainer.strategy) as (directory, is_reported_here):
-            # Returns on each rank when all of them have saved.
+            # On each rank, this returns once all ranks have saved.
             trainer.save_checkpoint(os.path.join(directory, self.CHECKPOINT_NAME), weights_only=False)
             report_to_drivetrain(
                 metrics,
@@ -112,20 +113,20 @@ class ReportCallback:
             return logged
         if complete and (missing := [name for name in self.metrics if name not in logged]):
             raise ConfigurationError(
-                f"RayTrainReportCallback(metrics=...): expected {', '.join(map(repr, missing))}, which was never "
-                "logged; "
-                f"got {', '.join(map(repr, logged)) or 'no metric at all'}: call self.log({missing[0]!r}, ...) in "
-                "the LightningModule before the report, or take the name out"
+                "RayTrainReportCallback(metrics=...): expected metrics that were logged before the report, got "
+                f"{', '.join(map(repr, missing))}. Logged: {', '.join(map(repr, logged)) or 'none'}. Call "
+                f"self.log({missing[0]!r}, ...) in the LightningModule before the report, or remove the name"
             )
         return {name: logged[name] for name in self.metrics if name in logged}
 
 
 @contextlib.contextmanager
 def _shared_directory(strategy: Any) -> Iterator[tuple[str, bool]]:
-    """One path for all ranks to save to, and whether this rank is the one that reports what it finds there.
+    """Yield a directory path for all ranks to save to, and True if this rank reports the files in this directory.
 
-    Each node has a directory of its own at that path, or shares it with others, if its temporary files are on a shared
-    filesystem. Of the nodes that leave their mark in it, the first one's first rank reports.
+    Each node has a separate directory at this path, or shares the directory with other nodes if its temporary files are
+    on a shared filesystem. Every node writes a marker into its directory. Of the nodes with a marker in a directory,
+    the first rank of the first node reports.
     """
     context = get_context()
     node, is_first_on_node = context.get_node_rank(), context.get_local_rank() == 0
@@ -144,14 +145,15 @@ def _shared_directory(strategy: Any) -> Iterator[tuple[str, bool]]:
 
 
 class EpochEnd:
-    """Reports after an epoch once the module's own hook has logged its metrics, as only checkpoint callbacks can.
+    """Reports after an epoch, once the module's own hook has logged its metrics.
 
-    The callback is none itself, for a trainer with ``enable_checkpointing=False`` refuses those.
+    Lightning calls only checkpoint callbacks that late. ``RayTrainReportCallback`` is not a checkpoint callback itself,
+    because a trainer with ``enable_checkpointing=False`` refuses those.
     """
 
     def __init__(self, owner: ReportCallback) -> None:
         self.owner = owner
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Called after each epoch."""
+        """Report the epoch. Called after each epoch."""
         self.owner.report(trainer)

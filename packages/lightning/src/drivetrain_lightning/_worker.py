@@ -1,6 +1,6 @@
-"""What the classes for both distributions have in common: this process is a worker, and in its process group.
+"""Shared code of the classes for both distributions: this process is a worker, and its process group exists already.
 
-They are mixed into classes of Lightning, before those in the order of bases.
+The classes are mixins for classes of Lightning. They come before Lightning's class in the list of bases.
 """
 
 from __future__ import annotations
@@ -26,56 +26,56 @@ class WorkerEnvironment:
 
     @property
     def creates_processes_externally(self) -> bool:
-        """True: drivetrain has started the workers."""
+        """Return True: drivetrain has started the workers."""
         return True
 
     @property
     def main_address(self) -> str:
-        """Where rank 0 is. Nothing asks, for the process group is there already."""
+        """Return the address of rank 0. Nothing uses it, because the process group exists already."""
         return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
     @property
     def main_port(self) -> int:
-        """A port of rank 0; see :attr:`main_address`."""
+        """Return a port of rank 0; see :attr:`main_address`."""
         return int(os.environ.get("MASTER_PORT", "0"))
 
     @staticmethod
     def detect() -> bool:
-        """False: Lightning chooses it only where it is passed."""
+        """Return False, so that Lightning uses this environment only if it is passed."""
         return False
 
     def world_size(self) -> int:
-        """The number of workers."""
+        """Return the number of workers."""
         return get_context().get_world_size()
 
     def set_world_size(self, size: int) -> None:
-        """Changes nothing."""
+        """Do nothing: drivetrain sets the world size."""
 
     def global_rank(self) -> int:
-        """This worker's rank."""
+        """Return this worker's rank."""
         return get_context().get_world_rank()
 
     def set_global_rank(self, rank: int) -> None:
-        """Changes nothing."""
+        """Do nothing: drivetrain sets the ranks."""
 
     def local_rank(self) -> int:
-        """This worker's rank on its node."""
+        """Return this worker's rank on its node."""
         return get_context().get_local_rank()
 
     def node_rank(self) -> int:
-        """The rank of this worker's node."""
+        """Return the rank of this worker's node."""
         return get_context().get_node_rank()
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Refuses them: only strategies ask that would start processes, which those of this package do not."""
+        """Refuse the strategy: only strategies that would start processes call this, none of this package."""
         check_strategy(None)
 
     def teardown(self) -> None:
-        """Leaves all as it is."""
+        """Do nothing."""
 
 
 class WorkerStrategy:
-    """A strategy for one device per process, in a process that is there already."""
+    """A strategy with one device per process, in a process that is already running."""
 
     if TYPE_CHECKING:
         accelerator: Any
@@ -83,22 +83,22 @@ class WorkerStrategy:
 
     @property
     def root_device(self) -> torch.device:
-        """The device that this worker trains on."""
+        """Return the device that this worker trains on."""
         return get_device()
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Which part of the data is this worker's."""
+        """Return the arguments that select this worker's part of the data."""
         context = get_context()
         return {"num_replicas": context.get_world_size(), "rank": context.get_world_rank()}
 
     @property
     def launcher(self) -> None:
-        """None: no process is to be started."""
+        """Return None: no process needs to be started."""
         return None
 
     def setup_environment(self) -> None:
-        """Checks that the trainer fits the worker, which matters where ``prepare_trainer`` was not called."""
+        """Check the trainer, in case ``prepare_trainer`` was not called, and set up the environment."""
         check_strategy(self)
         self._handler = signal.getsignal(signal.SIGTERM)
         self._setup_environment()
@@ -107,36 +107,36 @@ class WorkerStrategy:
         super().setup_environment()  # type: ignore[misc]
 
     def on_train_start(self) -> None:
-        """Called when training starts."""
+        """Restore drivetrain's signal handler. Called when training starts."""
         super().on_train_start()  # type: ignore[misc]
-        self._give_sigterm_back()
+        self._restore_sigterm_handler()
 
     def on_validation_start(self) -> None:
-        """Called when validation starts."""
+        """Restore drivetrain's signal handler. Called when validation starts."""
         super().on_validation_start()  # type: ignore[misc]
-        self._give_sigterm_back()
+        self._restore_sigterm_handler()
 
     def on_test_start(self) -> None:
-        """Called when testing starts."""
+        """Restore drivetrain's signal handler. Called when testing starts."""
         super().on_test_start()  # type: ignore[misc]
-        self._give_sigterm_back()
+        self._restore_sigterm_handler()
 
     def on_predict_start(self) -> None:
-        """Called when predicting starts."""
+        """Restore drivetrain's signal handler. Called when prediction starts."""
         super().on_predict_start()  # type: ignore[misc]
-        self._give_sigterm_back()
+        self._restore_sigterm_handler()
 
-    def _give_sigterm_back(self) -> None:
-        """Undoes that Lightning handles SIGTERM, with a collective operation amid others.
+    def _restore_sigterm_handler(self) -> None:
+        """Replace Lightning's handler of SIGTERM, which runs a collective operation in between others.
 
-        drivetrain tells all ranks of it at the same step, unless it finds a handler other than its own.
+        drivetrain notifies all ranks of SIGTERM at the same step, but only if its own handler is installed.
         """
         if threading.current_thread() is threading.main_thread() and self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
 
 
 class WorkerFSDPStrategy(WorkerStrategy):
-    """FSDP, on CPUs as well."""
+    """FSDP, with support for CPUs."""
 
     if TYPE_CHECKING:
         cpu_offload: Any
@@ -150,27 +150,26 @@ class WorkerFSDPStrategy(WorkerStrategy):
         self._gathers = state_dict_type == "full"
 
     def setup(self, trainer: Any) -> None:
-        """Wraps the model, without a GPU ahead of Lightning, which would tell FSDP to look for one."""
+        """Wrap the model. Without a GPU, this happens before Lightning can, which would make FSDP look for a GPU."""
         if self.root_device.type != "cpu":
             super().setup(trainer)  # type: ignore[misc]
             return
         if self._gathers:
             raise ConfigurationError(
-                "RayFSDPStrategy: expected sharded checkpoints on workers without GPUs, got "
-                "state_dict_type='full', with "
-                "which torch crashes there: pass RayFSDPStrategy(state_dict_type='sharded')"
+                "RayFSDPStrategy: expected state_dict_type='sharded' on workers without GPUs, got 'full', with which "
+                "torch crashes there. Pass RayFSDPStrategy(state_dict_type='sharded')"
             )
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         self.model = FullyShardedDataParallel(self.precision_plugin.convert_module(self.model), **self._wrapping())
-        policy = self.kwargs.pop("auto_wrap_policy", None)  # has been followed
+        policy = self.kwargs.pop("auto_wrap_policy", None)  # already applied by the wrapper above
         super().setup(trainer)  # type: ignore[misc]
         if policy is not None:
             self.kwargs["auto_wrap_policy"] = policy
 
     @contextlib.contextmanager
     def model_sharded_context(self) -> Iterator[None]:
-        """Has ``wrap()`` in ``configure_model`` wrap layers for this worker's device."""
+        """Make ``wrap()`` in ``configure_model`` wrap layers for this worker's device."""
         if self.root_device.type != "cpu":
             with super().model_sharded_context():  # type: ignore[misc]
                 yield
@@ -192,7 +191,7 @@ class WorkerFSDPStrategy(WorkerStrategy):
 
 
 class WorkerDeepSpeedStrategy(WorkerStrategy):
-    """DeepSpeed, on CPUs as well."""
+    """DeepSpeed, with support for CPUs."""
 
     if TYPE_CHECKING:
 
@@ -200,19 +199,19 @@ class WorkerDeepSpeedStrategy(WorkerStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """The device that this worker trains on, with the number that DeepSpeed asks for on CPUs too."""
+        """Return the device that this worker trains on. A CPU device gets an index, which DeepSpeed requires."""
         import torch
 
         device = super().root_device
         return torch.device("cpu", 0) if device.type == "cpu" else device
 
     def _setup_environment(self) -> None:
-        # Not Lightning's, which refuses CPUs.
+        # Lightning's own implementation refuses CPUs.
         self.accelerator.setup_device(self.root_device)
         self.setup_distributed()
 
     def setup_distributed(self) -> None:
-        """Has DeepSpeed use the process group that is there."""
+        """Make DeepSpeed use the existing process group."""
         import deepspeed
 
         self.set_world_ranks()
@@ -220,10 +219,10 @@ class WorkerDeepSpeedStrategy(WorkerStrategy):
 
 
 def check_strategy(strategy: object) -> None:
-    """Refuses a strategy, with what its trainer has given it, that cannot train on this worker.
+    """Check that a strategy, with the devices and environment from its trainer, can train on this worker.
 
     Args:
-        strategy: any; None for one that is not known, and none of this package.
+        strategy: the strategy, or None for an unknown strategy that is not from this package.
 
     Raises:
         ConfigurationError: see :func:`~drivetrain_lightning.prepare_trainer`.
@@ -231,29 +230,29 @@ def check_strategy(strategy: object) -> None:
     import torch
 
     if not isinstance(strategy, WorkerStrategy):
-        other = "another" if strategy is None else type(strategy).__name__
+        other = "another one" if strategy is None else type(strategy).__name__
         raise ConfigurationError(
-            f"a Trainer in a train function: expected one of drivetrain_lightning's strategies, got {other}: pass "
+            f"Trainer(strategy=...): expected a strategy of drivetrain_lightning, got {other}. Pass "
             "Trainer(strategy=RayDDPStrategy()), RayFSDPStrategy or RayDeepSpeedStrategy"
         )
     environment = getattr(strategy, "cluster_environment", None)
     if not isinstance(environment, WorkerEnvironment):
         raise ConfigurationError(
-            "a Trainer in a train function: expected drivetrain_lightning's cluster environment, got "
-            f"{type(environment).__name__}: pass Trainer(plugins=[RayLightningEnvironment()])"
+            "Trainer(plugins=...): expected the cluster environment of drivetrain_lightning, got "
+            f"{type(environment).__name__}. Pass Trainer(plugins=[RayLightningEnvironment()])"
         )
     own, given = get_devices(), list(getattr(strategy, "parallel_devices", None) or ())
-    device, found = own[0], f"got {', '.join(map(str, given))}"
+    device, described = own[0], ", ".join(map(str, given))
     if given and given[0].type != device.type:
-        accelerator, what = ("cpu", "GPUs") if device.type == "cpu" else ("auto", "none")
+        accelerator = "cpu" if device.type == "cpu" else "auto"
         raise ConfigurationError(
-            f"the Trainer: expected to train on this worker's {device.type.upper()}, {found}: pass "
-            f"Trainer(accelerator={accelerator!r}), or ask for {what} by ScalingConfig(use_gpu={device.type == 'cpu'})"
+            f"Trainer(accelerator=...): expected to train on this worker's {device.type.upper()}, got {described}. "
+            f"Pass Trainer(accelerator={accelerator!r}), or set ScalingConfig(use_gpu={device.type == 'cpu'})"
         )
     are_own = device in given and len(given) <= len(own) and set(given) <= set(own)
-    are_all_visible = device.type == "cuda" and len(given) == torch.cuda.device_count()  # what "auto" takes
+    are_all_visible = device.type == "cuda" and len(given) == torch.cuda.device_count()  # the choice of "auto"
     if given and not are_own and not are_all_visible:
         raise ConfigurationError(
-            f"the Trainer: expected the devices of this worker, which trains on {device}, {found}: pass "
-            "Trainer(devices='auto'); the number of processes is that of ScalingConfig(num_workers=...)"
+            f"Trainer(devices=...): expected the devices of this worker, which trains on {device}, got {described}. "
+            "Pass Trainer(devices='auto'), and set the number of processes with ScalingConfig(num_workers=...)"
         )

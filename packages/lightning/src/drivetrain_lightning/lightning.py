@@ -21,34 +21,34 @@ __all__ = [
 
 
 class RayDDPStrategy(WorkerStrategy, DDPStrategy):
-    """Lightning's ``DDPStrategy`` on drivetrain's workers, with its arguments.
+    """Lightning's ``DDPStrategy`` on drivetrain's workers, with the same arguments.
 
     Raises:
-        ConfigurationError: when it is set up: see :func:`prepare_trainer`.
+        ConfigurationError: During setup, for the reasons listed in :func:`prepare_trainer`.
     """
 
 
 class RayFSDPStrategy(WorkerFSDPStrategy, FSDPStrategy):
-    """Lightning's ``FSDPStrategy`` on drivetrain's workers, with its arguments.
+    """Lightning's ``FSDPStrategy`` on drivetrain's workers, with the same arguments.
 
-    On workers without GPUs it wants ``state_dict_type="sharded"``.
+    On workers without GPUs it requires ``state_dict_type="sharded"``.
 
     Raises:
-        ConfigurationError: when it is set up: see :func:`prepare_trainer`; or it is to save full checkpoints without
-            GPUs.
+        ConfigurationError: During setup, for the reasons listed in :func:`prepare_trainer`, or if ``state_dict_type``
+            is ``"full"`` on workers without GPUs.
     """
 
 
 class RayDeepSpeedStrategy(WorkerDeepSpeedStrategy, DeepSpeedStrategy):
-    """Lightning's ``DeepSpeedStrategy`` on drivetrain's workers, with its arguments.
+    """Lightning's ``DeepSpeedStrategy`` on drivetrain's workers, with the same arguments.
 
     Raises:
-        ConfigurationError: when it is set up: see :func:`prepare_trainer`.
+        ConfigurationError: During setup, for the reasons listed in :func:`prepare_trainer`.
     """
 
 
 class RayLightningEnvironment(WorkerEnvironment, ClusterEnvironment):
-    """Tells a ``Trainer`` the ranks and the number of workers: pass it as one of its ``plugins``."""
+    """A cluster environment that gives a ``Trainer`` the ranks and the number of workers. Pass it in ``plugins``."""
 
 
 class _EpochEnd(EpochEnd, Checkpoint):
@@ -56,26 +56,26 @@ class _EpochEnd(EpochEnd, Checkpoint):
 
 
 class RayTrainReportCallback(ReportCallback, Callback):
-    """Reports the metrics that were logged, with a checkpoint, and saves before a preemption.
+    """Reports the logged metrics with a checkpoint, and saves a checkpoint before a preemption.
 
-    A report has what is in ``trainer.callback_metrics``, ``epoch`` (from 0) and ``step`` (the number of optimizer
-    steps). The checkpoint is what ``trainer.save_checkpoint`` writes, under the name ``CHECKPOINT_NAME``: a file, or a
-    directory where the strategy shards, to which every rank adds its part. ``trainer.fit(ckpt_path=...)`` goes on from
-    it.
+    A report contains the metrics in ``trainer.callback_metrics``, ``epoch`` (from 0) and ``step`` (the number of
+    optimizer steps). The checkpoint is written by ``trainer.save_checkpoint`` under the name ``CHECKPOINT_NAME``. It is
+    a file, or a directory if the strategy shards the model; every rank then adds its part to the directory. Pass it to
+    ``trainer.fit(ckpt_path=...)`` to resume.
 
-    After each optimizer step the callback asks :func:`drivetrain.get_preemption_info`. When there is something to tell,
-    all ranks save and report at the same step, and ``trainer.fit`` returns, without a validation.
+    After each optimizer step, the callback calls :func:`drivetrain.get_preemption_info`. If a preemption is pending,
+    all ranks save and report at the same step, and ``trainer.fit`` returns without a validation.
 
     Args:
-        every: ``"epoch"`` reports at the end of each training epoch, after a validation in it; ``"validation"`` after
-            each validation; a number after so many optimizer steps. To go on from a checkpoint within an epoch,
-            Lightning needs a data loader with ``state_dict`` and ``load_state_dict``.
-        metrics: the names of those to report; None for all.
+        every: ``"epoch"`` reports at the end of each training epoch, after the validation within it. ``"validation"``
+            reports after each validation. A number reports each time after that many optimizer steps. To resume from a
+            checkpoint within an epoch, Lightning needs a data loader with ``state_dict`` and ``load_state_dict``.
+        metrics: the names of the metrics to report, or None for all.
         checkpoint_upload_mode: ``"sync"`` or ``"async"``, see :func:`drivetrain.report`.
 
     Raises:
-        ConfigurationError: an argument is out of range; or, at a report, a metric was never logged; or, with several
-            workers, the trainer is not fit for them: see :func:`prepare_trainer`.
+        ConfigurationError: If an argument is out of range. At a report, if a metric was never logged. With several
+            workers, if the trainer is not configured for them; see :func:`prepare_trainer`.
     """
 
     _epoch_end = _EpochEnd
