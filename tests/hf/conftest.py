@@ -1,4 +1,4 @@
-"""Real trainings of two processes on this machine."""
+"""Fixtures for training runs with two real processes on this machine."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from drivetrain_torch import TorchTrainer
 
 @pytest.fixture(scope="session")
 def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
-    """Runs a train function, on two local workers if nothing else is asked for."""
+    """Run a train function, by default on two local workers."""
 
     def run(
         function: Callable[..., Any],
@@ -24,21 +24,21 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
         run: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Result:
-        where = "local" if workers else "inprocess"
-        given = {} if config is None else {"train_loop_config": config}
+        default_runtime = "local" if workers else "inprocess"
+        config_argument = {} if config is None else {"train_loop_config": config}
         return trainer(
             function,
-            scaling_config=ScalingConfig(num_workers=workers, runtime=runtime or where),
+            scaling_config=ScalingConfig(num_workers=workers, runtime=runtime or default_runtime),
             run_config=RunConfig(
                 storage_path=tmp_path_factory.mktemp("runs"),
                 verbose=0,
                 worker_output="none",
                 failure_config=FailureConfig(max_failures=max_failures),
-                preload=("transformers.trainer",),  # the import takes 5 s, which all workers of a file's tests share
+                preload=("transformers.trainer",),  # takes 5 s; all workers of a test file share it
                 start_timeout_s=60,
                 **(run or {}),
             ),
-            **given,
+            **config_argument,
             **options,
         ).fit()
 

@@ -26,12 +26,12 @@ def digits(first: int, last: int) -> TensorDataset:
 
 
 def train_digits(config: dict[str, Any]) -> dict[str, Any]:
-    """Trains with an unchanged ``Accelerator()``, from the latest checkpoint if there is one."""
+    """Train with an unchanged ``Accelerator()``, from the latest checkpoint if there is one."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration, set_seed
 
     context = drivetrain.get_context()
-    # The order of the data is to depend on the epoch alone, and not on what was drawn before.
+    # The order of the data must depend only on the epoch, and not on random numbers drawn before.
     seeded = {"dataloader_config": DataLoaderConfiguration(use_seedable_sampler=True)} if "kill" in config else {}
     accelerator = Accelerator(**seeded, **config.get("accelerator", {}))
     assert accelerator.num_processes == context.get_world_size() == torch.distributed.get_world_size()
@@ -62,9 +62,9 @@ def train_digits(config: dict[str, Any]) -> dict[str, Any]:
             if (context.attempt, context.get_world_rank(), epoch, number) == (0, 1, *config.get("kill", ())):
                 os.kill(os.getpid(), signal.SIGKILL)
         model.eval()
-        found = [accelerator.gather_for_metrics((model(images).argmax(-1), labels)) for images, labels in held_out]
-        predicted, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
-        assert len(labels) == 517  # each held-out example once, although they do not divide evenly
+        outputs = [accelerator.gather_for_metrics((model(images).argmax(-1), labels)) for images, labels in held_out]
+        predicted, labels = (torch.cat(parts) for parts in zip(*outputs, strict=True))
+        assert len(labels) == 517  # each held-out example once, although their number does not divide evenly
         with TemporaryDirectory() as directory:
             accelerator.save_state(directory)
             checkpoint = Checkpoint.from_directory(directory)
@@ -81,32 +81,32 @@ def train_digits(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_together_learn_what_one_process_learns(fit: Callable[..., Result], workers: int):
+def test_workers_reach_the_accuracy_of_a_single_process(fit: Callable[..., Result], workers: int):
     alone = fit(train_digits, {"epochs": EPOCHS}, workers=0)
-    found = fit(train_digits, {"epochs": EPOCHS}, workers=workers)
-    assert found.return_value["type"] == "MULTI_CPU"
+    together = fit(train_digits, {"epochs": EPOCHS}, workers=workers)
+    assert together.return_value["type"] == "MULTI_CPU"
     assert alone.metrics["accuracy"] > 0.85
-    assert found.metrics["accuracy"] == pytest.approx(alone.metrics["accuracy"], abs=0.03)
+    assert together.metrics["accuracy"] == pytest.approx(alone.metrics["accuracy"], abs=0.03)
 
 
-def test_killed_run_goes_on_with_the_losses_of_an_undisturbed_one(fit: Callable[..., Result]):
+def test_killed_run_resumes_with_the_losses_of_an_undisturbed_one(fit: Callable[..., Result]):
     undisturbed = fit(train_digits, {"epochs": EPOCHS, "kill": (None, None)}).return_value["losses"]
     disturbed = fit(train_digits, {"epochs": EPOCHS, "kill": (2, 5)}, max_failures=1).return_value["losses"]
     assert disturbed == undisturbed[-len(disturbed) :]
     assert len(disturbed) == len(undisturbed) // 2
 
 
-def test_precision_and_accumulation_of_the_accelerator_hold(fit: Callable[..., Result]):
-    chosen = {"mixed_precision": "bf16", "gradient_accumulation_steps": 2}
-    found = fit(train_digits, {"epochs": 1, "accelerator": chosen}).return_value
-    del found["losses"]
-    assert found == {
+def test_precision_and_accumulation_of_the_accelerator_apply(fit: Callable[..., Result]):
+    settings = {"mixed_precision": "bf16", "gradient_accumulation_steps": 2}
+    outcome = fit(train_digits, {"epochs": 1, "accelerator": settings}).return_value
+    del outcome["losses"]
+    assert outcome == {
         **{"type": "MULTI_CPU", "precision": "bf16", "accumulation": 2, "device": "cpu"},
         "wrapped": "DistributedDataParallel",
     }
 
 
-MADE_ELSEWHERE = {
+CONFIG_OF_ANOTHER_CLUSTER = {
     "compute_environment": "LOCAL_MACHINE",
     "distributed_type": "MULTI_GPU",
     "downcast_bf16": "no",
@@ -125,58 +125,58 @@ MADE_ELSEWHERE = {
 
 
 @pytest.mark.parametrize("form", ["file.yaml", "file.json"])
-def test_config_decides_all_but_topology_and_networking(fit: Callable[..., Result], tmp_path: Path, form: str):
+def test_config_applies_except_for_topology_and_networking(fit: Callable[..., Result], tmp_path: Path, form: str):
     import yaml
 
     config = tmp_path / form
-    config.write_text((yaml.safe_dump if form.endswith("yaml") else json.dumps)(MADE_ELSEWHERE))
+    config.write_text((yaml.safe_dump if form.endswith("yaml") else json.dumps)(CONFIG_OF_ANOTHER_CLUSTER))
     workers = 2 if form == "file.yaml" else 1
-    trained = {"trainer": AccelerateTrainer, "accelerate_config": config, "workers": workers}
-    found = fit(train_digits, {"epochs": 1}, **trained).return_value
-    assert (found["type"], found["precision"], found["device"]) == ("MULTI_CPU", "bf16", "cpu")
+    options = {"trainer": AccelerateTrainer, "accelerate_config": config, "workers": workers}
+    outcome = fit(train_digits, {"epochs": 1}, **options).return_value
+    assert (outcome["type"], outcome["precision"], outcome["device"]) == ("MULTI_CPU", "bf16", "cpu")
 
 
-def test_environment_of_the_driver_is_as_it_was_after_a_run_in_it(fit: Callable[..., Result]):
+def test_in_process_run_restores_the_environment_of_the_driver(fit: Callable[..., Result]):
     before = dict(os.environ)
-    config = {**MADE_ELSEWHERE, "mixed_precision": "no"}
+    config = {**CONFIG_OF_ANOTHER_CLUSTER, "mixed_precision": "no"}
     fit(train_digits, {"epochs": 1}, workers=0, trainer=AccelerateTrainer, accelerate_config=config)
     assert dict(os.environ) == before
-    with pytest.raises(TrainingFailedError, match=r"one configuration for the life of a process.*num_workers=1"):
-        fit(print, workers=0, trainer=AccelerateTrainer, accelerate_config=MADE_ELSEWHERE)
+    with pytest.raises(TrainingFailedError, match=r"one configuration for the lifetime of a process.*num_workers=1"):
+        fit(print, workers=0, trainer=AccelerateTrainer, accelerate_config=CONFIG_OF_ANOTHER_CLUSTER)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"compile_mode": "fast"}, r"keys that accelerate \S+ knows, got compile_mode: remove them, run"),
+        ({"compile_mode": "fast"}, r"keys that accelerate \S+ knows, got compile_mode\. Remove them, run"),
         ({"deepspeed_config": {"zero_level": 2}}, "got deepspeed_config: zero_level"),
-        ({"mixed_precision": "fp7"}, "values that Accelerate accepts: Unknown mixed_precision mode: fp7"),
-        ({"distributed_type": "FSDP"}, r"expected GPUs for distributed_type: FSDP.* set ScalingConfig\(use_gpu=True\)"),
+        ({"mixed_precision": "fp7"}, "values that Accelerate accepts, got: Unknown mixed_precision mode: fp7"),
+        ({"distributed_type": "FSDP"}, r"expected GPUs for distributed_type: FSDP.* Set ScalingConfig\(use_gpu=True\)"),
         ({"compute_environment": "AMAZON_SAGEMAKER"}, "expected compute_environment: LOCAL_MACHINE, got AMAZON"),
     ],
 )
-def test_config_that_this_version_cannot_follow_is_refused(fit: Callable[..., Result], change: dict, message: str):
-    config = {**MADE_ELSEWHERE, **change}
+def test_config_that_this_version_does_not_support_is_refused(fit: Callable[..., Result], change: dict, message: str):
+    config = {**CONFIG_OF_ANOTHER_CLUSTER, **change}
     with pytest.raises(TrainingFailedError, match=message) as caught:
         fit(print, trainer=AccelerateTrainer, accelerate_config=config, workers=0)
     assert isinstance(caught.value.__cause__, ConfigurationError)
 
 
-def test_config_that_cannot_be_read_is_refused_before_anything_is_started(tmp_path: Path):
+def test_config_that_cannot_be_read_is_refused_before_the_run_starts(tmp_path: Path):
     broken = tmp_path / "config.json"
     broken.write_text("{")
     for given, message in [
-        (tmp_path / "missing.yaml", "expected a file that can be read, got .*missing.yaml"),
-        (broken, "expected a file that can be read, got .*config.json"),
-        ({"num_processes": 2}, "found no distributed_type in"),
+        (tmp_path / "missing.yaml", "expected a readable file, got .*missing.yaml"),
+        (broken, "expected a readable file, got .*config.json"),
+        ({"num_processes": 2}, r"got \{'num_processes': 2\} without a distributed_type\. Run accelerate config"),
     ]:
         with pytest.raises(ConfigurationError, match=message):
             AccelerateTrainer(print, accelerate_config=given)
 
 
 def test_run_is_restored_with_its_config(fit: Callable[..., Result]):
-    trained = {"trainer": AccelerateTrainer, "accelerate_config": MADE_ELSEWHERE, "workers": 1}
-    result = fit(train_digits, {"epochs": 1}, **trained)
-    again = AccelerateTrainer.restore(result.path, train_loop_config={"epochs": 2}).fit()
-    assert again.metrics["epoch"] == 1
-    assert again.return_value["precision"] == "bf16"
+    options = {"trainer": AccelerateTrainer, "accelerate_config": CONFIG_OF_ANOTHER_CLUSTER, "workers": 1}
+    result = fit(train_digits, {"epochs": 1}, **options)
+    restored = AccelerateTrainer.restore(result.path, train_loop_config={"epochs": 2}).fit()
+    assert restored.metrics["epoch"] == 1
+    assert restored.return_value["precision"] == "bf16"

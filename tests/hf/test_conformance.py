@@ -1,4 +1,4 @@
-"""The conformance kit, on the backend of an ``AccelerateTrainer``."""
+"""The conformance kit applied to the backend of an ``AccelerateTrainer``."""
 
 from drivetrain.testing import BackendConformance
 from drivetrain_hf._accelerate import AccelerateConfig

@@ -1,4 +1,4 @@
-"""What the package shows, and what it touches."""
+"""The package's public names, and its imports."""
 
 import ast
 import json
@@ -24,7 +24,7 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
-def test_public_names_are_these():
+def test_public_names_are_pinned():
     assert drivetrain_hf.__all__ == []
     assert drivetrain_hf.transformers.__all__ == ["RayTrainReportCallback", "TransformersTrainer", "prepare_trainer"]
     assert drivetrain_hf.accelerate.__all__ == ["AccelerateTrainer"]
@@ -32,7 +32,7 @@ def test_public_names_are_these():
     assert drivetrain_hf.transformers.RayTrainReportCallback.CHECKPOINT_NAME == "checkpoint"
 
 
-def test_importing_the_modules_and_making_trainers_loads_no_framework():
+def test_importing_the_modules_and_creating_trainers_does_not_import_a_framework():
     code = (
         "import json, sys\n"
         "from drivetrain_hf.accelerate import AccelerateTrainer\n"
@@ -64,15 +64,16 @@ def test_only_public_names_of_the_core_and_of_the_torch_plugin_are_imported(sour
         ("accelerate", "from drivetrain_hf.accelerate import AccelerateTrainer; AccelerateTrainer(print)"),
     ],
 )
-def test_missing_framework_is_told_with_what_to_install(framework: str, use: str):
+def test_missing_framework_is_reported_with_the_command_to_install_it(framework: str, use: str):
     code = (
         f"import sys; sys.modules[{framework!r}] = None\nimport drivetrain\n"
         f"try:\n    {use}\nexcept drivetrain.PluginError as error:\n    print(error)"
     )
-    assert f'found none: run pip install "drivetrain[{framework}]"' in run(code)
+    expected = f'requires {framework}, which is not installed. Run: pip install "drivetrain[{framework}]"'
+    assert expected in run(code)
 
 
-def test_modules_are_imported_within_50_ms_over_the_core():
+def test_importing_the_modules_takes_at_most_50_ms_in_addition_to_the_core():
     code = f"import drivetrain, drivetrain_torch, time; t = time.perf_counter(); import {', '.join(MODULES)}\n"
     code += "print(time.perf_counter() - t)"
     assert min(float(run(code)) for _ in range(3)) < 0.05

@@ -21,7 +21,7 @@ from tests.hf.trainers import losses, make_trainer, saved_history, train
 from tests.support import read_lines, wait_for_stop_step
 
 STEPS = 12
-EVALUATED = 1000  # the first number of a row to evaluate on
+FIRST_EVALUATION_ROW = 1000
 KEEP_BEST = {"run": {"checkpoint_config": CheckpointConfig(checkpoint_score_attribute="eval_accuracy")}}
 
 
@@ -34,19 +34,20 @@ def train_and_return_history(config: dict[str, Any]) -> list[dict[str, Any]]:
     return train(config).state.log_history
 
 
-def test_workers_together_learn_what_one_process_learns(fit: Callable[..., Result]):
+def test_two_workers_reach_the_losses_of_a_single_process(fit: Callable[..., Result]):
     epochs = {"num_train_epochs": 5, "eval_strategy": "epoch"}
     alone = fit(train_and_return_history, config_of(per_device_train_batch_size=16, **epochs), workers=0)
-    found = fit(train_and_return_history, config_of(per_device_train_batch_size=8, **epochs))
+    together = fit(train_and_return_history, config_of(per_device_train_batch_size=8, **epochs))
     assert alone.metrics["eval_accuracy"] > 0.65
-    assert found.metrics["eval_accuracy"] == pytest.approx(alone.metrics["eval_accuracy"], abs=0.1)
-    wanted, got = losses(alone.return_value), losses(found.return_value)
-    assert wanted.keys() == got.keys()
-    assert [got[step] for step in range(1, 13)] == pytest.approx([wanted[step] for step in range(1, 13)], abs=2e-3)
+    assert together.metrics["eval_accuracy"] == pytest.approx(alone.metrics["eval_accuracy"], abs=0.1)
+    expected, actual = losses(alone.return_value), losses(together.return_value)
+    assert expected.keys() == actual.keys()
+    steps = range(1, 13)
+    assert [actual[step] for step in steps] == pytest.approx([expected[step] for step in steps], abs=2e-3)
 
 
 def kill_after(step: int | None) -> Any:
-    """A callback that kills rank 1 after a step, in the first attempt."""
+    """Return a callback that kills rank 1 after a step in the first attempt."""
     from transformers import TrainerCallback
 
     class Kill(TrainerCallback):
@@ -67,24 +68,24 @@ RANDOM = {"max_steps": STEPS, "dropout": 0.3, "lr_scheduler_type": "linear"}
 
 @pytest.fixture(scope="module")
 def undisturbed_run(fit: Callable[..., Result]) -> Result:
-    """A run that nothing happens to."""
+    """A run without a failure."""
     return fit(train_and_return_history, config_of(**RANDOM))
 
 
 @pytest.fixture
 def undisturbed(undisturbed_run: Result) -> dict[int, float]:
-    """The losses of each of its steps."""
+    """The loss of each step of the run without a failure."""
     return losses(undisturbed_run.return_value)
 
 
-def test_killed_run_goes_on_with_the_losses_of_an_undisturbed_one(
+def test_killed_run_resumes_with_the_losses_of_an_undisturbed_one(
     fit: Callable[..., Result], undisturbed: dict[int, float]
 ):
     config = config_of(save_strategy="steps", save_steps=3, **RANDOM)
     disturbed = fit(train_until_killed, {**config, "kill_at": 7}, max_failures=1)
     assert losses(disturbed.return_value) == undisturbed
     assert len(undisturbed) == STEPS
-    # The second attempt has made only the steps after the checkpoint itself.
+    # The second attempt runs only the steps after the checkpoint.
     steps = [line["step"] for line in read_lines(Path(disturbed.path, "result.json"))]
     assert steps == [3, 6, 9, 12, 12]
 
@@ -114,7 +115,7 @@ SAVED_AT = {"no": [], "epoch": [3, 6], 2: [2, 4, 6], 3: [3, 6]}
 
 
 def train_every_combination(config: dict[str, Any]) -> None:
-    """One after the other in one run: two epochs of three steps each."""
+    """Train with each combination in turn in one run, for two epochs of three steps each."""
     from drivetrain_hf.transformers import RayTrainReportCallback
 
     for number, strategies in enumerate(COMBINATIONS):
@@ -130,7 +131,7 @@ def train_every_combination(config: dict[str, Any]) -> None:
         prepare_trainer(trainer).train()
 
 
-def test_checkpoints_have_the_metrics_that_belong_to_them_whatever_the_strategies(fit: Callable[..., Result]):
+def test_checkpoints_have_the_metrics_of_their_step_with_all_strategies(fit: Callable[..., Result]):
     config = config_of()
     result = fit(train_every_combination, {**config, "examples": config["examples"][:64]})
     lines = read_lines(Path(result.path, "result.json"))
@@ -144,7 +145,7 @@ def test_checkpoints_have_the_metrics_that_belong_to_them_whatever_the_strategie
         assert list(steps) == SAVED_AT[strategies.get("save_steps", strategies["save_strategy"])]
         assert [line["_training_iteration"] in kept for line in reports] == [True] * len(saved) + [False]
         for line in saved:
-            logged = saved_history(kept[line["_training_iteration"]])  # what there was when it was saved
+            logged = saved_history(kept[line["_training_iteration"]])  # the log at the time of saving
             evaluated = [entry.get("eval_loss") for entry in logged if entry["step"] == line["step"]]
             assert line.get("eval_loss") == next(filter(None, evaluated), None), strategies
             trained = [entry["loss"] for entry in logged if "loss" in entry]
@@ -155,7 +156,7 @@ def test_checkpoints_have_the_metrics_that_belong_to_them_whatever_the_strategie
 
 
 def train_to_the_best(config: dict[str, Any]) -> tuple[float, list[float]]:
-    """Trains each attempt in a directory of its own, as on a new node; returns the final and all evaluated losses."""
+    """Train each attempt in a new directory, as on a new node; return the final loss and all evaluation losses."""
     context = drivetrain.get_context()
     arguments = {**config["arguments"], "output_dir": str(Path(context.get_trial_dir(), f"out{context.attempt}"))}
     trainer = train({**config, "arguments": arguments}, kill_after(config["kill_at"]))
@@ -164,7 +165,7 @@ def train_to_the_best(config: dict[str, Any]) -> tuple[float, list[float]]:
 
 
 def test_best_model_is_loaded_at_the_end_even_if_another_node_has_saved_it(fit: Callable[..., Result]):
-    # To have the best one at the start, it is the one with the highest loss.
+    # "Best" means the highest loss here, so that the best checkpoint is an early one.
     each_two_steps = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
     config = config_of(
         max_steps=8, load_best_model_at_end=True, greater_is_better=True, metric_for_best_model="loss", **each_two_steps
@@ -176,7 +177,7 @@ def test_best_model_is_loaded_at_the_end_even_if_another_node_has_saved_it(fit: 
 
 
 def preempt_after(step: int) -> Any:
-    """A callback that sends rank 1 a SIGTERM after a step, in the first attempt; all ranks wait for the stop step."""
+    """Return a callback that sends SIGTERM to rank 1 after a step in the first attempt, and waits for the stop step."""
     from transformers import TrainerCallback
 
     class Preempt(TrainerCallback):
@@ -201,11 +202,11 @@ def test_preempted_run_saves_at_the_stop_step_and_resumes_with_the_same_losses(
     assert losses(preempted.return_value) == undisturbed
     steps = [line["step"] for line in read_lines(Path(preempted.path, "result.json"))]
     assert steps[0] == 5
-    assert set(steps[1:]) == {STEPS}  # one report for the checkpoint and, depending on the version, others for the logs
+    assert set(steps[1:]) == {STEPS}  # the report of the checkpoint, and others depending on the version
 
 
 class Batches:
-    """Batches of one worker, which can be iterated over, and nothing else."""
+    """The batches of one worker, as a plain iterable."""
 
     def __init__(self, examples: list[dict[str, Any]], size: int) -> None:
         self._examples, self._size = examples, size
@@ -217,7 +218,7 @@ class Batches:
 
 
 def train_on_batches(config: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What is logged by a training, and by another that goes on from its first checkpoint."""
+    """Return the log of a training run, and of another that resumes from its first checkpoint."""
     context = drivetrain.get_context()
     own = config["examples"][context.get_world_rank() :: context.get_world_size()]
     histories = []
@@ -229,7 +230,7 @@ def train_on_batches(config: dict[str, Any]) -> tuple[list[dict[str, Any]], list
     return tuple(histories)
 
 
-def test_iterables_are_taken_for_each_workers_own_batches(fit: Callable[..., Result]):
+def test_iterables_are_treated_as_batches_of_their_worker(fit: Callable[..., Result]):
     each_four_steps = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4}
     whole, resumed = fit(train_on_batches, config_of(max_steps=STEPS, **each_four_steps)).return_value
     assert losses(resumed) == losses(whole)
@@ -246,7 +247,7 @@ def train_on_shards(config: dict[str, Any]) -> tuple[float, int]:
     return trainer.evaluate()["eval_accuracy"], len(trainer.state.log_history)
 
 
-def test_dataset_shards_are_batches_of_their_worker(fit: Callable[..., Result]):
+def test_dataset_shards_are_treated_as_batches_of_their_worker(fit: Callable[..., Result]):
     config = config_of(max_steps=40)
     columns = {name: np.array([row[name] for row in config["examples"]]) for name in config["examples"][0]}
     split = len(config["examples"]) * 3 // 4
@@ -258,73 +259,77 @@ def test_dataset_shards_are_batches_of_their_worker(fit: Callable[..., Result]):
     assert accuracy > 0.55
 
 
-def test_progress_is_shown_by_rank_0_alone(undisturbed_run: Result):
+def test_only_rank_0_shows_progress(undisturbed_run: Result):
     shown, hidden = (Path(undisturbed_run.path, "logs", f"rank_{rank}.log").read_text() for rank in range(2))
     assert f"| {STEPS}/{STEPS} [" in shown
     assert "it/s" not in hidden
     assert "'loss'" not in hidden
 
 
-def refusals(config: dict[str, Any]) -> dict[str, str]:
-    """What is said about each trainer that does not fit."""
-    found = {}
-    wrong = {
+def prepare_misconfigured_trainers(config: dict[str, Any]) -> dict[str, str]:
+    """Return the error message for each trainer that does not fit the run."""
+    messages = {}
+    attempts = {
         "no trainer": lambda: prepare_trainer(config),
-        "alone": lambda: prepare_trainer(alone(config)),
-        "without evaluation": lambda: prepare_trainer(made(config, save_strategy="epoch")),
+        "alone": lambda: prepare_trainer(trainer_without_environment(config)),
+        "without evaluation": lambda: prepare_trainer(trainer_of(config, save_strategy="epoch")),
         "epochs and steps": lambda: prepare_trainer(
-            made(config, save_strategy="epoch", eval_strategy="steps", eval_steps=2)
+            trainer_of(config, save_strategy="epoch", eval_strategy="steps", eval_steps=2)
         ),
         "unaligned": lambda: prepare_trainer(
-            made(config, save_strategy="steps", save_steps=3, eval_strategy="steps", eval_steps=2)
+            trainer_of(config, save_strategy="steps", save_steps=3, eval_strategy="steps", eval_steps=2)
         ),
-        "endless": lambda: prepare_trainer(endless(config)),
-        "callback alone": lambda: train({**config, "arguments": {"save_strategy": "epoch"}}, prepare=lambda made: made),
+        "endless": lambda: prepare_trainer(trainer_without_length(config)),
+        "callback alone": lambda: train(
+            {**config, "arguments": {"save_strategy": "epoch"}}, prepare=lambda trainer: trainer
+        ),
     }
-    for name, act in wrong.items():
+    for name, attempt in attempts.items():
         with pytest.raises(ConfigurationError) as caught:
-            act()
-        found[name] = str(caught.value)
+            attempt()
+        messages[name] = str(caught.value)
     for values in ({"save_steps": 4, "eval_steps": 2}, {"save_steps": 0.4, "eval_steps": 0.2}):
-        prepare_trainer(made(config, save_strategy="steps", eval_strategy="steps", **values))
-    return found
+        prepare_trainer(trainer_of(config, save_strategy="steps", eval_strategy="steps", **values))
+    return messages
 
 
-def made(config: dict[str, Any], **arguments: Any) -> Any:
+def trainer_of(config: dict[str, Any], **arguments: Any) -> Any:
     return make_trainer(config["examples"], config["vocabulary"], **arguments)
 
 
-def alone(config: dict[str, Any]) -> Any:
-    """A trainer as it would be in a process that nobody has told of the others."""
-    told = {name: os.environ.pop(name) for name in ("ACCELERATE_USE_CPU", "LOCAL_RANK", "WORLD_SIZE")}
+def trainer_without_environment(config: dict[str, Any]) -> Any:
+    """Return a trainer created without the variables that describe the other processes."""
+    removed = {name: os.environ.pop(name) for name in ("ACCELERATE_USE_CPU", "LOCAL_RANK", "WORLD_SIZE")}
     try:
-        return made(config)
+        return trainer_of(config)
     finally:
-        os.environ.update(told)
+        os.environ.update(removed)
 
 
-def endless(config: dict[str, Any]) -> Any:
-    trainer = made(config, save_strategy="epoch", eval_strategy="epoch")
+def trainer_without_length(config: dict[str, Any]) -> Any:
+    """Return a trainer with data of unknown length and no ``max_steps``."""
+    trainer = trainer_of(config, save_strategy="epoch", eval_strategy="epoch")
     trainer.train_dataset = Batches(config["examples"], 8)
     return trainer
 
 
-def test_trainers_that_do_not_fit_are_refused_with_what_to_change(fit: Callable[..., Result]):
-    told = fit(refusals, config_of(), **KEEP_BEST).return_value
-    assert "expected a transformers.Trainer, got {" in told["no trainer"]
-    assert "on 2 workers, got TrainingArguments that count 1, so that each would train alone" in told["alone"]
-    assert "got eval_strategy='no' and save_strategy='epoch'" in told["without evaluation"]
-    assert "got eval_strategy='steps' every 2 and save_strategy='epoch'" in told["epochs and steps"]
-    assert "every 2 and save_strategy='steps' every 3: use" in told["unaligned"]
-    assert "max_steps=..." in told["endless"]
-    assert told["callback alone"] == told["without evaluation"]
+def test_misconfigured_trainers_are_refused_with_a_remedy(fit: Callable[..., Result]):
+    messages = fit(prepare_misconfigured_trainers, config_of(), **KEEP_BEST).return_value
+    assert "expected a transformers.Trainer, got {" in messages["no trainer"]
+    assert "a world size of 2, the number of workers, got 1, with which each worker" in messages["alone"]
+    assert "got eval_strategy='no' and save_strategy='epoch'" in messages["without evaluation"]
+    assert "got eval_strategy='steps' every 2 and save_strategy='epoch'" in messages["epochs and steps"]
+    assert "every 2 and save_strategy='steps' every 3. Use" in messages["unaligned"]
+    assert "max_steps=..." in messages["endless"]
+    assert messages["callback alone"] == messages["without evaluation"]
 
 
-def test_score_that_is_never_logged_is_told_at_the_first_checkpoint(fit: Callable[..., Result]):
+def test_score_that_is_never_logged_is_reported_at_the_first_checkpoint(fit: Callable[..., Result]):
     unknown = {"run": {"checkpoint_config": CheckpointConfig(checkpoint_score_attribute="accuracy")}}
     each_step = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
     config = config_of(max_steps=2, **each_step)
-    with pytest.raises(TrainingFailedError, match=r"got .*eval_accuracy.*: name one of these") as caught:
+    message = r"before it saves \(.*eval_accuracy.*\), got 'accuracy'\. Use one of these"
+    with pytest.raises(TrainingFailedError, match=message) as caught:
         fit(train_and_return_history, config, workers=0, **unknown)
     assert isinstance(caught.value.__cause__, ConfigurationError)
 
@@ -335,7 +340,7 @@ def init_trainer(train_dataset: Any, eval_dataset: Any, **config: Any) -> Any:
     return trainer
 
 
-def test_older_trainer_trains_what_its_function_makes_and_goes_on_from_its_checkpoint(fit: Callable[..., Result]):
+def test_older_trainer_runs_the_trainer_of_its_function_and_resumes_from_its_checkpoint(fit: Callable[..., Result]):
     examples, vocabulary = dataset()
     config = {"vocabulary": vocabulary, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 2}
     result = fit(
@@ -353,19 +358,19 @@ def test_older_trainer_trains_what_its_function_makes_and_goes_on_from_its_check
     assert list(losses(saved_history(restored.checkpoint))) == [1, 2, 3, 4, 5, 6]
 
 
-def init_that_counts(train_dataset: Any, eval_dataset: Any, *, seen: str, vocabulary: int, **config: Any) -> Any:
-    """Its trainer notes the numbers of rows that it trains on, and counts those that it evaluates on."""
+def init_with_counters(train_dataset: Any, eval_dataset: Any, *, seen: str, vocabulary: int, **config: Any) -> Any:
+    """Return a trainer that records the numbers of the rows it trains on, and counts the rows it evaluates."""
     from transformers import default_data_collator
 
     examples, _ = dataset()
     trainer = make_trainer(examples[:4], vocabulary, save_strategy="no", **config)
     trainer.train_dataset, trainer.eval_dataset = train_dataset, eval_dataset
-    trainer.compute_metrics = lambda found: {"rows": len(found.label_ids), "sum": int(sum(found.label_ids))}
+    trainer.compute_metrics = lambda output: {"rows": len(output.label_ids), "sum": int(sum(output.label_ids))}
     file = Path(seen, str(drivetrain.get_context().get_world_rank()))
 
     def collate(rows: list[dict[str, Any]]) -> Any:
         with file.open("a") as stream:
-            stream.writelines(f"{row['row']}\n" for row in rows if row["row"] < EVALUATED)
+            stream.writelines(f"{row['row']}\n" for row in rows if row["row"] < FIRST_EVALUATION_ROW)
         return default_data_collator([{name: row[name] for name in row if name != "row"} for row in rows])
 
     trainer.data_collator = collate
@@ -381,14 +386,14 @@ def rows_seen(directory: Path) -> list[list[int]]:
     return [[int(line) for line in (directory / str(rank)).read_text().split()] for rank in range(2)]
 
 
-def test_older_trainer_has_each_worker_read_its_part_of_files(tmp_path: Path, fit: Callable[..., Result]):
+def test_older_trainer_makes_each_worker_read_its_part_of_files(tmp_path: Path, fit: Callable[..., Result]):
     examples, vocabulary = dataset()
-    tables = {"train": numbered(examples[:191]), "evaluation": numbered(examples[191:240], EVALUATED)}
+    tables = {"train": numbered(examples[:191]), "evaluation": numbered(examples[191:240], FIRST_EVALUATION_ROW)}
     for name, table in tables.items():
         pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=50)
     counting = {"num_train_epochs": 2, "eval_strategy": "epoch", "remove_unused_columns": False}
     result = fit(
-        init_that_counts,
+        init_with_counters,
         trainer=TransformersTrainer,
         trainer_init_config={"seen": str(tmp_path), "vocabulary": vocabulary, **counting},
         datasets={name: tmp_path / f"{name}.parquet" for name in tables},
@@ -400,16 +405,16 @@ def test_older_trainer_has_each_worker_read_its_part_of_files(tmp_path: Path, fi
     assert result.metrics["eval_sum"] == sum(row["labels"] for row in examples[191:240])
 
 
-def init_on_given(train_dataset: Any, eval_dataset: Any, **config: Any) -> Any:
+def init_with_datasets(train_dataset: Any, eval_dataset: Any, **config: Any) -> Any:
     trainer = make_trainer(dataset()[0][:4], **config)
     trainer.train_dataset, trainer.eval_dataset = train_dataset, eval_dataset
     return trainer
 
 
-def test_older_trainer_leaves_out_columns_that_the_model_does_not_take(fit: Callable[..., Result]):
+def test_older_trainer_drops_columns_that_the_model_does_not_take(fit: Callable[..., Result]):
     examples, vocabulary = dataset()
     result = fit(
-        init_on_given,
+        init_with_datasets,
         trainer=TransformersTrainer,
         trainer_init_config={"vocabulary": vocabulary, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 4},
         datasets={"train": numbered(examples[:192]), "evaluation": numbered(examples[192:])},
@@ -418,34 +423,33 @@ def test_older_trainer_leaves_out_columns_that_the_model_does_not_take(fit: Call
 
 
 @pytest.mark.ray
-@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns of what it does itself
-def test_older_trainer_reads_datasets_of_ray(tmp_path: Path, fit: Callable[..., Result], ray_address: str):
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns about its own code
+def test_older_trainer_reads_ray_datasets(tmp_path: Path, fit: Callable[..., Result], ray_address: str):
     import ray.data
 
     examples, vocabulary = dataset()
     counting = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 6, "remove_unused_columns": False}
     result = fit(
-        init_that_counts,
+        init_with_counters,
         trainer=TransformersTrainer,
         runtime="ray",
         trainer_init_config={"seen": str(tmp_path), "vocabulary": vocabulary, **counting},
         datasets={
             "train": ray.data.from_arrow(numbered(examples[:96])),
-            "evaluation": ray.data.from_arrow(numbered(examples[96:145], EVALUATED)),
+            "evaluation": ray.data.from_arrow(numbered(examples[96:145], FIRST_EVALUATION_ROW)),
         },
     )
     assert sorted(row for part in rows_seen(tmp_path) for row in part) == [*range(96)]
     assert result.metrics["eval_rows"] == 49
 
 
-def test_older_trainer_refuses_what_it_does_not_know(tmp_path: Path):
-    with pytest.raises(
-        ConfigurationError, match=r"restore\(datasets=...\): expected a trainer_init_per_worker .* " r"'train'"
-    ):
+def test_older_trainer_refuses_invalid_arguments(tmp_path: Path):
+    message = r"restore\(datasets=...\): expected a trainer_init_per_worker together with 'train'.*, got none"
+    with pytest.raises(ConfigurationError, match=message):
         TransformersTrainer.restore(tmp_path, datasets={"train": [{"labels": 1}]})
-    with pytest.raises(ConfigurationError, match=r"trainer_init_per_worker=.*wants a function, got 3"):
+    with pytest.raises(ConfigurationError, match=r"trainer_init_per_worker=.*expected a function, got 3"):
         TransformersTrainer(3)
-    with pytest.raises(ConfigurationError, match="expected 'train' and 'evaluation', got 'eval'"):
+    with pytest.raises(ConfigurationError, match="expected the names 'train' and 'evaluation', got 'eval'"):
         TransformersTrainer(init_trainer, datasets={"eval": []})
 
 

@@ -1,4 +1,4 @@
-"""Short real texts: lines of docstrings, told apart by the package that they are from, and tokenised."""
+"""A small text data set: tokenized lines of docstrings, labeled with the package that they come from."""
 
 import functools
 import inspect
@@ -9,20 +9,20 @@ WORDS = 24
 
 @functools.cache
 def lines(package: str) -> list[str]:
-    """What a package's docstrings say, line by line."""
+    """Return lines of the docstrings of a package."""
     import importlib
 
     module = importlib.import_module(package)
-    found = []
+    result = []
     for name in sorted(name for name in dir(module) if not name.startswith("_")):
-        documented = (inspect.getdoc(getattr(module, name)) or "").splitlines()
-        found += [line.strip() for line in documented[:30] if len(line.split()) > 5]
-    return sorted(set(found))
+        docstring = (inspect.getdoc(getattr(module, name)) or "").splitlines()
+        result += [line.strip() for line in docstring[:30] if len(line.split()) > 5]
+    return sorted(set(result))
 
 
 @functools.cache
 def dataset(count: int = 256) -> tuple[list[dict[str, Any]], int]:
-    """Examples of two packages, ``count`` in all, in an order that mixes them; and the size of the vocabulary."""
+    """Return ``count`` examples that alternate between two packages, and the size of the vocabulary."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
     from tokenizers.normalizers import Lowercase

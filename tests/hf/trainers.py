@@ -1,4 +1,4 @@
-"""A ``transformers.Trainer`` of a tiny model on real texts, as a train function makes it."""
+"""A ``transformers.Trainer`` for a tiny model on real texts, and train functions that use it."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ NEW_NAMES = {"eval_strategy": "evaluation_strategy"}  # since transformers 4.41
 
 
 def make_trainer(examples: list[dict[str, Any]], vocabulary: int, *, dropout: float = 0.0, **values: Any) -> Any:
-    """A classifier that has seen nothing yet: three quarters of the examples are its training data."""
+    """Return a trainer for an untrained classifier. Three quarters of the examples are its training data."""
     from transformers import (
         BertConfig,
         BertForSequenceClassification,
@@ -66,7 +66,7 @@ def accuracy(prediction: Any) -> dict[str, float]:
 
 
 def train(config: dict[str, Any], *callbacks: Any, prepare: Callable[[Any], Any] = prepare_trainer) -> Any:
-    """Trains on the config's examples, from the latest checkpoint if there is one, and returns the trainer."""
+    """Train on the examples of the config, from the latest checkpoint if there is one, and return the trainer."""
     from drivetrain_hf.transformers import RayTrainReportCallback
 
     trainer = make_trainer(config["examples"], config["vocabulary"], **config["arguments"])
@@ -84,11 +84,11 @@ def train(config: dict[str, Any], *callbacks: Any, prepare: Callable[[Any], Any]
 
 
 def losses(history: list[dict[str, Any]]) -> dict[int, float]:
-    """The logged loss of each step."""
+    """Return the logged loss of each step."""
     return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
 
 
 def saved_history(checkpoint: drivetrain.Checkpoint) -> list[dict[str, Any]]:
-    """What the trainer had logged when it saved a checkpoint."""
+    """Return the values that the trainer had logged when it saved a checkpoint."""
     with checkpoint.as_directory() as directory:
         return json.loads(Path(directory, "checkpoint", "trainer_state.json").read_text())["log_history"]

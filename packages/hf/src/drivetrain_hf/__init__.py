@@ -1,6 +1,7 @@
-"""Transformers, Accelerate and DeepSpeed for drivetrain, each in a module of its own.
+"""Transformers, Accelerate and DeepSpeed for drivetrain, each in a separate module.
 
-Importing this package, or one of its modules, imports none of the three: a worker does, once it needs it.
+Importing this package or one of its modules does not import these frameworks. A worker imports them when it first needs
+them.
 """
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Sets Accelerate up on a worker, from what a file of ``accelerate config`` says."""
+"""Sets up Accelerate on a worker, with a configuration that ``accelerate config`` has written."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from drivetrain_torch import TorchConfig, get_device
 
 __all__ = ["AccelerateBackend", "AccelerateConfig"]
 
-# What Accelerate's launcher tells its processes beside where they are and how they find each other.
-_TOLD = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
-# Keys whose values are the run's to decide.
+# Prefixes of the variables that Accelerate's launcher sets for its processes, except for topology and networking.
+_PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
+# Keys whose values the run decides.
 _TOPOLOGY = {
     **dict.fromkeys(("gpu_ids", "main_process_ip", "rdzv_backend", "same_network", "mpirun_config"), None),
     **dict.fromkeys(("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_env"), None),
@@ -27,7 +27,7 @@ _TOPOLOGY = {
     "machine_rank": 0,
     "main_process_port": 0,
 }
-# How the arguments of the launcher begin that a section's keys are.
+# The prefix of the launcher's arguments for the keys of each section.
 _SECTIONS = {
     "deepspeed_config": "",
     "dynamo_config": "dynamo_",
@@ -39,11 +39,11 @@ _SECTIONS = {
 
 
 class AccelerateBackend(Backend):
-    """A torch backend, with Accelerate's configuration in the environment of the train function.
+    """A torch backend that also puts a configuration of Accelerate into the environment of the train function.
 
     Args:
-        inner: sets the process group up.
-        config: what a file of ``accelerate config`` says.
+        inner: the backend that sets up the process group.
+        config: the content of a configuration file of ``accelerate config``.
     """
 
     name = "accelerate"
@@ -55,12 +55,12 @@ class AccelerateBackend(Backend):
         self.preload_environment = inner.preload_environment
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """That of the process group."""
+        """Set up the rendezvous of the process group."""
         return self._inner.rendezvous(group)
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        """Joins the process group, and has every ``Accelerator()`` find it together with the configuration."""
+        """Join the process group, and make every ``Accelerator()`` use it with the configuration."""
         require("accelerate")
         with self._inner.session(context, rendezvous):
             from accelerate import PartialState
@@ -72,14 +72,15 @@ class AccelerateBackend(Backend):
             os.environ.update(variables)
             try:
                 if on_cpu and "ACCELERATE_USE_DEEPSPEED" in variables:
-                    _go_without_compiler()
-                # What is set up first is what every Accelerator() finds, with DeepSpeed on CPUs as well.
+                    _skip_compilation()
+                # Every Accelerator() uses the first state that is created, also with DeepSpeed on CPUs.
                 group = {"backend": "gloo"} if on_cpu else {}
                 state = PartialState(cpu=variables["ACCELERATE_USE_CPU"] == "true", **group)
                 if state.num_processes != context.get_world_size():
                     raise ConfigurationError(
-                        f"Accelerate: expected set up by the run, got {state.num_processes} processes in place of "
-                        f"{context.get_world_size()}: make no Accelerator or PartialState before the train function"
+                        f"Accelerate: expected the state set up by this run with {context.get_world_size()} processes, "
+                        f"got {state.num_processes} processes. Create no Accelerator or PartialState before the train "
+                        "function"
                     )
                 yield
             finally:
@@ -88,45 +89,46 @@ class AccelerateBackend(Backend):
                 os.environ.update({name: before[name] for name in variables if name in before})
 
     def close(self) -> None:
-        """Closes the process group's part."""
+        """Close the backend of the process group."""
         self._inner.close()
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccelerateConfig(TorchConfig):
-    """The settings of a process group, and a configuration of Accelerate inside it.
+    """Settings of a process group, with a configuration of Accelerate.
 
     Attributes:
-        torch: how the process group is set up; the other settings are those of the class, and count for nothing.
-        accelerate: what a file of ``accelerate config`` says.
+        torch: settings of the process group. The settings inherited from :class:`~drivetrain_torch.TorchConfig` have no
+            effect.
+        accelerate: the content of a configuration file of ``accelerate config``.
     """
 
     torch: TorchConfig
     accelerate: Mapping[str, Any]
 
     def create(self) -> Backend:
-        """The backend that these settings describe."""
+        """Create the backend with these settings."""
         return AccelerateBackend(self.torch.create(), dict(self.accelerate))
 
 
 def _require_fresh(variables: Mapping[str, str]) -> None:
-    """Refuses to go on where an earlier run in this process has set Accelerate up otherwise, which stays."""
+    """Check that Accelerate, which can be set up once per process, has not been set up with other settings before."""
     from accelerate.state import AcceleratorState, is_initialized
 
     if not is_initialized():
         return
-    wanted = variables["ACCELERATE_MIXED_PRECISION"], "ACCELERATE_USE_DEEPSPEED" in variables
+    expected = variables["ACCELERATE_MIXED_PRECISION"], "ACCELERATE_USE_DEEPSPEED" in variables
     state = AcceleratorState()
-    if (state.mixed_precision, state.distributed_type == "DEEPSPEED") != wanted:
+    if (state.mixed_precision, state.distributed_type == "DEEPSPEED") != expected:
         raise ConfigurationError(
-            "Accelerate: expected one configuration for the life of a process, got that another Accelerator was "
-            "made in "
-            "this one: use ScalingConfig(num_workers=1), which runs the function in a process of its own"
+            "Accelerate: expected one configuration for the lifetime of a process, got a process in which an "
+            "Accelerator with other settings was created. Use ScalingConfig(num_workers=1), which runs the train "
+            "function in a separate process"
         )
 
 
-def _go_without_compiler() -> None:
-    """Keeps DeepSpeed from building an operation for CPUs when it starts, half a minute long; Gloo does its work."""
+def _skip_compilation() -> None:
+    """Prevent DeepSpeed from compiling an operation for CPUs at start, which takes half a minute. Gloo replaces it."""
     require("deepspeed")
     import deepspeed
 
@@ -134,15 +136,15 @@ def _go_without_compiler() -> None:
 
 
 def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bool) -> dict[str, str]:
-    """The variables that ``accelerate launch`` would give its processes, but for topology and networking.
+    """Return the variables that ``accelerate launch`` would set for its processes, except for topology and networking.
 
     Args:
-        config: what a file of ``accelerate config`` says.
-        world_size: how many processes there are.
-        on_cpu: whether they have no accelerator.
+        config: the content of a configuration file of ``accelerate config``.
+        world_size: the number of processes.
+        on_cpu: True if the processes have no accelerator.
 
     Raises:
-        ConfigurationError: this version of accelerate does not know a key or a value, or would pass over it in silence.
+        ConfigurationError: If this version of accelerate does not know a key or a value, or would silently ignore it.
     """
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import launch_command_parser
@@ -152,12 +154,13 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
     if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         raise ConfigurationError(
             "accelerate_config: expected compute_environment: LOCAL_MACHINE, got "
-            f"{config['compute_environment']}: run accelerate config anew for this machine"
+            f"{config['compute_environment']}. Run accelerate config again, for this machine"
         )
     if on_cpu and kind in ("FSDP", "MEGATRON_LM", "TP"):
         raise ConfigurationError(
-            f"accelerate_config: expected GPUs for distributed_type: {kind}, got workers without GPUs, where "
-            "Accelerate would train plain data-parallel: set ScalingConfig(use_gpu=True), or another distributed_type"
+            f"accelerate_config: expected GPUs for distributed_type: {kind}, got workers without GPUs, on which "
+            "Accelerate would use plain data parallelism. Set ScalingConfig(use_gpu=True), or use another "
+            "distributed_type"
         )
     arguments = launch_command_parser().parse_args(["train"])
     known = {*ClusterConfig.__dataclass_fields__, "fp16", "dynamo_backend"}
@@ -177,7 +180,8 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
 
         raise ConfigurationError(
             f"accelerate_config: expected keys that accelerate {accelerate.__version__} knows, got "
-            f"{', '.join(unknown)}: remove them, run accelerate config again, or install the file's version"
+            f"{', '.join(unknown)}. Remove them, run accelerate config again, or install the version that wrote the "
+            "file"
         )
     for name, value in _TOPOLOGY.items():
         setattr(arguments, name, value)
@@ -189,16 +193,17 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
     arguments.mixed_precision = config.get("mixed_precision") or ("fp16" if config.get("fp16") else "no")
     arguments.dynamo_backend = getattr(arguments, "dynamo_backend", None) or "no"
     arguments.debug = bool(config.get("debug"))
-    stated = [*(config.get("deepspeed_config") or ()), *(["mixed_precision"] if config.get("mixed_precision") else [])]
-    arguments.deepspeed_fields_from_accelerate_config = ",".join(stated)  # not to be said twice, in another file
+    fields = [*(config.get("deepspeed_config") or ()), *(["mixed_precision"] if config.get("mixed_precision") else [])]
+    # Accelerate refuses a DeepSpeed configuration file that sets one of these fields again.
+    arguments.deepspeed_fields_from_accelerate_config = ",".join(fields)
     try:
         if arguments.use_deepspeed:
-            _, told = launch.prepare_deepspeed_cmd_env(arguments)
+            _, environment = launch.prepare_deepspeed_cmd_env(arguments)
         else:
-            told = launch.prepare_multi_gpu_env(arguments)
+            environment = launch.prepare_multi_gpu_env(arguments)
     except (ValueError, RuntimeError) as error:
-        raise ConfigurationError(f"accelerate_config: expected values that Accelerate accepts: {error}") from error
-    variables = {name: value for name, value in told.items() if name.startswith(_TOLD)}
-    # Told that it is on a CPU, Accelerate passes over DeepSpeed in silence.
+        raise ConfigurationError(f"accelerate_config: expected values that Accelerate accepts, got: {error}") from error
+    variables = {name: value for name, value in environment.items() if name.startswith(_PREFIXES)}
+    # With this variable set to true, Accelerate silently ignores DeepSpeed.
     variables["ACCELERATE_USE_CPU"] = str(on_cpu and not arguments.use_deepspeed).lower()
     return variables

@@ -1,4 +1,7 @@
-"""Iterable datasets of torch, made of other things. Imports torch, so only functions import it."""
+"""Iterable datasets of torch that wrap other data.
+
+This module imports torch, so other modules import it only inside functions.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ __all__ = ["Batches", "ShardBatches", "ShardRows"]
 
 
 class Batches(IterableDataset[Any]):
-    """Anything that can be iterated over, as a dataset of torch.
+    """Any iterable of batches, as a dataset of torch.
 
     Args:
-        batches: what a model takes, one batch after the other.
+        batches: the batches, in the form that a model takes.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -25,13 +28,13 @@ class Batches(IterableDataset[Any]):
 
 
 class ShardRows(IterableDataset[dict[str, Any]]):
-    """The rows of a dataset's shard; it has a length if the dataset has.
+    """The rows of a dataset shard. It has a length if the number of rows is known.
 
     Args:
-        shard: what ``get_dataset_shard`` returns.
+        shard: the shard returned by ``get_dataset_shard``.
 
     Attributes:
-        total: rows of the dataset; None where only reading tells.
+        total: the number of rows of the dataset, or None if it is unknown until the dataset has been read.
     """
 
     def __init__(self, shard: Any) -> None:
@@ -43,19 +46,19 @@ class ShardRows(IterableDataset[dict[str, Any]]):
 
     def __len__(self) -> int:
         if self.total is None:
-            raise TypeError("how many rows the dataset has is only known when it was read")
+            raise TypeError("the number of rows is unknown until the dataset has been read")
         return self.total
 
 
 class ShardBatches(IterableDataset[Any]):
-    """A shard's rows as batches, as many on each rank.
+    """The rows of a dataset shard in batches, with the same number of batches on each rank.
 
     Args:
-        shard: what ``get_dataset_shard`` returns.
-        batch_size: rows of a batch.
-        collate: makes a batch of rows.
-        drop_last: leave out what does not fill a batch.
-        names: of the columns to use; None for all.
+        shard: the shard returned by ``get_dataset_shard``.
+        batch_size: rows per batch.
+        collate: creates a batch from a list of rows.
+        drop_last: drop the last rows if they do not fill a batch.
+        names: names of the columns to use, or None for all.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class ShardBatches(IterableDataset[Any]):
         names: Collection[str] | None,
     ) -> None:
         self._collate, self._names = collate, names
-        drop_last = drop_last or batch_size == 1  # batches of one row cannot be split to make up their number
+        drop_last = drop_last or batch_size == 1  # the last batch of one row cannot be split among ranks
         self._tables = shard.iter_batches(batch_size=batch_size, drop_last=drop_last, batch_format="pyarrow")
         largest, smallest = getattr(shard, "largest_shard", 0), getattr(shard, "smallest_shard", 0)
         self._count = smallest // batch_size if drop_last else -(-largest // batch_size)
@@ -80,5 +83,5 @@ class ShardBatches(IterableDataset[Any]):
 
     def __len__(self) -> int:
         if not self._count:
-            raise TypeError("how many batches there are is only known when they were read")
+            raise TypeError("the number of batches is unknown until they have been read")
         return self._count

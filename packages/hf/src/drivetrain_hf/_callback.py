@@ -1,4 +1,7 @@
-"""The callback that reports a ``Trainer``'s checkpoints. Its base class is transformers', so only workers import it."""
+"""The callback that reports the checkpoints of a ``Trainer``.
+
+Its base class is from transformers, so only workers import this module.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,17 @@ __all__ = ["RayTrainReportCallback"]
 class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
     """Reports each checkpoint that a ``transformers.Trainer`` saves, with the metrics that belong to it.
 
-    Every rank reports. The checkpoint has all files that the ranks have written, those of rank 0 and the state of every
-    rank's random numbers, or with DeepSpeed and FSDP every rank's part, in the folder :attr:`CHECKPOINT_NAME`. Its
-    metrics are ``step``, ``epoch``, what the ``Trainer`` has logged last, and those of an evaluation if it was of just
-    these weights. When training ends, the latest values are reported once more, with those of the training as a whole
-    such as ``train_loss``, and without a checkpoint.
+    Every rank reports. The checkpoint contains the files written by all ranks, in the folder :attr:`CHECKPOINT_NAME`:
+    the files of rank 0 and the state of the random number generators of every rank, or every rank's part with DeepSpeed
+    and FSDP. The metrics are ``step``, ``epoch`` and the values that the ``Trainer`` logged last. They include the
+    values of an evaluation only if it was run at this step, with the same weights. When training ends, the latest
+    values are reported once more without a checkpoint, together with values of the whole training such as
+    ``train_loss``.
 
-    On a preemption all ranks save at the same step, report, and stop; ``train()`` then returns.
+    On a preemption, all ranks save at the same step, report and stop. ``train()`` then returns.
 
     Attributes:
-        CHECKPOINT_NAME: the folder in each checkpoint that ``from_pretrained`` and ``resume_from_checkpoint`` take.
+        CHECKPOINT_NAME: the folder in each checkpoint to pass to ``from_pretrained`` and ``resume_from_checkpoint``.
 
     Example:
         In a train function::
@@ -50,7 +54,7 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Checks that the arguments fit the run, and has the best checkpoint so far at hand."""
+        """Check that the arguments fit the run, and make the best checkpoint so far available locally."""
         check_arguments(args)
         self._stopping = False
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
@@ -64,11 +68,11 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
         metrics: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Notes which metrics are those of an evaluation."""
+        """Remember which metrics come from an evaluation."""
         self._evaluated.update(metrics or ())
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Has the ``Trainer`` save and stop if the run is to end; there may be no time to evaluate first."""
+        """Make the ``Trainer`` save and stop on a preemption, without an evaluation, for which there may be no time."""
         if get_preemption_info() is not None:
             self._stopping = True
             control.should_save = control.should_training_stop = True
@@ -77,12 +81,12 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Keeps the ``Trainer`` from evaluating and saving once more after it was stopped."""
+        """Prevent the ``Trainer`` from evaluating and saving again after it was stopped."""
         if self._stopping:
             control.should_save = control.should_evaluate = False
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Reports the checkpoint that was saved."""
+        """Report the checkpoint that was saved."""
         from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
         latest = _latest(state)
@@ -92,7 +96,7 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
             if step == state.global_step or not (name in self._evaluated or name.startswith("eval_"))
         }
         if not self._stopping and state.global_step < state.max_steps:
-            # At the end some versions of transformers save first and evaluate then.
+            # At the last step, some versions of transformers save before they evaluate.
             check_logged(metrics, set(latest))
         source = os.path.abspath(os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"))
         names = _own_files(source)
@@ -101,37 +105,37 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
                 link = os.path.join(directory, self.CHECKPOINT_NAME, name)
                 os.makedirs(os.path.dirname(link), exist_ok=True)
                 os.symlink(os.path.join(source, name), link)
-            report(_told(metrics, state), Checkpoint.from_directory(directory) if names else None)
+            report(_with_progress(metrics, state), Checkpoint.from_directory(directory) if names else None)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Reports what was logged last."""
-        report(_told({name: value for name, (_, value) in _latest(state).items()}, state))
+        """Report the values that were logged last."""
+        report(_with_progress({name: value for name, (_, value) in _latest(state).items()}, state))
 
 
 def _fetch(best: str, output_dir: str) -> str:
-    """A directory with the checkpoint that was saved as ``best``, on whatever node; every rank calls it.
+    """Return a local directory with the checkpoint that was saved as ``best``, possibly on another node.
 
-    Without it, a ``Trainer`` that was resumed elsewhere would end with the last model in place of the best.
+    Every rank must call it. Without it, a ``Trainer`` that was resumed on another node would load the last model at the
+    end instead of the best one.
     """
     context = get_context()
     target = best if os.path.isdir(best) else os.path.join(output_dir, os.path.basename(best))
     if not os.path.isdir(target) and context.get_local_rank() == 0:
         step = best.rpartition("-")[2]
         kept = Result.from_path(context.get_run_dir(), context.get_run_filesystem()).best_checkpoints
-        found = [checkpoint for checkpoint, metrics in kept if str(metrics.get("step")) == step]
-        if found:
+        matching = [checkpoint for checkpoint, metrics in kept if str(metrics.get("step")) == step]
+        if matching:
             os.makedirs(output_dir, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=output_dir) as directory:
-                found[-1].to_directory(directory, include=[f"{RayTrainReportCallback.CHECKPOINT_NAME}/*"])
+                matching[-1].to_directory(directory, include=[f"{RayTrainReportCallback.CHECKPOINT_NAME}/*"])
                 os.rename(os.path.join(directory, RayTrainReportCallback.CHECKPOINT_NAME), target)
         else:
             warnings.warn(
-                f"load_best_model_at_end: expected the best checkpoint so far, got {best} gone and no checkpoint "
-                "of step "
-                f"{step} kept by this run: unless a better one comes, the last model takes its place. Keep it with "
-                "CheckpointConfig(checkpoint_score_attribute=...)",
+                f"load_best_model_at_end: expected the best checkpoint so far at {best}, which does not exist, and "
+                f"this run has not kept the checkpoint of step {step}. Unless a later checkpoint is better, the last "
+                "model is used instead. Keep the best checkpoint with CheckpointConfig(checkpoint_score_attribute=...)",
                 stacklevel=2,
             )
     _wait_for_all()
@@ -139,7 +143,7 @@ def _fetch(best: str, output_dir: str) -> str:
 
 
 def _wait_for_all() -> bool:
-    """Whether there are other ranks, which have all come here when this returns."""
+    """Wait until all ranks have called this function; return True if there is more than one rank."""
     import torch.distributed as dist
 
     together = bool(dist.is_initialized() and dist.get_world_size() > 1)
@@ -149,19 +153,19 @@ def _wait_for_all() -> bool:
 
 
 def _latest(state: TrainerState) -> dict[str, tuple[int, Any]]:
-    """What was logged last under each name, and at which step; also by the run that this one continues."""
+    """Return the last value logged under each name and its step, also from the run that this one continues."""
     return {name: (entry["step"], value) for entry in state.log_history for name, value in entry.items()}
 
 
-def _told(metrics: dict[str, Any], state: TrainerState) -> dict[str, Any]:
+def _with_progress(metrics: dict[str, Any], state: TrainerState) -> dict[str, Any]:
     return {**metrics, "step": state.global_step, "epoch": state.epoch}
 
 
 def _own_files(directory: str) -> list[str]:
-    """The files below a directory that this rank is to report: those that no lower rank has.
+    """Return the files below a directory that this rank reports: those that no lower rank has.
 
-    Ranks write into directories of the same name, which is one directory for the ranks of a node, or for all if nodes
-    share a filesystem. Every rank calls it.
+    All ranks write into a directory of the same name. The ranks of a node share this directory, and so do nodes with a
+    shared filesystem. Every rank must call this function.
     """
     import torch.distributed as dist
 
@@ -173,7 +177,7 @@ def _own_files(directory: str) -> list[str]:
     )
     if not together:
         return names
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, names)
-    lower: set[str] = set().union(*everyone[: dist.get_rank()])
+    names_by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(names_by_rank, names)
+    lower: set[str] = set().union(*names_by_rank[: dist.get_rank()])
     return [name for name in names if name not in lower]

@@ -1,4 +1,4 @@
-"""Looks whether a framework is installed, before it is imported."""
+"""A check that a framework is installed, made before it is imported."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ __all__ = ["require"]
 
 
 def require(framework: str) -> None:
-    """Refuses to go on without a framework.
+    """Check that a framework is installed.
 
     Args:
-        framework: ``"transformers"``, ``"accelerate"`` or ``"deepspeed"``: the name of the package, and of the extra.
+        framework: ``"transformers"``, ``"accelerate"`` or ``"deepspeed"``. This is the name of the package and of the
+            extra.
 
     Raises:
-        PluginError: it is not installed here.
+        PluginError: If the framework is not installed in this environment.
     """
     if importlib.util.find_spec(framework) is None:
         raise PluginError(
-            f"drivetrain_hf.{framework}: expected the package {framework}, found none: run "
-            f'pip install "drivetrain[{framework}]"'
+            f"drivetrain_hf.{framework} requires {framework}, which is not installed. "
+            f'Run: pip install "drivetrain[{framework}]"'
         )

@@ -1,7 +1,7 @@
 """Accelerate in a drivetrain run.
 
-``Accelerator()`` works unchanged in the train function of a :class:`~drivetrain_torch.TorchTrainer`. This module is
-for a configuration that ``accelerate config`` has made. Importing it does not import accelerate.
+``Accelerator()`` works unchanged in the train function of a :class:`~drivetrain_torch.TorchTrainer`. Use this module if
+you have a configuration written by ``accelerate config``. Importing it does not import accelerate.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ __all__ = ["AccelerateTrainer"]
 
 
 class AccelerateTrainer(TorchTrainer):
-    """Runs a train function on every worker under a configuration of ``accelerate config``.
+    """Run a train function on every worker with a configuration of ``accelerate config``.
 
-    Everything in it holds but what the run decides: how many processes and machines there are, which devices they
-    have, and how they find each other. Where a config says nothing that your code could not say itself, a
-    :class:`~drivetrain_torch.TorchTrainer` does the same.
+    All settings of the configuration apply except those that the run decides: the number of processes and machines,
+    their devices, and how they connect to each other. If your code can set all of these settings itself, a
+    :class:`~drivetrain_torch.TorchTrainer` is sufficient.
 
     Args:
-        train_loop_per_worker: the train function; it takes no argument, or the config. It calls ``Accelerator()``.
-        train_loop_config: what to pass to it.
-        accelerate_config: what such a file says, or its path, read here; None for the file where ``accelerate config``
-            puts it, if it is there. A DeepSpeed configuration that it names is read here as well.
-        torch_config: how the process group is set up.
-        scaling_config: how many workers, with what.
-        run_config: where results are kept, how the run is watched, and when it ends.
-        metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back.
-        resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run.
+        train_loop_per_worker: the train function. It takes no argument, or the config. It calls ``Accelerator()``.
+        train_loop_config: the config to pass to the train function.
+        accelerate_config: the content of a configuration file, or the path of the file, which is read by the driver.
+            None for the default file of ``accelerate config``, if it exists. A DeepSpeed configuration file that it
+            names is read by the driver as well.
+        torch_config: settings of the process group.
+        scaling_config: the number of workers and their resources.
+        run_config: where results are stored, how the run is monitored, and when it stops.
+        metadata: values returned by ``get_context().get_metadata()`` and by every checkpoint's ``get_metadata()``.
+        resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run.
 
     Raises:
-        ConfigurationError: an argument is of the wrong type, or the file is none of ``accelerate config``. Keys that
-            the workers' version of accelerate does not know are told when the run starts.
-        PluginError: the file is YAML, or to be looked for, and accelerate is not installed here.
+        ConfigurationError: If an argument has the wrong type, or the file was not written by ``accelerate config``.
+            Keys that the workers' version of accelerate does not know are reported when the run starts.
+        PluginError: If accelerate is not installed here but required, because the file is YAML or the default file.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class AccelerateTrainer(TorchTrainer):
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
         if not isinstance(torch_config, AccelerateConfig) or accelerate_config is not None:
-            if isinstance(torch_config, AccelerateConfig):  # of a run that is restored
+            if isinstance(torch_config, AccelerateConfig):  # from a restored run
                 torch_config = torch_config.torch
             accelerate = _read_config(accelerate_config)
-            # Anything else than a TorchConfig is refused by the constructor of the parent.
+            # The constructor of the parent refuses any other type.
             if torch_config is None or isinstance(torch_config, TorchConfig):
                 torch_config = AccelerateConfig(torch=torch_config or TorchConfig(), accelerate=accelerate)
         super().__init__(
@@ -76,7 +77,7 @@ class AccelerateTrainer(TorchTrainer):
 
 
 def _read_config(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any]:
-    """What a config says, with the DeepSpeed configuration in it in place of that one's path."""
+    """Read a configuration, and replace the path of a DeepSpeed configuration in it with the content of that file."""
     path = None
     if isinstance(given, Mapping):
         config: Any = dict(given)
@@ -85,14 +86,13 @@ def _read_config(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> di
         config = {} if path is None else _parse(path)
     if not isinstance(config, dict) or (config and "distributed_type" not in config):
         raise ConfigurationError(
-            "AccelerateTrainer(accelerate_config=...): expected what accelerate config writes, found no "
-            "distributed_type "
-            f"in {path or given!r}: run accelerate config, or add a distributed_type"
+            "AccelerateTrainer(accelerate_config=...): expected a configuration of accelerate config, got "
+            f"{path or given!r} without a distributed_type. Run accelerate config, or add a distributed_type"
         )
     inner = dict(config.get("deepspeed_config") or {})
     if (file := inner.get("deepspeed_config_file")) not in (None, "none"):
         content = json.dumps(_parse(Path(file) if path is None else path.parent / file)).encode()
-        inner["deepspeed_config_file"] = base64.urlsafe_b64encode(content).decode()  # which Accelerate takes as well
+        inner["deepspeed_config_file"] = base64.urlsafe_b64encode(content).decode()  # Accelerate accepts this too
         config["deepspeed_config"] = inner
     return config
 
@@ -110,10 +110,10 @@ def _parse(path: Path) -> Any:
         if path.suffix == ".json":
             return json.loads(text)
         require("accelerate")
-        import yaml  # which accelerate depends on
+        import yaml  # a dependency of accelerate
 
         return yaml.safe_load(text)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"AccelerateTrainer(accelerate_config=...): expected a file that can be read, got {path}: {error}"
+            f"AccelerateTrainer(accelerate_config=...): expected a readable file, got {path}: {error}"
         ) from error

@@ -1,7 +1,7 @@
 """DeepSpeed in a drivetrain run.
 
-``deepspeed.initialize`` works unchanged in the train function of a :class:`~drivetrain_torch.TorchTrainer`: the process
-group is there already. Importing this module does not import deepspeed.
+``deepspeed.initialize`` works unchanged in the train function of a :class:`~drivetrain_torch.TorchTrainer`, because the
+process group exists already. Importing this module does not import deepspeed.
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ __all__ = ["check_config"]
 
 
 def check_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:
-    """Refuses a DeepSpeed configuration with values that only Accelerate and Transformers fill in.
+    """Check that a DeepSpeed configuration has no ``"auto"`` values, which only Accelerate and Transformers fill in.
 
     Args:
         config: the configuration, or the path of its JSON file.
 
     Returns:
-        The configuration, as ``deepspeed.initialize(config=...)`` takes it.
+        The configuration, in the form that ``deepspeed.initialize(config=...)`` takes.
 
     Raises:
-        ConfigurationError: it cannot be read, or a value is ``"auto"``; the message names all of them.
+        ConfigurationError: If the configuration cannot be read, or a value is ``"auto"``. The message lists all such
+            values.
 
     Example:
         >>> check_config({"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}})
         {'train_micro_batch_size_per_gpu': 8, 'zero_optimization': {'stage': 2}}
     """
-    found: Any = config
+    content: Any = config
     if not isinstance(config, Mapping):
         try:
-            found = json.loads(Path(config).read_text())
+            content = json.loads(Path(config).read_text())
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"check_config: expected a JSON file, got {os.fspath(config)}: {error}") from error
-    if not isinstance(found, Mapping):
-        raise ConfigurationError(f"check_config: expected a mapping, got {found!r}")
-    if unresolved := list(_unresolved(found)):
+    if not isinstance(content, Mapping):
+        raise ConfigurationError(f"check_config: expected a mapping, got {content!r}")
+    if unresolved := list(_unresolved(content)):
         raise ConfigurationError(
-            f'a DeepSpeed configuration: expected values, got "auto" for {", ".join(unresolved)}: write numbers there, '
-            "or leave the configuration to Accelerate or Transformers, which fill them in"
+            f'check_config: expected explicit values, got "auto" for {", ".join(unresolved)}. Set them, or pass the '
+            "configuration to Accelerate or Transformers, which fill them in"
         )
-    return dict(found)
+    return dict(content)
 
 
 def _unresolved(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

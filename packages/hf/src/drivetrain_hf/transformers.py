@@ -1,6 +1,6 @@
-"""Transformers' ``Trainer`` in a drivetrain run.
+"""The ``Trainer`` of Transformers in a drivetrain run.
 
-Importing this module does not import transformers: a worker does, once it needs it.
+Importing this module does not import transformers. A worker imports it when it first needs it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TABLES = {"pandas", "polars", "pyarrow", "ray"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "RayTrainReportCallback":  # derives from a class of transformers
+    if name == "RayTrainReportCallback":  # imported lazily because it derives from a class of transformers
         require("transformers")
         from drivetrain_hf._callback import RayTrainReportCallback
 
@@ -46,54 +46,53 @@ def __getattr__(name: str) -> Any:
 
 
 def prepare_trainer(trainer: T) -> T:
-    """Checks that a ``transformers.Trainer`` is part of this run, and makes it fit for several workers.
+    """Check that a ``transformers.Trainer`` is part of this run, and prepare it for several workers.
 
-    Progress bars and printed logs stay on rank 0. Training and evaluation data that can only be iterated over, and is
-    no dataset of torch, is taken for batches that are this worker's own: the ``Trainer`` passes them to the model as
-    they are, and neither batches nor shards them. It needs ``TrainingArguments(max_steps=...)``.
+    Only rank 0 shows progress bars and prints logs. Training and evaluation data that is iterable but has no random
+    access, and is not a dataset of torch, is treated as this worker's own batches. The ``Trainer`` passes these batches
+    to the model unchanged, without batching or sharding them. Such data requires ``TrainingArguments(max_steps=...)``.
 
     Args:
-        trainer: made in the train function, on every worker; prepare it before its ``train()``.
+        trainer: a trainer created in the train function, on every worker. Prepare it before calling its ``train()``.
 
     Returns:
         The same trainer.
 
     Raises:
-        ConfigurationError: it is no ``Trainer``; it would train alone instead of with the other workers, or without
-            DeepSpeed or FSDP though asked for; there is no ``max_steps`` for data without a length; or the run ranks
-            checkpoints by a metric that is not evaluated when they are saved.
-        PluginError: transformers is not installed.
-        SessionError: called outside a train function.
+        ConfigurationError: If it is not a ``Trainer``, it would train alone instead of with the other workers, it would
+            ignore requested DeepSpeed or FSDP settings, ``max_steps`` is missing for data without a length, or the run
+            ranks checkpoints by a metric that is not evaluated when they are saved.
+        PluginError: If transformers is not installed.
+        SessionError: If called outside a train function.
     """
     require("transformers")
     import transformers
 
-    made: Any = trainer
-    if not isinstance(made, transformers.Trainer):
+    hf_trainer: Any = trainer
+    if not isinstance(hf_trainer, transformers.Trainer):
         raise ConfigurationError(f"prepare_trainer: expected a transformers.Trainer, got {trainer!r}")
-    check_arguments(made.args)
+    check_arguments(hf_trainer.args)
     if get_context().get_world_rank() != 0:
         for callback in (transformers.PrinterCallback, transformers.ProgressCallback):
-            made.remove_callback(callback)
-        transformers.utils.logging.disable_progress_bar()  # those of loading and saving
-    if _is_shard(made.train_dataset):
-        _read_shard(made)
-    elif _is_batches(made.train_dataset):
-        if made.args.max_steps <= 0:
+            hf_trainer.remove_callback(callback)
+        transformers.utils.logging.disable_progress_bar()  # the progress bars of loading and saving
+    if _is_shard(hf_trainer.train_dataset):
+        _read_shard(hf_trainer)
+    elif _is_batches(hf_trainer.train_dataset):
+        if hf_trainer.args.max_steps <= 0:
             raise ConfigurationError(
-                "prepare_trainer: expected TrainingArguments(max_steps=...) for data that can only be iterated "
-                "over, got "
-                f"max_steps={made.args.max_steps}: say after how many optimizer steps to stop"
+                "prepare_trainer: expected TrainingArguments(max_steps=...) of at least 1 for iterable data, got "
+                f"max_steps={hf_trainer.args.max_steps}. Set it to the number of optimizer steps to train for"
             )
-        made.get_train_dataloader = lambda: _pass_on(made.train_dataset)
-    of_datasets = made.get_eval_dataloader
+        hf_trainer.get_train_dataloader = lambda: _as_dataloader(hf_trainer.train_dataset)
+    get_dataset_dataloader = hf_trainer.get_eval_dataloader
 
     def get_eval_dataloader(eval_dataset: Any = None) -> Any:
-        data = made.eval_dataset if eval_dataset is None else eval_dataset
-        data = made.eval_dataset[data] if isinstance(data, str) else data
-        return _pass_on(data) if _is_batches(data) else of_datasets(eval_dataset)
+        data = hf_trainer.eval_dataset if eval_dataset is None else eval_dataset
+        data = hf_trainer.eval_dataset[data] if isinstance(data, str) else data
+        return _as_dataloader(data) if _is_batches(data) else get_dataset_dataloader(eval_dataset)
 
-    made.get_eval_dataloader = get_eval_dataloader
+    hf_trainer.get_eval_dataloader = get_eval_dataloader
     return trainer
 
 
@@ -111,7 +110,7 @@ def _is_shard(data: object) -> bool:
 
 
 def _read_shard(trainer: Any) -> None:
-    """Has a ``Trainer`` train on the rows of this worker alone, which it would have all processes share otherwise."""
+    """Make a ``Trainer`` train on this worker's rows; by default it would split them among all processes again."""
     from torch.utils.data import DataLoader
 
     from drivetrain_hf._batches import ShardBatches
@@ -136,7 +135,7 @@ def _as_is(batch: T) -> T:
     return batch
 
 
-def _pass_on(batches: Any) -> Any:
+def _as_dataloader(batches: Any) -> Any:
     from torch.utils.data import DataLoader
 
     from drivetrain_hf._batches import Batches
@@ -146,12 +145,12 @@ def _pass_on(batches: Any) -> Any:
 
 @dataclass(frozen=True)
 class _TrainFunction:
-    """Makes a ``Trainer`` and trains it, from the latest checkpoint if there is one.
+    """Creates a ``Trainer`` and trains it, from the latest checkpoint if there is one.
 
     Attributes:
-        init: makes it.
-        sampled: data that it draws batches from by itself.
-        split: names of the data of which this worker has a shard.
+        init: creates the trainer.
+        sampled: the datasets that the trainer samples batches from itself.
+        split: names of the datasets of which this worker has a shard.
     """
 
     init: Callable[..., Any]
@@ -177,23 +176,26 @@ class _TrainFunction:
 
 
 def _divide(datasets: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Data that a ``Trainer`` draws batches from by itself, and data that is split among the workers first.
+    """Separate the datasets that a ``Trainer`` samples batches from itself from those split among the workers.
 
     Raises:
-        ConfigurationError: a dataset has a name of no use.
+        ConfigurationError: If the name of a dataset is unknown.
     """
     given = dict(datasets or {})
     if unknown := sorted(given.keys() - _NAMES):
         raise ConfigurationError(
-            "TransformersTrainer(datasets=...): expected 'train' and 'evaluation', got "
-            f"{', '.join(map(repr, unknown))}: rename it, or load it in trainer_init_per_worker"
+            "TransformersTrainer(datasets=...): expected the names 'train' and 'evaluation', got "
+            f"{', '.join(map(repr, unknown))}. Use these names, or load the data in trainer_init_per_worker"
         )
     split = {name: dataset for name, dataset in given.items() if _is_split(dataset)}
     return {name: dataset for name, dataset in given.items() if name not in split}, split
 
 
 def _data_config(split: Mapping[str, Any]) -> DataConfig:
-    """A ``Trainer`` has rank 0 read what it evaluates on: only then are metrics those of each row, once."""
+    """Return a configuration that splits all datasets but the evaluation data.
+
+    A ``Trainer`` reads the evaluation data on rank 0. Only then do the metrics count each row exactly once.
+    """
     return DataConfig(datasets_to_split=sorted(split.keys() - {"evaluation"}))
 
 
@@ -207,29 +209,30 @@ def _is_split(dataset: Any) -> bool:
 
 
 class TransformersTrainer(TorchTrainer):
-    """Trains what a function makes of a ``transformers.Trainer`` on every worker.
+    """Train the ``transformers.Trainer`` that a function creates on every worker.
 
-    This is the older way. With a :class:`~drivetrain_torch.TorchTrainer` the train function is your own, and calls
-    :func:`prepare_trainer` and ``train()`` itself; this trainer does both for you, adds a
-    :class:`RayTrainReportCallback`, and goes on from the latest checkpoint.
+    This is the older interface. With a :class:`~drivetrain_torch.TorchTrainer`, you write the train function yourself,
+    and call :func:`prepare_trainer` and ``train()`` in it. This trainer does both for you, adds a
+    :class:`RayTrainReportCallback`, and resumes from the latest checkpoint.
 
     Args:
-        trainer_init_per_worker: takes the training data, the evaluation data and the config's values as keyword
-            arguments, and returns a ``transformers.Trainer``; called on every worker.
-        trainer_init_config: those values.
-        torch_config: how the process group is set up.
-        scaling_config: how many workers, with what.
-        run_config: where results are kept, how the run is watched, and when it ends.
-        datasets: under ``"train"`` and ``"evaluation"`` what the function is given; None is passed for what is missing.
-            A list of rows, a ``torch.utils.data.Dataset`` and a ``datasets.Dataset`` are passed as they are, for the
-            ``Trainer`` to draw batches from. What :class:`~drivetrain_torch.TorchTrainer` takes besides, Ray datasets
-            among it, is passed as rows to iterate over, in the dataset's order: of ``"train"`` each worker reads its
-            own part, ``"evaluation"`` is read by rank 0, which hands each batch's parts to the others.
-        metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back.
+        trainer_init_per_worker: a function that takes the training data, the evaluation data, and the values of the
+            config as keyword arguments, and returns a ``transformers.Trainer``. It is called on every worker.
+        trainer_init_config: the values to pass to this function.
+        torch_config: settings of the process group.
+        scaling_config: the number of workers and their resources.
+        run_config: where results are stored, how the run is monitored, and when it stops.
+        datasets: the data to pass to the function, under the names ``"train"`` and ``"evaluation"``. None is passed for
+            missing data. A list of rows, a ``torch.utils.data.Dataset`` and a ``datasets.Dataset`` are passed
+            unchanged, and the ``Trainer`` samples batches from them. Other types that
+            :class:`~drivetrain_torch.TorchTrainer` accepts, including Ray datasets, are passed as iterables of rows, in
+            the order of the dataset. Each worker reads its own part of ``"train"``. Rank 0 reads ``"evaluation"``, and
+            sends the parts of each batch to the other ranks.
+        metadata: values returned by ``get_context().get_metadata()`` and by every checkpoint's ``get_metadata()``.
         resume_from_checkpoint: a checkpoint of a :class:`RayTrainReportCallback` to start a new run from.
 
     Raises:
-        ConfigurationError: an argument is of the wrong type, or a dataset has another name.
+        ConfigurationError: If an argument has the wrong type, or a dataset has another name.
     """
 
     def __init__(
@@ -270,21 +273,21 @@ class TransformersTrainer(TorchTrainer):
         storage_filesystem: Any | None = None,
         **arguments: Any,
     ) -> TorchTrainer:
-        """A trainer that continues a run: see :meth:`drivetrain.DataParallelTrainer.restore`.
+        """Return a trainer that continues a run; see :meth:`drivetrain.DataParallelTrainer.restore`.
 
-        This unpickles ``trainer.pkl``, which can execute code: restore only runs that you trust.
+        This unpickles ``trainer.pkl``, which can execute code. Restore only runs that you trust.
 
         Args:
             path: the run directory.
-            trainer_init_per_worker: in place of the stored function and its datasets.
-            storage_filesystem: the filesystem that ``path`` is on; None for the one it names.
-            arguments: the trainer's other arguments, each in place of the stored one. Of ``datasets`` those that are
-                split are not stored: give them again.
+            trainer_init_per_worker: replaces the stored function and its datasets.
+            storage_filesystem: the filesystem of ``path``, or None to infer it from ``path``.
+            arguments: other arguments of the trainer, which replace the stored ones. Datasets that are split among the
+                workers are not stored. Pass them again.
 
         Raises:
-            StorageError: there is no run, or not what it was made with.
-            ConfigurationError: an argument is of the wrong type.
-            SerializationError: something stored cannot be loaded here; give it anew.
+            StorageError: If there is no run at ``path``, or the run has no stored arguments.
+            ConfigurationError: If an argument has the wrong type.
+            SerializationError: If a stored argument cannot be loaded here. Pass it again.
         """
         if "trainer_init_config" in arguments:
             arguments["train_loop_config"] = arguments.pop("trainer_init_config")
@@ -293,8 +296,9 @@ class TransformersTrainer(TorchTrainer):
             arguments["train_loop_per_worker"] = _TrainFunction(trainer_init_per_worker, sampled, tuple(split))
         elif sampled:
             raise ConfigurationError(
-                f"TransformersTrainer.restore(datasets=...): expected a trainer_init_per_worker along with "
-                f"{', '.join(map(repr, sampled))}, which is stored with that function: give both, or neither"
+                "TransformersTrainer.restore(datasets=...): expected a trainer_init_per_worker together with "
+                f"{', '.join(map(repr, sampled))}, because these datasets are stored with the function, got none. Pass "
+                "both or neither"
             )
         if split:
             arguments |= {"datasets": split, "dataset_config": _data_config(split)}
