@@ -1,4 +1,4 @@
-"""Real trainings of two processes on this machine."""
+"""Fixtures for training runs with two real processes on this machine."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from drivetrain_horovod import HorovodConfig, HorovodTrainer
 
 @pytest.fixture
 def fit(tmp_path: Path) -> Callable[..., Result]:
-    """Runs a train function, on two local workers if nothing else is asked for."""
+    """Run a train function, by default on two local workers."""
 
     def run(
         function: Callable[..., Any],

@@ -1,4 +1,4 @@
-"""The conformance kit, on Horovod."""
+"""The conformance kit applied to the Horovod backend."""
 
 from drivetrain.testing import BackendConformance
 from drivetrain_horovod import HorovodConfig

@@ -1,4 +1,4 @@
-"""Horovod's elastic mode: what a reset keeps, and what a lost process costs."""
+"""Horovod's elastic mode: recovery from failed collectives and lost processes."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ ELASTIC = HorovodConfig(elastic=True, timeout_s=30)
 
 
 def train_elastically(config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[int]]:
-    """Commits every second step; on rank 1 something happens before the sixth, the first time."""
+    """Train with a commit every second step. Before the sixth step, the incident happens once on the victim's rank."""
     hvd.init()
     model = make_model()
     optimizer = distribute(model, make_optimizer(model))
@@ -45,15 +45,15 @@ def train_elastically(config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], 
         optimizer.load_state_dict(kept["optimizer"])
         state.step = kept["step"]
         state.save()
-    went_back_to: list[int] = []
+    restored_steps: list[int] = []
     rank = drivetrain.get_context().get_world_rank()
-    new = checkpoint is not None
-    state.register_reset_callbacks([lambda: went_back_to.append(state.step)])
+    is_restart = checkpoint is not None
+    state.register_reset_callbacks([lambda: restored_steps.append(state.step)])
 
     @hvd.elastic.run
     def train(state: Any) -> None:
         while state.step < STEPS:
-            if (rank, state.step) == (config.get("victim", 1), 5) and not went_back_to and not new:
+            if (rank, state.step) == (config.get("victim", 1), 5) and not restored_steps and not is_restart:
                 config["incident"]()
             train_step(model, optimizer, make_batch(state.step, hvd.rank()))
             state.step += 1
@@ -62,7 +62,7 @@ def train_elastically(config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], 
                 save(state)
 
     train(state)
-    return model.state_dict(), went_back_to
+    return model.state_dict(), restored_steps
 
 
 def save(state: Any) -> None:
@@ -75,40 +75,42 @@ def save(state: Any) -> None:
 
 
 def lose_the_connection() -> None:
-    raise hvd.HorovodInternalError("the connection is lost, in this test")
+    raise hvd.HorovodInternalError("connection lost by this test")
 
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_failed_collective_takes_all_ranks_back_to_the_commit_in_their_processes(
+def test_failed_collective_restores_the_commit_on_all_ranks_without_new_processes(
     fit: Callable[..., Result], alone: dict[str, torch.Tensor]
 ):
-    told = Collector()
-    parameters, went_back_to = fit(train_elastically, {"incident": lose_the_connection}, callbacks=(told,)).return_value
+    collector = Collector()
+    parameters, restored_steps = fit(
+        train_elastically, {"incident": lose_the_connection}, callbacks=(collector,)
+    ).return_value
     assert_same(parameters, alone)
-    assert went_back_to == [4]
-    assert told.attempts == 1
-    assert [metrics["step"] for metrics in told.metrics_of(1)] == [2, 4, 6]
-    assert len({metrics["pid"] for metrics in told.metrics_of(1)}) == 1
+    assert restored_steps == [4]
+    assert collector.attempts == 1
+    assert [metrics["step"] for metrics in collector.metrics_of(1)] == [2, 4, 6]
+    assert len({metrics["pid"] for metrics in collector.metrics_of(1)}) == 1
 
 
-def test_lost_process_takes_new_ones_back_to_the_checkpoint_of_the_commit(
+def test_lost_process_causes_a_restart_from_the_checkpoint_of_the_commit(
     fit: Callable[..., Result], alone: dict[str, torch.Tensor]
 ):
-    told = Collector()
-    parameters, _ = fit(train_elastically, {"incident": die}, max_failures=1, callbacks=(told,)).return_value
+    collector = Collector()
+    parameters, _ = fit(train_elastically, {"incident": die}, max_failures=1, callbacks=(collector,)).return_value
     assert_same(parameters, alone)
-    assert told.attempts == 2
-    assert [failure.rank for failure in told.failures] == [1]
-    assert [metrics["step"] for metrics in told.metrics_of(1)] == [2, 4, 6]
+    assert collector.attempts == 2
+    assert [failure.rank for failure in collector.failures] == [1]
+    assert [metrics["step"] for metrics in collector.metrics_of(1)] == [2, 4, 6]
 
 
 @pytest.mark.parametrize(
     ("victim", "runtime"), [(1, "local"), (0, "local"), pytest.param(1, "ray", marks=pytest.mark.ray)]
 )
-def test_ranks_that_are_left_stay_and_a_new_one_joins_them(
+def test_surviving_ranks_keep_their_processes_and_a_new_one_joins_them(
     fit: Callable[..., Result],
     alone: dict[str, torch.Tensor],
     victim: int,
@@ -117,33 +119,33 @@ def test_ranks_that_are_left_stay_and_a_new_one_joins_them(
 ):
     if runtime == "ray":
         request.getfixturevalue("ray_address")
-    told = Collector()
+    collector = Collector()
     config = {"incident": die, "victim": victim}
-    result = fit(train_elastically, config, runtime=runtime, horovod=ELASTIC, max_failures=1, callbacks=(told,))
+    result = fit(train_elastically, config, runtime=runtime, horovod=ELASTIC, max_failures=1, callbacks=(collector,))
     assert_same(result.return_value[0], alone)
-    assert told.attempts == 1
-    assert [(failure.rank, failure.kind) for failure in told.failures] == [(victim, FailureKind.INFRASTRUCTURE)]
-    stayed, replaced = told.metrics_of(1 - victim), told.metrics_of(victim)
-    assert [metrics["step"] for metrics in stayed] == [metrics["step"] for metrics in replaced] == [2, 4, 6]
-    assert len({metrics["pid"] for metrics in stayed}) == 1
+    assert collector.attempts == 1
+    assert [(failure.rank, failure.kind) for failure in collector.failures] == [(victim, FailureKind.INFRASTRUCTURE)]
+    survivor, replaced = collector.metrics_of(1 - victim), collector.metrics_of(victim)
+    assert [metrics["step"] for metrics in survivor] == [metrics["step"] for metrics in replaced] == [2, 4, 6]
+    assert len({metrics["pid"] for metrics in survivor}) == 1
     assert len({metrics["pid"] for metrics in replaced}) == 2
 
 
-def test_all_are_replaced_where_the_train_function_is_not_elastic(
+def test_all_processes_are_replaced_if_the_train_function_is_not_elastic(
     fit: Callable[..., Result], alone: dict[str, torch.Tensor]
 ):
-    told = Collector()
-    result = fit(train_with_checkpoints, {"die_at": 4}, horovod=ELASTIC, max_failures=1, callbacks=(told,))
+    collector = Collector()
+    result = fit(train_with_checkpoints, {"die_at": 4}, horovod=ELASTIC, max_failures=1, callbacks=(collector,))
     assert_same(result.return_value, alone)
-    assert told.attempts == 2
-    assert [failure.rank for failure in told.failures] == [1]
+    assert collector.attempts == 2
+    assert [failure.rank for failure in collector.failures] == [1]
 
 
-def test_failed_collective_of_an_elastic_run_costs_no_process(
+def test_failed_collective_of_an_elastic_run_replaces_no_process(
     fit: Callable[..., Result], alone: dict[str, torch.Tensor]
 ):
-    told = Collector()
-    result = fit(train_elastically, {"incident": lose_the_connection}, horovod=ELASTIC, callbacks=(told,))
+    collector = Collector()
+    result = fit(train_elastically, {"incident": lose_the_connection}, horovod=ELASTIC, callbacks=(collector,))
     assert_same(result.return_value[0], alone)
-    assert told.attempts == 1
-    assert not told.failures
+    assert collector.attempts == 1
+    assert not collector.failures

@@ -1,4 +1,4 @@
-"""What `hvd.init()` finds in a worker, and what is said where it cannot work."""
+"""The setup of Horovod on workers, and the messages if it cannot work."""
 
 import importlib.util
 import json
@@ -37,7 +37,7 @@ def facts() -> dict[str, Any]:
     return {**sizes, "ranks": ranks, "interfaces": names, "preloaded": preloaded}
 
 
-def test_ranks_find_each_other_over_the_loopback_with_horovod_preloaded(fit: Callable[..., Result]):
+def test_ranks_connect_over_the_loopback_interface_with_horovod_preloaded(fit: Callable[..., Result]):
     assert fit(facts).return_value == {
         "size": 2,
         "local_size": 2,
@@ -48,13 +48,13 @@ def test_ranks_find_each_other_over_the_loopback_with_horovod_preloaded(fit: Cal
     }
 
 
-def test_first_of_the_named_interfaces_that_a_worker_has_is_used(fit: Callable[..., Result]):
+def test_worker_uses_the_first_of_the_named_interfaces_that_it_has(fit: Callable[..., Result]):
     config = HorovodConfig(nics={"lo", "eno99"}, timeout_s=30)
     assert fit(facts, horovod=config).return_value["interfaces"] == ["lo", "lo"]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_single_process_needs_no_network_and_leaves_the_environment_as_it_was(fit: Callable[..., Result], workers: int):
+def test_single_process_needs_no_network_and_restores_the_environment(fit: Callable[..., Result], workers: int):
     before = dict(os.environ)
     for _ in range(2):
         assert fit(facts, workers=workers).return_value["size"] == 1
@@ -62,7 +62,7 @@ def test_single_process_needs_no_network_and_leaves_the_environment_as_it_was(fi
 
 
 def make_workers(**sizes: int) -> list[WorkerInfo]:
-    """Workers of nodes of these sizes, each with a GPU."""
+    """Return the workers of nodes of these sizes, each worker with a GPU."""
     places = [(name, number, local) for number, name in enumerate(sizes) for local in range(sizes[name])]
     return [
         WorkerInfo(
@@ -79,19 +79,19 @@ def make_workers(**sizes: int) -> list[WorkerInfo]:
     ]
 
 
-def test_slots_are_those_that_horovodrun_gives_out():
+def test_slots_are_the_same_as_those_of_horovodrun():
     from horovod.runner.common.util.hosts import SlotInfo, get_host_assignments, parse_hosts
 
-    wanted = get_host_assignments(parse_hosts("a:2,b:3,c:1"), 6)
-    assert [SlotInfo(*slot.values()) for slot in _slots(make_workers(a=2, b=3, c=1))] == wanted
+    expected = get_host_assignments(parse_hosts("a:2,b:3,c:1"), 6)
+    assert [SlotInfo(*slot.values()) for slot in _slots(make_workers(a=2, b=3, c=1))] == expected
 
 
 def test_workers_see_the_gpus_of_their_node_by_local_rank():
     assert _gpus_of_nodes(make_workers(a=2, b=1)) == ["0,1", "0,1", "0"]
 
 
-def test_interface_that_no_worker_has_is_refused_with_those_that_there_are(fit: Callable[..., Result]):
-    with pytest.raises(ConfigurationError, match=r"found none of eno99 on rank 0 \(.*\): there are .*lo"):
+def test_interface_that_no_worker_has_is_refused_with_the_existing_ones(fit: Callable[..., Result]):
+    with pytest.raises(ConfigurationError, match=r"got eno99, but rank 0 \(.*\) only has .*lo.*\. Use an interface"):
         fit(facts, horovod=HorovodConfig(nics={"eno99"}))
 
 
@@ -101,8 +101,8 @@ def test_framework_that_horovod_was_not_built_for_is_named(fit: Callable[..., Re
 
         hvd.init()
 
-    words = r'built with tensorflow, got one built with torch \S+: see "Building Horovod"'
-    with pytest.raises(TrainingFailedError, match=words) as caught:
+    message = r'built with tensorflow, got one built with torch \S+\. See "Building Horovod"'
+    with pytest.raises(TrainingFailedError, match=message) as caught:
         fit(train)
     assert isinstance(caught.value.__cause__, PluginError)
     assert isinstance(caught.value.__cause__.__cause__, ImportError)
@@ -110,7 +110,7 @@ def test_framework_that_horovod_was_not_built_for_is_named(fit: Callable[..., Re
 
 @pytest.fixture
 def other_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The installed Horovod without its library, in front of it on the path of workers."""
+    """A copy of the installed Horovod without its library, before the original on the path of workers."""
     spec = importlib.util.find_spec("horovod")
     folder = tmp_path / "other"
     libraries = shutil.ignore_patterns("mpi_lib*.so", "__pycache__")
@@ -119,7 +119,9 @@ def other_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "horovod"
 
 
-def test_horovod_without_torch_says_how_it_was_built_and_how_to_build_it(fit: Callable[..., Result], other_build: Path):
+def test_horovod_without_torch_is_reported_with_its_build_and_the_build_command(
+    fit: Callable[..., Result], other_build: Path
+):
     (other_build / "metadata.json").write_text(json.dumps({"tensorflow": "2.21.0"}))
     (other_build / "tensorflow" / "mpi_lib.so").touch()
 
@@ -128,8 +130,8 @@ def test_horovod_without_torch_says_how_it_was_built_and_how_to_build_it(fit: Ca
 
         other.init()
 
-    words = "built with torch, got one built with tensorflow 2.21.0: run python -m drivetrain_horovod.build"
-    with pytest.raises(TrainingFailedError, match=words) as caught:
+    message = r"built with torch, got one built with tensorflow 2.21.0\. Run: python -m drivetrain_horovod.build"
+    with pytest.raises(TrainingFailedError, match=message) as caught:
         fit(train)
     assert isinstance(caught.value.__cause__.__cause__, AttributeError)
 
@@ -137,12 +139,12 @@ def test_horovod_without_torch_says_how_it_was_built_and_how_to_build_it(fit: Ca
 def test_horovod_without_any_framework_is_refused_before_the_train_function(
     fit: Callable[..., Result], other_build: Path
 ):
-    words = "one that was built with no framework on rank 0 .* run there: python -m drivetrain_horovod.build"
-    with pytest.raises(PluginError, match=words):
+    message = "one that was built without a framework on rank 0 .* run there: python -m drivetrain_horovod.build"
+    with pytest.raises(PluginError, match=message):
         fit(facts)
 
 
-def test_error_of_the_train_function_that_is_not_about_the_build_stays_as_it_is(fit: Callable[..., Result]):
+def test_error_of_the_train_function_that_is_unrelated_to_the_build_is_unchanged(fit: Callable[..., Result]):
     def train() -> None:
         import horovod.torch as hvd
 
@@ -154,7 +156,7 @@ def test_error_of_the_train_function_that_is_not_about_the_build_stays_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("option", "words"),
+    ("option", "message"),
     [
         ({"nics": "eth0"}, r"expected names of network interfaces such as .* got 'eth0'"),
         ({"nics": []}, "expected names of network interfaces"),
@@ -164,22 +166,22 @@ def test_error_of_the_train_function_that_is_not_about_the_build_stays_as_it_is(
         ({"verbose": True}, "verbose=...\\): expected 0, 1, 2 or 3, got True"),
     ],
 )
-def test_setting_out_of_range_is_refused(option: dict[str, Any], words: str):
-    with pytest.raises(ConfigurationError, match=words):
+def test_invalid_setting_is_refused(option: dict[str, Any], message: str):
+    with pytest.raises(ConfigurationError, match=message):
         HorovodConfig(**option)
 
 
-def test_trainer_wants_a_horovod_config():
+def test_trainer_requires_a_horovod_config():
     with pytest.raises(ConfigurationError, match=r"horovod_config=\.\.\.\): expected HorovodConfig, got 'gloo'"):
         HorovodTrainer(facts, horovod_config="gloo")  # type: ignore[arg-type]
 
 
-def test_settings_of_ssh_and_horovods_launcher_are_taken():
+def test_settings_of_ssh_and_of_horovods_launcher_are_accepted():
     config = HorovodConfig(key="k", ssh_port=22, ssh_identity_file="id", ssh_str="s", placement_group_timeout_s=5)
     assert isinstance(config.create(), HorovodBackend)
 
 
-def test_declaration_imports_no_framework():
+def test_creating_a_backend_does_not_import_a_framework():
     script = (
         "import sys, drivetrain_horovod as d; d.HorovodConfig().create(); "
         "assert not {'horovod', 'torch', 'numpy', 'psutil'} & sys.modules.keys()"
@@ -187,7 +189,7 @@ def test_declaration_imports_no_framework():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_backend_is_known_by_its_name(tmp_path: Path):
+def test_backend_is_found_by_its_name(tmp_path: Path):
     trainer = DataParallelTrainer(
         lambda: facts()["size"],
         backend_config="horovod",

@@ -1,4 +1,4 @@
-"""Models trained by two processes that Horovod connects."""
+"""Training of one model by two processes that Horovod connects."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def make_model() -> torch.nn.Module:
 
 
 def make_batch(step: int, rank: int | None, world_size: int = 2) -> torch.Tensor:
-    """One rank's part of the batch of a step, or all of it."""
+    """Return one rank's part of the batch of a step, or the whole batch if ``rank`` is None."""
     batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
     return batch if rank is None else batch[rank::world_size]
 
@@ -46,7 +46,7 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, torch.Tensor]:
-    """The parameters after a training of one process on the whole batches."""
+    """The parameters after training with one process on the whole batches."""
     model = make_model()
     optimizer = make_optimizer(model)
     for step in range(STEPS):
@@ -54,25 +54,25 @@ def alone() -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor)
+def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name], tensor)
 
 
-def test_gradients_are_averaged_to_those_of_the_whole_batch(fit: Callable[..., Result]):
+def test_averaged_gradients_are_those_of_the_whole_batch(fit: Callable[..., Result]):
     def train() -> tuple[torch.Tensor, torch.Tensor]:
         hvd.init()
         model = make_model()
         optimizer = distribute(model, make_optimizer(model))
         model(make_batch(0, hvd.rank())).square().mean().backward()
         optimizer.synchronize()
-        found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-        return found, hvd.allgather(found.unsqueeze(0))
+        own = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        return own, hvd.allgather(own.unsqueeze(0))
 
-    found, of_all_ranks = fit(train).return_value
+    gradients, of_all_ranks = fit(train).return_value
     model = make_model()
     model(make_batch(0, rank=None)).square().mean().backward()
-    torch.testing.assert_close(found, torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    torch.testing.assert_close(gradients, torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert torch.equal(of_all_ranks[0], of_all_ranks[1])
 
 
@@ -82,7 +82,7 @@ def test_parameters_and_optimizer_state_are_broadcast(fit: Callable[..., Result]
         torch.manual_seed(hvd.rank())
         model = torch.nn.Linear(3, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + hvd.rank()), momentum=0.9)
-        train_step(model, optimizer, torch.randn(4, 3))  # each rank's own, which makes momentum
+        train_step(model, optimizer, torch.randn(4, 3))  # different data on each rank, which creates momentum
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         momenta = [optimizer.state[parameter]["momentum_buffer"].flatten() for parameter in model.parameters()]
@@ -108,7 +108,7 @@ def test_rank_with_fewer_batches_joins(fit: Callable[..., Result]):
     assert fit(train).return_value == (0, [4.0, 2.0])
 
 
-def test_process_sets_work_from_the_start_and_later(fit: Callable[..., Result]):
+def test_process_sets_work_if_created_at_init_and_later(fit: Callable[..., Result]):
     def train() -> list[float]:
         mine = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
         os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
@@ -127,10 +127,10 @@ def test_process_sets_work_from_the_start_and_later(fit: Callable[..., Result]):
 
 
 def train_with_checkpoints(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Trains, and kills one rank on the way where that is asked for."""
+    """Train with checkpoints, and kill one rank in the first attempt if the config says so."""
     hvd.init()
     model = make_model()
-    optimizer = distribute(model, make_optimizer(model))  # before its state is loaded, which it would not take over
+    optimizer = distribute(model, make_optimizer(model))  # before loading its state, which would be lost
     first = 0
     if (checkpoint := drivetrain.get_checkpoint()) and hvd.rank() == 0:
         with checkpoint.as_directory() as directory:
@@ -153,39 +153,39 @@ def train_with_checkpoints(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def test_two_processes_reach_the_parameters_of_one_with_the_whole_batch(
+def test_two_processes_reach_the_parameters_of_one_process_with_the_whole_batch(
     fit: Callable[..., Result], alone: dict[str, torch.Tensor]
 ):
     assert_same(fit(train_with_checkpoints, {}).return_value, alone)
 
 
-def test_killed_rank_is_the_cause_though_the_other_raised_first(fit: Callable[..., Result]):
+def test_killed_rank_is_reported_as_the_cause_although_the_other_raised_first(fit: Callable[..., Result]):
     with pytest.raises(TrainingFailedError, match="the worker process of rank 1 was killed by SIGKILL") as caught:
         fit(train_with_checkpoints, {"die_at": 2})
     assert caught.value.kind is FailureKind.INFRASTRUCTURE
     assert caught.value.rank == 1
 
 
-def test_killed_rank_resumes_from_the_checkpoint_to_the_same_parameters(
+def test_run_with_a_killed_rank_resumes_and_reaches_the_same_parameters(
     fit: Callable[..., Result], alone: dict[str, torch.Tensor]
 ):
-    told = Collector()
-    result = fit(train_with_checkpoints, {"die_at": 4}, max_failures=1, callbacks=(told,))
+    collector = Collector()
+    result = fit(train_with_checkpoints, {"die_at": 4}, max_failures=1, callbacks=(collector,))
     assert_same(result.return_value, alone)
-    assert [failure.rank for failure in told.failures] == [1]
-    assert told.attempts == 2
-    steps = [metrics["step"] for metrics in told.metrics_of(0)]
+    assert [failure.rank for failure in collector.failures] == [1]
+    assert collector.attempts == 2
+    steps = [metrics["step"] for metrics in collector.metrics_of(0)]
     assert steps[:4] == [0, 1, 2, 3]
     assert steps[-1] == 5
-    assert len(steps) <= STEPS + 1, "only what came after the last checkpoint is repeated"
+    assert len(steps) <= STEPS + 1, "only steps after the last checkpoint are repeated"
 
 
-def test_rank_that_has_returned_leaves_nobody_waiting_for_it(fit: Callable[..., Result]):
+def test_rank_that_returns_early_causes_an_error_on_the_peer_that_waits_for_it(fit: Callable[..., Result]):
     def train() -> None:
         hvd.init()
         hvd.allreduce(torch.ones(1))
         if hvd.rank() == 1:
-            hvd.allreduce(torch.ones(1), name="of one rank")
+            hvd.allreduce(torch.ones(1), name="only rank 1")
 
     with pytest.raises(TrainingFailedError, match=r"rank 1 failed .* shut down") as caught:
         fit(train)
@@ -199,14 +199,14 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
     return request.param
 
 
-def test_digits_are_recognised_to_95_percent(fit: Callable[..., Result], runtime: str):
+def test_model_recognizes_95_percent_of_the_digits(fit: Callable[..., Result], runtime: str):
     def train() -> None:
         hvd.init()
         digits = load_digits()
         images = torch.tensor(digits.data, dtype=torch.float32) / 16
         labels = torch.tensor(digits.target)
-        mixed = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-        images, labels = images[mixed], labels[mixed]
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        images, labels = images[order], labels[order]
         torch.manual_seed(hvd.rank())
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.005 * hvd.size())
@@ -221,8 +221,8 @@ def test_digits_are_recognised_to_95_percent(fit: Callable[..., Result], runtime
                 torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
                 optimizer.step()
             with torch.no_grad():
-                right = (model(images[1400:]).argmax(1) == labels[1400:]).float().mean()
-            drivetrain.report({"accuracy": hvd.allreduce(right).item(), "workers": hvd.size()})
+                accuracy = (model(images[1400:]).argmax(1) == labels[1400:]).float().mean()
+            drivetrain.report({"accuracy": hvd.allreduce(accuracy).item(), "workers": hvd.size()})
 
     metrics = fit(train, runtime=runtime).metrics
     assert metrics["accuracy"] > 0.95, metrics

@@ -28,7 +28,7 @@ def check_run_says_how_to_build_horovod(storage_path: str) -> None:
         said = str(error)
     else:
         said = ""
-    assert "found none on rank 0" in said, said
+    assert "got none on rank 0" in said, said
     assert "python -m drivetrain_horovod.build" in said, said
 
 

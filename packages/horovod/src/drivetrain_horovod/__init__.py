@@ -1,6 +1,6 @@
-"""Horovod for drivetrain: its rendezvous, and its variables on every worker, so that ``hvd.init()`` works.
+"""Horovod for drivetrain: its rendezvous, and its environment variables on every worker, so that ``hvd.init()`` works.
 
-Importing this package imports neither Horovod nor a framework: a worker does, once it needs them.
+Importing this package imports neither Horovod nor a framework. A worker imports them when it first needs them.
 """
 
 from drivetrain_horovod._config import HorovodConfig

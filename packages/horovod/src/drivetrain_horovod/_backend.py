@@ -1,4 +1,4 @@
-"""Sets Horovod up: a rendezvous server on rank 0, and the variables that ``hvd.init()`` reads on every rank."""
+"""Sets up Horovod: a rendezvous server on rank 0, and the variables that ``hvd.init()`` reads on every rank."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _LOG_LEVELS = ("error", "warning", "info", "trace")
 _LOOPBACK = "127.0.0.1"
 
 _server: Any = None
-"""The rendezvous server of this process, if it is rank 0's: sets of processes that are added later need it too."""
+"""The rendezvous server of this process if it is rank 0. Process sets that are added later need it too."""
 
 
 @dataclass(kw_only=True)
 class HorovodBackend(Backend):
-    """What :class:`~drivetrain_horovod.HorovodConfig` describes.
+    """The backend configured by :class:`~drivetrain_horovod.HorovodConfig`.
 
     Attributes:
-        nics: names of network interfaces to use, in order of preference; None to choose by address.
-        verbose: how much Horovod logs.
-        timeout_s: seconds that ranks that are left may wait for each other.
-        operation_timeout_s: seconds that the ranks may take to find each other, and one operation may take.
+        nics: names of network interfaces to use, in order of preference, or None to choose by address.
+        verbose: the level of Horovod's log.
+        timeout_s: time limit in seconds for surviving ranks to wait for each other after a loss.
+        operation_timeout_s: time limit in seconds for the ranks to connect to each other, and for each operation.
         preload: see :class:`~drivetrain.Backend`.
         warmup: see :class:`~drivetrain.Backend`.
         survives_losses: see :class:`~drivetrain.Backend`.
@@ -51,15 +51,15 @@ class HorovodBackend(Backend):
     name = "horovod"
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """Looks at every worker's Horovod and network, and has rank 0 serve Horovod's rendezvous."""
+        """Check the Horovod build and the network of every worker, and start Horovod's rendezvous server on rank 0."""
         workers = group.workers
-        found = group.run(_look_around)
-        for worker, (built, _) in zip(workers, found, strict=True):
+        inspected = group.run(_inspect_worker)
+        for worker, (built, _) in zip(workers, inspected, strict=True):
             _check_build(worker, built)
         alone = len({worker.node_id for worker in workers}) == 1
         interfaces = [
             self._choose_interface(worker, addresses, alone=alone)
-            for worker, (_, addresses) in zip(workers, found, strict=True)
+            for worker, (_, addresses) in zip(workers, inspected, strict=True)
         ]
         slots = _slots(workers)
         shared = {
@@ -90,7 +90,7 @@ class HorovodBackend(Backend):
         return rendezvous
 
     def rejoin(self, group: WorkerGroup, lost: Sequence[int]) -> Future[Sequence[Mapping[str, str]]]:
-        """Has the other ranks connect again with new processes; rank 0 of Horovod's is one that stayed."""
+        """Make the surviving ranks reconnect with new processes. Horovod's rank 0 will be a survivor."""
         assert self._elastic is not None
         mappings = [self._mappings[rank] for rank in lost]
         places = [(mapping["HOROVOD_HOSTNAME"], int(mapping["HOROVOD_LOCAL_RANK"])) for mapping in mappings]
@@ -102,27 +102,27 @@ class HorovodBackend(Backend):
         )
 
     def close(self) -> None:
-        """Stops the rendezvous that the driver serves."""
+        """Stop the rendezvous server in the driver."""
         elastic, self._elastic = self._elastic, None
         if elastic is not None:
             elastic.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_elastic": None}  # which is the driver's
+        return {**vars(self), "_elastic": None}  # the server stays in the driver
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        """Sets the variables; when the train function has returned without ``hvd.shutdown()``, calls that.
+        """Set the variables, and call ``hvd.shutdown()`` if the train function has returned without calling it.
 
-        A peer that still waits for this rank in a collective then gets an error at once. After an exception Horovod
-        stays as it is, so that the peers' errors do not come before this one is told.
+        A peer that still waits for this rank in a collective then gets an error at once. After an exception, Horovod
+        is not shut down, so that the exception is reported before the errors that it would cause on the peers.
         """
         level = os.environ.get("HOROVOD_LOG_LEVEL", _LOG_LEVELS[min(self.verbose, len(_LOG_LEVELS) - 1)])
         with _environment({**rendezvous, "HOROVOD_LOG_LEVEL": level}), _threads():
             try:
                 yield
             except BaseException as error:
-                if context.get_world_size() == 1:  # this may be the driver's own process, which goes on
+                if context.get_world_size() == 1:  # this may be the driver's own process, which continues
                     _shut_down()
                 if (explanation := explain(error)) is not None:
                     raise PluginError(explanation) from error
@@ -132,27 +132,30 @@ class HorovodBackend(Backend):
     def _choose_interface(
         self, worker: WorkerInfo, addresses: Mapping[str, Sequence[str]], *, alone: bool
     ) -> tuple[str, str]:
-        """A network interface of a worker, and its address; empty ones leave the choice to Gloo."""
+        """Return the name of a worker's network interface, and its address. Empty strings leave the choice to Gloo."""
         if self.nics is not None:
             for name in self.nics:
                 if name in addresses:
                     return name, next(iter(addresses[name]), "")
             raise ConfigurationError(
-                f"HorovodConfig(nics=...): expected a network interface that every worker has, found none of "
-                f"{', '.join(self.nics)} on rank {worker.rank} ({worker.hostname}): there are "
-                f"{', '.join(sorted(addresses))}"
+                f"HorovodConfig(nics=...): expected a network interface that every worker has, got "
+                f"{', '.join(self.nics)}, but rank {worker.rank} ({worker.hostname}) only has "
+                f"{', '.join(sorted(addresses))}. Use an interface that exists on every worker"
             )
-        wanted = _LOOPBACK if alone else worker.ip
-        return next(((name, wanted) for name, found in addresses.items() if wanted in found), ("", ""))
+        address = _LOOPBACK if alone else worker.ip
+        return next(((name, address) for name, own in addresses.items() if address in own), ("", ""))
 
 
 def _slots(workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
-    """What Horovod calls a slot: where each rank is. The cross group of a worker has the same local rank elsewhere."""
+    """Return Horovod's slot of each rank, which describes its place.
+
+    The cross group of a worker consists of the workers with the same local rank on all nodes.
+    """
     local_sizes = Counter(worker.node_id for worker in workers)
     cross_sizes = Counter(worker.local_rank for worker in workers)
     return [
         {
-            "HOSTNAME": worker.node_id,  # a name of the node, which is not resolved
+            "HOSTNAME": worker.node_id,  # identifies the node; it is not resolved
             "RANK": worker.rank,
             "LOCAL_RANK": worker.local_rank,
             "CROSS_RANK": sum(other.local_rank == worker.local_rank for other in workers[: worker.rank]),
@@ -165,7 +168,10 @@ def _slots(workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
 
 
 def _gpus_of_nodes(workers: Sequence[WorkerInfo]) -> list[str]:
-    """For each worker, the GPUs of all workers of its node: where each has one, its number is the local rank."""
+    """Return for each worker the GPUs of all workers of its node.
+
+    If each worker has one GPU, the index of this GPU in the list is the local rank.
+    """
     of_node: dict[str, dict[str, None]] = {}
     for worker in workers:
         of_node.setdefault(worker.node_id, {}).update(dict.fromkeys(worker.accelerator_ids))
@@ -175,31 +181,31 @@ def _gpus_of_nodes(workers: Sequence[WorkerInfo]) -> list[str]:
 def _check_build(worker: WorkerInfo, built: Mapping[str, str] | None) -> None:
     if built:
         return
-    found = "none" if built is None else "one that was built with no framework"
+    actual = "none" if built is None else "one that was built without a framework"
     raise PluginError(
-        f"the horovod backend: expected Horovod on every worker, built with the framework that it uses, got {found} on "
-        f"rank {worker.rank} ({worker.hostname}). For torch, run there: {BUILD}"
+        f"the horovod backend: expected Horovod on every worker, built with the framework that it uses, got {actual} "
+        f"on rank {worker.rank} ({worker.hostname}). For torch, run there: {BUILD}"
     )
 
 
-def _look_around() -> tuple[dict[str, str] | None, dict[str, list[str]]]:
-    """On a worker: how its Horovod was built, and its network interfaces with their IPv4 addresses."""
+def _inspect_worker() -> tuple[dict[str, str] | None, dict[str, list[str]]]:
+    """Return the build of this worker's Horovod, and the IPv4 addresses of its network interfaces."""
     built = find_build()
     if not built:
         return built, {}
     from socket import AF_INET
 
-    import psutil  # which Horovod depends on
+    import psutil  # a dependency of Horovod
 
-    found = {
+    addresses = {
         name: [entry.address for entry in entries if entry.family == AF_INET]
         for name, entries in psutil.net_if_addrs().items()
     }
-    return built, found
+    return built, addresses
 
 
 def _serve(slots: Sequence[tuple[Any, ...]], verbose: int) -> int:
-    """On rank 0: starts the rendezvous server, and returns its port, which is free because the server binds it."""
+    """Start the rendezvous server on rank 0; return its port, which the server has bound itself."""
     global _server
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http.http_server import RendezvousServer
@@ -219,7 +225,7 @@ def _shut_down() -> None:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables, and puts back what was there."""
+    """Set environment variables, and restore the previous values at the end."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -234,14 +240,14 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _threads() -> Iterator[None]:
-    """Gives torch, if it was imported before ``OMP_NUM_THREADS`` was set, as many threads as that says."""
+    """Set torch's number of threads to ``OMP_NUM_THREADS``, if torch was imported before that was set."""
     torch = sys.modules.get("torch")
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if torch is None or not asked.isdecimal() or not int(asked):
+    value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if torch is None or not value.isdecimal() or not int(value):
         yield
         return
     before = torch.get_num_threads()
-    torch.set_num_threads(int(asked))
+    torch.set_num_threads(int(value))
     try:
         yield
     finally:

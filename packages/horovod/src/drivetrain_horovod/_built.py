@@ -1,4 +1,4 @@
-"""How Horovod was built, found without importing it; what to do where that does not fit."""
+"""How Horovod was built, determined without importing it, and explanations of errors caused by the build."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _METADATA_NAMES = {"torch": "pytorch", "tensorflow": "tensorflow", "mxnet": "mxn
 
 
 def find_build() -> dict[str, str] | None:
-    """The frameworks that this environment's Horovod was built for, each with its version then; None without Horovod.
+    """Return the frameworks that the installed Horovod was built for, with their versions; None without Horovod.
 
-    A wheel of Horovod does not tell: what it was built for is what it has a library for.
+    The metadata of a Horovod wheel does not list the frameworks. It was built for those for which it has a library.
     """
     spec = importlib.util.find_spec("horovod")
     if spec is None or spec.origin is None:
@@ -36,35 +36,35 @@ def find_build() -> dict[str, str] | None:
 
 
 def describe(built: Mapping[str, str]) -> str:
-    """That in words."""
+    """Return a description of a build for error messages."""
     return " and ".join(f"{framework} {version}" for framework, version in built.items()) or "no framework"
 
 
 def explain(error: BaseException) -> str | None:
-    """What is wrong with this environment's Horovod if that is why an exception was raised, and how to mend it."""
+    """Return how the installed Horovod caused an exception and how to fix it, or None if it is not the cause."""
     framework = _framework_of(error)
     built = find_build()
     if framework is None or built is None:
         return None
     if framework not in built:
-        wanted = f"a Horovod that was built with {framework}"
+        expected = f"a Horovod that was built with {framework}"
     elif type(error).__name__ == "HorovodVersionMismatchError":
-        wanted = f"a Horovod that was built with the {framework} that is installed"
+        expected = f"a Horovod that was built with the installed version of {framework}"
     else:
         return None
-    return f"horovod.{framework}: expected {wanted}, got one built with {describe(built)}: {_how(framework)}"
+    return f"horovod.{framework}: expected {expected}, got one built with {describe(built)}. {_remedy(framework)}"
 
 
-def _how(framework: str) -> str:
+def _remedy(framework: str) -> str:
     if framework == "torch":
-        return f"run {BUILD}"
-    return f'see "Building Horovod" in the guide of drivetrain-horovod for a build with {framework}'
+        return f"Run: {BUILD}"
+    return f'See "Building Horovod" in the guide of drivetrain-horovod for a build with {framework}'
 
 
 def _framework_of(error: BaseException) -> str | None:
-    """The framework whose half of Horovod an exception is about."""
+    """Return the framework whose part of Horovod raised an exception."""
     names: list[str] = []
-    if isinstance(error, AttributeError):  # horovod.torch without its library is a module that has next to nothing
+    if isinstance(error, AttributeError):  # without its library, horovod.torch is an almost empty module
         names = [error.obj.__name__] if isinstance(error.obj, types.ModuleType) else []
     elif isinstance(error, ImportError):
         trace = error.__traceback__
@@ -72,5 +72,5 @@ def _framework_of(error: BaseException) -> str | None:
             names.append(str(trace.tb_frame.f_globals.get("__name__")))
             trace = trace.tb_next
         names.append(error.name or "")
-    found = (name.split(".")[1] for name in names if name.startswith("horovod."))
-    return next((name for name in found if name in _METADATA_NAMES), None)
+    parts = (name.split(".")[1] for name in names if name.startswith("horovod."))
+    return next((name for name in parts if name in _METADATA_NAMES), None)

@@ -15,30 +15,30 @@ __all__ = ["HorovodConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class HorovodConfig(BackendConfig):
-    """How Horovod is set up on the workers.
+    """Settings of Horovod on the workers.
 
     Attributes:
-        nics: names of network interfaces, such as ``{"eth0"}``, of which each worker uses the first, in alphabetical
-            order, that it has; None uses the loopback on one machine, and elsewhere the interface of the address at
-            which the other workers reach it.
-        verbose: what Horovod's core logs: 0 errors, 1 warnings, 2 what it does, 3 all. A ``HOROVOD_LOG_LEVEL`` in the
-            workers' environment goes before it.
-        elastic: when a rank is lost, the others stay: they go back to their last commit, and go on with a new process
-            in its place. The train function wants ``hvd.elastic.run``, the driver Horovod, and the run a
-            ``FailureConfig(max_failures=...)``.
-        elastic_timeout_s: in elastic mode, seconds that ``hvd.init()`` may wait for a new process, and one operation of
-            Gloo may take. Where there are more than two ranks, one may wait for another that has noticed a loss first,
-            and notices it itself when its operation has taken so long.
-        timeout_s: seconds that ``hvd.init()`` may wait for the other ranks, and that one operation of Gloo may take.
-        placement_group_timeout_s: taken, and without effect: ``RunConfig(start_timeout_s=...)`` bounds the wait for
+        nics: names of network interfaces, such as ``{"eth0"}``. Each worker uses the first of them that it has, in
+            alphabetical order. With None, workers use the loopback interface on a single machine, and otherwise the
+            interface of the address at which the other workers reach them.
+        verbose: the log level of Horovod's core: 0 for errors, 1 for warnings, 2 for its actions, 3 for everything. A
+            ``HOROVOD_LOG_LEVEL`` in the workers' environment takes precedence.
+        elastic: when a rank is lost, keep the processes of the other ranks. They return to their last commit, and
+            continue with a new process in place of the lost one. This requires ``hvd.elastic.run`` in the train
+            function, Horovod in the driver's environment, and ``FailureConfig(max_failures=...)``.
+        elastic_timeout_s: in elastic mode, the time limit in seconds for ``hvd.init()`` to wait for a new process, and
+            for each operation of Gloo. With more than two ranks, a rank may be waiting for another one that noticed a
+            loss first. It then notices the loss itself only when its operation times out.
+        timeout_s: time limit in seconds for ``hvd.init()`` to wait for the other ranks, and for each operation of Gloo.
+        placement_group_timeout_s: accepted but ignored. ``RunConfig(start_timeout_s=...)`` limits the wait for
             resources.
-        key: taken, and without effect: it is for services of Horovod's launcher, which drivetrain does without.
-        ssh_port: taken, and without effect: drivetrain starts no worker by SSH.
+        key: accepted but ignored. It is for services of Horovod's launcher, which drivetrain does not use.
+        ssh_port: accepted but ignored. drivetrain does not start workers by SSH.
         ssh_identity_file: see ``ssh_port``.
         ssh_str: see ``ssh_port``.
 
     Raises:
-        ConfigurationError: a value is of the wrong type or out of range.
+        ConfigurationError: If a value has the wrong type or is out of range.
 
     Example:
         >>> HorovodConfig(nics={"eth0"}).timeout_s
@@ -75,7 +75,7 @@ class HorovodConfig(BackendConfig):
                 )
 
     def create(self) -> Backend:
-        """The backend that these settings describe."""
+        """Create the backend with these settings."""
         with_torch = "torch" in (find_build() or {})
         return HorovodBackend(
             nics=None if self.nics is None else tuple(sorted(self.nics)),
@@ -84,7 +84,7 @@ class HorovodConfig(BackendConfig):
             timeout_s=math.ceil(self.timeout_s),
             operation_timeout_s=math.ceil(self.elastic_timeout_s if self.elastic else self.timeout_s),
             preload=("horovod.torch",) if with_torch else (),
-            # What can be compiled, such as the first optimizer, imports torch's compiler.
+            # The first use of torch's compiler, such as the first optimizer, imports all of it.
             warmup=("sympy", "drivetrain_horovod._warmup") if with_torch else (),
         )
 

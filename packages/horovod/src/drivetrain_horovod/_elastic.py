@@ -1,4 +1,4 @@
-"""Horovod's rendezvous for workers that come and go, served by the driver, which outlives them."""
+"""Horovod's rendezvous for workers that can be replaced. The server is in the driver, which outlives the workers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["ElasticRendezvous"]
 T = TypeVar("T")
 
 Place = tuple[str, int]
-"""What names a worker to Horovod, whatever its rank: host name and local rank."""
+"""The host name and local rank, by which Horovod identifies a worker independent of its rank."""
 
 
 class _Server:
     """Horovod's rendezvous server, on a thread of the driver.
 
     Args:
-        near: an address that is reached over the interface to serve on.
-        verbose: how much the server logs.
+        near: an address that is reachable over the network interface to serve on.
+        verbose: the level of the server's log.
         coordinator: receives the calls of Horovod's handler.
         on_delete: called with the path of each DELETE request, on the request's thread.
     """
@@ -43,23 +43,23 @@ class _Server:
 
         self._server = RendezvousHTTPServer((_address_towards(near), 0), Handler, verbose)
         self._server.daemon_threads = True
-        self._server.handle_error = lambda request, address: None  # of a worker that was lost
+        self._server.handle_error = lambda request, address: None  # ignore broken connections of lost workers
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="Horovod's rendezvous")
         self.address: str
         self.port: int
         self.address, self.port = self._server.server_address[:2]
 
     def start(self, slots: Sequence[Any]) -> None:
-        """Starts to serve a plan of who is where."""
-        self.plan(slots)
+        """Start the server with the workers' slots."""
+        self.set_slots(slots)
         self._thread.start()
 
-    def plan(self, slots: Sequence[Any]) -> None:
-        """Replaces the plan."""
+    def set_slots(self, slots: Sequence[Any]) -> None:
+        """Replace the slots."""
         self._server.init(list(slots))
 
     def close(self) -> None:
-        """Stops the server."""
+        """Stop the server."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -67,11 +67,11 @@ class _Server:
 
 @dataclass(frozen=True, slots=True)
 class _Rejoin:
-    """A request to give new workers the places of lost ones.
+    """A request to give the places of lost workers to new ones.
 
     Attributes:
-        lost: the places.
-        resolve: called when all workers have found each other.
+        lost: the places of the lost workers.
+        resolve: called once all surviving workers are waiting and the new ranks are set.
     """
 
     lost: frozenset[Place] = frozenset()
@@ -79,19 +79,19 @@ class _Rejoin:
 
 
 class ElasticRendezvous:
-    """Makes workers whose collective failed wait for all others, and then find each other again.
+    """Makes workers whose collective failed wait for all others, and then lets them reconnect.
 
     Args:
-        slots: who is where at first, as Horovod's ``SlotInfo`` has it.
-        near: an address that is reached over the interface to serve on.
-        timeout_s: seconds that a worker may wait for the others.
-        verbose: how much Horovod's server logs.
+        slots: the initial slots, each with the fields of Horovod's ``SlotInfo``.
+        near: an address that is reachable over the network interface to serve on.
+        timeout_s: time limit in seconds for a worker to wait for the others.
+        verbose: the level of the log of Horovod's server.
 
     Attributes:
-        server: Horovod's server; its address and port are what workers connect to.
+        server: Horovod's server. Workers connect to its address and port.
 
     Raises:
-        PluginError: there is no Horovod in the driver's environment.
+        PluginError: If Horovod is not installed in the driver's environment.
     """
 
     def __init__(self, slots: Sequence[tuple[Any, ...]], near: str, timeout_s: float, verbose: int) -> None:
@@ -99,7 +99,8 @@ class ElasticRendezvous:
             from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
         except ModuleNotFoundError as error:
             raise PluginError(
-                f"HorovodConfig(elastic=True): expected Horovod in the driver's environment too, got none. Run {BUILD}"
+                "HorovodConfig(elastic=True) requires Horovod in the driver's environment too, which is not installed. "
+                f"Run: {BUILD}"
             ) from error
 
         self._timeout_s = timeout_s
@@ -114,14 +115,15 @@ class ElasticRendezvous:
         self.server.start(list(self._slots.values()))
 
     def rejoin(self, lost: Sequence[Place], describe: Callable[[Sequence[Any]], T]) -> Future[T]:
-        """Gives new workers the places of lost ones, once all others wait.
+        """Give the places of lost workers to new ones once all other workers are waiting.
 
         Args:
-            lost: their places.
-            describe: makes the result of the slots of the new workers.
+            lost: the places of the lost workers.
+            describe: creates the result from the slots of the new workers.
 
         Returns:
-            What is done then; cancelled if workers were still connecting, which cannot notice that one is lost.
+            A future of this result. It is cancelled if workers were still connecting, because they cannot notice the
+            loss of another worker then.
         """
         future: Future[T] = Future()
         with self._changed:
@@ -136,30 +138,36 @@ class ElasticRendezvous:
         return future
 
     def close(self) -> None:
-        """Stops the server; workers that still wait get no place."""
+        """Stop the server. Workers that are still waiting get no rank."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self.server.close()
 
     def record_ready(self, host: str, local_rank: int) -> None:
-        """For Horovod's handler, on a thread for each request: a worker waits for a rank."""
+        """Wait until this worker has a rank. Called by Horovod's handler, on a separate thread for each request."""
         with self._changed:
             self._waiting.add((host, local_rank))
             self._begin_if_complete()
             self._changed.wait_for(lambda: self._closed or (host, local_rank) not in self._waiting, self._timeout_s)
 
     def get_slot_info(self, host: str, local_rank: int) -> Any:
-        """For Horovod's handler: the worker's rank, or none if the others have not come."""
+        """Return the worker's slot, or an invalid slot if the other workers have not arrived.
+
+        Called by Horovod's handler.
+        """
         with self._changed:
             place = (host, local_rank)
             return self._nowhere if place in self._waiting else self._slots[place]
 
     def register_worker_server(self, host: str, local_rank: int, addresses: object, key: object) -> None:
-        """For Horovod's handler: where a worker could be told of hosts that have come."""
+        """Ignore the address at which the worker could be notified of new hosts. Called by Horovod's handler."""
 
     def _note_connected(self, path: str) -> None:
-        """A worker is through with something; the last of a start, but for process sets, are the cross contexts."""
+        """Note that a worker has finished a step of its start.
+
+        The cross context is the last step of a start, except for process sets.
+        """
         if path.startswith("/cross_") and "process_set" not in path:
             with self._changed:
                 self._connected.add(path)
@@ -168,14 +176,14 @@ class ElasticRendezvous:
         lost = self._pending.lost
         if self._waiting != self._slots.keys() - lost:
             return
-        # Rank 0 hands its state to the others, so it has to be one that stayed.
+        # Rank 0 sends its state to the others, so it must be a surviving worker.
         order = sorted(self._slots, key=lambda place: (place in lost, self._slots[place].rank))
         ranks = {place: self._slots[place].rank for place in order}
         if order and ranks[order[0]] != 0:
             first = next(place for place, rank in ranks.items() if rank == 0)
             ranks[first], ranks[order[0]] = ranks[order[0]], 0
         self._slots = {place: replace(slot, rank=ranks[place]) for place, slot in self._slots.items()}
-        self.server.plan(list(self._slots.values()))
+        self.server.set_slots(list(self._slots.values()))
         self._connected.clear()
         self._waiting.clear()
         pending, self._pending = self._pending, _Rejoin()
@@ -184,7 +192,7 @@ class ElasticRendezvous:
 
 
 def _address_towards(address: str) -> str:
-    """This machine's own address on the way to another, to which nothing is sent."""
+    """Return this machine's address on the route to another one, without sending anything there."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))
         return str(probe.getsockname()[0])

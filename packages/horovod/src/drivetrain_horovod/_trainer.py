@@ -19,21 +19,21 @@ __all__ = ["HorovodTrainer"]
 
 
 class HorovodTrainer(DataParallelTrainer, config=HorovodConfig):
-    """Runs a Horovod train function on every worker; in it, ``hvd.init()`` finds the other ranks.
+    """Run a Horovod train function on every worker. In it, ``hvd.init()`` connects to the other ranks.
 
     Args:
-        train_loop_per_worker: the train function; it takes no argument, or the config.
-        train_loop_config: what to pass to it.
-        horovod_config: how Horovod is set up.
-        scaling_config: how many workers, with what.
-        run_config: where results are kept, how the run is watched, and when it ends.
+        train_loop_per_worker: the train function. It takes no argument, or the config.
+        train_loop_config: the config to pass to the train function.
+        horovod_config: settings of Horovod.
+        scaling_config: the number of workers and their resources.
+        run_config: where results are stored, how the run is monitored, and when it stops.
         datasets: see :class:`~drivetrain.DataParallelTrainer`.
-        dataset_config: which of them are split, and how.
-        metadata: what ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` give back.
-        resume_from_checkpoint: what ``get_checkpoint()`` returns at the start of a new run.
+        dataset_config: which datasets are split among the workers, and how.
+        metadata: values returned by ``get_context().get_metadata()`` and by every checkpoint's ``get_metadata()``.
+        resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run.
 
     Raises:
-        ConfigurationError: an argument is of the wrong type, or the function cannot be called as described.
+        ConfigurationError: If an argument has the wrong type, or the function cannot be called as described.
 
     Example:
         >>> import drivetrain
@@ -51,7 +51,7 @@ class HorovodTrainer(DataParallelTrainer, config=HorovodConfig):
         2
     """
 
-    if TYPE_CHECKING:  # the constructor is that of the base; this declares the name and type of its configuration
+    if TYPE_CHECKING:  # the base class has the constructor; this declares the name and type of its configuration
 
         def __init__(
             self,
