@@ -1,6 +1,7 @@
 """``python -m tests.gpu [--output DIR] [--only NAME]``: runs every check that needs a GPU and writes a report.
 
-It uses the packages of this checkout, in whatever environment it is started. It installs nothing and uses no network.
+It uses the packages of this checkout with the Python environment in which it is started. It installs nothing and uses
+no network.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from tests.gpu import checkout
 
 FAILED, UNUSABLE = 1, 2
-"""The exit codes besides 0: a check failed; the checks cannot run here."""
+"""Exit codes: a check failed; the checks cannot run on this machine."""
 _PROBE_S = 90.0
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -38,9 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing := checkout.missing_requirements():
         names = " ".join(missing)
         return stop(
-            f"expected the dependencies of drivetrain to be importable, got none of this name: {names}. Install them "
-            f"(pip install {names}), or add a directory that contains them to PYTHONPATH (pip install --target DIR "
-            f"{names}, on any machine)"
+            f"drivetrain requires packages that are not installed: {names}. Install them (pip install {names}), or add "
+            f"a directory that contains them to PYTHONPATH (pip install --target DIR {names}, on any machine)"
         )
     with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as temporary:
         paths = checkout.import_paths(Path(temporary, "metadata"))
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.device == "cuda" and not machine["gpus"] and not options.list:
             return stop(
                 f"expected an NVIDIA GPU and a PyTorch built for CUDA, got none: {machine['problem']}. Run it on a "
-                "machine with a GPU; --device cpu tries out the checks themselves"
+                "machine with a GPU, or test the checks themselves with --device cpu"
             )
         checkout.use(paths)
         return run(options, environment, Path(temporary), machine, started, clock)
@@ -63,7 +63,7 @@ def run(
     started: datetime.datetime,
     clock: float,
 ) -> int:
-    # Only now: these import drivetrain.
+    # Imported here because they import drivetrain, which main() has just made importable.
     from tests.gpu import report
     from tests.gpu.check import collect
     from tests.gpu.checks import MODULES
@@ -73,7 +73,7 @@ def run(
     if options.only:
         checks = [check for check in checks if any(fnmatch.fnmatch(check.name, pattern) for pattern in options.only)]
     if not checks:
-        return stop(f"--only: expected a name or pattern of a check, got {', '.join(options.only)}; see --list")
+        return stop(f"--only: expected a name or pattern of a check, got {', '.join(options.only)}. See --list")
     if options.list:
         print("\n".join(f"{check.name:40} {check.title}" for check in checks))
         return 0
@@ -92,7 +92,7 @@ def run(
         detail = "; ".join(f"{name} {value}" for name, value in row.figures.items()) or row.reason.partition("\n")[0]
         print(f"{row.result:8} {row.seconds:6.1f} s  {row.name}  {detail}", flush=True)
 
-    names = ", ".join(gpu["name"] for gpu in machine["gpus"][:gpus]) if on_gpus else "CPU workers in place of GPUs"
+    names = ", ".join(gpu["name"] for gpu in machine["gpus"][:gpus]) if on_gpus else "CPU workers instead of GPUs"
     print(f"{len(checks)} checks on {names}; time limit {options.limit_s:.0f} s", flush=True)
     rows = runner.run_all(checks, show)
     facts = {
@@ -112,27 +112,29 @@ def run(
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.gpu",
-        description="Runs every check that needs a GPU, from this checkout, and writes report.md and report.json.",
+        description="Run every check that needs a GPU, from this checkout, and write report.md and report.json.",
         epilog="Exit codes: 0 no check failed, 1 a check failed or was not run, 2 the checks cannot run here.",
     )
-    parser.add_argument("--output", type=Path, metavar="DIR", help="where the report goes (a temporary directory)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="directory of the report (a temporary directory)")
     parser.add_argument("--only", action="append", metavar="NAME", help="a check, or a pattern such as 'sharded.*'")
     parser.add_argument("--list", action="store_true", help="print the names of the checks and run none")
-    parser.add_argument("--limit-s", type=float, default=510, metavar="S", help="seconds for all checks (%(default)s)")
-    parser.add_argument("--jobs", type=int, metavar="N", help="checks at a time (one per four CPUs, at most 4)")
-    parser.add_argument("--gpus", type=int, metavar="N", help="how many GPUs to use (all, at most 8)")
+    parser.add_argument(
+        "--limit-s", type=float, default=510, metavar="S", help="time limit of all checks in seconds (%(default)s)"
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="concurrent checks (one per four CPUs, at most 4)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs to use (all, at most 8)")
     parser.add_argument(
         "--device",
         choices=("cuda", "cpu"),
         default="cuda",
-        help="cpu: try out the checks on CPU workers, --gpus of them in place of GPUs",
+        help="cpu: test the checks themselves with CPU workers, as many as --gpus",
     )
-    parser.add_argument("--module", action="append", help="a module with checks, in place of those in tests/gpu/checks")
+    parser.add_argument("--module", action="append", help="a module with checks, instead of those in tests/gpu/checks")
     return parser.parse_args(arguments)
 
 
 def probe(device: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What ``tests.gpu.machine`` prints; without GPUs if it hangs or crashes."""
+    """Return the output of ``tests.gpu.machine``, or a description without GPUs if it hangs or crashes."""
     command = [sys.executable, "-m", "tests.gpu.machine", device]
     try:
         finished = subprocess.run(
@@ -147,7 +149,7 @@ def probe(device: str, environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of this checkout, marked if files were changed; unknown without git."""
+    """Return the commit of this checkout, marked if files have changed, or "unknown" without git."""
     command = ["git", "-C", str(checkout.ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
@@ -163,6 +165,6 @@ def stop(message: str) -> int:
 if __name__ == "__main__":
     if sys.platform != "linux":
         sys.exit("tests.gpu: expected Linux")
-    # So that nothing is left running: the checks are processes in sessions of their own.
+    # The checks run in separate sessions. Exit normally on SIGTERM, so that they are terminated too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(main())

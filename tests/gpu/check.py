@@ -1,4 +1,4 @@
-"""What a check is, and what it is given."""
+"""The definition of a check, and the object that is passed to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Figures = dict[str, Any]
 
 
 class Skip(Exception):
-    """Raised by a check that cannot run here; the message is the reason."""
+    """Raised by a check that cannot run on this machine. The message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +24,12 @@ class Check:
     """One row of the report.
 
     Attributes:
-        module: of the function.
-        function: takes a :class:`Run` and returns figures for the report, or None; it raises what is wrong.
-        packages: the import names of what it needs besides PyTorch.
-        gpus: how many GPUs it needs.
-        on_cpu: whether ``--device cpu`` can run it, in order to try out the check itself.
-        alone: whether no other check may run at the same time, because it measures.
+        module: the module of the function.
+        function: takes a :class:`Run` and returns figures for the report, or None. It raises an exception on a failure.
+        packages: the import names of the packages that it needs in addition to PyTorch.
+        gpus: the number of GPUs that it needs.
+        on_cpu: True if ``--device cpu`` can run it, to test the check itself.
+        alone: True if no other check may run at the same time, because it measures performance.
         limit_s: seconds after which it is killed and counts as failed.
     """
 
@@ -51,7 +51,7 @@ class Check:
 
 
 def check(**options: Any) -> Callable[[Callable[[Run], Figures | None]], Check]:
-    """Declares the function that it decorates as a check; the options are attributes of :class:`Check`."""
+    """Declare the decorated function as a check. The options are attributes of :class:`Check`."""
 
     def declare(function: Callable[[Run], Figures | None]) -> Check:
         return Check(module=function.__module__, function=function, **options)
@@ -60,19 +60,19 @@ def check(**options: Any) -> Callable[[Callable[[Run], Figures | None]], Check]:
 
 
 def collect(modules: Iterable[str]) -> list[Check]:
-    """The checks of these modules, in the order in which they are written there."""
+    """Return the checks of these modules, in the order of their definitions."""
     values = (value for name in modules for value in vars(importlib.import_module(name)).values())
     return [value for value in values if isinstance(value, Check)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a check may use.
+    """The resources of a check.
 
     Attributes:
         device: ``"cuda"`` or ``"cpu"``.
-        gpus: how many GPUs there are; with the device ``"cpu"``, how many workers take their place.
-        directory: an empty directory of this check's own.
+        gpus: the number of GPUs; with the device ``"cpu"``, the number of CPU workers that replace them.
+        directory: an empty directory for this check alone.
     """
 
     device: str
@@ -81,11 +81,11 @@ class Run:
 
     @property
     def collectives(self) -> str:
-        """The backend of a process group on this device."""
+        """Return the default backend of a process group on this device."""
         return "nccl" if self.device == "cuda" else "gloo"
 
     def workers(self, limit: int = 2) -> int:
-        """As many workers as GPUs, up to a limit."""
+        """Return the number of GPUs, but at most the limit."""
         return min(self.gpus, limit)
 
     def scaling(self, workers: int, *, gpus_per_worker: float = 1, runtime: str = "local") -> ScalingConfig:
@@ -106,13 +106,13 @@ class Run:
         trainer: type[TorchTrainer] = TorchTrainer,
         **options: Any,
     ) -> Result:
-        """Runs a train function on workers with GPUs, or on CPU workers with the device ``"cpu"``."""
-        given = {} if config is None else {"train_loop_config": config}
+        """Run a train function on workers with GPUs, or on CPU workers with the device ``"cpu"``."""
+        config_argument = {} if config is None else {"train_loop_config": config}
         return trainer(
             function,
             scaling_config=self.scaling(workers, gpus_per_worker=gpus_per_worker, runtime=runtime),
             run_config=self.run_config(max_failures=max_failures),
-            **given,
+            **config_argument,
             **options,
         ).fit()
 
@@ -126,21 +126,21 @@ class Run:
 
 
 def equal(name: str, got: object, expected: object) -> None:
-    """Raises an AssertionError that names both values if they differ."""
+    """Raise an AssertionError with both values if they differ."""
     if got != expected:
         raise AssertionError(f"{name}: expected {expected!r}, got {got!r}")
 
 
 def decreases(name: str, values: list[float]) -> None:
-    """Raises an AssertionError unless the last value is below nine tenths of the first."""
+    """Raise an AssertionError unless the last value is less than 90 % of the first one."""
     if not values[-1] < 0.9 * values[0]:
-        raise AssertionError(f"{name}: expected it to decrease by a tenth or more, got {values}")
+        raise AssertionError(f"{name}: expected a decrease by at least 10 %, got {values}")
 
 
 def difference(got: list[float], expected: list[float], limit: float) -> float:
-    """The largest difference of two losses after a resumption; raises an AssertionError if it exceeds the limit."""
+    """Return the largest difference of the losses after resuming; raise an AssertionError if it exceeds the limit."""
     equal("number of losses after the checkpoint", len(got), len(expected))
-    largest = max(abs(mine - other) for mine, other in zip(got, expected, strict=True))
+    largest = max(abs(actual - reference) for actual, reference in zip(got, expected, strict=True))
     if not largest <= limit:
-        raise AssertionError(f"losses after the checkpoint: expected {expected} to {limit}, got {got}")
+        raise AssertionError(f"losses after the checkpoint: expected {expected} within {limit}, got {got}")
     return largest

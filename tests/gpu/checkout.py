@@ -15,25 +15,25 @@ ROOT = Path(__file__).parents[2]
 
 
 def sources() -> list[Path]:
-    """The directories that hold the import packages."""
+    """Return the directories that contain the import packages."""
     return sorted(ROOT.glob("packages/*/src"))
 
 
 def missing_requirements() -> list[str]:
-    """The dependencies of the core that this environment lacks. Their import names are those of the distributions."""
+    """Return the missing dependencies of the core. Their import names are also the names of the distributions."""
     requirements = _project(ROOT / "packages" / "core")["dependencies"]
     names = [re.match(r"[\w-]+", requirement)[0] for requirement in requirements]
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
 def import_paths(metadata: Path) -> list[str]:
-    """What ``PYTHONPATH`` has to begin with; writes the packages' entry points below the directory ``metadata``."""
+    """Write the packages' entry points to the directory ``metadata``; return the first entries for ``PYTHONPATH``."""
     write_metadata(metadata)
     return [*map(str, sources()), str(ROOT), str(metadata)]
 
 
 def write_metadata(directory: Path) -> None:
-    """Writes what an installation of each package would declare: its name, version, requirements and entry points."""
+    """Write the metadata of an installation of each package: its name, version, requirements and entry points."""
     for package in sorted(path.parent for path in sources()):
         project = _project(package)
         info = directory / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
@@ -45,13 +45,13 @@ def write_metadata(directory: Path) -> None:
 
 
 def environment(paths: list[str]) -> dict[str, str]:
-    """The variables of a process that uses this checkout; worker processes inherit them."""
+    """Return the variables of a process that uses this checkout. Worker processes inherit them."""
     inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     return {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, *inherited])}
 
 
 def use(paths: list[str]) -> None:
-    """Makes the packages importable in this process as well."""
+    """Make the packages importable in this process as well."""
     sys.path[:0] = paths
 
 

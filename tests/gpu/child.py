@@ -1,6 +1,6 @@
 """Runs one check: ``python -m tests.gpu.child MODULE FUNCTION --device D --gpus N --directory DIR``.
 
-The result goes to ``result.json`` in the directory, the output of the check and its traceback to standard output.
+It writes the result to ``result.json`` in the directory, and prints the output of the check and its traceback.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tests.gpu.check import Check, Run, Skip
 
 
 def main() -> None:
-    faulthandler.enable()  # for the signal that comes when the time is over
+    faulthandler.enable()  # for the signal sent when the time limit is reached
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     parser = argparse.ArgumentParser()
     parser.add_argument("module")
@@ -28,14 +28,14 @@ def main() -> None:
     options = parser.parse_args()
     check: Check = getattr(importlib.import_module(options.module), options.function)
     result = run(check, Run(device=options.device, gpus=options.gpus, directory=options.directory))
-    written = options.directory / "result.json.part"
-    written.write_text(json.dumps(result))
-    os.replace(written, options.directory / "result.json")
+    draft = options.directory / "result.json.part"
+    draft.write_text(json.dumps(result))
+    os.replace(draft, options.directory / "result.json")
 
 
-def run(check: Check, given: Run) -> dict[str, Any]:
+def run(check: Check, argument: Run) -> dict[str, Any]:
     try:
-        return {"result": "passed", "figures": check.function(given) or {}}
+        return {"result": "passed", "figures": check.function(argument) or {}}
     except Skip as skip:
         return {"result": "skipped", "reason": str(skip)}
     except Exception as error:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 WARMUP = 20
 SIZES = {
-    # An encoder of 19 million parameters: the GPU is the limit.
+    # An encoder with 19 million parameters, limited by the speed of the GPU.
     "cuda": {"encoder": {"width": 512, "layers": 6, "batch": 64, "length": 128, "steps": 200}},
     "cpu": {"encoder": {"width": 32, "layers": 1, "batch": 4, "length": 16, "steps": 40}},
 }
@@ -26,14 +26,14 @@ PERCEPTRON_STEPS = {"cuda": 1000, "cpu": 100}
 
 
 def measure(device: torch.device, report: Callable[[dict[str, float]], None]) -> dict[str, float]:
-    """Steps per second of two models, and the memory of the first one; calls ``report`` in every step."""
+    """Return the steps per second of two models, and the memory of the first one. Call ``report`` in every step."""
     size = SIZES[device.type]["encoder"]
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(
         size["width"], nhead=8, dim_feedforward=4 * size["width"], dropout=0.0, batch_first=True
     )
     encoder = torch.nn.TransformerEncoder(layer, size["layers"], enable_nested_tensor=False)
-    # Of small products, a perceptron is limited by the launching of kernels, and so by what a step costs the host.
+    # A small perceptron is limited by the launching of kernels, so it measures the overhead of a step on the host.
     perceptron = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
     figures = {
         "encoder steps/s": steps_per_second(
@@ -44,7 +44,7 @@ def measure(device: torch.device, report: Callable[[dict[str, float]], None]) ->
         free, total = torch.cuda.mem_get_info(device)
         figures["peak allocated MiB"] = torch.cuda.max_memory_allocated(device) / 2**20
         figures["peak reserved MiB"] = torch.cuda.max_memory_reserved(device) / 2**20
-        figures["in use on the GPU MiB"] = (total - free) / 2**20  # of all processes, with their CUDA contexts
+        figures["in use on the GPU MiB"] = (total - free) / 2**20  # by all processes, including their CUDA contexts
     steps = PERCEPTRON_STEPS[device.type]
     figures["perceptron steps/s"] = steps_per_second(perceptron, torch.rand(32, 64), steps, device, report)
     return figures
@@ -79,7 +79,7 @@ def steps_per_second(
 
 
 def train_func(config: dict[str, Any]) -> dict[str, float]:
-    """The train function of drivetrain's side, with a report in every step."""
+    """Measure with drivetrain, with a report in every step."""
     import drivetrain
     from drivetrain_torch import get_device
 
@@ -94,7 +94,7 @@ def run_drivetrain(options: argparse.Namespace) -> dict[str, float]:
 
 
 def run_torchrun(options: argparse.Namespace) -> dict[str, float]:
-    """This process's part of torchrun's side, without reports."""
+    """Measure in a process of torchrun, without reports."""
     device = torch.device("cpu")
     if options.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

@@ -1,6 +1,6 @@
 """Describes this machine as a line of JSON: ``python -m tests.gpu.machine DEVICE``.
 
-It is a process of its own, because the initialisation of CUDA may hang or crash.
+It runs in a separate process, because the initialization of CUDA may hang or crash.
 """
 
 import importlib.metadata
@@ -17,7 +17,7 @@ PACKAGES = (
 
 
 def describe(device: str) -> dict[str, Any]:
-    """The facts for the report; of GPUs only if they are to be used."""
+    """Return a description of the machine for the report. It includes the GPUs only if the device is ``"cuda"``."""
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -48,7 +48,7 @@ def _describe_gpus() -> dict[str, Any]:
         {"name": gpu.name, "memory_mib": gpu.total_memory >> 20, "compute_capability": f"{gpu.major}.{gpu.minor}"}
         for gpu in properties
     ]
-    torch.ones(1, device="cuda").add_(1).cpu()  # raises where the build has no code for this GPU
+    torch.ones(1, device="cuda").add_(1).cpu()  # raises an error if the build has no code for this GPU
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None
     return {"gpus": gpus, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "nccl": nccl}
 

@@ -13,7 +13,7 @@ from tests.gpu.runner import Row
 
 
 def failed(rows: Sequence[Row]) -> bool:
-    """Whether the command fails: a check failed, or there was no time to run it, or none passed."""
+    """Return True if the command fails: a check failed, a check was not run for lack of time, or no check passed."""
     results = {row.result for row in rows}
     return bool(results & {"failed", "not run"}) or "passed" not in results
 
@@ -24,11 +24,11 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def write(directory: Path, facts: Mapping[str, Any], rows: Sequence[Row]) -> list[Path]:
-    """Writes ``report.md`` and ``report.json``, and returns their paths.
+    """Write ``report.md`` and ``report.json``, and return their paths.
 
     Args:
-        directory: is created if it is missing.
-        facts: when, how long, on which device, commit and machine.
+        directory: the directory for the files. It is created if it does not exist.
+        facts: the start time, duration, device, commit and machine.
         rows: the results.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def markdown(facts: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[str]:
     yield from ("# GPU checks", "")
     yield f"{summary(rows)}, in {facts['seconds']:.0f} s; started {facts['started']}, commit {facts['commit']}."
     if facts["device"] == "cpu":
-        yield from ("", "**Run with `--device cpu`: this tries out the checks and says nothing about GPUs.**")
+        yield from ("", "**Run with `--device cpu`: this tests the checks themselves and says nothing about GPUs.**")
     yield ""
     for gpu in machine["gpus"]:
         yield f"- {gpu['name']}, {gpu['memory_mib']} MiB, compute capability {gpu['compute_capability']}"

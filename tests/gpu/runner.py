@@ -1,4 +1,4 @@
-"""Runs each check in a process of its own, with a deadline, and kills what a check leaves running."""
+"""Runs each check in a separate process with a deadline, and kills processes that a check leaves running."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any
 from tests.gpu.check import Check
 
 MINIMUM_S = 5.0
-"""A check that would have less time than this is not started."""
+"""A check is not started if it would have less time than this."""
 _EXIT_WAIT_S = 5.0
 _DUMP_WAIT_S = 3.0
 _LOG_LINES = 80
@@ -34,8 +34,8 @@ class Row:
 
     Attributes:
         result: ``"passed"``, ``"failed"``, ``"skipped"``, or ``"not run"`` if there was no time left.
-        reason: why, unless it passed.
-        log: the end of its output, if it failed.
+        reason: the reason of the result, unless it passed.
+        log: the end of its output if it failed.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Runner:
 
     Attributes:
         device: ``"cuda"`` or ``"cpu"``.
-        gpus: how many GPUs there are.
-        environment: of the check processes.
-        directory: for their files.
+        gpus: the number of GPUs.
+        environment: the environment variables of the check processes.
+        directory: the directory for their files.
         deadline: the value of ``time.monotonic()`` by which all of them must have ended.
-        jobs: how many run at a time.
+        jobs: the maximum number of checks that run at the same time.
     """
 
     device: str
@@ -68,11 +68,11 @@ class Runner:
     jobs: int = 1
 
     def run_all(self, checks: Sequence[Check], done: Callable[[Row], None]) -> list[Row]:
-        """Runs those that measure first, one by one, then the others; returns the rows in the order of the checks.
+        """Run the checks that must run alone one by one, then the others; return the rows in the order of the checks.
 
         Args:
-            checks: what to run.
-            done: is called with each row, as soon as it is known.
+            checks: the checks to run.
+            done: called with each row as soon as its check has ended.
         """
         rows: dict[str, Row] = {}
 
@@ -96,7 +96,7 @@ class Runner:
         return [rows[check.name] for check in checks]
 
     def run(self, check: Check) -> Row:
-        """Runs one check to its end or to its deadline."""
+        """Run one check until it ends or reaches its deadline."""
         if reason := self._obstacle(check):
             return Row(name=check.name, title=check.title, result="skipped", reason=reason)
         limit_s = min(check.limit_s, self.deadline - time.monotonic())
@@ -119,20 +119,20 @@ class Runner:
                 code = process.wait(limit_s)
             except subprocess.TimeoutExpired:
                 code = None
-                process.send_signal(signal.SIGABRT)  # has it write the stacks of its threads to the log
+                process.send_signal(signal.SIGABRT)  # makes it write the stacks of its threads to the log
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_DUMP_WAIT_S)
         seconds = time.monotonic() - started
-        left = _end_marked(mark, 0.0 if code is None else _EXIT_WAIT_S)
+        remaining = _end_marked(mark, 0.0 if code is None else _EXIT_WAIT_S)
         row = Row(name=check.name, title=check.title, seconds=round(seconds, 1), **_outcome(directory))
         if code is None:
             row.result, row.reason = "failed", f"expected it to end within {limit_s:.0f} s; it was killed"
         elif code:
             row.reason = "; ".join(filter(None, [row.reason, f"expected exit code 0, got {_code(code)}"]))
             row.result = "failed"
-        elif left and row.result != "failed":
+        elif remaining and row.result != "failed":
             row.result = "failed"
-            row.reason = f"expected no process after its end, got {left} still running {_EXIT_WAIT_S:.0f} s later"
+            row.reason = f"expected no process after its end, got {remaining} still running {_EXIT_WAIT_S:.0f} s later"
         if row.result == "failed":
             row.log = _tail(directory / "log")
         shutil.rmtree(directory, ignore_errors=True)
@@ -148,13 +148,13 @@ class Runner:
         return ""
 
     def _mark(self, name: str = "") -> str:
-        """What the environment of a check's processes contains; without a name, the beginning of every check's."""
+        """Return the marker in the environment of a check's processes; without a name, the prefix of all markers."""
         return f"{self.directory}:{name};" if name else f"{self.directory}:"
 
 
 @contextlib.contextmanager
 def _process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a session of its own, which does not outlive the ``with`` block."""
+    """Start a process in a new session, and kill it at the end of the ``with`` block."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **options)
     try:
         yield process
@@ -180,28 +180,28 @@ def _tail(file: Path) -> str:
 
 
 def _end_marked(mark: str, wait_s: float) -> int:
-    """Waits for the processes that inherited a mark, kills the rest, and returns the number of those."""
+    """Wait for the processes that inherited a marker, kill the remaining ones, and return their number."""
     deadline = time.monotonic() + wait_s
     for pid in _marked(mark):
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(pid)
             select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
             os.close(descriptor)
-    left = _marked(mark)
-    for pid in left:
+    remaining = _marked(mark)
+    for pid in remaining:
         _kill(pid)
-    return len(left)
+    return len(remaining)
 
 
 def _marked(mark: str) -> list[int]:
-    """The running processes whose environment has a mark that begins so."""
-    found = []
+    """Return the running processes whose environment has a marker with this prefix."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 if f"{_MARK}={mark}".encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 def _kill(pid: int) -> None:

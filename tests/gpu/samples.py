@@ -10,7 +10,7 @@ from tests.gpu.check import Figures, Run, Skip, check, equal
 from tests.support import tell
 
 SAMPLE_PIPE = "SAMPLE_PIPE"
-"""The variable with the path of a :class:`~tests.support.Pipe`, for the process id of what ``hangs`` has started."""
+"""The variable with the path of a :class:`~tests.support.Pipe` that receives the id of the process of ``hangs``."""
 WAITS = "import signal; signal.pause()"
 
 
@@ -22,21 +22,21 @@ def report_position() -> int:
 
 @check()
 def trains(run: Run) -> Figures:
-    """Trains on the workers that take the place of GPUs"""
+    """Trains on CPU workers that replace GPUs"""
     equal("world size", run.fit(report_position, workers=run.workers()).return_value, 2)
     return {"workers": 2}
 
 
 @check()
 def fails(run: Run) -> None:
-    """Raises"""
+    """Raises an exception"""
     print("printed before the failure", flush=True)
     raise ValueError("expected 1, got 2\nmore | on another line")
 
 
 @check(limit_s=12)
 def hangs(run: Run) -> None:
-    """Waits forever, and so does a process that it has started in a session of its own"""
+    """Waits forever, together with a process that it has started in a separate session"""
     process = subprocess.Popen([sys.executable, "-c", WAITS], start_new_session=True)
     if path := os.environ.get(SAMPLE_PIPE):
         tell(path, process.pid)
@@ -51,13 +51,13 @@ def crashes(run: Run) -> None:
 
 @check()
 def leaves_a_process(run: Run) -> None:
-    """Returns, while a process that it has started keeps running"""
+    """Returns while a process that it has started keeps running"""
     subprocess.Popen([sys.executable, "-c", WAITS], start_new_session=True)
 
 
 @check(packages=("json", "no_such_package"))
 def needs_a_package(run: Run) -> None:
-    """Needs a package that nobody has"""
+    """Needs a package that does not exist"""
 
 
 @check(gpus=64)
@@ -67,10 +67,10 @@ def needs_more_gpus(run: Run) -> None:
 
 @check(on_cpu=False)
 def needs_a_gpu(run: Run) -> None:
-    """Cannot be tried out on the CPU"""
+    """Cannot run on the CPU"""
 
 
 @check(alone=True)
 def skips_itself(run: Run) -> None:
-    """Finds out by itself that it cannot run"""
+    """Detects itself that it cannot run"""
     raise Skip("built without support")

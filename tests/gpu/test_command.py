@@ -1,4 +1,4 @@
-"""``python -m tests.gpu`` itself, tried out on the CPU with checks of known results."""
+"""``python -m tests.gpu`` itself, tested on the CPU with checks whose results are known."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="GPUs are suppor
 
 
 def run(*arguments: str, options: tuple[str, ...] = (), deadline_s: float = 110) -> subprocess.CompletedProcess[str]:
-    """Runs the command where no GPU is visible."""
+    """Run the command without a visible GPU."""
     return subprocess.run(
         [sys.executable, *options, "-m", "tests.gpu", *arguments],
         cwd=ROOT,
@@ -37,23 +37,23 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def waiting_pids() -> set[int]:
-    """The processes that sample checks have started."""
-    found = set()
+    """Return the processes that sample checks have started."""
+    pids = set()
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdecimal() and WAITS.encode() in (entry / "cmdline").read_bytes():
-                found.add(int(entry.name))
-    return found
+                pids.add(int(entry.name))
+    return pids
 
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The report of the sample checks, with what the command printed and the exit code."""
+    """The report of the sample checks, with the output and the exit code of the command."""
     output, before = tmp_path_factory.mktemp("report"), waiting_pids()
     finished = run("--device", "cpu", "--module", "tests.gpu.samples", "--output", str(output), "--jobs", "2")
     text = (output / "report.md").read_text()
-    left = waiting_pids() - before
-    return {"code": finished.returncode, "printed": finished.stdout, "markdown": text, "left": left, **read(output)}
+    outcome = {"code": finished.returncode, "printed": finished.stdout, "remaining": waiting_pids() - before}
+    return {**outcome, "markdown": text, **read(output)}
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def rows(samples: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"].removeprefix("samples."): row for row in samples["checks"]}
 
 
-def test_each_check_has_its_own_result_whatever_the_others_do(samples: dict[str, Any], rows: dict[str, Any]) -> None:
+def test_result_of_each_check_is_independent_of_the_others(samples: dict[str, Any], rows: dict[str, Any]) -> None:
     assert {name: row["result"] for name, row in rows.items()} == {
         "trains": "passed",
         **dict.fromkeys(("fails", "hangs", "crashes", "leaves_a_process"), "failed"),
@@ -97,17 +97,17 @@ def test_report_contains_the_output_of_failures_figures_and_versions(
 ) -> None:
     assert "printed before the failure" in rows["fails"]["log"]
     assert 'raise ValueError("expected 1, got 2' in samples["markdown"]
-    assert "threading.py" in rows["hangs"]["log"], "the stack of the check that hangs"
+    assert "threading.py" in rows["hangs"]["log"], "the log has the stack of the hanging check"
     assert rows["trains"]["figures"] == {"workers": 2}
     assert "| passed |" in samples["markdown"]
     assert samples["machine"]["packages"]["cloudpickle"] in samples["markdown"]
 
 
-def test_nothing_that_a_check_started_is_left(samples: dict[str, Any]) -> None:
-    assert not samples["left"]
+def test_processes_started_by_checks_are_terminated(samples: dict[str, Any]) -> None:
+    assert not samples["remaining"]
 
 
-def test_sigterm_ends_the_command_and_its_checks(tmp_path: Path) -> None:
+def test_sigterm_terminates_the_command_and_its_checks(tmp_path: Path) -> None:
     before = waiting_pids()
     command = [sys.executable, "-m", "tests.gpu", "--device", "cpu", "--module", "tests.gpu.samples"]
     with (
@@ -121,7 +121,7 @@ def test_sigterm_ends_the_command_and_its_checks(tmp_path: Path) -> None:
     ):
         (pid,) = pipe.receive_pids(1)
         deadline = time.monotonic() + DEADLINE_S
-        while pid not in waiting_pids() - before:  # it reports its id before its command line is visible
+        while pid not in waiting_pids() - before:  # its id arrives before its command line is visible
             assert time.monotonic() < deadline
         process.terminate()
         assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
@@ -142,7 +142,7 @@ def test_exit_code_is_0_only_if_a_check_passed_and_none_failed(
     assert finished.returncode == code
 
 
-def test_machine_without_a_gpu_is_refused_with_what_was_expected() -> None:
+def test_machine_without_a_gpu_is_refused() -> None:
     finished = run()
     assert finished.returncode == 2
     assert "expected an NVIDIA GPU and a PyTorch built for CUDA, got none: PyTorch" in finished.stderr
@@ -153,7 +153,7 @@ def test_machine_without_a_gpu_is_refused_with_what_was_expected() -> None:
 def test_missing_dependencies_are_named() -> None:
     finished = run("--device", "cpu", options=("-S",))  # without site-packages
     assert finished.returncode == 2
-    assert "got none of this name: cloudpickle fsspec tblib" in finished.stderr
+    assert "requires packages that are not installed: cloudpickle fsspec tblib. Install them" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 

@@ -1,4 +1,4 @@
-"""A small network and made data, which most checks train. Imports torch, so only functions of checks import it."""
+"""A small network and synthetic data, used by most checks. It imports torch, so checks import it only in functions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ FEATURES, CLASSES = 64, 10
 
 
 def make_data(count: int = 512) -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples that a linear function separates, on the CPU; the same in every process."""
+    """Return linearly separable samples on the CPU, the same in every process."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(count, FEATURES, generator=generator)
     teacher = torch.randn(FEATURES, CLASSES, generator=generator)
@@ -28,7 +28,7 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def own_part(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's part of the data, on a device."""
+    """Return this rank's part of the data, on a device."""
     features, labels = make_data()
     part = slice(dist.get_rank(), None, dist.get_world_size())
     return features[part].to(device), labels[part].to(device)
@@ -41,7 +41,7 @@ def train_steps(
     steps: int,
     forward: Callable[..., Any] | None = None,
 ) -> list[float]:
-    """The losses of so many steps on one batch."""
+    """Train for a number of steps on one batch; return the losses."""
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -53,7 +53,7 @@ def train_steps(
 
 
 def gather(value: Any) -> list[Any]:
-    """Every rank's value, by rank; called on every rank."""
+    """Return the values of all ranks in the order of the ranks. Every rank must call it."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

@@ -1,4 +1,4 @@
-"""The core alone in an empty environment: light to import, and enough to train on one machine."""
+"""The core alone in an empty environment: its import is light, and it is sufficient to train on one machine."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ HEAVY = {"torch", "ray", "pandas", "pyarrow", "numpy"}
 
 
 def loaded_modules(statement: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has after `statement`."""
+    """Return the top-level modules that a fresh interpreter has loaded after `statement`."""
     code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
     run = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
     return set(run.stdout.split())
@@ -48,7 +48,7 @@ def check_two_workers_report(storage_path: str) -> None:
     assert (result.metrics["step"], result.metrics["rank"]) == (2, 0), result.metrics
 
 
-def check_tracker_that_is_not_installed_says_what_to_install(storage_path: str) -> None:
+def check_missing_tracker_is_reported_with_the_command_to_install_it(storage_path: str) -> None:
     from drivetrain import DataParallelTrainer, PluginNotFoundError, RunConfig, ScalingConfig
 
     trainer = DataParallelTrainer(
@@ -59,16 +59,16 @@ def check_tracker_that_is_not_installed_says_what_to_install(storage_path: str) 
     )
     try:
         trainer.fit()
-        said = "nothing, and trained"
+        message = "no error"
     except PluginNotFoundError as error:
-        said = str(error)
-    assert 'pip install "drivetrain[tensorboard]"' in said, said
+        message = str(error)
+    assert 'pip install "drivetrain[tensorboard]"' in message, message
 
 
-def check_what_is_not_installed_says_what_to_install(storage_path: str) -> None:
+def check_missing_packages_are_reported_with_the_command_to_install_them(storage_path: str) -> None:
     from drivetrain import DataParallelTrainer, DrivetrainError, RunConfig, ScalingConfig
 
-    def message(trainer: DataParallelTrainer) -> str:
+    def message_of(trainer: DataParallelTrainer) -> str:
         try:
             trainer.fit()
         except DrivetrainError as error:
@@ -77,27 +77,27 @@ def check_what_is_not_installed_says_what_to_install(storage_path: str) -> None:
 
     run = RunConfig(storage_path=storage_path, verbose=0)
     on_ray = DataParallelTrainer(train_func, scaling_config=ScalingConfig(runtime="ray"), run_config=run)
-    assert 'pip install "drivetrain[ray]"' in message(on_ray), message(on_ray)
+    assert 'pip install "drivetrain[ray]"' in message_of(on_ray), message_of(on_ray)
     os.environ["RAY_ADDRESS"] = "127.0.0.1:6379"
-    unnamed = DataParallelTrainer(train_func, scaling_config=ScalingConfig(num_workers=2), run_config=run)
-    assert 'pip install "drivetrain[ray]"' in message(unnamed), message(unnamed)
+    by_default = DataParallelTrainer(train_func, scaling_config=ScalingConfig(num_workers=2), run_config=run)
+    assert 'pip install "drivetrain[ray]"' in message_of(by_default), message_of(by_default)
     del os.environ["RAY_ADDRESS"]
     try:
         on_ray.as_trainable()
-        said = "no error"
+        message = "no error"
     except DrivetrainError as error:
-        said = str(error)
-    assert 'pip install "drivetrain[ray-tune]"' in said, said
+        message = str(error)
+    assert 'pip install "drivetrain[ray-tune]"' in message, message
     for name in ("torch", "torch_xla", "tensorflow", "xgboost", "lightgbm", "horovod"):
         try:
             DataParallelTrainer(train_func, backend_config=name)
-            said = "no error"
+            message = "no error"
         except DrivetrainError as error:
-            said = str(error)
-        assert f'pip install "drivetrain[{name.partition("_")[0]}]"' in said, said
+            message = str(error)
+        assert f'pip install "drivetrain[{name.partition("_")[0]}]"' in message, message
 
 
-def check_dataset_says_what_to_install(storage_path: str) -> None:
+def check_missing_data_package_is_reported_with_the_command_to_install_it(storage_path: str) -> None:
     from drivetrain import DataParallelTrainer, PluginNotFoundError, RunConfig, ScalingConfig
 
     trainer = DataParallelTrainer(
@@ -114,8 +114,8 @@ def check_dataset_says_what_to_install(storage_path: str) -> None:
     assert 'pip install "drivetrain[data]"' in message, message
 
 
-def check_storages_that_need_nothing_else_work(storage_path: str) -> None:
-    """Local paths by URI, and fsspec's own; others say what to install."""
+def check_storage_works_without_other_packages(storage_path: str) -> None:
+    """Use storage by a file URI and in fsspec's memory. Other storage reports what to install."""
     from drivetrain import ConfigurationError, DataParallelTrainer, Result, RunConfig, ScalingConfig
 
     for uri in (f"file://{storage_path}/by-uri", "memory://runs"):
@@ -130,10 +130,10 @@ def check_storages_that_need_nothing_else_work(storage_path: str) -> None:
     try:
         Result.from_path("s3://bucket/run")
     except ConfigurationError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = ""
-    assert "pip install pyarrow" in said, said
+        message = "no error"
+    assert "pip install pyarrow" in message, message
     assert not loaded_modules("import drivetrain; drivetrain.Checkpoint('/tmp')") & (HEAVY | {"fsspec"})
 
 
@@ -146,8 +146,8 @@ if __name__ == "__main__":
     check_import_is_light()
     with tempfile.TemporaryDirectory() as directory:
         check_two_workers_report(directory)
-        check_tracker_that_is_not_installed_says_what_to_install(directory)
-        check_what_is_not_installed_says_what_to_install(directory)
-        check_dataset_says_what_to_install(directory)
-        check_storages_that_need_nothing_else_work(directory)
+        check_missing_tracker_is_reported_with_the_command_to_install_it(directory)
+        check_missing_packages_are_reported_with_the_command_to_install_them(directory)
+        check_missing_data_package_is_reported_with_the_command_to_install_it(directory)
+        check_storage_works_without_other_packages(directory)
     print("ok: drivetrain alone")

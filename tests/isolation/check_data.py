@@ -1,4 +1,4 @@
-"""`drivetrain[data]` in an empty environment: two processes read their parts of a file."""
+"""`drivetrain[data]` in an empty environment: two processes each read their part of a file."""
 
 import tempfile
 from pathlib import Path
@@ -8,7 +8,7 @@ from check_core import check_dependencies_are_complete, check_import_is_light, l
 ROWS = 101
 
 
-def check_provider_imports_no_library() -> None:
+def check_provider_does_not_import_a_library() -> None:
     statement = (
         "from drivetrain.plugin import required_runtime; required_runtime({'train': 'rows.csv', 'other': object()})"
     )
@@ -42,7 +42,7 @@ def check_two_workers_read_a_file(storage_path: str) -> None:
 if __name__ == "__main__":
     check_dependencies_are_complete()
     check_import_is_light()
-    check_provider_imports_no_library()
+    check_provider_does_not_import_a_library()
     with tempfile.TemporaryDirectory() as directory:
         check_two_workers_read_a_file(directory)
     print("ok: drivetrain[data]")

@@ -1,18 +1,18 @@
-"""`drivetrain[lightgbm,data]` in an empty environment: declared without LightGBM, two processes grow one model."""
+"""`drivetrain[lightgbm,data]` in an empty environment: its import does not load LightGBM, two workers train a model."""
 
 import tempfile
 
 from check_core import check_dependencies_are_complete, check_import_is_light, loaded_modules
 
 
-def check_declaration_imports_no_library() -> None:
+def check_configs_do_not_import_a_library() -> None:
     loaded = loaded_modules(
         "import drivetrain_gbdt.xgboost as x, drivetrain_gbdt.lightgbm as l; x.XGBoostConfig(); l.LightGBMConfig()"
     )
     assert not loaded & {"xgboost", "lightgbm", "numpy", "pyarrow"}, loaded
 
 
-def check_two_workers_grow_trees(storage_path: str) -> None:
+def check_two_workers_train(storage_path: str) -> None:
     from drivetrain import RunConfig, ScalingConfig
     from drivetrain_gbdt.lightgbm import LightGBMTrainer
 
@@ -30,7 +30,7 @@ def check_two_workers_grow_trees(storage_path: str) -> None:
 if __name__ == "__main__":
     check_dependencies_are_complete()
     check_import_is_light()
-    check_declaration_imports_no_library()
+    check_configs_do_not_import_a_library()
     with tempfile.TemporaryDirectory() as directory:
-        check_two_workers_grow_trees(directory)
+        check_two_workers_train(directory)
     print("ok: drivetrain[lightgbm,data]")

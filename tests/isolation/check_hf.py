@@ -1,4 +1,4 @@
-"""`drivetrain[transformers]` in an empty environment: declared without it, two processes train a small model."""
+"""`drivetrain[transformers]` in an empty environment: its import does not load it, two workers train a small model."""
 
 import os
 import tempfile
@@ -6,7 +6,7 @@ import tempfile
 from check_core import check_dependencies_are_complete, check_import_is_light, loaded_modules
 
 
-def check_declarations_import_no_framework() -> None:
+def check_trainer_does_not_import_a_framework() -> None:
     loaded = loaded_modules(
         "import drivetrain_hf.accelerate, drivetrain_hf.deepspeed, drivetrain_hf.transformers as t; "
         "t.TransformersTrainer(print)"
@@ -62,7 +62,7 @@ def check_two_workers_train(storage_path: str) -> None:
 if __name__ == "__main__":
     check_dependencies_are_complete()
     check_import_is_light()
-    check_declarations_import_no_framework()
+    check_trainer_does_not_import_a_framework()
     with tempfile.TemporaryDirectory() as directory:
         check_two_workers_train(directory)
     print("ok: drivetrain[transformers]")

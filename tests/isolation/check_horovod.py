@@ -1,4 +1,4 @@
-"""`drivetrain[horovod]` in an empty environment: declared and listed without Horovod, which a run says how to build."""
+"""`drivetrain[horovod]` in an empty environment: it is listed without Horovod, and a run reports how to build it."""
 
 import tempfile
 
@@ -13,7 +13,7 @@ def check_plugin_is_listed_without_being_imported() -> None:
     assert "drivetrain_horovod" not in loaded_modules(listing)
 
 
-def check_run_says_how_to_build_horovod(storage_path: str) -> None:
+def check_run_reports_how_to_build_horovod(storage_path: str) -> None:
     from drivetrain import PluginError, RunConfig, ScalingConfig
     from drivetrain_horovod import HorovodTrainer
 
@@ -25,23 +25,23 @@ def check_run_says_how_to_build_horovod(storage_path: str) -> None:
     try:
         trainer.fit()
     except PluginError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = ""
-    assert "got none on rank 0" in said, said
-    assert "python -m drivetrain_horovod.build" in said, said
+        message = "no error"
+    assert "got none on rank 0" in message, message
+    assert "python -m drivetrain_horovod.build" in message, message
 
 
-def check_build_says_what_it_wants() -> None:
+def check_build_reports_what_to_install() -> None:
     from drivetrain_horovod.build import main
 
     try:
         main([])
     except SystemExit as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = ""
-    assert "pip install torch" in said, said
+        message = "no error"
+    assert "pip install torch" in message, message
 
 
 if __name__ == "__main__":
@@ -49,6 +49,6 @@ if __name__ == "__main__":
     check_import_is_light()
     check_plugin_is_listed_without_being_imported()
     with tempfile.TemporaryDirectory() as directory:
-        check_run_says_how_to_build_horovod(directory)
-    check_build_says_what_it_wants()
+        check_run_reports_how_to_build_horovod(directory)
+    check_build_reports_what_to_install()
     print("ok: drivetrain[horovod]")

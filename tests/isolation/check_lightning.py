@@ -1,4 +1,4 @@
-"""`drivetrain[lightning]` in an empty environment: imported without Lightning, two processes train and save."""
+"""`drivetrain[lightning]` in an empty environment: its import does not load Lightning, two workers train and save."""
 
 import os
 import tempfile

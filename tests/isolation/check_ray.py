@@ -1,4 +1,4 @@
-"""`drivetrain[ray]` in an empty environment: found without importing Ray, two workers train on a cluster."""
+"""`drivetrain[ray]` in an empty environment: it is selected without importing Ray, two workers train on a cluster."""
 
 import os
 import tempfile
@@ -31,6 +31,6 @@ if __name__ == "__main__":
     check_import_is_light()
     check_selection_does_not_import_ray()
     with tempfile.TemporaryDirectory() as directory:
-        os.environ["RAY_TMPDIR"] = directory  # where Ray looks for a cluster that runs already
+        os.environ["RAY_TMPDIR"] = directory  # the directory where Ray searches for a running cluster
         check_two_workers_report(directory)
     print("ok: drivetrain[ray]")

@@ -1,4 +1,4 @@
-"""`drivetrain[tensorflow]` in an empty environment: declared without TensorFlow, two processes add up a number."""
+"""`drivetrain[tensorflow]` in an empty environment: its import does not load TensorFlow, two workers compute a sum."""
 
 import os
 import tempfile
@@ -6,7 +6,7 @@ import tempfile
 from check_core import check_dependencies_are_complete, check_import_is_light, loaded_modules
 
 
-def check_declaration_does_not_import_tensorflow() -> None:
+def check_config_does_not_import_tensorflow() -> None:
     loaded = loaded_modules("import drivetrain_tf.keras; drivetrain_tf.TensorflowConfig()")
     assert not loaded & {"tensorflow", "keras", "numpy"}, loaded
 
@@ -22,7 +22,7 @@ def train_func() -> None:
     drivetrain.report({"sum": total})
 
 
-def check_two_workers_add_up(storage_path: str) -> None:
+def check_two_workers_compute_a_sum(storage_path: str) -> None:
     from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig
 
     result = DataParallelTrainer(
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     check_dependencies_are_complete()
     check_import_is_light()
-    check_declaration_does_not_import_tensorflow()
+    check_config_does_not_import_tensorflow()
     with tempfile.TemporaryDirectory() as directory:
-        check_two_workers_add_up(directory)
+        check_two_workers_compute_a_sum(directory)
     print("ok: drivetrain[tensorflow]")

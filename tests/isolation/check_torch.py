@@ -1,11 +1,11 @@
-"""`drivetrain[torch]` in an empty environment: declared without torch, two processes exchange a tensor."""
+"""`drivetrain[torch]` in an empty environment: its import does not load torch, two workers exchange a tensor."""
 
 import tempfile
 
 from check_core import check_dependencies_are_complete, check_import_is_light, loaded_modules
 
 
-def check_declaration_does_not_import_torch() -> None:
+def check_config_does_not_import_torch() -> None:
     assert "torch" not in loaded_modules("import drivetrain_torch; drivetrain_torch.TorchConfig()")
 
 
@@ -36,7 +36,7 @@ def check_two_workers_allreduce(storage_path: str) -> None:
 if __name__ == "__main__":
     check_dependencies_are_complete()
     check_import_is_light()
-    check_declaration_does_not_import_torch()
+    check_config_does_not_import_torch()
     with tempfile.TemporaryDirectory() as directory:
         check_two_workers_allreduce(directory)
     print("ok: drivetrain[torch]")

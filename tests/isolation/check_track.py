@@ -1,4 +1,4 @@
-"""`drivetrain[tensorboard]` in an empty environment: trackers are found by name, and write what is reported."""
+"""`drivetrain[tensorboard]` in an empty environment: trackers are found by name, and write the reported metrics."""
 
 import tempfile
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from check_core import check_dependencies_are_complete, check_import_is_light, loaded_modules, train_func
 
 
-def check_import_loads_no_tracker() -> None:
+def check_import_does_not_load_a_tracker() -> None:
     assert not loaded_modules("import drivetrain_track; drivetrain_track.TBXLoggerCallback") & {"tensorboard", "numpy"}
 
 
@@ -22,7 +22,7 @@ def check_run_has_an_event_file(storage_path: str) -> None:
     assert list(Path(result.path).glob("events.out.tfevents.*"))
 
 
-def check_another_tracker_says_what_to_install() -> None:
+def check_missing_tracker_is_reported_with_the_command_to_install_it() -> None:
     from drivetrain import PluginNotFoundError
     from drivetrain_track import MLflowLoggerCallback
 
@@ -37,8 +37,8 @@ def check_another_tracker_says_what_to_install() -> None:
 if __name__ == "__main__":
     check_dependencies_are_complete()
     check_import_is_light()
-    check_import_loads_no_tracker()
-    check_another_tracker_says_what_to_install()
+    check_import_does_not_load_a_tracker()
+    check_missing_tracker_is_reported_with_the_command_to_install_it()
     with tempfile.TemporaryDirectory() as directory:
         check_run_has_an_event_file(directory)
     print("ok: drivetrain[tensorboard]")

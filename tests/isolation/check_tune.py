@@ -1,4 +1,4 @@
-"""`drivetrain[tune]` in an empty environment: a search on this machine."""
+"""`drivetrain[tune]` in an empty environment: a hyperparameter search on this machine."""
 
 import tempfile
 from typing import Any
@@ -29,7 +29,7 @@ def check_search_finds_the_best(storage_path: str) -> None:
     assert grid.get_best_result().config == {"x": 2}
 
 
-def check_ray_tune_says_what_to_install() -> None:
+def check_missing_ray_tune_is_reported_with_the_command_to_install_it() -> None:
     from drivetrain import DataParallelTrainer, DrivetrainError
 
     try:
@@ -44,7 +44,7 @@ if __name__ == "__main__":
     check_dependencies_are_complete()
     check_import_is_light()
     check_import_does_not_import_optuna()
-    check_ray_tune_says_what_to_install()
+    check_missing_ray_tune_is_reported_with_the_command_to_install_it()
     with tempfile.TemporaryDirectory() as directory:
         check_search_finds_the_best(directory)
     print("ok: drivetrain[tune]")

@@ -1,4 +1,4 @@
-"""One module per subject. Each :class:`~tests.gpu.check.Check` in it is run by ``python -m tests.gpu``."""
+"""One module per subject. ``python -m tests.gpu`` runs each :class:`~tests.gpu.check.Check` in these modules."""
 
 MODULES = (
     "torchrun",
@@ -13,4 +13,4 @@ MODULES = (
     "gbdt",
     "on_ray",
 )
-"""In the order of the report."""
+"""The modules in the order of the report."""

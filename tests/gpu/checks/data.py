@@ -15,7 +15,7 @@ PRODUCTS = 2
 
 
 def read_batches() -> dict[str, Any]:
-    """Reads made batches with and without prefetching, while the GPU is busy with work that uses each batch."""
+    """Read synthetic batches with and without prefetching, while the GPU processes each batch."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,7 +23,7 @@ def read_batches() -> dict[str, Any]:
     rows, columns = SIZES[device.type]
     numbers = torch.arange(BATCHES * rows, dtype=torch.float32)
     data = numbers.repeat_interleave(columns).reshape(BATCHES, rows, columns)
-    # Batches are views of pinned memory, so that copying them to the GPU is all that a loader does.
+    # Batches are views of pinned memory, so that the loader's only work is copying them to the GPU.
     loader = DataLoader(TensorDataset(data.pin_memory() if on_gpu else data), batch_size=None)
     identity = torch.eye(columns, device=device)
 
@@ -34,13 +34,13 @@ def read_batches() -> dict[str, Any]:
             for _ in range(PRODUCTS):
                 result = result @ identity
             means.append(result.mean(dtype=torch.float64))
-            if on_gpu:  # if its memory were reused too early, this would damage the batch that is being copied
+            if on_gpu:  # if the memory were reused too early, this would corrupt the batch that is being copied
                 batch.fill_(-1)
         return [mean.item() for mean in means], time.perf_counter() - started
 
     prefetching = prepare_data_loader(loader, add_dist_sampler=False)
     waiting = prepare_data_loader(loader, add_dist_sampler=False, auto_transfer=False)
-    use(prefetching)  # warms up
+    use(prefetching)  # warm up
     return {
         name: min((use(prepared) for _ in range(5)), key=lambda result: result[1])
         for name, prepared in (("prefetching", prefetching), ("waiting", waiting))
@@ -49,12 +49,12 @@ def read_batches() -> dict[str, Any]:
 
 @check(alone=True)
 def prefetching(run: Run) -> Figures:
-    """prepare_data_loader copies the next batch while the GPU works, and no batch is damaged"""
+    """prepare_data_loader copies the next batch while the GPU works, and no batch is corrupted"""
     results = run.fit(read_batches).return_value
     rows = SIZES[run.device][0]
     expected = [number * rows + (rows - 1) / 2 for number in range(BATCHES)]
     for name, (means, _) in results.items():
-        worst = max(abs(mean - wanted) / wanted for mean, wanted in zip(means, expected, strict=True))
+        worst = max(abs(mean - exact) / exact for mean, exact in zip(means, expected, strict=True))
         assert worst < 1e-6, f"means of the batches, {name}: expected {expected}, got {means}"
     seconds = {name: result[1] for name, result in results.items()}
     return {

@@ -15,7 +15,7 @@ def place() -> dict[str, Any]:
     from tests.gpu.training import gather, make_data, make_model
 
     model = prepare_model(make_model())
-    kept = prepare_model(make_model(), move_to_device=False, parallel_strategy=None)
+    unmoved_model = prepare_model(make_model(), move_to_device=False, parallel_strategy=None)
     features, labels = make_data(96)
 
     def nest(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def place() -> dict[str, Any]:
 
     loader = DataLoader(TensorDataset(features, labels), batch_size=16, collate_fn=nest)
     moved = list(prepare_data_loader(loader))
-    left = list(prepare_data_loader(loader, move_to_device=False))
+    unmoved = list(prepare_data_loader(loader, move_to_device=False))
     rows = torch.cat([batch["x"].cpu() for batch in moved])
     part = features[dist.get_rank() :: dist.get_world_size()]
     return {
@@ -32,10 +32,10 @@ def place() -> dict[str, Any]:
         "all devices": gather([str(device) for device in get_devices()]),
         "model": {str(parameter.device) for parameter in model.parameters()},
         "wrapper": type(model).__name__,
-        "kept model": {str(parameter.device) for parameter in kept.parameters()},
+        "unmoved model": {str(parameter.device) for parameter in unmoved_model.parameters()},
         "moved batches": {str(tensor.device) for batch in moved for tensor in (batch["x"], batch["more"][0][0])},
         "other values": [batch["more"][0][1] for batch in moved] + [batch["more"][1] for batch in moved],
-        "batches left in place": {str(batch["x"].device) for batch in left},
+        "unmoved batches": {str(batch["x"].device) for batch in unmoved},
         "rows are this rank's": torch.equal(rows, part),
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
@@ -48,11 +48,11 @@ def expect_placement(run: Run, workers: int) -> dict[str, Any]:
     equal("get_devices() of each rank", got["all devices"], [[device] for device in devices])
     equal("device of the prepared model", got["model"], {devices[0]})
     equal("wrapper", got["wrapper"], "Sequential" if workers == 1 else "DistributedDataParallel")
-    equal("device of the model with move_to_device=False", got["kept model"], {"cpu"})
+    equal("device of the model with move_to_device=False", got["unmoved model"], {"cpu"})
     equal("device of the batches", got["moved batches"], {devices[0]})
     batches = 96 // workers // 16
-    equal("values that are no tensors", got["other values"], ["text"] * batches + [{"count": 16}] * batches)
-    equal("device of the batches with move_to_device=False", got["batches left in place"], {"cpu"})
+    equal("values other than tensors", got["other values"], ["text"] * batches + [{"count": 16}] * batches)
+    equal("device of the batches with move_to_device=False", got["unmoved batches"], {"cpu"})
     equal("rows of rank 0 are its part of the data", got["rows are this rank's"], True)
     return got
 
@@ -66,7 +66,7 @@ def placement(run: Run) -> Figures:
 
 @check(gpus=2)
 def placement_on_several_gpus(run: Run) -> Figures:
-    """Each of several workers gets a GPU of its own"""
+    """Each of several workers gets a different GPU"""
     got = expect_placement(run, run.workers())
     return {"CUDA_VISIBLE_DEVICES": got["visible"]}
 
@@ -85,7 +85,7 @@ def train_wrapped() -> dict[str, Any]:
 
 @check()
 def gpu_and_cpu_learn_the_same(run: Run) -> Figures:
-    """DistributedDataParallel on the GPU follows the losses of the same training on the CPU"""
+    """DistributedDataParallel on the GPU reaches the same losses as on the CPU"""
     from drivetrain import ScalingConfig
     from drivetrain_torch import TorchTrainer
 

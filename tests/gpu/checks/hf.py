@@ -12,7 +12,7 @@ STEPS, SAVED = 8, 4
 
 
 def make_texts(count: int = 128, length: int = 16) -> list[dict[str, Any]]:
-    """Sequences of token ids; those of one label come from the lower half of the vocabulary."""
+    """Return sequences of token ids. Each of the two labels uses a different half of the vocabulary."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -50,7 +50,7 @@ def expect_transformer(run: Run, **arguments: Any) -> Figures:
         equal("device of the arguments", got["device"], run.device)
         equal("device of the model", got["parameters"], run.device)
         equal("world size", got["world size"], workers)
-        equal("logged losses, those in the checkpoint included", len(got["losses"]), count)
+        equal("logged losses, including those in the checkpoint", len(got["losses"]), count)
     equal("reported step", resumed.metrics["step"], 4 * STEPS)
     decreases("loss", resumed.return_value["losses"])
     return {"workers": workers, "loss": f"{got['losses'][0]:.3f} -> {got['losses'][-1]:.3f}"}
@@ -59,7 +59,7 @@ def expect_transformer(run: Run, **arguments: Any) -> Figures:
 @check(packages=("transformers", "accelerate"), limit_s=120)
 def transformers(run: Run) -> Figures:
     """transformers.Trainer trains in bf16 and resumes from a reported checkpoint"""
-    precision = {"bf16": True} if run.device == "cuda" else {}  # which TrainingArguments accepts only on a GPU
+    precision = {"bf16": True} if run.device == "cuda" else {}  # TrainingArguments accepts it only on a GPU
     return expect_transformer(run, **precision)
 
 
@@ -70,7 +70,7 @@ def transformers_in_fp16(run: Run) -> Figures:
 
 
 def accelerate_steps(config: dict[str, Any]) -> dict[str, Any]:
-    """Trains with an Accelerator and saves its state after some steps, or loads that and trains the rest."""
+    """Train with an Accelerator and save its state after some steps, or resume from that checkpoint."""
     import torch
     from accelerate import Accelerator
     from torch.utils.data import DataLoader, TensorDataset
@@ -150,10 +150,10 @@ def accelerate(run: Run) -> Figures:
 
 @check(packages=("accelerate",))
 def accelerate_trainer(run: Run) -> Figures:
-    """AccelerateTrainer follows a configuration that was made for another machine"""
+    """AccelerateTrainer applies a configuration that was written for another machine"""
     from drivetrain_hf.accelerate import AccelerateTrainer
 
-    made_elsewhere = {
+    config_of_another_machine = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_GPU",
         "gpu_ids": "6,7",
@@ -165,25 +165,25 @@ def accelerate_trainer(run: Run) -> Figures:
         "num_processes": 64,
         "use_cpu": False,
     }
-    options = {"trainer": AccelerateTrainer, "accelerate_config": made_elsewhere}
+    options = {"trainer": AccelerateTrainer, "accelerate_config": config_of_another_machine}
     return expect_accelerate(run, plain_kind(run), {}, "bf16", **options)
 
 
 @check(packages=("accelerate",), on_cpu=False)
 def accelerate_with_fsdp(run: Run) -> Figures:
-    """Accelerate's FSDP plugin is followed on a GPU"""
+    """Accelerate's FSDP plugin is applied on a GPU"""
     return expect_accelerate(run, "FSDP", {"plugin": "fsdp", "version": 1})
 
 
 @check(packages=("accelerate",), on_cpu=False)
 def accelerate_with_fsdp2(run: Run) -> Figures:
-    """Accelerate's FSDP2 plugin is followed on a GPU"""
+    """Accelerate's FSDP2 plugin is applied on a GPU"""
     return expect_accelerate(run, "FSDP", {"plugin": "fsdp", "version": 2})
 
 
 @check(packages=("accelerate", "deepspeed"), on_cpu=False, limit_s=150)
 def accelerate_with_deepspeed(run: Run) -> Figures:
-    """Accelerate's DeepSpeed plugin is followed on a GPU"""
+    """Accelerate's DeepSpeed plugin is applied on a GPU"""
     return expect_accelerate(run, "DEEPSPEED", {"plugin": "deepspeed"})
 
 
@@ -195,7 +195,7 @@ def deepspeed_steps(config: dict[str, Any]) -> dict[str, Any]:
     from drivetrain_torch import get_device
     from tests.gpu.training import make_model, make_optimizer, own_part
 
-    if get_device().type == "cpu":  # else it compiles an operation for CPUs, for half a minute
+    if get_device().type == "cpu":  # otherwise it compiles an operation for half a minute
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     settings = {
         "train_micro_batch_size_per_gpu": 32,

@@ -10,7 +10,7 @@ EPOCHS = 3
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
-    """Trains for an epoch, or resumes and trains two more."""
+    """Train for an epoch, or resume and train for two more."""
     from lightning.pytorch import Callback
     from torch.utils.data import DataLoader, TensorDataset
 

@@ -15,9 +15,9 @@ def local_ray(run: Run) -> Iterator[None]:
     import ray
 
     gpus = run.gpus if run.device == "cuda" else 0
-    # A short path, for the sockets below it.
+    # A short path, because the length of socket paths is limited.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # Ray's future default; without it, it warns
+        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # Ray's future default; without it, Ray warns
         ray.init(
             address="local",
             num_cpus=4,

@@ -49,7 +49,7 @@ def bf16_autocast(run: Run) -> Figures:
 
 
 def train_in_fp16() -> dict[str, Any]:
-    """Trains with a gradient scaler, with infinite gradients in one step; resumes from a checkpoint if there is one."""
+    """Train with a gradient scaler and infinite gradients in one step, from a checkpoint if there is one."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -104,7 +104,7 @@ def fp16_gradient_scaler(run: Run) -> Figures:
 
 
 def convolve() -> dict[str, Any]:
-    """Trains a convolution in bf16 and channels_last, compared with float32."""
+    """Compare a convolution in bf16 and channels_last with float32."""
     import torch
 
     device = get_device()
@@ -128,7 +128,7 @@ def convolve() -> dict[str, Any]:
 def convolution_in_bf16(run: Run) -> Figures:
     """A convolution (cuDNN) in bf16 agrees with float32 and has finite gradients on the GPU"""
     got = run.fit(convolve).return_value
-    assert got["difference"] < 0.02, f"output: expected float32's to 0.02, got a difference of {got['difference']}"
+    assert got["difference"] < 0.02, f"difference to float32: expected less than 0.02, got {got['difference']}"
     equal("gradients are finite", got["finite"], True)
     equal("device of the gradients", got["device"], {run.device})
     return {"largest difference": got["difference"]}

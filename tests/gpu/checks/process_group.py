@@ -1,4 +1,4 @@
-"""The process group: NCCL, two backends in one group, one GPU shared by two workers."""
+"""The process group: NCCL, two backends in one group, and one GPU shared by two workers."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from tests.gpu.check import Figures, Run, check, equal
 
 
 def use_collectives() -> dict[str, Any]:
-    """Calls each collective on tensors of this worker's device, and returns the results by name."""
+    """Call each collective on tensors of this worker's device, and return the results by name."""
     import torch
     import torch.distributed as dist
 
@@ -45,7 +45,7 @@ def expect_collectives(got: dict[str, Any], run: Run, workers: int, backend: str
 
 @check()
 def collectives(run: Run) -> Figures:
-    """NCCL is the default backend, and its collectives work in two runs one after the other"""
+    """NCCL is the default backend, and its collectives work in two consecutive runs"""
     for _ in range(2):
         got = run.fit(use_collectives).return_value
         expect_collectives(got, run, 1, run.collectives)
@@ -93,11 +93,11 @@ def train_on_shared_gpu() -> dict[str, Any]:
     model = prepare_model(make_model())
     losses = train_steps(model, make_optimizer(model), own_part(get_device()), steps=20)
     weights = [parameter.detach().cpu() for parameter in model.parameters()]
-    everyones = gather(weights)
+    all_weights = gather(weights)
     return {
         "wrapper": type(model).__name__,
         "devices": gather(str(get_device())),
-        "identical": all(torch.equal(own, other) for own, other in zip(*everyones, strict=True)),
+        "identical": all(torch.equal(own, other) for own, other in zip(*all_weights, strict=True)),
         "losses": losses,
     }
 
@@ -115,7 +115,7 @@ def two_workers_share_a_gpu(run: Run) -> Figures:
 
 @check()
 def in_the_process_of_the_driver(run: Run) -> Figures:
-    """num_workers=0 uses the GPU from the driver's own process, before and after CUDA is initialised there"""
+    """num_workers=0 uses the GPU from the driver's own process, before and after CUDA is initialized there"""
     for _ in range(2):
         got = run.fit(use_collectives, workers=0, runtime="inprocess").return_value
         expect_collectives(got, run, 1, run.collectives)

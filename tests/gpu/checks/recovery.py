@@ -1,4 +1,4 @@
-"""What remains of a worker that was killed while it used the GPU."""
+"""Recovery from the loss of a worker that was using the GPU."""
 
 import os
 import signal
@@ -39,11 +39,11 @@ def train_and_be_killed() -> dict[str, Any]:
 
 @check(alone=True)
 def killed_worker(run: Run) -> Figures:
-    """After SIGKILL of a worker, the retry resumes from its last checkpoint, and the memory it used is free again"""
+    """After SIGKILL of a worker, the retry resumes from the last checkpoint, and the GPU memory is free again"""
     result = run.fit(train_and_be_killed, max_failures=1)
     got = result.return_value
     equal("attempt", got["attempt"], 1)
-    equal("first step of the retry is one that a checkpoint precedes", got["first"] in (KILLED, KILLED + 1), True)
+    equal("first step of the retry follows a checkpoint", got["first"] in (KILLED, KILLED + 1), True)
     equal("value", got["value"], [float(sum(range(STEPS)))] * 4)
     if run.device == "cpu":
         return {"first step of the retry": got["first"]}
@@ -54,7 +54,7 @@ def killed_worker(run: Run) -> Figures:
 
 
 def free_memory() -> int:
-    """The free memory of the GPU in a run without a failure."""
+    """Return the free memory of the GPU in a run without a failure."""
     import torch
 
     return torch.cuda.mem_get_info()[0]

@@ -15,7 +15,7 @@ STEPS, SAVED = 12, 6
 
 
 def parallelize(model: Any, strategy: str) -> Any:
-    """Wraps a model, also for a worker that is alone, which prepare_model leaves as it is."""
+    """Wrap a model even for a single worker, for which prepare_model does not wrap it."""
     import torch.distributed as dist
 
     device = get_device()
@@ -37,11 +37,11 @@ def parallelize(model: Any, strategy: str) -> Any:
 
 
 def whole_state(model: Any, optimizer: Any) -> Any:
-    """The state of the model and of the optimizer, unsharded, in host memory."""
+    """Return the unsharded state of the model and of the optimizer in host memory."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # FSDP1 warns of its own parts
+        warnings.simplefilter("ignore")  # FSDP1 warns about its own code
         state = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
     return in_host_memory(state)
 
@@ -55,7 +55,7 @@ def in_host_memory(value: Any) -> Any:
 
 
 def train(config: dict[str, Any]) -> dict[str, Any]:
-    """Trains and saves half-way, or loads that and trains the rest."""
+    """Train and save half-way, or resume from that checkpoint."""
     from tests.gpu.training import gather, make_model, make_optimizer, own_part, train_steps
 
     checkpoint = drivetrain.get_checkpoint()
@@ -86,7 +86,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_alone(directory: str) -> Any:
-    """Loads a sharded checkpoint in a process without a process group, on the CPU."""
+    """Load a sharded checkpoint in a process without a process group, on the CPU."""
     from tests.gpu.training import make_model, make_optimizer
 
     model = make_model(seed=1)
@@ -115,14 +115,14 @@ def expect_resumable(run: Run, strategy: str, saved_by: int, loaded_by: int, **o
     with result.checkpoint.as_directory() as directory:
         identical("loaded on the CPU", load_alone(directory), got["state"])
         size = sum(file.stat().st_size for file in Path(directory).rglob("*") if file.is_file())
-    again = run.fit(train, config, workers=loaded_by, resume_from_checkpoint=result.checkpoint).return_value
-    identical("loaded on the GPU", again["state"], got["state"])
+    resumed = run.fit(train, config, workers=loaded_by, resume_from_checkpoint=result.checkpoint).return_value
+    identical("loaded on the GPU", resumed["state"], got["state"])
     return {
         "wrapper": got["wrapper"],
         "parameters": got["parameter"],
         "workers": saved_by,
         "checkpoint KiB": size >> 10,
-        "largest difference of a loss after resuming": difference(again["losses"], got["losses"][SAVED:], 1e-4),
+        "largest difference of a loss after resuming": difference(resumed["losses"], got["losses"][SAVED:], 1e-4),
     }
 
 
@@ -152,11 +152,11 @@ def two_workers_share_a_gpu(run: Run) -> Figures:
 
 @check(gpus=2, limit_s=120)
 def fsdp_on_several_gpus(run: Run) -> Figures:
-    """FullyShardedDataParallel shards over several GPUs, and one of them loads the checkpoint"""
+    """FullyShardedDataParallel shards over several GPUs, and a single GPU loads the checkpoint"""
     return expect_resumable(run, "fsdp", run.workers(), 1)
 
 
 @check(gpus=2, limit_s=120)
 def fsdp2_on_several_gpus(run: Run) -> Figures:
-    """fully_shard shards over several GPUs, and one of them loads the checkpoint"""
+    """fully_shard shards over several GPUs, and a single GPU loads the checkpoint"""
     return expect_resumable(run, "fully_shard", run.workers(), 1)

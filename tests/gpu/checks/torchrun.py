@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.gpu.check import Figures, Run, check
 
 PAIRS = {"cuda": 5, "cpu": 1}
-"""How many times each side runs, in turns."""
+"""The number of times that each side runs. The sides alternate."""
 LIMIT_S = 60.0
 
 
@@ -32,7 +32,7 @@ def ddp_next_to_torchrun(run: Run) -> Figures:
             f"{statistics.median(ours):.5g} (torchrun {statistics.median(peers):.5g}, ratio {ratios[name]:.3f})"
         )
     for name, ratio in ratios.items():
-        # Other processes disturb CPU workers too much for a bound.
+        # On CPU workers, other processes disturb the measurement too much for a limit.
         if name.endswith("steps/s") and run.device == "cuda":
             assert ratio >= 0.9, f"{name}: expected at least 0.9 of torchrun's, got {ratio:.3f}: {figures}"
         elif name.endswith("MiB"):
