@@ -148,7 +148,7 @@ def test_in_process_run_restores_the_environment_of_the_driver(fit: Callable[...
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"compile_mode": "fast"}, r"keys that accelerate \S+ knows, got compile_mode\. Remove them, run"),
+        ({"compile_mode": "fast"}, r"keys that accelerate \S+ knows, got compile_mode\. Remove them, rerun"),
         ({"deepspeed_config": {"zero_level": 2}}, "got deepspeed_config: zero_level"),
         ({"mixed_precision": "fp7"}, "values that Accelerate accepts, got: Unknown mixed_precision mode: fp7"),
         ({"distributed_type": "FSDP"}, r"expected GPUs for distributed_type: FSDP.* Set ScalingConfig\(use_gpu=True\)"),

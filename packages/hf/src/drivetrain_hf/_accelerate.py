@@ -158,9 +158,8 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
         )
     if on_cpu and kind in ("FSDP", "MEGATRON_LM", "TP"):
         raise ConfigurationError(
-            f"accelerate_config: expected GPUs for distributed_type: {kind}, got workers without GPUs, on which "
-            "Accelerate would use plain data parallelism. Set ScalingConfig(use_gpu=True), or use another "
-            "distributed_type"
+            f"accelerate_config: expected GPUs for distributed_type: {kind}, got workers without GPUs, where "
+            "Accelerate uses plain data parallelism. Set ScalingConfig(use_gpu=True), or use another distributed_type"
         )
     arguments = launch_command_parser().parse_args(["train"])
     known = {*ClusterConfig.__dataclass_fields__, "fp16", "dynamo_backend"}
@@ -180,8 +179,7 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
 
         raise ConfigurationError(
             f"accelerate_config: expected keys that accelerate {accelerate.__version__} knows, got "
-            f"{', '.join(unknown)}. Remove them, run accelerate config again, or install the version that wrote the "
-            "file"
+            f"{', '.join(unknown)}. Remove them, rerun accelerate config, or install the version that wrote the file"
         )
     for name, value in _TOPOLOGY.items():
         setattr(arguments, name, value)
