@@ -3,10 +3,13 @@
 import contextlib
 import json
 import pickle
+import re
 import resource
 import select
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 
 from drivetrain import ConfigurationError
 from drivetrain._wire import handshake
+from drivetrain._wire.frames import frame, receive
 from drivetrain._wire.handshake import connect_to_driver
 from drivetrain.plugin import Introduction, WorkerListener
 
@@ -44,8 +48,8 @@ def peer(listener: WorkerListener) -> Iterator[socket.socket]:
         yield connection
 
 
-def accept_one(listener: WorkerListener) -> Introduction:
-    deadline = time.monotonic() + 10
+def accept_one(listener: WorkerListener, deadline_s: float = 10) -> Introduction:
+    deadline = time.monotonic() + deadline_s
     while time.monotonic() < deadline:
         select.select([listener], [], [], max(0.0, deadline - time.monotonic()))
         if (introduction := listener.accept()) is not None:
@@ -214,14 +218,61 @@ def test_nothing_is_unpickled_without_the_token(patient: WorkerListener, prefix:
     assert not (tmp_path / "unpickled").exists()
 
 
-@pytest.mark.parametrize("lengths", [(2, 1 << 31), (1 << 15, 2)])
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ((2, 1 << 31), "at most 1,048,576 bytes, got 2,147,483,648 bytes"),
+        ((1 << 15, 2), "expected protocol 1, as in the driver, got an introduction without versions"),
+    ],
+)
 def test_introduction_that_is_too_large_is_refused_before_it_is_read(
-    patient: WorkerListener, lengths: tuple[int, int]
+    patient: WorkerListener, lengths: tuple[int, int], expected: str
 ) -> None:
     with peer(patient) as connection:
         connection.sendall(patient.address.token + LENGTHS.pack(*lengths))
-        handle(patient)
+        with pytest.raises(ConfigurationError, match=rf"a worker on 127\.0\.0\.1: .*{expected}"):
+            accept_one(patient)
+        assert expected in receive(connection).reason
         assert is_closed(connection)
+
+
+@pytest.mark.parametrize(
+    "introduction",
+    [
+        frame((3, {"hostname": "host-b"}, None, 7)),  # before there was a protocol version
+        LENGTHS.pack(2, 0) + b"[]",
+        LENGTHS.pack(3, 0) + b"[1]",
+        LENGTHS.pack(4, 0) + b"null",
+        LENGTHS.pack(2, 0) + b"\xff\xff",
+        LENGTHS.pack(4000, 0) + b"[" * 4000,
+    ],
+)
+def test_worker_of_a_protocol_without_versions_is_named(patient: WorkerListener, introduction: bytes) -> None:
+    with peer(patient) as connection:
+        connection.sendall(patient.address.token + introduction)
+        with pytest.raises(ConfigurationError, match=r"expected (protocol 1|protocol 1, as in the driver)"):
+            accept_one(patient)
+
+
+def test_worker_process_learns_why_it_is_refused(patient: WorkerListener) -> None:
+    address = patient.address
+    program = (
+        "import sys; from drivetrain._wire import handshake; from drivetrain.plugin import DriverAddress, worker_main; "
+        "handshake.__version__ = '0.0.1'; "
+        "worker_main(DriverAddress(sys.argv[1], int(sys.argv[2]), bytes.fromhex(sys.stdin.readline())), 3)"
+    )
+    command = [sys.executable, "-c", program, address.host, str(address.port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stdin is not None
+        worker.stdin.write(f"{address.token.hex()}\n")
+        worker.stdin.close()
+        with pytest.raises(ConfigurationError, match=r"worker 3 on host .*: expected drivetrain .*, got '0\.0\.1'"):
+            accept_one(patient, deadline_s=60)
+        assert worker.stderr is not None
+        last = worker.stderr.read().strip().splitlines()[-1]
+    assert worker.returncode == 1
+    assert "ConfigurationError: worker 3 on host" in last
+    assert "got '0.0.1'. Install the same version on all nodes" in last
 
 
 def test_introduction_that_arrives_in_pieces_is_put_together(patient: WorkerListener) -> None:
@@ -261,6 +312,7 @@ def test_worker_with_another_version_is_named_and_nothing_of_it_is_unpickled(
         expected = rf"worker 3 on host 'host-b': expected {name} {own[name]}, as in the driver, got '{got}'"
         with pytest.raises(ConfigurationError, match=expected):
             accept_one(patient)
+        assert re.match(expected, receive(connection).reason)
         assert is_closed(connection)
     assert not (tmp_path / "unpickled").exists()
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -11,13 +12,25 @@ from typing import Any
 
 import pytest
 
-from drivetrain import DataParallelTrainer, Result, RunConfig, ScalingConfig, StorageError
+from drivetrain import (
+    Checkpoint,
+    DataParallelTrainer,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    StorageError,
+    get_checkpoint,
+)
 from drivetrain._cli import main
 from drivetrain._storage import lock
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem
 from drivetrain._storage.lock import find_holder
+from drivetrain._storage.manifest import read_manifest
+from drivetrain._storage.reading import MAX_VALUES, size_limit
+from drivetrain._storage.remote import FsspecFilesystem
 from tests.security.conftest import ALL_ATTACKS, Command, read_in_python, reading_commands
+from tests.support import local_storage
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -289,3 +302,151 @@ def test_lock_of_a_process_that_has_ended_without_its_start_holds_nothing(place:
     (place / "hostile" / ".lock").write_text(json.dumps(held))
 
     assert find_holder(Storage(LocalFilesystem(), str(place / "hostile"))) is None
+
+
+def limits() -> dict[str, int]:
+    return {name: size_limit(name) for name in [*FILES, "evaluations.json", "result_rank_3.json", "trainer.pkl"]}
+
+
+def test_limits_are_those_of_the_documentation() -> None:
+    table = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    mebibyte = 1 << 20
+    assert limits() == {
+        "run.json": 16 * mebibyte,
+        "manifest.json": 64 * mebibyte,
+        "timeline.jsonl": 128 * mebibyte,
+        "result.json": 4096 * mebibyte,
+        "error.json": 64 * mebibyte,
+        "usage.jsonl": 64 * mebibyte,
+        ".lock": mebibyte,
+        "logs/rank_0.log": 4096 * mebibyte,
+        f"{CHECKPOINT}/.checkpoint.json": 64 * mebibyte,
+        f"{CHECKPOINT}/.metadata.json": 64 * mebibyte,
+        "evaluations.json": 64 * mebibyte,
+        "result_rank_3.json": 4096 * mebibyte,
+        "trainer.pkl": 4096 * mebibyte,
+    }
+    for limit in ("1 MiB", "16 MiB", "64 MiB", "128 MiB", "4 GiB", f"{MAX_VALUES:,} values"):
+        assert limit in table
+
+
+def make_many_values(path: Path) -> None:
+    """A small file that would take hundreds of times its size in memory, if the number of values had no limit."""
+    path.write_bytes(b"[" + b"{}," * MAX_VALUES + b"{}]\n")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.endswith(".log")])
+def test_number_of_values_in_a_file_is_limited(place: Path, command: Command, name: str) -> None:
+    replace(place / "hostile" / name, make_many_values)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    attack(place, command)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, "kilobytes"
+
+
+def test_number_of_values_in_all_lines_of_a_timeline_is_limited(place: Path, command: Command) -> None:
+    line = json.dumps({"event": "attempt", "time": 1.5, "attempt": 0, "workers": [{}] * 100_000}).encode()
+    (place / "hostile" / "timeline.jsonl").write_bytes(b"\n".join([line] * 21) + b"\n")
+    status, out, _ = command("runs", "list", place)
+    assert status == 0
+    assert "timeline.jsonl: expected at most 4,000,000 values in all lines, got more" in out
+    assert out.splitlines()[1].split()[:2] == ["good", "failed"]
+
+
+OUT_OF_MEMORY = """
+import resource, sys
+from drivetrain import StorageError
+from drivetrain._storage.reading import damage_of, is_damage, parse_json
+text = b'["' + b"x" * (1 << 26) + b'"]'
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 25), resource.RLIM_INFINITY))
+try:
+    parse_json(text, "run.json")
+except StorageError as error:
+    assert is_damage(error)
+    print(str(error)[-60:])
+try:
+    with damage_of("the run"):
+        bytearray(1 << 30)
+except StorageError as error:
+    print(error)
+"""
+
+
+def test_lack_of_memory_is_an_error_of_the_file() -> None:
+    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        "xxx... (too large for the memory of this machine)".rjust(60, "x")[-60:],
+        "the run: the run's files are damaged (MemoryError: )",
+    ], done.stderr
+
+
+def test_long_configuration_is_cut_so_that_the_run_can_be_read_and_resumed(tmp_path: Path) -> None:
+    config = {"values": ["x" * (1 << 20)] * 17}
+    for _ in range(2):
+        DataParallelTrainer(
+            lambda config: None,
+            train_loop_config=config,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(name="run", storage_path=str(tmp_path), resume="auto", verbose=0),
+        ).fit()
+    text = Result.from_path(tmp_path / "run").storage.read_json("run.json")
+    assert text is not None
+    assert text.text("train_loop_config").endswith(f"x... ({len(repr(config)):,} characters)")
+
+
+def test_metadata_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    for metadata in ({"text": "x" * (64 << 20)}, {"list": [0] * MAX_VALUES}):
+        with pytest.raises(StorageError, match="checkpoint metadata: expected at most 67,108,864 bytes of JSON"):
+            checkpoint.set_metadata(metadata)
+    checkpoint.set_metadata({"list": [0] * 100_000})
+    assert len(checkpoint.get_metadata()["list"]) == 100_000
+
+
+@pytest.mark.parametrize("make", [make_fifo, link_outside, make_deep_list, make_endless_line])
+def test_checkpoint_with_a_damaged_list_does_not_hide_the_others(
+    place: Path, make: Callable[[Path], None], command: Command
+) -> None:
+    (place / "hostile" / "manifest.json").unlink()
+    replace(place / "hostile" / "checkpoint_000002" / ".checkpoint.json", make)
+    warnings: list[str] = []
+
+    entries = read_manifest(local_storage(place / "hostile"), warnings.append)
+
+    assert [entry.index for entry in entries] == [1, 3]
+    assert "2 checkpoints were found by their own lists" in warnings[0]
+    row = next(row for row in json.loads(command("runs", "list", place, "--json")[1]) if row["name"] == "hostile")
+    assert (row["status"], row["checkpoints"]) == ("failed", 2)
+
+
+@pytest.mark.parametrize("make", [make_fifo, link_outside, make_deep_list, make_endless_line])
+def test_run_resumes_from_the_checkpoint_before_one_with_a_damaged_list(
+    place: Path, make: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    replace(place / "hostile" / "checkpoint_000003" / ".checkpoint.json", make)
+    DataParallelTrainer(
+        lambda: print("resumed from", Path(get_checkpoint().path).name),
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(resume=str(place / "hostile"), verbose=0),
+    ).fit()
+    out, err = capfd.readouterr()
+    assert "resumed from checkpoint_000002" in out
+    assert "checkpoint_000003/.checkpoint.json: expected" in err
+
+
+def test_checkpoints_of_a_bucket_that_cannot_be_read_are_not_taken_for_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/unreadable/checkpoint_000001/.checkpoint.json", b"{}")
+    storage = Storage(FsspecFilesystem(memory), "/unreadable")
+    monkeypatch.setattr(type(memory), "cat_file", deny)
+    with pytest.raises(StorageError, match="PermissionError"):
+        read_manifest(storage)
+    memory.rm("/unreadable", recursive=True)
+
+
+def deny(*_: object, **__: object) -> bytes:
+    raise PermissionError(13, "Permission denied")

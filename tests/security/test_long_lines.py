@@ -3,20 +3,24 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fsspec
 import pytest
 
 import drivetrain
 from drivetrain import DataParallelTrainer, DrivetrainError, RunConfig, ScalingConfig, StorageError
 from drivetrain._cli import main
+from drivetrain._cli.tail import _follow, _lines_from
+from drivetrain._storage.directory import Storage
 from drivetrain._storage.reading import MAX_LINE_BYTES
+from drivetrain._storage.remote import locate
 from drivetrain.loggers import CSVLoggerCallback, JsonLoggerCallback
 from tests.security.conftest import Command
-from tests.support import DEADLINE_S, listening, wait_for_release
+from tests.support import DEADLINE_S, listening, local_storage, wait_for_release
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -36,6 +40,45 @@ def test_reports_with_a_line_that_is_too_long_are_refused(place: Path, command: 
     status, _, err = command("runs", "tail", place / "hostile", "--no-follow")
     assert status == 1
     assert "result.json: expected the last 10 lines to have at most 16,777,216 bytes" in err
+
+
+@pytest.fixture
+def bucket(place: Path) -> Iterator[str]:
+    """A copy of the hostile run in a bucket."""
+    memory = fsspec.filesystem("memory")
+    memory.put(str(place / "hostile"), "/long_lines/hostile", recursive=True)
+    yield "memory://long_lines/hostile"
+    memory.rm("/long_lines", recursive=True)
+
+
+@pytest.mark.parametrize("start", [b"", b"begin\n"])
+def test_log_of_a_progress_bar_in_a_bucket_is_shown(bucket: str, command: Command, start: bytes) -> None:
+    fsspec.filesystem("memory").pipe_file(f"{bucket.partition(':/')[2]}/logs/rank_0.log", start + BAR * BARS)
+    status, out, err = command("runs", "tail", bucket, "--logs", "--no-follow")
+    assert (status, out, err) == (0, " 50%|#####     |\n", "")
+
+    storage = Storage(*locate(bucket, what="the run"))
+    (part, end), *others = _lines_from(storage, "logs/rank_0.log", len(start), is_log=True)
+    assert others == []
+    assert len(part) <= 1 << 16, "of a line without an end, only the last part is returned"
+    assert end <= len(start) + MAX_LINE_BYTES
+
+
+def test_reports_with_a_line_that_is_too_long_are_refused_in_a_bucket(bucket: str, command: Command) -> None:
+    fsspec.filesystem("memory").pipe_file(f"{bucket.partition(':/')[2]}/result.json", b"{}\n" + BAR * BARS)
+    status, _, err = command("runs", "tail", bucket, "--no-follow")
+    assert status == 1
+    assert "result.json: expected the last 10 lines to have at most 16,777,216 bytes" in err
+
+
+def test_everything_that_was_written_before_the_end_of_a_run_is_shown(place: Path) -> None:
+    log = place / "hostile" / "logs" / "rank_0.log"
+    lines = [f"{number:07} " + "x" * 992 for number in range(40_000)]
+    shown = _follow(local_storage(place / "hostile"), "logs/rank_0.log", 1, True, is_log=True)
+    assert next(shown) == b"hello"
+    with log.open("a") as file:
+        file.write("\n".join(lines) + "\n")
+    assert [line.decode() for line in shown] == lines
 
 
 def test_log_without_line_ends_is_shown_in_part(place: Path, command: Command) -> None:
@@ -100,6 +143,19 @@ def test_run_whose_reports_have_an_endless_line_is_not_resumed(place: Path, name
         opened.truncate(SPARSE_BYTES)
     with pytest.raises(DrivetrainError, match=rf"{name}: expected .* at most 16,777,216 bytes, got more"):
         resume(place / "hostile")
+
+
+@pytest.mark.parametrize("row", [b'"x\n",', b'"\n\n\n",', b"x," * 2000 + b'"\n",'])
+@pytest.mark.parametrize("header", [b"", b"_training_iteration,a\n1,2\n"])
+def test_table_with_a_row_that_spans_many_lines_is_refused(
+    place: Path, command: Command, header: bytes, row: bytes
+) -> None:
+    (place / "hostile" / "progress.csv").write_bytes(header + row * (2 * MAX_LINE_BYTES // len(row)))
+    with pytest.raises(
+        DrivetrainError, match=r"progress\.csv: expected a row to have at most (16,777,216 bytes|10,000 lines)"
+    ):
+        resume(place / "hostile")
+    assert command("runs", "list", place)[0] == 0
 
 
 @pytest.mark.parametrize("data", [b'a,"' + b"x" * 200_000 + b'"\n1,2\n'])

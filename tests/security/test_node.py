@@ -107,6 +107,35 @@ def test_directory_of_another_user_is_refused(level: str, top: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o703])
+def test_temporary_directory_that_others_can_write_to_without_the_sticky_bit_is_refused(
+    mode: int, temporary: Path
+) -> None:
+    temporary.chmod(mode)
+    refused = pytest.raises(StorageError, match=rf"{temporary}: expected .* sticky bit, got drwx.* run: chmod \+t")
+    with refused, share_directory("downloads", "model"):
+        pass
+    assert os.listdir(temporary) == []
+
+
+@needs_root
+def test_group_of_a_temporary_directory_is_trusted_if_it_is_the_primary_one(temporary: Path) -> None:
+    temporary.chmod(0o770)
+    with share_directory("downloads", "model"):
+        pass
+    os.chown(temporary, -1, OTHER_USER)
+    temporary.chmod(0o770)
+    with pytest.raises(StorageError, match="sticky bit"), share_directory("downloads", "model"):
+        pass
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777, 0o1770])
+def test_temporary_directory_that_is_private_or_sticky_is_used(mode: int, temporary: Path) -> None:
+    temporary.chmod(mode)
+    with share_directory("downloads", "model") as directory:
+        assert Path(directory).is_dir()
+
+
 @pytest.mark.parametrize("kind", ["link", "file"])
 def test_link_or_file_in_the_place_of_the_directory_is_refused(kind: str, top: Path, temporary: Path) -> None:
     (temporary / "elsewhere").mkdir(mode=0o700)

@@ -157,7 +157,15 @@ def test_plot_keeps_its_own_colors_only() -> None:
         ("https://h/x?%73ig=A", "https://h/x?%73ig=***"),
         ("https://h/x?X-Amz-Signature=A;password=B", "https://h/x?X-Amz-Signature=***;password=***"),
         ("cannot read 'ftp://u:p@h/x' of a@b.org", "cannot read 'ftp://***@h/x' of a@b.org"),
-        ("http://host:8080/a@b?page=2&design=3&author=4", "http://host:8080/a@b?page=2&design=3&author=4"),
+        ("http://host.org:8080/a@b?page=2&design=3&author=4", "http://host.org:8080/a@b?page=2&design=3&author=4"),
+        ("http://localhost:8080/a@b", "http://localhost:8080/a@b"),
+        ("hdfs://namenode:8020/user/a@b", "hdfs://namenode:8020/user/a@b"),
+        ("s3://user:123/abc@host/x", "s3://***@host/x"),
+        ("https://user:123/abc@host/x", "https://***@host/x"),
+        ("sftp://user:1234567/abc@host.org/x", "sftp://***@host.org/x"),
+        ("s3://a:1/b@c://d:2/e@f", "s3://***@c://***@f"),
+        ("https://h/x?code=1", "https://h/x?code=***"),
+        ("https://h/x?auth_code=1&state=2", "https://h/x?auth_code=***&state=2"),
         ("http://[::1]:8080/a@b", "http://[::1]:8080/a@b"),
         (json.dumps("s3://k:p\u00e9@b?token=\u00e9a"), '"s3://***@b?token=***"'),
     ],
@@ -166,10 +174,38 @@ def test_credentials_are_redacted(text: str, shown: str) -> None:
     assert redact(text) == shown
 
 
+SECRET_OPTIONS = [
+    *("key", "api_key", "apikey", "apiKey", "x-api-key", "account_key", "AWSAccessKeyId", "SharedAccessKey", "key1"),
+    *("token", "access_token", "authToken", "X-Amz-Security-Token", "secret", "client_secret", "secretsManager"),
+    *("password", "PASSWORD", "passwd", "passphrase", "pass", "db.pass", "pwd", "pw", "Signature", "X-Goog-Signature"),
+    *("sig", "Sig", "sas", "SAS", "credential", "credentials", "auth", "authorization", "oauth", "jwt", "code"),
+]
+OTHER_OPTIONS = [
+    *("max_tokens", "maxTokens", "tokenizer", "tokens", "passes", "passed", "compass", "bypass", "monkey", "keys"),
+    *("keyboard", "author", "authority", "authenticated", "design", "signed", "sigma", "assign", "secretary"),
+    *("credits", "exit_code", "codec", "code_version", "encode", "region", "scheme", "endpoint_override"),
+]
+
+
+@pytest.mark.parametrize("name", SECRET_OPTIONS)
+def test_option_with_the_word_for_a_secret_is_redacted(name: str) -> None:
+    assert redact(f"https://h/x?a=1&{name}=value#{name}=value") == f"https://h/x?a=1&{name}=***#{name}=***"
+
+
+@pytest.mark.parametrize("name", OTHER_OPTIONS)
+def test_option_with_a_word_that_only_contains_one_for_a_secret_is_kept(name: str) -> None:
+    assert redact(f"https://h/x?a=1&{name}=value#{name}=value") == f"https://h/x?a=1&{name}=value#{name}=value"
+
+
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("part", ["://a:", "://", "://a@", "?a", "?a=", "://a:b@c?key="])
+@pytest.mark.parametrize("part", ["://a:", "://", "://a@", "?a", "?a=", "://a:b@c?key=", "a://b:1/"])
 def test_long_text_of_someone_else_is_redacted_in_linear_time(part: str) -> None:
     redact(part * 200_000)
+
+
+@pytest.mark.timeout(20)
+def test_long_name_of_an_option_is_checked_in_linear_time() -> None:
+    redact(f"?{'auth' * 200_000}x={'token' * 200_000}")
 
 
 def test_credentials_are_not_stored_or_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

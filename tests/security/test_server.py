@@ -1,12 +1,10 @@
 """Clients and runs that try to keep others from the pages of `drivetrain runs serve`."""
 
 import contextlib
-import http.client
 import json
 import os
 import shutil
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,32 +13,24 @@ from urllib.parse import urlsplit
 import pytest
 
 from drivetrain._views.server import RunsServer
+from tests import serving as serve
 from tests.security.conftest import ALL_ATTACKS
 from tests.security.test_hostile_runs import MAKERS, make_fifo, replace
-from tests.support import DEADLINE_S, local_storage
+from tests.serving import serving
+from tests.support import DEADLINE_S
 
 CLIENTS = 500 if ALL_ATTACKS else 30
 
 
 @pytest.fixture
 def server(place: Path) -> Iterator[RunsServer]:
-    server = RunsServer(local_storage(place))
-    thread = threading.Thread(target=server.serve)
-    thread.start()
-    try:
+    with serving(place) as server:
         yield server
-    finally:
-        server.close()
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
 
 
-def get(server: RunsServer, path: str, limit_s: float = 10.0) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=limit_s)
-    with contextlib.closing(connection):
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+def get(server: RunsServer, path: str) -> tuple[int, str]:
+    status, _, text = serve.get(server, path, limit_s=10.0)
+    return status, text
 
 
 @contextlib.contextmanager

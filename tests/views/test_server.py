@@ -4,7 +4,7 @@ import contextlib
 import http.client
 import json
 import shutil
-import threading
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,31 +16,8 @@ import drivetrain
 from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig
 from drivetrain._views.server import RunsServer
 from tests.browser import Browser
+from tests.serving import get, serving
 from tests.support import DEADLINE_S, listening, local_storage, wait_for_release
-
-
-@contextlib.contextmanager
-def serving(directory: Path, **options: Any) -> Iterator[RunsServer]:
-    server = RunsServer(local_storage(directory), **options)
-    thread = threading.Thread(target=server.serve)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.close()
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
-
-
-def get(server: RunsServer, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
-    place = urlsplit(server.url)
-    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=DEADLINE_S)
-    try:
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode()
-    finally:
-        connection.close()
 
 
 @contextlib.contextmanager
@@ -82,6 +59,22 @@ def test_request_with_the_host_name_of_another_site_is_refused(runs: Path) -> No
         assert "token" not in server.url
         assert get(server, "/", Host="evil.example:80")[0] == 403
         assert get(server, "/", Host="localhost")[0] == 200
+        assert get(server, "/", Host="[::1]")[0] == 200
+        assert get(server, "/", Host="[::1].evil.example")[0] == 403
+
+
+def test_ipv6_address_is_served(runs: Path) -> None:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        for host in ("::1", "[::1]"):
+            with serving(runs, host=host) as server:
+                assert server.url.startswith("http://[::1]:")
+                assert "token" not in server.url
+                assert get(server, "/run/story", host="::1")[0] == 200
+                assert get(server, "/", host="::1", Host="evil.example")[0] == 403
+        with serving(runs, host="::") as server:
+            assert get(server, "/", host="::1")[0] == 403, "any other address requires the token"
+        return
+    pytest.skip("this machine has no IPv6")
 
 
 def test_requests_from_other_machines_require_the_token_and_keep_it_in_a_cookie(runs: Path) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain import Checkpoint, ConfigurationError, get_context, get_preemption_info, report
+from drivetrain import Checkpoint, CheckpointError, ConfigurationError, get_context, get_preemption_info, report
+from drivetrain.plugin import Storage, locate
 
 __all__ = ["ModelReports", "evaluations", "model_file"]
 
@@ -104,19 +105,26 @@ class ModelReports:
 
 
 def evaluations(checkpoint: Checkpoint) -> Any:
-    """Return the evaluations in a checkpoint; None if it has none."""
+    """Return the evaluations in a checkpoint; None if it has none.
+
+    Raises:
+        StorageError: the file of evaluations is not a regular file, is too large, or contains no JSON.
+    """
     with checkpoint.as_directory() as directory:
-        file = Path(directory, _EVALUATIONS)
-        return json.loads(file.read_text()) if file.exists() else None
+        # The checkpoint may come from someone else: only a regular file is read, up to a size limit.
+        return Storage(*locate(directory, what="the checkpoint")).read_any_json(_EVALUATIONS)
 
 
 def model_file(checkpoint: Checkpoint, filename: str, directory: str) -> Path:
-    """Return the path of the model in a checkpoint.
+    """Return the path of the model in a checkpoint. It may be a link, as in a snapshot of a model hub.
 
     Raises:
         ConfigurationError: the checkpoint has no such file.
+        CheckpointError: it is not a regular file, but for example a named pipe.
     """
     path = Path(directory, filename)
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path}: expected a regular file with the model, got something else")
     if not path.exists():
         files = ", ".join(sorted(file.name for file in Path(directory).iterdir())) or "no files"
         raise ConfigurationError(f"{checkpoint.path}: expected a checkpoint with a file {filename!r}, got {files}")

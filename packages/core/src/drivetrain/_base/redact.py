@@ -10,20 +10,39 @@ __all__ = ["redact"]
 # A text may contain several URIs. Each ends at white space, a quote or a backslash, except that a backslash followed by
 # "u" is a character that JSON has escaped.
 _AFTER_SCHEME = re.compile(r"""://((?:[^\s"'\\]|\\u[0-9a-f]{4})+)""")
-# A user name and the start of a password, which may contain "/" and "@". "host:port/" does not match.
-_USER_AND_PASSWORD = re.compile(r"[^/?#:@\[]*:(?!\d+(?:[/?#]|$))")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*$")
+_MAX_SCHEME_CHARS = 32
+# A user name and the start of a password, which may contain "/" and "@".
+_USER_AND_PASSWORD = re.compile(r"([^/?#:@\[]*):")
+_PORT = re.compile(r"\d{1,5}(?:[/?#]|$)")
 _AUTHORITY_END = re.compile(r"[/?#]")
+
+# In these schemes, "name:123/" is a host and a port, even if an "@" follows in the path. "s3://name:123/x@bucket" has a
+# password with a slash, and so has "https://name:123/x@host", unless the name is that of a host: it contains a dot.
+_SCHEMES_WITHOUT_PASSWORDS = {"grpc", "hdfs", "ray", "tcp", "viewfs", "webhdfs"}
+_SCHEMES_WITH_PORTS = {"ftp", "git+https", "git+ssh", "http", "https", "sftp", "ssh", "ws", "wss"}
+
 _OPTION = re.compile(r"""([?&;\#])([^=&;\#?\s"'\\]+)=((?:[^&;\#\s"'\\]|\\u[0-9a-f]{4})*)""")
-_SECRET_NAME = re.compile(
-    r"key|secret|token|pass|pwd|cred|signature|auth(?!or)|(?:^|[_.-])(?:pw|sig|sas)(?:$|[_.-])", re.IGNORECASE
+
+# The words of a name: "X-Amz-Signature", "account_key" and "sharedAccessKey" have three, two and three.
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRET_WORD = re.compile(
+    r"""
+    (?:access|account|api|app|auth|bearer|client|id|private|refresh|secret|session|shared|user)*
+    (?:key|secrets?|token|pass|password|passwd|passphrase|passcode|pwd|pw|credentials?|creds?|cred
+    |signature|sig|sas|auth|oauth|authorization|jwt)
+    (?:id)?
+    """,
+    re.VERBOSE,
 )
 
 
 def redact(text: str) -> str:
     """Return a text in which the credentials of its URIs are replaced by ``***``.
 
-    Credentials are a user name and password before the host, and the values of options whose names suggest a key, a
-    token, a signature, a password or a credential.
+    Credentials are a user name and password before the host, and options with a name that has the word for a secret: a
+    key, a token, a signature, a password or a credential. Only whole words count: ``api_key`` and ``accessToken`` are
+    secrets; ``tokenizer``, ``max_tokens`` and ``passed`` are not. ``code`` is a secret; ``exit_code`` is not.
     """
     if "://" in text:
         text = _AFTER_SCHEME.sub(_redact_user_info, text)
@@ -31,12 +50,18 @@ def redact(text: str) -> str:
 
 
 def _redact_user_info(match: re.Match[str]) -> str:
-    """Redact the text after a scheme, in linear time because the text may be long and untrusted."""
-    return "".join(f"://{_without_user_info(part)}" for part in match[1].split("://"))
+    """Redact the text after a scheme, in linear time, because the text may be long and someone else's."""
+    before = match.string[max(0, match.start() - _MAX_SCHEME_CHARS) : match.start()]
+    parts = []
+    for part in match[1].split("://"):
+        parts.append(f"://{_without_user_info(part, before[-_MAX_SCHEME_CHARS:])}")
+        before = part
+    return "".join(parts)
 
 
-def _without_user_info(address: str) -> str:
-    if (pair := _USER_AND_PASSWORD.match(address)) is not None:
+def _without_user_info(address: str, before: str) -> str:
+    pair = _USER_AND_PASSWORD.match(address)
+    if pair is not None and not _is_host_and_port(address, pair, before):
         at = address.rfind("@", pair.end())
     else:
         end = _AUTHORITY_END.search(address)
@@ -44,6 +69,21 @@ def _without_user_info(address: str) -> str:
     return address if at < 0 else f"***{address[at:]}"
 
 
+def _is_host_and_port(address: str, pair: re.Match[str], before: str) -> bool:
+    if _PORT.match(address, pair.end()) is None:
+        return False
+    found = _SCHEME.search(before)
+    scheme = found[0].lower() if found else ""
+    if scheme in _SCHEMES_WITHOUT_PASSWORDS:
+        return True
+    return scheme in _SCHEMES_WITH_PORTS and ("." in pair[1] or pair[1] == "localhost")
+
+
 def _redact_option(match: re.Match[str]) -> str:
     separator, name, _ = match.groups()
-    return f"{separator}{name}=***" if _SECRET_NAME.search(unquote(name)) else match[0]
+    return f"{separator}{name}=***" if _is_secret(unquote(name)) else match[0]
+
+
+def _is_secret(name: str) -> bool:
+    words = [word.lower() for word in _WORD.findall(name)]
+    return words in (["code"], ["auth", "code"]) or any(_SECRET_WORD.fullmatch(word) for word in words)

@@ -12,6 +12,7 @@ from drivetrain._cli.output import BAD, OK, Commands, MissingError, add_command,
 from drivetrain._storage.checkpoint import checkpoint_in
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
+from drivetrain._storage.filesystem import link_error
 from drivetrain._storage.manifest import read_manifest
 from drivetrain._storage.retention import rank_checkpoints
 from drivetrain._views.records import checkpoint_sizes
@@ -70,15 +71,18 @@ def _list(arguments: argparse.Namespace) -> int:
     found = []
     for entry in read_manifest(storage):
         size, files = checkpoint_sizes(storage, entry.name) or (None, None)
-        checkpoint = checkpoint_in(storage, entry.name)
-        facts = {
-            **asdict(entry),
-            "metrics": flatten(entry.metrics),
-            "bytes": size,
-            "files": files,
-            "pinned": checkpoint.is_pinned(),
-        }
-        found.append({**facts, "path": checkpoint.path})
+        link = storage.find_link(entry.name)
+        found.append(
+            {
+                **asdict(entry),
+                "metrics": flatten(entry.metrics),
+                "bytes": size,
+                "files": files,
+                "pinned": link is None and checkpoint_in(storage, entry.name).is_pinned(),
+                "damage": None if link is None else str(link_error(link)),
+                "path": storage.path(entry.name),
+            }
+        )
     emit(arguments, found, lambda: _list_text(found, storage))
     return OK
 
@@ -99,7 +103,8 @@ def _list_text(found: list[dict[str, Any]], storage: Storage) -> str:
         for one in found
     ]
     header = ["CHECKPOINT", "REPORT", "COMMITTED", "SIZE", "FILES", "PINNED", "METRICS"]
-    return table(header, rows, spare=["PINNED", "FILES"])
+    notes = [f"  {one['name']}: {one['damage']}" for one in found if one["damage"]]
+    return "\n".join([table(header, rows, spare=["PINNED", "FILES"]), *(["damaged:", *notes] if notes else [])])
 
 
 def _verify(arguments: argparse.Namespace) -> int:

@@ -67,9 +67,12 @@ def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bo
     yield from shown
     while follow:
         is_live = read_run(storage).is_live  # before the last look, so that it misses nothing
-        for line, end in _lines_from(storage, name, position, is_log=is_log):
-            position = end
-            yield line
+        start = -MAX_LINE_BYTES
+        while position - start > MAX_LINE_BYTES // 2:  # there may be more than one look returns
+            start = position
+            for line, end in _lines_from(storage, name, position, is_log=is_log):
+                position = end
+                yield line
         if not is_live:
             return
         time.sleep(_LOOK_S if storage.is_local else _REMOTE_LOOK_S)
@@ -77,10 +80,8 @@ def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bo
 
 def _whole_bytes(storage: Storage, name: str) -> int:
     """Return how much of a file is whole lines; all of it if the end of the file is a line that is too long."""
-    if not storage.is_local:
-        return (storage.read_bytes(name) or b"").rfind(b"\n") + 1
     try:
-        with storage.open_local(name) as file:
+        with storage.open_file(name) as file:
             end = file.seek(0, os.SEEK_END)
             size = end
             while end and size - end < MAX_LINE_BYTES:
@@ -99,22 +100,19 @@ def _lines_from(storage: Storage, name: str, position: int, *, is_log: bool) -> 
 
     A line that is too long, which a progress bar writes to a log, comes in parts: of each, only its end.
     """
-    if storage.is_local:
-        try:
-            with storage.open_local(name) as file:
-                position = min(position, file.seek(0, os.SEEK_END))
-                file.seek(position)
-                data = file.read(MAX_LINE_BYTES)  # the rest follows with the next look
-        except FileNotFoundError:
-            return
-        if len(data) >= MAX_LINE_BYTES and b"\n" not in data:
-            if not is_log:
-                raise line_too_long(storage.path(name))
-            end = data.rfind(b"\r") + 1 or len(data)  # a state of a progress bar is not cut in two
-            yield data[max(0, end - _MAX_PART_BYTES) : end], position + end
-            return
-    else:
-        data = (storage.read_bytes(name) or b"")[position:]
+    try:
+        with storage.open_file(name) as file:
+            position = min(position, file.seek(0, os.SEEK_END))
+            file.seek(position)
+            data = file.read(MAX_LINE_BYTES)  # the rest follows with the next look
+    except FileNotFoundError:
+        return
+    if len(data) >= MAX_LINE_BYTES and b"\n" not in data:
+        if not is_log:
+            raise line_too_long(storage.path(name))
+        end = data.rfind(b"\r") + 1 or len(data)  # a state of a progress bar is not cut in two
+        yield data[max(0, end - _MAX_PART_BYTES) : end], position + end
+        return
     for line in data.split(b"\n")[:-1]:
         position += len(line) + 1
         yield line, position

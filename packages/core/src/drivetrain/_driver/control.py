@@ -8,6 +8,7 @@ process of the same user or of root.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import socket
@@ -23,6 +24,9 @@ __all__ = ["ask", "listen"]
 _WAIT_S = 5.0
 _REPLY_S = 30.0
 _MAX_REPLY_BYTES = 16 << 20
+_RETRY_S = 0.1
+_PASSING_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}
+"""Errors of ``accept()`` after which a later call can succeed: for example, there was no free descriptor."""
 
 
 def _address(run_id: str) -> str:
@@ -44,22 +48,27 @@ def listen(run_id: str, reply: Callable[[str], str]) -> Iterator[None]:
             yield
             return
         listener.listen()
-        thread = threading.Thread(target=_serve, args=(listener, reply), daemon=True, name="drivetrain control")
+        ended = threading.Event()
+        thread = threading.Thread(target=_serve, args=(listener, reply, ended), daemon=True, name="drivetrain control")
         thread.start()
         try:
             yield
         finally:
+            ended.set()
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # also ends the accept() of the thread
             thread.join(_WAIT_S)  # the address is in use until accept() has returned
 
 
-def _serve(listener: socket.socket, reply: Callable[[str], str]) -> None:
-    while True:
+def _serve(listener: socket.socket, reply: Callable[[str], str], ended: threading.Event) -> None:
+    while not ended.is_set():
         try:
             connection, _ = listener.accept()
-        except OSError:  # the run ended
-            return
+        except OSError as error:
+            if error.errno not in _PASSING_ERRORS:  # the run ended
+                return
+            ended.wait(_RETRY_S)
+            continue
         with connection, contextlib.suppress(OSError):
             connection.settimeout(_WAIT_S)
             if _peer_uid(connection) not in (0, os.getuid()):

@@ -25,7 +25,7 @@ from drivetrain._storage.layout import (
     require_relative,
 )
 from drivetrain._storage.node import share_directory
-from drivetrain._storage.reading import Fields, parse_json
+from drivetrain._storage.reading import MAX_VALUES, Fields, count_values, parse_json, size_limit
 from drivetrain._storage.remote import locate
 from drivetrain.errors import CheckpointError, StorageError
 
@@ -223,14 +223,21 @@ class Checkpoint:
             metadata: values that JSON knows, or bytes.
 
         Raises:
-            CheckpointError: the directory does not exist, or a value is neither.
+            CheckpointError: the directory does not exist, a value is neither, or there is more than can be read back.
         """
         self._require()
         try:
             text = metadata_json({"version": VERSION, "metadata": dict(metadata)})
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint metadata: expected values that JSON knows, or bytes: {error}") from error
-        self._storage.write_bytes(METADATA_FILE, text.encode())
+        data = text.encode()
+        limit = size_limit(METADATA_FILE)
+        if len(data) > limit or count_values(data) > MAX_VALUES:
+            raise CheckpointError(
+                f"checkpoint metadata: expected at most {limit:,} bytes of JSON with {MAX_VALUES:,} values, got "
+                f"{len(data):,} bytes. Write a file into the checkpoint instead"
+            )
+        self._storage.write_bytes(METADATA_FILE, data)
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Adds to the metadata stored with the checkpoint; new values win over old ones."""
@@ -269,7 +276,8 @@ class Checkpoint:
 
     def _require(self) -> None:
         if not self.exists():
-            raise CheckpointError(f"a checkpoint: expected a directory that exists, found none at {self.path}")
+            what = "a link without a target" if os.path.islink(self.path) and self.is_local else "none"
+            raise CheckpointError(f"a checkpoint: expected a directory that exists, found {what} at {self.path}")
 
 
 def checkpoint_in(storage: Storage, name: str) -> Checkpoint:

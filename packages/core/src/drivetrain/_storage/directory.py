@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import io
 import os
 import posixpath
 import socket
@@ -12,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from drivetrain._base.crashpoints import reach
 from drivetrain._storage.copying import Claims, copy_files, copy_part, duplicates_of, same_content
@@ -120,6 +121,15 @@ class Storage:
         data = self.read_bytes(name)
         return None if data is None else Fields(parse_json(data, self.path(name)), self.path(name))
 
+    def read_any_json(self, name: str) -> Any:
+        """Return the value of a JSON file of any type, or None if there is no such file.
+
+        Raises:
+            StorageError: the file cannot be read, or is not JSON.
+        """
+        data = self.read_bytes(name)
+        return None if data is None else parse_json(data, self.path(name))
+
     @contextlib.contextmanager
     def open_local(self, name: str) -> Iterator[BinaryIO]:
         """Opens a file of a local directory for reading, for the time of a ``with`` block.
@@ -136,6 +146,23 @@ class Storage:
             raise StorageError(f"cannot read {self.path(name)}: {explain(error)}") from error
         with open(descriptor, "rb") as file:
             yield file
+
+    @contextlib.contextmanager
+    def open_file(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file for reading, for the duration of a ``with`` block; a file in a bucket is first read as a whole.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            StorageError: the file cannot be read, is not a regular file, or is in a bucket and exceeds its size limit.
+        """
+        if self.is_local:
+            with self.open_local(name) as file:
+                yield file
+            return
+        data = self.read_bytes(name)
+        if data is None:
+            raise FileNotFoundError(self.path(name))
+        yield io.BytesIO(data)
 
     def write_bytes(
         self, name: str, data: bytes, *, durable: bool = True, midway: Callable[[], None] | None = None
@@ -323,13 +350,19 @@ class Storage:
         sizes = self.walk(name)
         for relative, facts in files.items():
             if relative not in sizes:
-                return f"{self.path(name, relative)} is missing"
+                return self._explain_missing(name, relative)
             if sizes[relative] != facts.size:
                 return f"{self.path(name, relative)} has {sizes[relative]} bytes instead of {facts.size}"
             known = facts.crc32 if checksums and self.is_local else None
             if known is not None and checksum(self.path(name, relative)) != known:
                 return f"{self.path(name, relative)} has other content than was stored (CRC-32)"
         return None
+
+    def _explain_missing(self, name: str, relative: str) -> str:
+        """Return why :meth:`walk` does not find a file of a stored directory."""
+        if (link := self.find_link(posixpath.join(name, relative))) is not None:
+            return f"{link} is a symbolic link. Links are refused in a stored checkpoint: replace it by its target"
+        return f"{self.path(name, relative)} is missing"
 
     def get_directory(
         self, name: str, target: str, *, files: Mapping[str, StoredFile] | None = None,
@@ -357,7 +390,7 @@ class Storage:
         sizes = {relative: size for relative, size in self.walk(name).items() if is_wanted(relative)}
         for relative in files or ():
             if relative not in sizes and is_wanted(relative):
-                raise CheckpointError(f"{self.path(name, relative)} is missing. Use another checkpoint")
+                raise CheckpointError(f"{self._explain_missing(name, relative)}. Use another checkpoint")
         jobs: list[Job[None]] = []
         os.makedirs(target, exist_ok=True)
         made: set[str] = set()

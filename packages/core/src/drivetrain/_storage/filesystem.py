@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 import zlib
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from drivetrain._base.crashpoints import is_armed, reach
+from drivetrain._storage.layout import draft_name
 from drivetrain._storage.reading import read_regular
 from drivetrain.errors import StorageError
 
@@ -139,7 +139,7 @@ class LocalFilesystem:
         """Replaces a file atomically; see the module's docstring."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = str(target.with_name(f".{target.name}.{secrets.token_hex(4)}"))
+        draft = str(target.with_name(draft_name(target.name)))
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with open(descriptor, "wb") as file:

@@ -9,13 +9,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import LISTING_FILE
 from drivetrain._storage.node import try_lock
+from drivetrain.errors import StorageError
 
 __all__ = ["delete_unless_held", "hold", "is_held"]
+
+_HOLD_WAIT_S = 60.0
+_RETRY_S = 0.05
 
 
 @contextlib.contextmanager
@@ -24,18 +29,34 @@ def hold(storage: Storage) -> Iterator[None]:
 
     Args:
         storage: the directory of the checkpoint. If it is not committed, nobody but its owner would delete it.
+
+    Raises:
+        StorageError: another process has held an exclusive lock for a minute.
     """
-    descriptor = _open(storage.path(LISTING_FILE), os.O_RDONLY)
+    path = storage.path(LISTING_FILE)
+    descriptor = _open(path, os.O_RDONLY)
     try:
         if descriptor is not None:
             with contextlib.suppress(OSError):  # a filesystem without locks
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                _wait_for_lock(descriptor, path)
         yield
     finally:
         if descriptor is not None:
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, path: str) -> None:
+    """Take the shared lock. A deletion holds the exclusive one for a moment, and so can any process that can read."""
+    deadline = time.monotonic() + _HOLD_WAIT_S
+    while not try_lock(descriptor, fcntl.LOCK_SH):
+        if time.monotonic() > deadline:
+            raise StorageError(
+                f"{path}: expected to get a shared lock within {_HOLD_WAIT_S:g} s, but another process holds an "
+                f"exclusive one: it deletes the checkpoint, or blocks it. To find that process, run: lslocks"
+            )
+        time.sleep(_RETRY_S)
 
 
 def is_held(storage: Storage, name: str) -> bool:

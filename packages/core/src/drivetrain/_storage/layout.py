@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import posixpath
 import re
+import secrets
+from collections.abc import Collection
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -28,6 +30,7 @@ __all__ = [
     "PENDING",
     "PIN_FILE",
     "PROGRESS_FILE",
+    "RESULT_FILE",
     "RUN_FILE",
     "STAGED_RUNS",
     "TIMELINE_FILE",
@@ -38,7 +41,9 @@ __all__ = [
     "announcement",
     "check_version",
     "checkpoint_name",
+    "draft_name",
     "file_mode",
+    "is_draft",
     "is_reserved",
     "require_checkpoint_name",
     "require_relative",
@@ -83,6 +88,11 @@ _PUBLIC = frozenset({MANIFEST, LISTING_FILE, METADATA_FILE, PIN_FILE, LOCK_FILE}
 _NAME_PATTERN = re.compile(r"\..*|result(_rank_\d+)?\.json|events\.out\.tfevents\..*")
 
 CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})")
+
+RESULT_FILE = re.compile(r"result(?:_rank_(\d+))?\.json")
+"""The files with the reports of each rank."""
+
+_DRAFT = re.compile(r"\.([^.].*)\.[0-9a-f]{8}")
 
 
 def checkpoint_name(index: int) -> str:
@@ -160,6 +170,22 @@ def check_version(version: Any, where: str, kind: type[StorageError] = StorageEr
             f"{where} was written by a newer drivetrain (expected a format version up to {VERSION}, got {version}): "
             "upgrade drivetrain"
         )
+
+
+def draft_name(name: str) -> str:
+    """Return a new name for the draft of a file, which is renamed once it is complete."""
+    return f".{name}.{secrets.token_hex(4)}"
+
+
+def is_draft(name: str, files: Collection[str] | None = None) -> bool:
+    """Return True for the draft of a file, which a killed process may have left.
+
+    Args:
+        name: the name of the possible draft.
+        files: accept only drafts of these files; None for all files.
+    """
+    match = _DRAFT.fullmatch(name)
+    return match is not None and (files is None or match[1] in files)
 
 
 def is_reserved(name: str) -> bool:

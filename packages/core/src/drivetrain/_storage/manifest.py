@@ -13,11 +13,10 @@ the directories whose files verify.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from drivetrain._base.crashpoints import reach
 from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in, own_files, parse_listing
@@ -35,8 +34,9 @@ from drivetrain._storage.layout import (
     announcement,
     check_version,
     checkpoint_name,
+    is_draft,
 )
-from drivetrain._storage.reading import Fields, parse_json
+from drivetrain._storage.reading import Fields, is_damage, parse_json
 from drivetrain._storage.retention import Janitor, retained
 from drivetrain.config import CheckpointConfig
 from drivetrain.errors import CheckpointError, StorageError
@@ -44,8 +44,18 @@ from drivetrain.errors import CheckpointError, StorageError
 __all__ = ["CheckpointManager", "delete_checkpoints", "read_manifest"]
 
 
-_DRAFT = re.compile(r"\.[^.].*\.[^.]{8}")
-"""A file that a killed process was writing: what it was to be called, between dots, and eight characters."""
+class _Leftovers(NamedTuple):
+    """What :meth:`CheckpointManager.sweep` deletes.
+
+    Attributes:
+        orphans: the checkpoint directories that are not committed.
+        announced: the checkpoint directories that :data:`~drivetrain._storage.layout.PENDING` announces.
+        drafts: the incomplete files in that directory.
+    """
+
+    orphans: list[str]
+    announced: list[str]
+    drafts: list[str]
 
 
 class CheckpointManager:
@@ -100,8 +110,8 @@ class CheckpointManager:
             except CheckpointError as error:
                 damage = str(error)
             except StorageError as error:
-                if error.__cause__ is not None and not isinstance(error.__cause__, ValueError):
-                    raise  # the storage cannot be read at all
+                if not is_damage(error):
+                    raise
                 damage = str(error)
             self._damaged.add(entry.name)
             self._warn(f"{damage}; it is left as it is, and the one before it is used")
@@ -182,20 +192,17 @@ class CheckpointManager:
                 self._encoded.pop(old.name, None)
             self._janitor.submit(self.last_name, [old.name for old in dropped])
 
-    def _leftovers(self) -> tuple[list[str], list[str]]:
-        """The directories that are to be deleted, and the names of all that were announced."""
+    def _find_leftovers(self) -> _Leftovers:
         names = {entry.name for entry in self.committed}
         directories, files = self._storage.list_names()
         # A file or a link in the place of a checkpoint is deleted itself; a link is never followed.
         orphans = [name for name in [*directories, *files] if CHECKPOINT_NAME.fullmatch(name) and name not in names]
+        pending = self._storage.list_names(PENDING)[1] if PENDING in directories else []  # not if it is a link
+        drafts = [file for file in pending if is_draft(file)]
         where = self._storage.path(PENDING)
-        announced = [announced_name(file, where) for file in self._pending_files() if not _DRAFT.fullmatch(file)]
+        announced = [announced_name(file, where) for file in pending if file not in drafts]
         orphans += [name for name in announced if name.partition("/")[0] in directories and name not in names]
-        return orphans, announced
-
-    def _pending_files(self) -> list[str]:
-        directories, _ = self._storage.list_names()  # a link to a directory is not among them
-        return self._storage.list_names(PENDING)[1] if PENDING in directories else []
+        return _Leftovers(orphans, announced, drafts)
 
     @property
     def last_name(self) -> str:
@@ -210,10 +217,9 @@ class CheckpointManager:
             that is lost may still be writing there.
         """
         self._janitor.wait()
-        orphans, announced = self._leftovers()
-        for file in self._pending_files():
-            if _DRAFT.fullmatch(file):
-                self._storage.delete(f"{PENDING}/{file}")
+        orphans, announced, drafts = self._find_leftovers()
+        for file in drafts:
+            self._storage.delete(f"{PENDING}/{file}")
         deleted = []
         for name in orphans:
             reach("during sweep")
@@ -227,7 +233,7 @@ class CheckpointManager:
 
     def leftovers(self) -> list[str]:
         """The directories that :meth:`sweep` would delete."""
-        return self._leftovers()[0]
+        return self._find_leftovers().orphans
 
     def droppable(self, config: CheckpointConfig) -> list[CommittedCheckpoint]:
         """The committed checkpoints that other rules than the run's own would drop, oldest first."""
@@ -314,14 +320,15 @@ def delete_checkpoints(storage: Storage) -> None:
 def _find_complete(storage: Storage) -> list[CommittedCheckpoint]:
     found = []
     for name in storage.list_names()[0]:
-        data = storage.read_bytes(f"{name}/{LISTING_FILE}")
-        if data is None:
-            continue
         try:
+            data = storage.read_bytes(f"{name}/{LISTING_FILE}")
+            if data is None:
+                continue
             files, entry = parse_listing(data, storage.path(name, LISTING_FILE))
             committed = CommittedCheckpoint.parse(entry, storage.path(name, LISTING_FILE))
             if committed.name == name and storage.find_damage(name, files) is None:
                 found.append(committed)
-        except StorageError:
-            continue
+        except StorageError as error:
+            if not is_damage(error):  # the checkpoint may be complete, and must not be swept
+                raise
     return sorted(found, key=lambda entry: entry.index)

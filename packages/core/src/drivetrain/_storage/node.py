@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import stat
 import tempfile
@@ -111,9 +112,29 @@ def _place(kind: str) -> str:
 
 def _base(kind: str) -> str:
     base = _place(kind)
+    _require_safe_parent(os.path.dirname(os.path.dirname(base)))
     _make_private(os.path.dirname(base))
     _make_private(base)
     return base
+
+
+def _require_safe_parent(path: str) -> None:
+    """Refuse a temporary directory in which other users can replace the directory of this user.
+
+    Members of this user's own primary group are trusted: with a umask of 002, a user's directories are group-writable.
+
+    Raises:
+        StorageError: others can write to it, and it does not have the sticky bit.
+    """
+    status = os.stat(path)
+    others_can_write = status.st_mode & stat.S_IWOTH or (
+        status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid())
+    )
+    if others_can_write and not status.st_mode & stat.S_ISVTX:
+        raise StorageError(
+            f"{path}: expected a temporary directory that nobody else can write to, or one with the sticky bit, got "
+            f"{stat.filemode(status.st_mode)}. Set TMPDIR to your own directory, or run: chmod +t {shlex.quote(path)}"
+        )
 
 
 def _make_private(path: str) -> None:

@@ -20,9 +20,13 @@ from drivetrain._storage import layout
 from drivetrain.errors import StorageError
 
 __all__ = [
+    "MAX_JSON_BYTES",
     "MAX_LINE_BYTES",
+    "MAX_VALUES",
     "Fields",
+    "count_values",
     "damage_of",
+    "is_damage",
     "is_number",
     "open_regular",
     "parse_json",
@@ -34,20 +38,27 @@ __all__ = [
 _MEBIBYTE = 1 << 20
 _SIZE_LIMITS = {
     layout.LOCK_FILE: _MEBIBYTE,
-    layout.RUN_FILE: 64 * _MEBIBYTE,
+    layout.RUN_FILE: 16 * _MEBIBYTE,
     layout.ERROR_FILE: 64 * _MEBIBYTE,
     layout.ERROR_TEXT_FILE: 64 * _MEBIBYTE,
-    layout.TIMELINE_FILE: 256 * _MEBIBYTE,
-    layout.USAGE_FILE: 256 * _MEBIBYTE,
-    layout.MANIFEST: 256 * _MEBIBYTE,
-    layout.LISTING_FILE: 256 * _MEBIBYTE,
-    layout.METADATA_FILE: 256 * _MEBIBYTE,
+    layout.TIMELINE_FILE: 128 * _MEBIBYTE,  # 600,000 workers, the sum over all attempts
+    layout.USAGE_FILE: 64 * _MEBIBYTE,
+    layout.MANIFEST: 64 * _MEBIBYTE,  # 100,000 checkpoints
+    layout.LISTING_FILE: 64 * _MEBIBYTE,  # 800,000 files
+    layout.METADATA_FILE: 64 * _MEBIBYTE,
 }
 _SIZE_LIMIT = 4096 * _MEBIBYTE
 """For reports, logs and pickles, where these are read as a whole."""
 
+MAX_JSON_BYTES = 64 * _MEBIBYTE
+"""The maximum size of other JSON files, such as those in a checkpoint."""
+
 MAX_LINE_BYTES = 16 * _MEBIBYTE
 """The maximum length of a line in a file of which only a part is in memory at a time."""
+
+MAX_VALUES = 4_000_000
+"""The maximum number of values in a JSON document. A value can take 30 times the memory of its text, so a limit on the
+size of a file does not limit the memory that its values take."""
 
 _MAX_DEPTH = 100
 _MAX_SHOWN = 80
@@ -55,7 +66,9 @@ _MAX_SHOWN = 80
 
 def size_limit(name: str) -> int:
     """Returns the maximum size in bytes of a file of a run directory, by its name."""
-    return _SIZE_LIMITS.get(posixpath.basename(name), _SIZE_LIMIT)
+    base = posixpath.basename(name)
+    is_other_json = base.endswith(".json") and layout.RESULT_FILE.fullmatch(base) is None
+    return _SIZE_LIMITS.get(base, MAX_JSON_BYTES if is_other_json else _SIZE_LIMIT)
 
 
 def too_large(where: str, size: int, limit: int) -> StorageError:
@@ -147,24 +160,39 @@ def _check_kind(status: os.stat_result, where: str, *, is_directory: bool = Fals
 
 
 def parse_json(data: bytes | str, where: str) -> Any:
-    """Parses JSON that is not nested deeply.
+    """Parse JSON with a limited number of values that is not nested deeply.
 
     Args:
         data: the text.
         where: the file it comes from, for the error.
 
     Raises:
-        StorageError: it is not JSON, or nested too deeply; the cause is a ``ValueError``.
+        StorageError: it is not JSON, is nested too deeply, or has too many values; the cause is a ``ValueError``.
     """
     try:
+        if count_values(data) > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES:,} values")
         value = json.loads(data)
         _check_depth(value, data)
         return value
     except RecursionError:
         cause = ValueError("nested too deeply")
+    except MemoryError:
+        cause = ValueError("too large for the memory of this machine")
     except ValueError as error:
         cause = error
     raise StorageError(f"{where}: expected JSON, got {_short(data)} ({cause})") from cause
+
+
+def count_values(data: bytes | str) -> int:
+    """Return an upper bound of the number of values in a JSON text, without parsing it."""
+    commas, objects, lists = (b",", b"{", b"[") if isinstance(data, bytes) else (",", "{", "[")
+    return 1 + data.count(commas) + data.count(objects) + data.count(lists)  # type: ignore[arg-type]
+
+
+def is_damage(error: StorageError) -> bool:
+    """Return True for an error about the content of a file, and False if the storage could not be read."""
+    return isinstance(error.__cause__, (ValueError, MemoryError, RecursionError, type(None)))
 
 
 def _check_depth(value: Any, data: bytes | str) -> None:
@@ -257,7 +285,10 @@ def damage_of(where: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
+    except (
+        *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
+        *(RecursionError, MemoryError, OSError),
+    ) as error:
         raise StorageError(f"{where}: the run's files are damaged ({type(error).__name__}: {error})") from error
 
 

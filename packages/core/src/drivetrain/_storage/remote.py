@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-import secrets
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from urllib.parse import parse_qsl, unquote
 from drivetrain._base.crashpoints import is_armed, reach
 from drivetrain._base.redact import redact
 from drivetrain._storage.filesystem import Filesystem, LocalFilesystem, StoredFile
+from drivetrain._storage.layout import draft_name
 from drivetrain._storage.reading import too_large
 from drivetrain.errors import ConfigurationError
 
@@ -160,7 +160,7 @@ def _parts(source: str) -> Iterator[tuple[bytes, int]]:
 
 def _draft_of(path: str) -> str:
     parent, name = posixpath.split(path)
-    return posixpath.join(parent, f".{name}.{secrets.token_hex(4)}")
+    return posixpath.join(parent, draft_name(name))
 
 
 class ArrowFilesystem(_Remote):

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
-import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import result_file
-from drivetrain._storage.reading import MAX_LINE_BYTES, Fields, parse_json
+from drivetrain._storage.layout import RESULT_FILE, result_file
+from drivetrain._storage.reading import MAX_LINE_BYTES, MAX_VALUES, Fields, count_values, parse_json
 from drivetrain.errors import StorageError
 
 __all__ = ["last_report", "line_too_long", "rank_files", "read_line", "read_lines", "tail_lines"]
 
-_RESULT_FILE = re.compile(r"result(?:_rank_(\d+))?\.json")
 _TAIL_BYTES = 1 << 16
 _MAX_TAIL_BYTES = 256 << 20
 
 
 def rank_files(storage: Storage) -> dict[int, str]:
     """The files with the reports of each rank."""
-    matches = [match for name in storage.list_names()[1] if (match := _RESULT_FILE.fullmatch(name))]
+    matches = [match for name in storage.list_names()[1] if (match := RESULT_FILE.fullmatch(name))]
     return {int(match[1] or 0): match[0] for match in sorted(matches, key=lambda match: int(match[1] or 0))}
 
 
@@ -58,10 +57,8 @@ def tail_lines(storage: Storage, name: str, count: int, *, cut: bool = False) ->
     Raises:
         StorageError: they are too long, or the file cannot be read.
     """
-    if not storage.is_local:
-        return [line for line in (storage.read_bytes(name) or b"").rpartition(b"\n")[0].split(b"\n")[-count:] if line]
     try:
-        with storage.open_local(name) as file:
+        with storage.open_file(name) as file:
             end = start = file.seek(0, os.SEEK_END)
             data = b""
             while start and data.count(b"\n") <= count:
@@ -102,11 +99,16 @@ def read_lines(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file, one per line; other lines are skipped.
 
     Raises:
-        StorageError: the file cannot be read.
+        StorageError: the file cannot be read, or has too many values.
     """
-    for line in (storage.read_bytes(name) or b"").splitlines():
+    where = storage.path(name)
+    values = 0
+    for line in io.BytesIO(storage.read_bytes(name) or b""):
+        values += count_values(line)
+        if values > MAX_VALUES:
+            raise StorageError(f"{where}: expected at most {MAX_VALUES:,} values in all lines, got more")
         with contextlib.suppress(StorageError):
-            yield Fields(parse_json(line, name), name).values
+            yield Fields(parse_json(line, where), where).values
 
 
 def line_too_long(where: str, what: str = "a line", limit: int = MAX_LINE_BYTES) -> StorageError:

@@ -35,6 +35,7 @@ from drivetrain._storage.layout import (
     USAGE_FILE,
     VERSION,
     check_version,
+    is_draft,
     is_reserved,
     staging_key,
 )
@@ -52,7 +53,9 @@ __all__ = ["OpenRun", "open_run"]
 
 _RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _GROWING = ("result*.json", "progress.csv", TIMELINE_FILE, USAGE_FILE)
-_DRAFTS = tuple(f".{name}.????????" for name in (MANIFEST, RUN_FILE, TRAINER_FILE, *ERROR_FILES))
+_REPLACED = (MANIFEST, RUN_FILE, TRAINER_FILE, *ERROR_FILES)
+_MAX_FACT_CHARS = 1 << 20
+"""The maximum length of a fact in ``run.json``, which has a size limit: a configuration may contain long lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +118,7 @@ def open_run(
         record, starts = _read_record(storage)
         record.setdefault("id", secrets.token_hex(4))
         record.setdefault("created", time.time())
-        record.update(facts)
+        record.update({key: _shortened(fact) for key, fact in facts.items()})
         record.update(
             version=VERSION,
             name=name,
@@ -152,6 +155,11 @@ def open_run(
             console=console,
             push=push,
         )
+
+
+def _shortened(fact: Any) -> Any:
+    is_long = isinstance(fact, str) and len(fact) > _MAX_FACT_CHARS
+    return f"{fact[:_MAX_FACT_CHARS]}... ({len(fact):,} characters)" if is_long else fact
 
 
 def _find(config: RunConfig, trainer: str) -> tuple[Storage, str]:
@@ -250,7 +258,7 @@ def _is_growing(name: str) -> bool:
 def _sweep_drafts(storage: Storage) -> None:
     """Deletes what drivers have left that were killed while they replaced a file."""
     for name in storage.list_names()[1]:
-        if any(fnmatch.fnmatchcase(name, draft) for draft in _DRAFTS):
+        if is_draft(name, _REPLACED):
             storage.delete(name)
 
 

@@ -101,6 +101,8 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
         for job in jobs:
             try:
                 values.append(_attempt(job, deadline, _sleep, limits.attempts))
+            except StorageError:
+                raise
             except Exception as error:
                 raise _blame(what, job.name, error) from error
         return values
@@ -134,12 +136,14 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
         for finished in range(len(jobs)):
             try:
                 number, value, failure = done.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
+            except queue.Empty as empty:
                 names = ", ".join(sorted(dict(current).values())[:5]) or "its threads"
                 raise StorageError(
                     f"{what} took longer than {limits.deadline_s:g} s (SyncConfig.sync_timeout): "
                     f"{finished} of {len(jobs)} pieces are done, and {names} is waited for"
-                ) from None
+                ) from empty
+            if isinstance(failure, StorageError):
+                raise failure
             if failure is not None:
                 raise _blame(what, jobs[number].name, failure) from failure
             results[number] = value
@@ -169,8 +173,6 @@ def _attempt(job: Job[T], deadline: float, wait: Callable[[float], bool], attemp
 
 
 def _blame(what: str, job: str, error: Exception) -> StorageError:
-    if isinstance(error, StorageError):
-        return error
     return StorageError(f"{what} failed at {job}: {explain(error)}")
 
 

@@ -13,6 +13,7 @@ import hmac
 import http
 import io
 import os
+import re
 import secrets
 import socket
 import threading
@@ -37,6 +38,7 @@ from drivetrain.errors import ConfigurationError, StorageError
 __all__ = ["RunsServer"]
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::\d*)?")
 _COOKIE = "drivetrain_token"
 _LOOK_S = 1.0
 _REMOTE_LOOK_S = 20.0
@@ -73,6 +75,7 @@ class RunsServer:
     """
 
     def __init__(self, storage: Storage, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
+        host = host.removeprefix("[").removesuffix("]")
         self.is_loopback = host in _LOOPBACK
         self.token = token if token or self.is_loopback else secrets.token_urlsafe(24)
         self.request_limit_s = _REQUEST_S
@@ -85,13 +88,13 @@ class RunsServer:
             runs = server
 
         try:
-            self._server = _server_class(host)((host, port), Handler)
+            self._server = _server_class(_address_family(host))((host, port), Handler)
         except OSError as error:
             raise ConfigurationError(
-                f"the server: expected an address and port of this machine that are free, got {host}:{port} "
+                f"the server: expected an address and port of this machine that are free, got {_in_url(host)}:{port} "
                 f"({error.strerror or error}): choose others, or port 0 for any that is free"
             ) from error
-        shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+        shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else _in_url(host)
         self.url = f"http://{shown}:{self._server.server_address[1]}/"
         if self.token:
             self.url += f"?token={quote(self.token)}"
@@ -107,11 +110,32 @@ class RunsServer:
         self._server.server_close()
 
 
-def _server_class(host: str) -> type[LimitedServer]:
+def _server_class(family: socket.AddressFamily) -> type[LimitedServer]:
     class Server(LimitedServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        address_family = family
 
     return Server
+
+
+def _address_family(host: str) -> socket.AddressFamily:
+    """Return the family of an address, or of a host name: IPv6 only if it has no IPv4 address.
+
+    Raises:
+        OSError: there is no such address.
+    """
+    found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    families = {family for family, *_ in found}
+    return socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+
+
+def _in_url(host: str) -> str:
+    return f"[{host.replace('%', '%25')}]" if ":" in host else host
+
+
+def _host_of(header: str) -> str:
+    """Return the host in a ``Host`` header, without the port and the brackets of an IPv6 address."""
+    match = _HOST.fullmatch(header)
+    return (match[1] or match[2]) if match else ""
 
 
 class _Pages:
@@ -314,8 +338,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return True
             self._refuse(http.HTTPStatus.FORBIDDEN, "expected the token: open the whole address that was printed")
             return False
-        host = (self.headers.get("Host") or "").rpartition(":")[0].strip("[]") or self.headers.get("Host", "")
-        if runs.is_loopback and host not in _LOOPBACK:
+        if runs.is_loopback and _host_of(self.headers.get("Host", "")) not in _LOOPBACK:
             self._refuse(http.HTTPStatus.FORBIDDEN, "this is for browsers on this machine")
             return False
         return True

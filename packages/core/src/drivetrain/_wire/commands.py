@@ -18,6 +18,7 @@ __all__ = [
     "CountSteps",
     "FreeMemory",
     "JoinRun",
+    "Refuse",
     "Renumber",
     "RunningTaskCommand",
     "StopAfter",
@@ -112,5 +113,16 @@ class Renumber:
     last_report: ReportNumber
 
 
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """End the process: the driver does not accept this worker. It is sent instead of the first command.
+
+    Attributes:
+        reason: why not, in words.
+    """
+
+    reason: str
+
+
 RunningTaskCommand = CountSteps | StopAfter | Renumber
-Command = Call | JoinRun | Train | FreeMemory | RunningTaskCommand
+Command = Call | JoinRun | Train | FreeMemory | Refuse | RunningTaskCommand

@@ -6,6 +6,9 @@ The driver listens on a TCP port. A worker connects and sends three things:
 2. The versions of the protocol, of drivetrain and of Python, as JSON. The driver compares them with its own.
 3. The pickled facts about the process. The driver unpickles nothing before the first two checks have passed.
 
+If the token is right and the rest is not, the peer is a worker of another version, or one whose facts are too large.
+The driver then sends the command :class:`~drivetrain._wire.commands.Refuse`, and raises the same error itself.
+
 Anyone who can reach the port can connect, so the driver never waits for a peer. It reads what has arrived, closes
 connections that did not complete the handshake within a deadline, and limits their number and the size of what they
 send. The connection is not encrypted: it requires a network that only trusted hosts can read.
@@ -31,6 +34,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain._version import __version__
+from drivetrain._wire.commands import Refuse
+from drivetrain._wire.frames import frame
 from drivetrain.errors import ConfigurationError
 
 __all__ = ["CONNECT_WAIT_S", "PROTOCOL_VERSION", "DriverAddress", "Introduction", "WorkerListener", "connect_to_driver"]
@@ -114,7 +119,7 @@ class _Peer:
 
         Raises:
             _Refused: the peer closed the connection, or is not a worker of this driver.
-            ConfigurationError: the worker has other versions than the driver.
+            ConfigurationError: the worker has other versions than the driver, or its facts are too large.
         """
         with contextlib.suppress(BlockingIOError, InterruptedError):
             while (missing := self._missing()) > 0:
@@ -136,16 +141,38 @@ class _Peer:
         if len(self._data) < header:
             return header - len(self._data)
         versions, facts = _LENGTHS.unpack_from(self._data, _TOKEN_BYTES)
-        if versions > _MAX_VERSIONS_BYTES or facts > _MAX_FACTS_BYTES:
-            raise _Refused("sent too many bytes")
+        if not 0 < versions <= _MAX_VERSIONS_BYTES:
+            raise self._without_versions()
+        if facts > _MAX_FACTS_BYTES:
+            raise ConfigurationError(
+                f"a worker on {self._host()}: expected an introduction of at most {_MAX_FACTS_BYTES:,} bytes, got "
+                f"{facts:,} bytes. Pass smaller details to worker_main()"
+            )
         return int(header + versions + facts - len(self._data))
 
     def _introduction(self) -> Introduction:
         size, _ = _LENGTHS.unpack_from(self._data, _TOKEN_BYTES)
         start = _TOKEN_BYTES + _LENGTHS.size
-        _require_same_versions(bytes(self._data[start : start + size]))
+        try:
+            versions = dict(json.loads(self._data[start : start + size]))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self._without_versions() from error
+        _require_same_versions(versions)
         index, facts, details, stacks = pickle.loads(self._data[start + size :])
         return Introduction(index, facts, details, stacks, self.connection)
+
+    def _without_versions(self) -> ConfigurationError:
+        """The error about a worker whose release introduces itself in another way."""
+        return ConfigurationError(
+            f"a worker on {self._host()}: expected protocol {PROTOCOL_VERSION}, as in the driver, got an introduction "
+            "without versions, which another drivetrain sends. Install the same version on all nodes"
+        )
+
+    def _host(self) -> str:
+        try:
+            return str(self.connection.getpeername()[0])
+        except OSError:
+            return "an unknown host"
 
 
 class WorkerListener:
@@ -193,7 +220,8 @@ class WorkerListener:
             None if no worker process has completed the handshake. A connection with a wrong token is closed.
 
         Raises:
-            ConfigurationError: a worker process has another version of Python or drivetrain than the driver.
+            ConfigurationError: a worker process has another version of Python or drivetrain than the driver, or its
+                introduction is too large.
         """
         ready = {descriptor for descriptor, _ in self._poll.poll(0, len(self._pending) + 2)}
         for descriptor in ready & self._pending.keys():
@@ -239,6 +267,11 @@ class WorkerListener:
         except (_Refused, OSError):
             self._close_peer(peer)
             return None
+        except ConfigurationError as error:
+            with contextlib.suppress(OSError):
+                peer.connection.send(frame(Refuse(str(error))))
+            self._close_peer(peer)
+            raise
         except BaseException:
             self._close_peer(peer)
             raise
@@ -330,17 +363,12 @@ def _own_versions() -> dict[str, str]:
     return {"protocol": str(PROTOCOL_VERSION), "drivetrain": __version__, "Python": python}
 
 
-def _require_same_versions(sent: bytes) -> None:
+def _require_same_versions(theirs: Mapping[str, Any]) -> None:
     """Check that a worker has the driver's versions.
 
     Raises:
-        _Refused: the data does not contain versions.
         ConfigurationError: a version differs. The message names the first one.
     """
-    try:
-        theirs = dict(json.loads(sent))
-    except (ValueError, TypeError) as error:
-        raise _Refused("sent no versions") from error
     for name, own in _own_versions().items():
         if theirs.get(name) != own:
             raise ConfigurationError(

@@ -22,7 +22,7 @@ from typing import Any
 import cloudpickle
 
 from drivetrain._base.failure import capture_failure
-from drivetrain._wire.commands import Call, Command, FreeMemory, JoinRun, Train
+from drivetrain._wire.commands import Call, Command, FreeMemory, JoinRun, Refuse, Train
 from drivetrain._wire.events import Failed, RankState, SigtermReceived
 from drivetrain._wire.frames import Channel
 from drivetrain._wire.handshake import DriverAddress, connect_to_driver
@@ -32,6 +32,7 @@ from drivetrain._worker.output import WorkerOutput
 from drivetrain._worker.session import Outbox
 from drivetrain._worker.signals import Signals
 from drivetrain._worker.stacks import dump_stacks_on_signal
+from drivetrain.errors import ConfigurationError
 
 __all__ = ["serve", "worker_main"]
 
@@ -59,6 +60,7 @@ def worker_main(
 
     Raises:
         ConnectionError: the driver is unreachable.
+        ConfigurationError: the driver refuses this process, because it runs other versions.
     """
     stacks, write_end = os.pipe()
     dump_stacks_on_signal(write_end)
@@ -72,6 +74,9 @@ def serve(channel: Channel) -> None:
 
     Another thread receives the commands, so that the train function can be notified while it runs. A process may run
     one train function after another.
+
+    Raises:
+        ConfigurationError: the driver refuses this process.
     """
     signals = Signals()
     listener = _Listener(channel, signals)
@@ -79,6 +84,8 @@ def serve(channel: Channel) -> None:
         threading.Thread(target=listener.run, daemon=True, name="drivetrain commands").start()
         while (perform := listener.for_main_thread.get()) is not None:
             perform()
+    if listener.refusal is not None:
+        raise ConfigurationError(listener.refusal)
 
 
 def _preload(names: Sequence[str]) -> None:
@@ -96,6 +103,7 @@ class _Listener:
 
     def __init__(self, channel: Channel, signals: Signals) -> None:
         self.for_main_thread: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self.refusal: str | None = None
         self._running: RunningTask | None = None
         self._channel = channel
         self._signals = signals
@@ -131,6 +139,9 @@ class _Listener:
                 self.for_main_thread.put(partial(self._train, command, self._running))
             case FreeMemory():
                 self.for_main_thread.put(gc.collect)
+            case Refuse():
+                self.refusal = command.reason
+                self.for_main_thread.put(None)
             case _:
                 assert self._running is not None
                 self._running.perform(command)

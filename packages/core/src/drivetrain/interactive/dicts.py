@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 
 from drivetrain._storage.checkpoint import Checkpoint
+from drivetrain._storage.reading import open_regular, too_large
 from drivetrain._worker.metrics import plain_metrics
 from drivetrain._worker.session import active_session
 from drivetrain._worker.uploads import UploadRequest
@@ -20,6 +21,8 @@ from drivetrain.errors import CheckpointError, SessionError
 __all__ = ["DICT_FILE", "dump", "load", "load_checkpoint", "save_checkpoint"]
 
 DICT_FILE = "dict_checkpoint.pkl"
+
+_MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def save_checkpoint(**values: Any) -> None:
@@ -86,16 +89,20 @@ def load(checkpoint: Checkpoint, asked: str, instead: str) -> dict[str, Any]:
 
     Raises:
         CheckpointError: it is another kind of checkpoint.
+        StorageError: the file is not a regular file, or is larger than the memory of this machine.
     """
     with checkpoint.as_directory() as directory:
         try:
-            data = Path(directory, DICT_FILE).read_bytes()
+            with open(open_regular(directory, DICT_FILE), "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > _MEMORY_BYTES:
+                    raise too_large(os.path.join(directory, DICT_FILE), size, _MEMORY_BYTES)
+                values: dict[str, Any] = pickle.load(file)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{asked}: expected a checkpoint of save_checkpoint(), got the directory {checkpoint.path} without a "
                 f"{DICT_FILE}: use {instead}"
             ) from None
-    values: dict[str, Any] = pickle.loads(data)
     return values
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from drivetrain._base.metrics import flatten
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._storage.layout import PROGRESS_FILE
-from drivetrain._storage.reports import read_line
+from drivetrain._storage.reading import MAX_LINE_BYTES
+from drivetrain._storage.reports import line_too_long, read_line
 from drivetrain.errors import StorageError
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["CSVLoggerCallback"]
 
 _ITERATION = "_training_iteration"
+_MAX_ROW_LINES = 10_000
+_MAX_DIGITS = 18
 
 
 class CSVLoggerCallback(Callback):
@@ -54,11 +57,11 @@ class CSVLoggerCallback(Callback):
             return
         draft = path.with_name(f".{PROGRESS_FILE}.draft")
         with _lines_of(path) as old, draft.open("wb") as new:
-            rows = csv.DictReader(_complete_lines(old))
-            new.write(_row(rows.fieldnames or ()))
+            columns, rows = _parse(_complete_lines(old), str(path))
+            new.write(_row(columns))
             for row in rows:
                 if not _is_after(row.get(_ITERATION), iteration):
-                    new.write(_row(row.get(column) or "" for column in rows.fieldnames or ()))
+                    new.write(_row(row.get(column, "") for column in columns))
         os.replace(draft, path)
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
@@ -70,7 +73,7 @@ class CSVLoggerCallback(Callback):
     def _open(self, path: Path) -> io.FileIO:
         if path.exists():
             with _lines_of(path) as lines:
-                self._columns = next(csv.reader(lines), [])
+                self._columns = _parse(lines, str(path))[0]
         return io.FileIO(path, "a")
 
     def _widen(self, file: io.FileIO, metrics: Mapping[str, Any]) -> io.FileIO:
@@ -81,8 +84,8 @@ class CSVLoggerCallback(Callback):
         draft = path.with_name(f".{PROGRESS_FILE}.draft")
         with _lines_of(path) as old, draft.open("wb") as new:
             new.write(_row(self._columns))
-            for row in csv.DictReader(old):
-                new.write(_row(row.get(column) or "" for column in self._columns))
+            for row in _parse(old, str(path))[1]:
+                new.write(_row(row.get(column, "") for column in self._columns))
         os.replace(draft, path)
         return io.FileIO(path, "a")
 
@@ -106,14 +109,47 @@ def _decoded(file: BinaryIO, where: str) -> Iterator[str]:
         yield from io.StringIO(line.decode(errors="replace"), newline="")
 
 
-def _complete_lines(lines: Iterable[str]) -> Iterator[str]:
+def _parse(lines: Iterator[str], where: str) -> tuple[list[str], Iterator[dict[str, str]]]:
+    """Parse a table: its columns, and an iterator over its rows.
+
+    Raises:
+        StorageError: a row is too long. A quoted value can span any number of lines.
+    """
+    chars = count = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal chars, count
+        for line in lines:
+            chars += len(line)
+            count += 1
+            if chars > MAX_LINE_BYTES:
+                raise line_too_long(where, "a row")
+            if count > _MAX_ROW_LINES:
+                raise StorageError(f"{where}: expected a row to have at most {_MAX_ROW_LINES:,} lines, got more")
+            yield line
+
+    reader = csv.reader(counted())
+    columns = next(reader, [])
+
+    def rows() -> Iterator[dict[str, str]]:
+        nonlocal chars, count
+        chars = count = 0
+        for row in reader:
+            chars = count = 0
+            if row:
+                yield dict(zip(columns, row, strict=False))
+
+    return columns, rows()
+
+
+def _complete_lines(lines: Iterator[str]) -> Iterator[str]:
     """Skip an incomplete last line, which a killed run has left: its numbers may be truncated."""
     return (line for line in lines if line.endswith(("\n", "\r")))
 
 
 def _is_after(value: str | None, iteration: int) -> bool:
     """Return True if a row belongs to a later iteration, or is too short."""
-    return value is None or not value.isdecimal() or int(value) > iteration
+    return value is None or not value.isdecimal() or len(value) > _MAX_DIGITS or int(value) > iteration
 
 
 def _row(values: Iterable[Any]) -> bytes:
