@@ -12,7 +12,17 @@ import pytest
 
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._runtimes.connected import ConnectedGroup
-from drivetrain._wire.commands import Call, Command, CountSteps, FreeMemory, JoinRun, Renumber, StopAfter, Train
+from drivetrain._wire.commands import (
+    Call,
+    Command,
+    CountSteps,
+    FreeMemory,
+    JoinRun,
+    Refuse,
+    Renumber,
+    StopAfter,
+    Train,
+)
 from drivetrain._wire.events import (
     Event,
     Exited,
@@ -123,6 +133,7 @@ COMMANDS: list[Command] = [
     JoinRun(1, Path("logs"), shown=True, module_path=("src",), environment={"RANK": "1"}, since=2.5),
     Train(1, b"task"),
     FreeMemory(),
+    Refuse("another version"),
     CountSteps(),
     StopAfter(3, PreemptionInfo("maintenance", 1.5)),
     Renumber(ReportNumber(7, 5)),
