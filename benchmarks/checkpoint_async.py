@@ -1,4 +1,4 @@
-"""How long report(checkpoint, "async") blocks, and how fast training is during the upload; 1 worker.
+"""The time that report(checkpoint, "async") blocks, and the speed of training during the upload; 1 worker.
 
 A given-away directory is moved if it stays on one filesystem. Otherwise the files are copied before the train function
 can continue, so the relevant number is how much longer than `cp -r` a report takes; both run in turn. The steps

@@ -15,7 +15,7 @@ import pyarrow.parquet
 from benchmarks.measure import OURS, Bench, Goal, Job, Quantity, Run, quantity
 
 PAIRS = 3
-ALONE = "script of one's own"
+ALONE = "custom script"
 RAY_TRAIN = "Ray Train"
 ROWS, COLUMNS = 1_000_000, 50
 LIMIT_S = 600.0

@@ -448,7 +448,7 @@ def _count_held(path: Path) -> int:
 
 
 def _pss(process: psutil.Process) -> float:
-    """The proportional set size in MB: private pages, and a share of those that others map as well."""
+    """The proportional set size in MB: private pages, and a share of the pages that others also map."""
     try:
         for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -28,7 +28,7 @@ def measure(bench: Bench) -> Iterator[Quantity]:
     yield quantity("the search", "s", runs, search_s, *goals)
     yield quantity("... with the start of everything", "s", runs, lambda run: run.last("search_ended") - run.started)
     yield quantity(
-        *("a trial beside its second", "s", runs),
+        *("overhead of a trial", "s", runs),
         lambda run: search_s(run) * AT_A_TIME / TRIALS - SECONDS,
         compared=(),
     )

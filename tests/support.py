@@ -79,7 +79,7 @@ def wait_for_release(path: str) -> None:
     descriptor = os.open(path, os.O_RDWR)
     try:
         ready, _, _ = select.select([descriptor], [], [], 2 * DEADLINE_S)
-        assert ready, f"nobody released {path}"
+        assert ready, f"{path} was not released"
         os.read(descriptor, 1)
     finally:
         os.close(descriptor)

@@ -56,19 +56,19 @@ def terminal(
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
-    shown = Terminal(columns, rows)
+    monitor = Terminal(columns, rows)
 
     def screen() -> list[str]:
         sys.stderr.flush()
-        while select.select([shown._controller], [], [], 0.05)[0]:
-            shown.take()
-        return shown.lines()
+        while select.select([monitor._controller], [], [], 0.05)[0]:
+            monitor.take()
+        return monitor.lines()
 
     try:
-        with open(shown.device, "w", buffering=1) as stream, contextlib.redirect_stderr(stream):
+        with open(monitor.device, "w", buffering=1) as stream, contextlib.redirect_stderr(stream):
             yield screen
     finally:
-        shown.close()
+        monitor.close()
 
 
 def watch(
@@ -79,7 +79,7 @@ def watch(
     Returns:
         The screen at each moment when it had changed, and at the end.
     """
-    shown = Terminal(columns, rows)
+    screen = Terminal(columns, rows)
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     usual = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     process = subprocess.Popen(
@@ -87,21 +87,21 @@ def watch(
         cwd=script.parent,
         env={**usual, "TERM": "xterm-256color", "PYTHONPATH": paths, **(environment or {})},
         stdin=subprocess.DEVNULL,
-        stdout=shown.device,
-        stderr=shown.device,
+        stdout=screen.device,
+        stderr=screen.device,
         start_new_session=True,
     )
-    os.close(shown.device)
-    seen: list[list[str]] = []
+    os.close(screen.device)
+    screens: list[list[str]] = []
     deadline = time.monotonic() + 2 * DEADLINE_S
     try:
-        while shown.take(wait_s=0.5):
-            assert time.monotonic() < deadline, shown.lines()
-            if not seen or shown.lines() != seen[-1]:
-                seen.append(shown.lines())
-        assert process.wait(DEADLINE_S) == 0, shown.lines()
+        while screen.take(wait_s=0.5):
+            assert time.monotonic() < deadline, screen.lines()
+            if not screens or screen.lines() != screens[-1]:
+                screens.append(screen.lines())
+        assert process.wait(DEADLINE_S) == 0, screen.lines()
     finally:
         process.kill()
         process.wait()
-        shown.close()
-    return seen, shown.lines()
+        screen.close()
+    return screens, screen.lines()

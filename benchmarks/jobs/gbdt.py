@@ -57,7 +57,7 @@ class MemoryMeter:
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._first = {pid: private(pid) for pid in pids}
-        self._most = dict(self._first)
+        self._peaks = dict(self._first)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample)
         self._thread.start()
@@ -66,12 +66,12 @@ class MemoryMeter:
         """Return the mean growth over the processes, in bytes."""
         self._done.set()
         self._thread.join()
-        return sum(self._most[pid] - first for pid, first in self._first.items()) / len(self._first)
+        return sum(self._peaks[pid] - first for pid, first in self._first.items()) / len(self._first)
 
     def _sample(self) -> None:
         while not self._done.wait(LOOK_S):
-            for pid, most in self._most.items():
-                self._most[pid] = max(most, private(pid))
+            for pid, peak in self._peaks.items():
+                self._peaks[pid] = max(peak, private(pid))
 
 
 def private(pid: int) -> int:

@@ -42,7 +42,7 @@ def since(began: float) -> float:
 if __name__ == "__main__":
     config = options(reports=1_000_000)
     if find_browser() is None:
-        raise RuntimeError("expected Chromium on PATH, found none")
+        raise RuntimeError("expected Chromium on PATH. Install it")
     runs = Path(config["storage"])
     make_run(runs / "long", config["reports"])
     page = runs / "long.html"

@@ -31,24 +31,24 @@ def kill(config: dict[str, Any]) -> None:
 def recover(config: dict[str, Any], save: Callable[[dict[str, Any]], None], load: Callable[[], Path | None]) -> None:
     """Kill this process on one rank, the first time; the second time, take one step from the checkpoint."""
     killed = Path(config["stamps"] + ".killed")
-    again = killed.exists()
-    stamp(config, "train_function", again=again)
+    restarted = killed.exists()
+    stamp(config, "train_function", restarted=restarted)
     rank = dist.get_rank()
     model = make_model()
     path = load()
-    assert (path is not None) == again, "only the restarted function must have the checkpoint"
+    assert (path is not None) == restarted, "only the restarted function must have the checkpoint"
     if path is not None:
         model.load_state_dict(torch.load(path, weights_only=True))
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
     batch = make_batch(rank)
-    for step in range(1 if again else WARMUP_STEPS):
+    for step in range(1 if restarted else WARMUP_STEPS):
         optimizer.zero_grad()
         backward(parallel, batch)
         optimizer.step()
-        if step == 0 and not again:
+        if step == 0 and not restarted:
             save(model.state_dict())
-    if again:
+    if restarted:
         stamp(config, "stepped")
         return
     if rank == LOST_RANK:

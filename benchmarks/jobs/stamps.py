@@ -8,7 +8,7 @@ from typing import Any
 
 
 def options(**defaults: Any) -> dict[str, Any]:
-    """Return the options of a job by name, with their defaults, and those that every job has."""
+    """Return the options of a job by name, with their defaults, and the options that every job has."""
     parser = argparse.ArgumentParser()
     for name, default in {"stamps": "", "storage": "", "hold": "", **defaults}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)

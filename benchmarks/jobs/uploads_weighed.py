@@ -19,13 +19,13 @@ def private() -> float:
 
 
 def train_func(config):
-    before = most = private()
+    before = peak = private()
     done = threading.Event()
 
     def look():
-        nonlocal most
+        nonlocal peak
         while not done.wait(LOOK_S):
-            most = max(most, private())
+            peak = max(peak, private())
 
     looker = threading.Thread(target=look)
     looker.start()
@@ -33,7 +33,7 @@ def train_func(config):
     wait_for(lambda: drivetrain.get_checkpoint() is not None)
     done.set()
     looker.join()
-    stamp(config, "weighed", grown_mb=max(most, private()) - before)
+    stamp(config, "weighed", grown_mb=max(peak, private()) - before)
 
 
 if __name__ == "__main__":

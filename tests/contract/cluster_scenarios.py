@@ -114,13 +114,13 @@ class Workers(Callback):
 def report_devices(config):
     """Report a rank's place and its GPUs."""
     names = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
-    said = {name: os.environ.get(name) for name in names}
-    said["local_world_size"] = get_context().get_local_world_size()
+    devices = {name: os.environ.get(name) for name in names}
+    devices["local_world_size"] = get_context().get_local_world_size()
     if config["torch"] and get_context().get_world_rank() == 0:  # one rank is enough, as PyTorch is slow to import
         import drivetrain_torch
 
-        said["devices"] = [str(device) for device in drivetrain_torch.get_devices()]
-    report(said)
+        devices["devices"] = [str(device) for device in drivetrain_torch.get_devices()]
+    report(devices)
 
 
 def workers_of(storage_path, *, torch=False, start_timeout_s=60, **scaling):

@@ -102,7 +102,7 @@ def test_run_grows_right_after_a_commit_and_repeats_no_step(tmp_path: Path) -> N
     assert steps == list(range(1, max(first, STEPS) + 1))
 
 
-def train_and_ask(config: dict) -> list[int]:
+def train_and_poll(config: dict) -> list[int]:
     """Save once early, and then only on request."""
     step = 0
     if (checkpoint := drivetrain.get_checkpoint()) is not None:
@@ -110,14 +110,14 @@ def train_and_ask(config: dict) -> list[int]:
     first = step
     while step < first + 10 or drivetrain.get_context().attempt == 0:
         step += 1
-        told = drivetrain.get_preemption_info() is not None
-        if told or step == 1:
+        preempted = drivetrain.get_preemption_info() is not None
+        if preempted or step == 1:
             with tempfile.TemporaryDirectory() as directory:
                 Path(directory, "state").touch()
                 checkpoint = Checkpoint.from_directory(directory)
                 checkpoint.set_metadata({"step": step})
-                drivetrain.report({"step": step, "told": told}, checkpoint)
-        if told:
+                drivetrain.report({"step": step, "preempted": preempted}, checkpoint)
+        if preempted:
             return []
     return [first, drivetrain.get_context().get_world_size()]
 
@@ -126,7 +126,7 @@ def test_run_that_polls_for_preemptions_saves_before_it_grows(tmp_path: Path) ->
     rooms = Rooms(1)
     sizes = Sizes(1, lambda: setattr(rooms, "space", 2))
     result = DataParallelTrainer(
-        train_and_ask,
+        train_and_poll,
         scaling_config=ScalingConfig(num_workers=(1, 2), runtime=rooms, elastic_resize_monitor_interval_s=0.001),
         run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, callbacks=[sizes]),
     ).fit()
@@ -135,8 +135,8 @@ def test_run_that_polls_for_preemptions_saves_before_it_grows(tmp_path: Path) ->
     assert sizes.failures == []
     first, world_size = result.return_value
     assert world_size == 2
-    told = [json.loads(line) for line in (tmp_path / "run" / "result.json").read_text().splitlines()]
-    assert [line["step"] for line in told if line["told"]] == [first]
+    reports = [json.loads(line) for line in (tmp_path / "run" / "result.json").read_text().splitlines()]
+    assert [line["step"] for line in reports if line["preempted"]] == [first]
     assert first > 1
 
 

@@ -291,7 +291,7 @@ def test_report_is_kept_when_the_process_dies_right_after_it(runtime: RuntimeUnd
 
 
 class OutOfMemoryError(RuntimeError):
-    """Has the name of PyTorch's exception."""
+    """An exception with the name of PyTorch's."""
 
 
 @pytest.mark.parametrize(

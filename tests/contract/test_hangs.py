@@ -45,11 +45,11 @@ def test_run_without_a_report_for_too_long_fails_with_the_state_of_every_rank(
     cause = failed.value.__cause__
     assert isinstance(cause, WaitTimeoutError)
     assert cause.ranks == (0, 1)
-    said = str(cause)
-    assert "RunConfig.hang_timeout_s" in said
-    assert "3 by rank 0, 1 by rank 1" in said
-    assert "rank 1 (process" in said
-    assert said.count("in wait_forever") == 2
+    message = str(cause)
+    assert "RunConfig.hang_timeout_s" in message
+    assert "3 by rank 0, 1 by rank 1" in message
+    assert "rank 1 (process" in message
+    assert message.count("in wait_forever") == 2
 
 
 @with_processes
@@ -57,9 +57,9 @@ def test_stopped_rank_is_distinguished_from_a_waiting_rank(runtime: RuntimeUnder
     with pytest.raises(TrainingFailedError) as failed:
         runtime.fit(train_until_stuck, {"gate": gate.path, "how": "stop"}, hang_timeout_s=0.5)
 
-    said = str(failed.value.__cause__)
-    assert "is stopped (SIGSTOP)" in said
-    assert said.count("in wait_forever") == 1
+    message = str(failed.value.__cause__)
+    assert "is stopped (SIGSTOP)" in message
+    assert message.count("in wait_forever") == 1
 
 
 @with_processes
@@ -136,11 +136,11 @@ def test_command_shows_the_stacks_of_a_running_job(runtime: RuntimeUnderTest, pi
     by_path = stacks(runtime.storage_path / "run")
     by_name = stacks("run", DRIVETRAIN_STORAGE_PATH=str(runtime.storage_path))
 
-    for said in (by_path, by_name):
-        assert said.returncode == 0, said.stderr
-        assert "in wait_forever" in said.stdout
+    for finished in (by_path, by_name):
+        assert finished.returncode == 0, finished.stderr
+        assert "in wait_forever" in finished.stdout
         for rank in range(runtime.world()):
-            assert f"rank {rank} (process" in said.stdout
+            assert f"rank {rank} (process" in finished.stdout
     gate.release(runtime.world())
     assert driver.wait()[0] == 0
     after = stacks(runtime.storage_path / "run")
@@ -149,7 +149,7 @@ def test_command_shows_the_stacks_of_a_running_job(runtime: RuntimeUnderTest, pi
 
 
 def test_command_refuses_a_directory_without_a_run(tmp_path: Path) -> None:
-    said = stacks(tmp_path / "nothing")
+    finished = stacks(tmp_path / "nothing")
 
-    assert said.returncode == 3
-    assert "expected the directory or name of a run" in said.stderr
+    assert finished.returncode == 3
+    assert "expected the directory or name of a run" in finished.stderr

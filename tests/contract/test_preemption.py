@@ -201,10 +201,10 @@ def test_signal_to_a_child_of_the_train_function_does_not_preempt_the_worker(run
 @with_processes
 def test_function_may_handle_the_signal_itself(runtime: RuntimeUnderTest) -> None:
     def train() -> str:
-        heard = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: heard.set())
+        received = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: received.set())
         os.kill(os.getpid(), signal.SIGTERM)
-        assert heard.wait(10)
+        assert received.wait(10)
         return "mine"
 
     assert runtime.fit(train, workers=1).return_value == "mine"
@@ -353,15 +353,15 @@ def train_until_cancelled(config: dict) -> str:
     while True:
         step += 1
         drivetrain.report({"step": step})
-        if config["asks"] and drivetrain.get_preemption_info() is not None:
+        if config["polls"] and drivetrain.get_preemption_info() is not None:
             save(step)
             return "saved"
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_cancelled_run_saves_if_it_can_and_is_resumed(runtime: RuntimeUnderTest, pipe: Pipe, asks: bool) -> None:
+@pytest.mark.parametrize("polls", [True, False])
+def test_cancelled_run_saves_if_it_can_and_is_resumed(runtime: RuntimeUnderTest, pipe: Pipe, polls: bool) -> None:
     collector = Reported()
-    trainer = runtime.trainer(train_until_cancelled, {"pipe": pipe.path, "asks": asks}, callbacks=[collector])
+    trainer = runtime.trainer(train_until_cancelled, {"pipe": pipe.path, "polls": polls}, callbacks=[collector])
     run = trainer.start()
     pipe.receive(runtime.world())
     assert collector.reported.wait(30)
@@ -373,10 +373,10 @@ def test_cancelled_run_saves_if_it_can_and_is_resumed(runtime: RuntimeUnderTest,
     with pytest.raises(RunCancelledError):
         run.result(60)
     found = Result.from_path(runtime.storage_path / "run")
-    assert (found.checkpoint is not None) is asks
-    again = runtime.trainer(train_until_cancelled, {"pipe": pipe.path, "asks": asks}, resume="auto").start()
+    assert (found.checkpoint is not None) is polls
+    again = runtime.trainer(train_until_cancelled, {"pipe": pipe.path, "polls": polls}, resume="auto").start()
     lines = set(pipe.receive(runtime.world()))
-    assert lines == ({f"from {found.metrics['step']}"} if asks else {"from 0"})
+    assert lines == ({f"from {found.metrics['step']}"} if polls else {"from 0"})
     again.cancel()
     again.cancel()
     with pytest.raises(RunCancelledError):

@@ -27,16 +27,16 @@ def run(scenario, tmp_path):
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
-    return {**json.loads(finished.stdout.splitlines()[-1]), "said": finished.stderr}
+    return {**json.loads(finished.stdout.splitlines()[-1]), "stderr": finished.stderr}
 
 
 def test_lost_node_is_a_worker_failure_and_the_run_continues_elsewhere(tmp_path):
-    seen = run("lost_node_is_replaced", tmp_path)
-    assert seen["failures"] == [["infrastructure", 1]]
-    assert seen["groups"] == 2
-    assert seen["metrics"]["count"] == 4
-    assert seen["metrics"]["attempt"] == 1
-    assert seen["metrics"]["_training_iteration"] == 4, "the second attempt continued from the second report"
+    results = run("lost_node_is_replaced", tmp_path)
+    assert results["failures"] == [["infrastructure", 1]]
+    assert results["groups"] == 2
+    assert results["metrics"]["count"] == 4
+    assert results["metrics"]["attempt"] == 1
+    assert results["metrics"]["_training_iteration"] == 4, "the second attempt continued from the second report"
 
 
 @pytest.fixture(scope="module")
@@ -46,51 +46,51 @@ def nodes(tmp_path_factory):
 
 
 def test_elastic_run_continues_without_a_lost_node_and_grows_when_one_joins(nodes):
-    seen = nodes["elastic"]
-    assert seen["failures"] == [["infrastructure", 1]]
+    results = nodes["elastic"]
+    assert results["failures"] == [["infrastructure", 1]]
     # On a busy machine a new node may be judged too slow once, and is used the next time.
-    (kept, lost), *rest, (first, added) = seen["nodes"]
+    (kept, lost), *rest, (first, added) = results["nodes"]
     assert rest == [[kept]] * len(rest)
     assert rest
     assert first == kept, "the remaining node has other ranks"
     assert added not in (kept, lost)
-    assert seen["error"] is None
-    assert seen["metrics"]["workers"] == 2
-    steps = [step for step, _ in seen["reports"]]
+    assert results["error"] is None
+    assert results["metrics"]["workers"] == 2
+    steps = [step for step, _ in results["reports"]]
     assert steps == list(range(1, len(steps) + 1)), "an attempt did not resume from the last commit"
-    assert seen["resumed_at"] == steps[-1] - 1
-    assert [workers for _, workers in seen["reports"]] == [2] + [1] * (len(steps) - 2) + [2]
+    assert results["resumed_at"] == steps[-1] - 1
+    assert [workers for _, workers in results["reports"]] == [2] + [1] * (len(steps) - 2) + [2]
 
 
 def test_exit_of_a_drained_node_is_a_preemption_and_not_counted_as_a_failure(nodes):
-    seen = nodes["drained"]
-    assert seen["failures"] == [["preemption", 0]]
-    first, second = seen["nodes"]
+    results = nodes["drained"]
+    assert results["failures"] == [["preemption", 0]]
+    first, second = results["nodes"]
     assert first != second
-    assert seen["attempt"] == 1
+    assert results["attempt"] == 1
 
 
 def test_node_that_has_lost_too_many_processes_is_avoided(tmp_path):
-    seen = run("bad_node_is_avoided", tmp_path)
-    assert seen["failures"] == [["infrastructure", 0]] * 2
-    first, second, third = seen["nodes"]
+    results = run("bad_node_is_avoided", tmp_path)
+    assert results["failures"] == [["infrastructure", 0]] * 2
+    first, second, third = results["nodes"]
     assert first == second != third
 
 
 def test_spares_replace_a_lost_group_and_use_its_resources(tmp_path):
-    seen = run("spares_take_the_places_of_a_lost_group", tmp_path)
-    first, second, third = seen["pids"]
+    results = run("spares_take_the_places_of_a_lost_group", tmp_path)
+    first, second, third = results["pids"]
     assert not set(first) & set(second)
     assert not set(second) & set(third)
-    assert set(seen["seen"][:4]) == {*first, *second}, "the second group must consist of the spares of the first"
-    assert set(seen["seen"][4:]) == set(third), "the third group must have new processes"
-    assert seen["metrics"]["preloaded"]
-    assert seen["gpus"] == [[["0"], ["1"]]] * 3
-    assert seen["metrics"]["visible"] == "0", "the GPU of the worker that was lost"
-    assert seen["metrics"]["threads"] == "2"
-    assert seen["reservations"] == [seen["reservations"][0]] * 3, "the reservation was released meanwhile"
-    assert seen["reserved"] == []
-    assert seen["left"] == []
+    assert set(results["seen"][:4]) == {*first, *second}, "the second group must consist of the spares of the first"
+    assert set(results["seen"][4:]) == set(third), "the third group must have new processes"
+    assert results["metrics"]["preloaded"]
+    assert results["gpus"] == [[["0"], ["1"]]] * 3
+    assert results["metrics"]["visible"] == "0", "the GPU of the worker that was lost"
+    assert results["metrics"]["threads"] == "2"
+    assert results["reservations"] == [results["reservations"][0]] * 3, "the reservation was released meanwhile"
+    assert results["reserved"] == []
+    assert results["left"] == []
 
 
 def test_interrupt_while_waiting_for_resources_ends_the_wait(tmp_path):
@@ -100,9 +100,9 @@ def test_interrupt_while_waiting_for_resources_ends_the_wait(tmp_path):
 @pytest.fixture(scope="module")
 def gpus(tmp_path_factory):
     """Runs on two nodes: one with GPUs 0 to 12, the first nine in use, and one with GPUs 0 and 1."""
-    seen = run("nodes_with_gpus", tmp_path_factory.mktemp("gpus"))
-    assert seen["taken"] == list(range(9))
-    return seen
+    results = run("nodes_with_gpus", tmp_path_factory.mktemp("gpus"))
+    assert results["taken"] == list(range(9))
+    return results
 
 
 def facts(workers, *names):
@@ -183,8 +183,8 @@ def test_room_is_the_number_of_workers_that_the_strategy_could_place_on_allowed_
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a node requires a mount, which requires root")
 def test_storage_not_shared_by_the_nodes_is_reported_at_the_start_and_refused_at_the_first_checkpoint(tmp_path):
-    seen = run("storage_that_the_nodes_do_not_share", tmp_path)
-    assert seen["error"] == "TrainingFailedError"
-    assert seen["cause"] == "StorageError"
-    assert "a run on several nodes: expected a storage_path that all of them share" in seen["message"]
-    assert "checkpoints reported on" in seen["said"].partition("Traceback")[0]
+    results = run("storage_that_the_nodes_do_not_share", tmp_path)
+    assert results["error"] == "TrainingFailedError"
+    assert results["cause"] == "StorageError"
+    assert "a run on several nodes: expected a storage_path that all of them share" in results["message"]
+    assert "checkpoints reported on" in results["stderr"].partition("Traceback")[0]

@@ -137,7 +137,7 @@ def fail(runtime: RuntimeUnderTest, taken: Pipe, config: dict, **options: Any) -
 def test_restored_trainer_resumes_with_its_original_arguments(
     runtime: RuntimeUnderTest, gate: Pipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    marker = tmp_path / "mended"
+    marker = tmp_path / "fixed"
     config = {"steps": 8, "fail_at": 5, "marker": str(marker)}
     rules = CheckpointConfig(num_to_keep=2)
     run = fail(runtime, gate, config, metadata={"dataset": "digits"}, verbose=1, checkpoint_config=rules)
@@ -153,8 +153,8 @@ def test_restored_trainer_resumes_with_its_original_arguments(
     assert files_of(result.checkpoint) == {f"{rank}.txt": "8" for rank in range(runtime.world())}
     assert result.checkpoint is not None
     assert result.checkpoint.get_metadata() == {"dataset": "digits"}
-    (said,) = lines_about_resuming(capfd.readouterr().err)
-    assert f"resume='{run}', found {run}, continues from checkpoint_000004" in said
+    (output,) = lines_about_resuming(capfd.readouterr().err)
+    assert f"resume='{run}', found {run}, continues from checkpoint_000004" in output
 
 
 @on_one_machine
@@ -518,9 +518,9 @@ def test_damage_is_named_and_the_newest_intact_checkpoint_is_used(
     result = runtime.fit(count_up, {"steps": 8}, resume="must", verbose=1)
 
     assert result.return_value == list(range(continued, 8))
-    said = capfd.readouterr().err
-    assert named in said
-    (line,) = lines_about_resuming(said)
+    output = capfd.readouterr().err
+    assert named in output
+    (line,) = lines_about_resuming(output)
     assert f"continues from checkpoint_00000{continued}" in line
     assert_metrics_have_no_gap_and_no_duplicate(run, steps=8, world=1)
     assert files_of(result.checkpoint) == {"0.txt": "8"}
@@ -540,10 +540,10 @@ def test_run_whose_checkpoints_are_all_damaged_starts_from_the_beginning(
     result = runtime.fit(count_up, {"steps": 4}, resume="must", verbose=1)
 
     assert result.return_value == [0, 1, 2, 3]
-    said = capfd.readouterr().err
-    assert "checkpoint_000004/0.txt is missing" in said
-    assert "checkpoint_000002/0.txt is missing" in said
-    assert "starts from the beginning" in lines_about_resuming(said)[0]
+    output = capfd.readouterr().err
+    assert "checkpoint_000004/0.txt is missing" in output
+    assert "checkpoint_000002/0.txt is missing" in output
+    assert "starts from the beginning" in lines_about_resuming(output)[0]
     assert_metrics_have_no_gap_and_no_duplicate(run, steps=4, world=1)
 
 

@@ -64,9 +64,9 @@ def test_failed_run_resumes_from_its_latest_checkpoint_and_prints_it(
     assert [line["_training_iteration"] for line in read_lines(run_directory / "result.json")] == [1, 2, 3, 4, 5]
     assert directories(result.path) == committed_names(result.path)
     assert len(committed_names(result.path)) == 5
-    (said,) = [line for line in capfd.readouterr().err.splitlines() if "resume=" in line]
-    assert "continues from checkpoint_000003" in said
-    assert "1 uncommitted" in said
+    (message,) = [line for line in capfd.readouterr().err.splitlines() if "resume=" in line]
+    assert "continues from checkpoint_000003" in message
+    assert "1 uncommitted" in message
     assert not (run_directory / "error.json").exists()
     assert Result.from_path(run_directory).error is None
 

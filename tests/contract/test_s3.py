@@ -114,10 +114,10 @@ def test_run_in_a_bucket_fails_retries_and_keeps_all_files_in_the_bucket(
     result.checkpoint.verify()
     with result.checkpoint.as_directory() as path:
         assert json.loads(Path(path, "rank_0.json").read_text()) == [5, 15]
-    again = Result.from_path(f"{bucket.path}/run", bucket.filesystem)
-    assert again.metrics == result.metrics
-    assert again.checkpoint == result.checkpoint
-    assert list(again.metrics_dataframe["_training_iteration"]) == [1, 2, 3, 4, 5]
+    reread = Result.from_path(f"{bucket.path}/run", bucket.filesystem)
+    assert reread.metrics == result.metrics
+    assert reread.checkpoint == result.checkpoint
+    assert list(reread.metrics_dataframe["_training_iteration"]) == [1, 2, 3, 4, 5]
     files = bucket.run.walk("")
     checkpoints = {name.partition("/")[0] for name in files if name.startswith("checkpoint_")}
     assert checkpoints == {Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints}

@@ -73,34 +73,34 @@ def raise_on_rank_0(config: dict[str, str]) -> int:
     if context.get_world_rank() == 1 and "NEW_IN_PLACE_OF" not in os.environ:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_for_release(config["new"])
-    raise ConnectionError("rank 1 is gone")
+    raise ConnectionError("rank 1 was lost")
 
 
 @with_processes
 def test_survivors_keep_running_and_all_ranks_report_together_again(runtime: RuntimeUnderTest, tmp_path: Path):
-    told = Collector()
+    collector = Collector()
     with listening(tmp_path / "reported") as reported, listening(tmp_path / "new") as new:
         result = runtime.fit(
             train,
             {"reported": reported.path, "new": new.path},
             backend_config=KeepsSurvivors(),
-            callbacks=[told],
+            callbacks=[collector],
             failure_config=FailureConfig(max_failures=1),
         )
-    assert [(failure.rank, failure.kind) for failure in told.failures] == [(1, FailureKind.INFRASTRUCTURE)]
-    assert told.failures[0].survived
-    assert told.attempts == 1
+    assert [(failure.rank, failure.kind) for failure in collector.failures] == [(1, FailureKind.INFRASTRUCTURE)]
+    assert collector.failures[0].survived
+    assert collector.attempts == 1
     (attempt,) = read_run(local_storage(Path(result.path))).history.attempts
     assert attempt.failure is None
     assert [failure["rank"] for failure in attempt.survived] == [1]
-    assert {metrics["pid"] for metrics in told.metrics_of(0)} == {result.return_value}
-    assert len({metrics["pid"] for metrics in told.metrics_of(1)}) == 2
+    assert {metrics["pid"] for metrics in collector.metrics_of(0)} == {result.return_value}
+    assert len({metrics["pid"] for metrics in collector.metrics_of(1)}) == 2
     assert result.metrics["ranks"] == 2, "the reports after the replacement were not combined over both ranks"
     with result.checkpoint.as_directory() as directory:
         assert {"rank_0.txt", "rank_1.txt"} <= set(os.listdir(directory))
-    assert told.checkpoints == ["checkpoint_000005"], "number 4 is nobody's"
-    assert [metrics["_training_iteration"] for metrics in told.metrics_of(0)] == [1, 2, 3, 4]
-    assert told.metrics_of(1)[-1]["_training_iteration"] == 4
+    assert collector.checkpoints == ["checkpoint_000005"], "number 4 must stay unused"
+    assert [metrics["_training_iteration"] for metrics in collector.metrics_of(0)] == [1, 2, 3, 4]
+    assert collector.metrics_of(1)[-1]["_training_iteration"] == 4
 
 
 def die_while_storing(config: dict[str, str]) -> None:
@@ -134,16 +134,16 @@ def die_while_storing(config: dict[str, str]) -> None:
 def test_files_stored_by_a_rank_that_died_before_reporting_are_in_no_checkpoint(
     runtime: RuntimeUnderTest, tmp_path: Path
 ):
-    told = Collector()
+    collector = Collector()
     with listening(tmp_path / "reported") as reported, listening(tmp_path / "new") as new:
         result = runtime.fit(
             die_while_storing,
             {"reported": reported.path, "new": new.path},
             backend_config=KeepsSurvivors(),
-            callbacks=[told],
+            callbacks=[collector],
             failure_config=FailureConfig(max_failures=1),
         )
-    assert [failure.rank for failure in told.failures] == [1]
+    assert [failure.rank for failure in collector.failures] == [1]
     for checkpoint, _ in result.best_checkpoints:
         with checkpoint.as_directory() as directory:
             assert "lost.txt" not in os.listdir(directory)
@@ -154,18 +154,18 @@ def test_files_stored_by_a_rank_that_died_before_reporting_are_in_no_checkpoint(
 
 @with_processes
 def test_all_ranks_are_replaced_if_another_rank_does_not_wait(runtime: RuntimeUnderTest, tmp_path: Path):
-    told = Collector()
+    collector = Collector()
     with listening(tmp_path / "new") as new:
         result = runtime.fit(
             raise_on_rank_0,
             {"new": new.path},
             backend_config=KeepsSurvivors(waits=False, on_rejoin=new.path),
-            callbacks=[told],
+            callbacks=[collector],
             failure_config=FailureConfig(max_failures=1),
         )
     assert result.return_value == 1
-    assert told.attempts == 2
-    assert [failure.rank for failure in told.failures] == [1]
+    assert collector.attempts == 2
+    assert [failure.rank for failure in collector.failures] == [1]
 
 
 @with_processes

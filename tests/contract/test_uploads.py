@@ -421,13 +421,13 @@ def test_number_of_uploads_in_flight_is_limited_by_the_configuration(runtime: Ru
     def train(config: dict) -> int:
         together = threading.Barrier(config["limit"])
         lock = threading.Lock()
-        uploading = most = 0
+        uploading = maximum = 0
 
         def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
-            nonlocal uploading, most
+            nonlocal uploading, maximum
             with lock:
                 uploading += 1
-                most = max(most, uploading)
+                maximum = max(maximum, uploading)
             together.wait(30)  # for the maximum number of uploads
             stored = make(run_directory(config) / name, **{"weights.txt": name})
             with lock:
@@ -443,7 +443,7 @@ def test_number_of_uploads_in_flight_is_limited_by_the_configuration(runtime: Ru
                     checkpoint_upload_fn=store,
                 )
         wait_for_uploads()
-        return most
+        return maximum
 
     result = runtime.fit(
         train,
@@ -564,11 +564,11 @@ def test_failures_of_several_background_uploads_are_all_reported(runtime: Runtim
             return str(error)
         return ""
 
-    said = runtime.fit(train, {"storage_path": str(runtime.storage_path)}, workers=1).return_value
+    message = runtime.fit(train, {"storage_path": str(runtime.storage_path)}, workers=1).return_value
 
-    assert "2 checkpoints were not stored" in said
-    assert "no room for checkpoint_000001" in said
-    assert "no room for checkpoint_000002" in said
+    assert "2 checkpoints were not stored" in message
+    assert "no room for checkpoint_000001" in message
+    assert "no room for checkpoint_000002" in message
 
 
 @with_processes

@@ -259,7 +259,7 @@ def test_test_file_selects_only_itself(here: Graph) -> None:
     assert files_selected_here(here, "tests/tf/test_keras.py") == {"tests/tf/test_keras.py"}
 
 
-def test_pages_with_code_are_those_that_the_documentation_tests_execute(here: Graph) -> None:
+def test_pages_with_code_match_the_pages_executed_by_the_documentation_tests(here: Graph) -> None:
     pytest.importorskip("markdown_it")
     from tests.docs.pages import PROGRAMS
 

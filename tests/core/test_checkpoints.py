@@ -39,12 +39,12 @@ def test_another_process_reads_the_committed_checkpoints(tmp_path: Path) -> None
     commit(manager, storage, 1, loss=0.5)
     entry = commit(manager, storage, 4, loss=0.25)
 
-    again = CheckpointManager(storage)
+    reopened = CheckpointManager(storage)
 
-    assert again.committed == manager.committed
-    assert again.latest == entry
+    assert reopened.committed == manager.committed
+    assert reopened.latest == entry
     assert (entry.name, entry.metrics) == ("checkpoint_000004", {"loss": 0.25})
-    assert again.checkpoint(entry).get_metadata() == {"dataset": "digits"}
+    assert reopened.checkpoint(entry).get_metadata() == {"dataset": "digits"}
 
 
 @pytest.mark.parametrize(
@@ -147,13 +147,13 @@ def test_damaged_or_deleted_manifest_is_reported_and_rebuilt_from_verified_check
         manifest.unlink()
     else:
         manifest.write_bytes(content)
-    said: list[str] = []
+    warnings: list[str] = []
 
-    again = CheckpointManager(storage, warn=said.append)
+    reopened = CheckpointManager(storage, warn=warnings.append)
 
-    assert again.committed == entries[:2]
-    assert str(manifest) in said[0]
-    assert "2 checkpoints were found by their own lists, the newest being" in said[0]
+    assert reopened.committed == entries[:2]
+    assert str(manifest) in warnings[0]
+    assert "2 checkpoints were found by their own lists, the newest being" in warnings[0]
 
 
 def test_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
@@ -170,15 +170,15 @@ def test_run_resumes_from_the_newest_checkpoint_that_verifies(tmp_path: Path) ->
     entries = [commit(manager, storage, index) for index in (1, 2, 3, 4)]
     Path(storage.path(entries[3].name, "weights.txt")).unlink()
     os.truncate(storage.path(entries[2].name, "weights.txt"), 0)
-    said: list[str] = []
+    warnings: list[str] = []
 
-    again = CheckpointManager(storage, warn=said.append)
+    reopened = CheckpointManager(storage, warn=warnings.append)
 
-    assert again.verify() == entries[1]
-    assert "checkpoint_000004/weights.txt is missing" in said[0]
-    assert "checkpoint_000003/weights.txt has 0 bytes instead of 1" in said[1]
-    assert again.last_index == 4, "the index of a damaged checkpoint is not used again"
-    assert again.sweep() == ([], 0), "a committed checkpoint is not an orphan, even if damaged"
+    assert reopened.verify() == entries[1]
+    assert "checkpoint_000004/weights.txt is missing" in warnings[0]
+    assert "checkpoint_000003/weights.txt has 0 bytes instead of 1" in warnings[1]
+    assert reopened.last_index == 4, "the index of a damaged checkpoint is not used reopened"
+    assert reopened.sweep() == ([], 0), "a committed checkpoint is not an orphan, even if damaged"
 
 
 COMMIT_FOR_EVER = """

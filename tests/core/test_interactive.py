@@ -185,16 +185,16 @@ def test_checkpoint_of_another_format_is_named_in_the_error(make: Callable[..., 
 
 class Recorder(TrainingCallback):
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def start_training(self, logdir: str, config: dict[str, Any], **info: Any) -> None:
-        self.told.append((logdir, config))
+        self.calls.append((logdir, config))
 
     def handle_result(self, results: list[dict[str, Any]], **info: Any) -> None:
-        self.told.append([result["value"] for result in results])
+        self.calls.append([result["value"] for result in results])
 
     def finish_training(self, error: bool = False, **info: Any) -> None:
-        self.told.append(error)
+        self.calls.append(error)
 
 
 def test_callback_gets_the_reports_of_all_ranks_side_by_side(make: Callable[..., Trainer]) -> None:
@@ -208,11 +208,11 @@ def test_callback_gets_the_reports_of_all_ranks_side_by_side(make: Callable[...,
     trainer, recorder = make(), Recorder()
     config = {"fails": False}
     trainer.run(train, config, callbacks=[recorder])
-    assert recorder.told == [(str(trainer.latest_run_dir), config), [0, 1], [10, 11], [20, 21], [31], False]
+    assert recorder.calls == [(str(trainer.latest_run_dir), config), [0, 1], [10, 11], [20, 21], [31], False]
 
     with pytest.raises(TrainingFailedError):
         trainer.run(train, {"fails": True}, callbacks=[recorder])
-    assert recorder.told[-1] is True
+    assert recorder.calls[-1] is True
 
 
 def test_loop_that_ends_early_ends_the_run(make: Callable[..., Trainer]) -> None:

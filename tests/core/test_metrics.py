@@ -33,7 +33,7 @@ def test_nested_metrics_have_names_with_slashes(nested: dict[str, Any], flat: di
     assert find_metric(nested, "missing", 3) == 3
 
 
-def test_reported_metrics_exclude_those_that_drivetrain_adds() -> None:
+def test_reported_metrics_exclude_added_ones() -> None:
     assert reported_metrics({"a": {"_b": 1}, "_timestamp": 3, "_private": {"c": 1}}) == {"a/_b": 1}
     assert reported_metrics(None) == {}
 

@@ -101,11 +101,11 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 def test_directory_is_filled_by_one_process_and_deleted_by_the_last_one_to_leave(node: Node) -> None:
     pids = {node.start("weights") for _ in range(3)}
-    (said,) = node.pipe.receive()
-    filler = int(said.removeprefix("fills "))
+    (message,) = node.pipe.receive()
+    filler = int(message.removeprefix("fills "))
     node.fill()
-    said = node.pipe.receive(3)
-    assert set(said) == {f"has {pid} {node.base / 'weights'}" for pid in pids}
+    messages = node.pipe.receive(3)
+    assert set(messages) == {f"has {pid} {node.base / 'weights'}" for pid in pids}
 
     others = sorted(pids - {filler})
     for pid in (filler, others[0]):
@@ -138,8 +138,8 @@ def test_directory_of_a_process_killed_while_filling_it_is_not_used(node: Node) 
 
 def test_waiting_process_fills_the_directory_if_the_filling_process_is_killed(node: Node) -> None:
     pids = {node.start("weights"), node.start("weights")}
-    (said,) = node.pipe.receive()
-    killed = int(said.removeprefix("fills "))
+    (message,) = node.pipe.receive()
+    killed = int(message.removeprefix("fills "))
     (other,) = pids - {killed}
     node.kill(killed)
 

@@ -228,17 +228,17 @@ def test_nested_bars_are_tracked_however_their_output_is_split(size: int, rank: 
     ).stdout
     console = RecordingConsole()
     echo = LineEcho(rank, console)
-    most = 0
+    maximum = 0
     for place in range(0, len(written), size):
         echo.feed(written[place : place + size])
-        most = max(most, len(console.live))
+        maximum = max(maximum, len(console.live))
     echo.finish()
 
     lines = [line.split("|")[0].removeprefix(f"[rank {rank}] ") for line in console.printed]
     expected = ["written next to the bars", "printed", "written next to the bars", "printed"]
     assert lines == (expected if rank else [*expected, "epochs: 100%"])
     assert console.live == []
-    assert most == (0 if rank else 2) or size == 100_000
+    assert maximum == (0 if rank else 2) or size == 100_000
 
 
 def test_foreign_line_ends_and_split_characters_are_shown_whole() -> None:

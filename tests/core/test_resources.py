@@ -102,12 +102,12 @@ def test_gpus_are_sorted_by_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "each", "seen"),
+    ("workers", "each", "expected"),
     [(2, 2, ["GPU-aa,GPU-bb", "GPU-cc,GPU-dd"]), (3, 0.5, ["GPU-aa", "GPU-aa", "GPU-bb"])],
     ids=["two", "half"],
 )
 def test_workers_see_only_their_own_gpus_and_keep_the_thread_count_that_was_set(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, workers: int, each: float, seen: list[str]
+    tmp_path, monkeypatch: pytest.MonkeyPatch, workers: int, each: float, expected: list[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa,GPU-bb,GPU-cc,GPU-dd")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
@@ -127,6 +127,6 @@ def test_workers_see_only_their_own_gpus_and_keep_the_thread_count_that_was_set(
     ).fit()
 
     metrics = [collector.metrics_of(rank)[0] for rank in range(workers)]
-    assert [said["CUDA_VISIBLE_DEVICES"] for said in metrics] == seen
-    assert [",".join(said["ids"]) for said in metrics] == seen
-    assert {said["OMP_NUM_THREADS"] for said in metrics} == {"7"}
+    assert [environment["CUDA_VISIBLE_DEVICES"] for environment in metrics] == expected
+    assert [",".join(environment["ids"]) for environment in metrics] == expected
+    assert {environment["OMP_NUM_THREADS"] for environment in metrics} == {"7"}

@@ -176,11 +176,11 @@ def test_tracker_gets_reports_of_rank_0_of_all_ranks_or_their_mean(
     notes = Notes(ranks=ranks)
     fit(tmp_path, notes, workers=2)
 
-    told = sorted(
+    reported = sorted(
         ({name: value for name, value in entry.metrics.items() if name.endswith("loss")} for entry in notes.entries),
         key=lambda metrics: [*metrics.items()],
     )
-    assert [metrics for metrics in told if min(metrics.values()) < 1.5] == [pytest.approx(e) for e in expected]
+    assert [metrics for metrics in reported if min(metrics.values()) < 1.5] == [pytest.approx(e) for e in expected]
 
 
 def test_mean_does_not_wait_for_ranks_that_never_report(tmp_path: Path) -> None:
@@ -225,8 +225,8 @@ def test_repeated_reports_after_a_failure_are_tracked_once(tmp_path: Path) -> No
     notes = Notes()
     fit(tmp_path, notes, train=fail_once_after_a_checkpoint, failure_config=FailureConfig(max_failures=1))
 
-    told = [(entry.metrics["step"], entry.metrics["attempt"]) for entry in notes.entries]
-    assert told == [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1), (7, 1)]
+    reported = [(entry.metrics["step"], entry.metrics["attempt"]) for entry in notes.entries]
+    assert reported == [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1), (7, 1)]
 
 
 def test_tracker_is_notified_of_the_outcome(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_callback_with_required_arguments_must_be_given_as_an_object(monkeypatch
     with pytest.raises(
         PluginBrokenError, match=r"Pass an object to RunConfig\(callbacks=\.\.\.\) instead: .*NeedsArguments\(\.\.\.\)"
     ):
-        make_callbacks(RunConfig(callbacks=["wants"]))
+        make_callbacks(RunConfig(callbacks=["needs_arguments"]))
     monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: dict)
     with pytest.raises(PluginBrokenError, match=r"expected a drivetrain.Callback, got \{\}"):
         make_callbacks(RunConfig(callbacks=["dict"]))

@@ -1,4 +1,4 @@
-"""The arguments of trainers: those of a trainer for one backend, and those that a trainer keeps for copies."""
+"""The arguments of trainers: for a trainer of one backend, and for copies of a trainer."""
 
 import copy
 import inspect

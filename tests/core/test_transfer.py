@@ -94,7 +94,7 @@ PERMANENT = [
     FileNotFoundError("bucket/run/weights.pt"),
     OSError(28, "No space left on device"),
     OSError("When initiating multiple part upload: AWS Error ACCESS_DENIED during CreateMultipartUpload"),
-    ValueError("a bug of somebody"),
+    ValueError("a bug"),
 ]
 
 
@@ -141,13 +141,13 @@ def test_deadline_ends_the_retries_of_a_failing_job() -> None:
 def test_results_have_the_order_of_the_jobs_and_the_number_of_threads_is_limited() -> None:
     together = threading.Barrier(3)
     lock = threading.Lock()
-    working = most = 0
+    working = maximum = 0
 
     def work(number: int) -> int:
-        nonlocal working, most
+        nonlocal working, maximum
         with lock:
             working += 1
-            most = max(most, working)
+            maximum = max(maximum, working)
         together.wait(30)
         with lock:
             working -= 1
@@ -155,23 +155,23 @@ def test_results_have_the_order_of_the_jobs_and_the_number_of_threads_is_limited
 
     jobs = [Job(str(number), lambda number=number: work(number)) for number in range(30)]  # type: ignore[misc]
     assert run_jobs(jobs, what="upload", limits=Limits(threads=3)) == list(range(30))
-    assert most == 3
+    assert maximum == 3
 
 
 def test_no_job_is_started_after_a_failure() -> None:
-    begun = []
+    started = []
 
     def work(number: int) -> None:
-        begun.append(number)
+        started.append(number)
         if number == 2:
-            raise ValueError("a bug of somebody")
+            raise ValueError("a bug")
 
     jobs = [Job(str(number), lambda number=number: work(number)) for number in range(1000)]  # type: ignore[misc]
     for in_thread in (True, False):
-        begun.clear()
+        started.clear()
         with pytest.raises(StorageError, match="upload failed at 2"):
             run_jobs(jobs, what="upload", limits=Limits(threads=1), in_thread=in_thread)
-        assert len(begun) < 1000
+        assert len(started) < 1000
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ FULL_DISK = (
 filler = disk / "filler"
 
 def train():
-    said = []
+    messages = []
     with tempfile.TemporaryDirectory() as directory:
         drivetrain.report({"step": 0}, checkpoint=make(directory, 1))
         checkpoint = make(directory, 40)
@@ -388,7 +388,7 @@ def train():
         try:
             drivetrain.report({"step": 1}, checkpoint=checkpoint)
         except StorageError as error:
-            said.append(str(error))
+            messages.append(str(error))
         left = [str(file) for file in (disk / "runs/run/checkpoint_000002").rglob("*") if file.is_file()]
         filler.unlink()
         drivetrain.report({"step": 1}, checkpoint=checkpoint)
@@ -397,7 +397,7 @@ def train():
                      ("first.bin", "second.bin")]
         filler.write_bytes(b"x" * (190 << 20))
         drivetrain.report({"step": 2}, checkpoint=checkpoint)
-    return said, left, whole
+    return messages, left, whole
 
 try:
     fit(train, checkpoint_config=CheckpointConfig(num_to_keep=1))
@@ -416,14 +416,14 @@ print(json.dumps({"failed": failed, "committed": committed, "continued": result.
 
 @needs_mounts
 def test_full_disk_fails_the_run_with_a_remedy_and_keeps_the_latest_commit(tmp_path: Path) -> None:
-    seen = run_in_mount_namespace(FULL_DISK, tmp_path)
+    results = run_in_mount_namespace(FULL_DISK, tmp_path)
 
-    message, kind, cause = seen["failed"]
+    message, kind, cause = results["failed"]
     assert "No space left on device. Make room, or keep fewer checkpoints (CheckpointConfig.num_to_keep)" in message
     assert (kind, cause) == ("storage", "StorageError")
-    assert [Path(path).name for path in seen["committed"]] == ["checkpoint_000002"]
-    assert seen["continued"] == "checkpoint_000002"
-    assert seen["size_mib"] <= 81, "files of the failed upload still take space"
+    assert [Path(path).name for path in results["committed"]] == ["checkpoint_000002"]
+    assert results["continued"] == "checkpoint_000002"
+    assert results["size_mib"] <= 81, "files of the failed upload still take space"
 
 
 REPEATED = FULL_DISK.replace(
@@ -434,25 +434,25 @@ REPEATED = FULL_DISK.replace(
 ).partition("\ntry:\n")[0] + (
     """
 result = fit(train)
-said, left, whole = result.return_value
+messages, left, whole = result.return_value
 listed = json.loads(Path(result.checkpoint.path, ".checkpoint.json").read_text())["files"]
 result.checkpoint.verify()
 entries = sorted(os.listdir(result.checkpoint.path))
-print(json.dumps({"said": said, "left": left, "whole": whole, "listed": listed, "entries": entries}))
+print(json.dumps({"messages": messages, "left": left, "whole": whole, "listed": listed, "entries": entries}))
 """
 )
 
 
 @needs_mounts
 def test_repeated_report_stores_the_whole_checkpoint_once_there_is_space(tmp_path: Path) -> None:
-    seen = run_in_mount_namespace(REPEATED, tmp_path)
+    results = run_in_mount_namespace(REPEATED, tmp_path)
 
-    (said,) = seen["said"]
-    assert "No space left on device. Make room" in said
-    assert seen["left"] == []
-    assert seen["whole"] == [True, True]
-    assert seen["listed"] == {name: [40 << 20, None] for name in ("first.bin", "second.bin")}
-    assert seen["entries"] == [".checkpoint.json", "first.bin", "second.bin"]
+    (message,) = results["messages"]
+    assert "No space left on device. Make room" in message
+    assert results["left"] == []
+    assert results["whole"] == [True, True]
+    assert results["listed"] == {name: [40 << 20, None] for name in ("first.bin", "second.bin")}
+    assert results["entries"] == [".checkpoint.json", "first.bin", "second.bin"]
 
 
 READ_ONLY = (
@@ -488,14 +488,14 @@ print(json.dumps({"failed": failed, "refused": refused, "continued": result.retu
 
 @needs_mounts
 def test_disk_that_becomes_read_only_fails_the_run_clearly_and_keeps_the_latest_commit(tmp_path: Path) -> None:
-    seen = run_in_mount_namespace(READ_ONLY, tmp_path)
+    results = run_in_mount_namespace(READ_ONLY, tmp_path)
 
-    message, kind, cause = seen["failed"]
+    message, kind, cause = results["failed"]
     assert "Read-only file system. Mount it for writing, or choose another storage_path" in message
     assert (kind, cause) == ("storage", "StorageError")
-    assert f"the run directory {tmp_path}/runs/run cannot be written" in seen["refused"]
-    assert "Read-only file system" in seen["refused"]
-    assert seen["continued"] == "checkpoint_000001"
+    assert f"the run directory {tmp_path}/runs/run cannot be written" in results["refused"]
+    assert "Read-only file system" in results["refused"]
+    assert results["continued"] == "checkpoint_000001"
 
 
 def fit_in_memory(function: Callable[..., Any], **options: Any) -> Result:

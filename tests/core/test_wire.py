@@ -168,12 +168,12 @@ def test_exit_of_a_worker_is_detected_at_once_although_its_connection_stays_open
         started = time.monotonic()
         group.note_exit(0, 3)
         assert time.monotonic() - started < 1
-        heard = []
+        events = []
 
         def deliver(event: Event) -> bool:
-            heard.append(event)
+            events.append(event)
             return False
 
         group.pump(deliver, 0)
     group.close_lines()
-    assert heard == [PhaseEntered(0, RankState.TRAINING, 1.0), Exited(0, 3, "")]
+    assert events == [PhaseEntered(0, RankState.TRAINING, 1.0), Exited(0, 3, "")]

@@ -32,7 +32,7 @@ WEIGHTS = b"w" * (1 << 16)
 
 
 class Moment(enum.Enum):
-    """When a fault strikes."""
+    """The moment at which a fault strikes."""
 
     FIRST = "before the first report"
     MIDST = "between reports"

@@ -18,7 +18,7 @@ class Row(NamedTuple):
     outcome: str
     kind: str
     noticed_s: float | None
-    said: str
+    message: str
 
 
 def formatted(rows: Iterable[Row]) -> str:
@@ -26,5 +26,5 @@ def formatted(rows: Iterable[Row]) -> str:
     lines = ["| " + " | ".join(Row._fields) + " |", "|---" * len(Row._fields) + "|"]
     for row in sorted(rows):
         noticed = "" if row.noticed_s is None else f"{row.noticed_s:.2f}"
-        lines.append("| " + " | ".join([*row[:5], noticed, row.said.replace("|", "/")[:160]]) + " |")
+        lines.append("| " + " | ".join([*row[:5], noticed, row.message.replace("|", "/")[:160]]) + " |")
     return "\n".join(lines)

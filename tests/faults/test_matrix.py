@@ -379,7 +379,7 @@ def test_fault(
         check_success(result, moment, without_failure=fault.kind is None)
         assert len(failures) == (fault.kind is not None)
     else:
-        assert len(failures) == 1, "tried again"
+        assert len(failures) == 1, "the run was retried"
         assert isinstance(result.error, TrainingFailedError)
         assert result.error.kind is fault.kind
         assert result.error.rank == (VICTIM if fault.rank and fault.kind is not FailureKind.HANG else None)

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
     """The results of a driver that performed its runs one after another on a cluster of three nodes."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "TMPDIR")}
     paths = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
@@ -51,17 +51,17 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict
 
 @pytest.mark.parametrize("moment", KILLED, ids=lambda moment: moment.value)
 def test_run_continues_elsewhere_when_a_node_is_lost(
-    seen: dict[tuple[str, str], Any], moment: Moment, record_property: Callable[[str, object], None]
+    results: dict[tuple[str, str], Any], moment: Moment, record_property: Callable[[str, object], None]
 ) -> None:
-    row = seen["node killed", moment.value]
-    *_, (kind, rank, said) = row["failures"]
-    record_property(PROPERTY, [*Row("node killed", moment.value, "ray", "recovers", kind, row["noticed_s"], said)])
+    row = results["node killed", moment.value]
+    *_, (kind, rank, message) = row["failures"]
+    record_property(PROPERTY, [*Row("node killed", moment.value, "ray", "recovers", kind, row["noticed_s"], message)])
 
     assert row["error"] == ""
     assert len(row["failures"]) == 1 + (moment is Moment.RESTART)
     assert (kind, rank) == ("infrastructure", VICTIM)
-    assert f"rank {VICTIM}" in said
-    assert "node" in said
+    assert f"rank {VICTIM}" in message
+    assert "node" in message
     assert row["noticed_s"] < NODE_S
     assert row["resumed_at"] == moment.committed
     check_the_rest(row)
@@ -69,9 +69,9 @@ def test_run_continues_elsewhere_when_a_node_is_lost(
 
 @pytest.mark.parametrize("moment", ADDED, ids=lambda moment: moment.value)
 def test_added_node_does_not_disturb_the_run(
-    seen: dict[tuple[str, str], Any], moment: Moment, record_property: Callable[[str, object], None]
+    results: dict[tuple[str, str], Any], moment: Moment, record_property: Callable[[str, object], None]
 ) -> None:
-    row = seen["node added", moment.value]
+    row = results["node added", moment.value]
     record_property(PROPERTY, [*Row("node added", moment.value, "ray", "continues", "", None, "")])
 
     assert row["error"] == ""

@@ -45,17 +45,17 @@ def test_driver_does_not_leak_resources_over_many_runs_with_faults(runtime: str,
         finally:
             driver.clean_up()
     assert status == 0, errors[-4000:]
-    seen = json.loads(output.splitlines()[-1])
-    samples = seen["samples"]
+    soak = json.loads(output.splitlines()[-1])
+    samples = soak["samples"]
     if file := os.environ.get("DRIVETRAIN_SOAK_SAMPLES"):
-        Path(file).write_text(json.dumps(seen, indent=1))
+        Path(file).write_text(json.dumps(soak, indent=1))
 
     assert len(samples) == runs + 1
     for what in ("descriptors", "threads", "children"):
         counts = [sample[what] for sample in samples]
         if runtime == "ray" and what == "threads":
             del counts[0]  # on a busy machine, Ray's gRPC starts its last thread during the next run
-        assert counts[-1] <= counts[0], f"{what}: {counts}; threads: {seen['threads']}; files: {seen['open_files']}"
+        assert counts[-1] <= counts[0], f"{what}: {counts}; threads: {soak['threads']}; files: {soak['open_files']}"
     third = max(1, len(samples) // 3)
     first, last = ([sample["rss_kib"] for sample in part] for part in (samples[:third], samples[-third:]))
     assert statistics.median(last) - statistics.median(first) < GROWTH_KIB, [sample["rss_kib"] for sample in samples]

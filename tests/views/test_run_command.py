@@ -158,7 +158,7 @@ def at_home(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["functions.py:trian"], "there are: Settings, train, fail, wait"),
         (["nothing.py"], "found none at nothing.py"),
@@ -171,10 +171,10 @@ def at_home(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ],
 )
 def test_invalid_target_is_refused_before_the_start(
-    at_home: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    at_home: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *words]) == USAGE
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (at_home / "runs").exists()
 
 
