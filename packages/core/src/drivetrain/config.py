@@ -416,7 +416,7 @@ class FailureConfig(ShowsFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncConfig(ShowsFields):
-    """How metrics, logs and artifacts are uploaded to storage that is not local.
+    """Settings for uploading metrics, logs and artifacts to storage that is not local.
 
     Artifacts are the files that a train function writes to ``get_context().get_trial_dir()``. On local storage that
     directory is in the run directory, so nothing is copied.
@@ -454,7 +454,7 @@ class SyncConfig(ShowsFields):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig(ShowsFields):
-    """Where a run stores its results, what it prints, and when it stops.
+    """Settings of a run: its name and storage, its output, retries, and stop conditions.
 
     Attributes:
         name: name of the run's directory under ``storage_path``; None creates one from the trainer's name and the time.

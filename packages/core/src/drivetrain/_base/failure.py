@@ -139,7 +139,7 @@ def _title(error: BaseException) -> str:
 
 
 def _relation(error: BaseException) -> str:
-    """Return how an exception refers to the next one in its chain: ``cause``, ``context`` or nothing."""
+    """Return how an exception refers to the next one in its chain: ``cause``, ``context`` or an empty string."""
     if error.__cause__ is not None:
         return "cause"
     return "context" if error.__context__ is not None and not error.__suppress_context__ else ""

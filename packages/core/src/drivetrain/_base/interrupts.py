@@ -49,7 +49,7 @@ class Interrupts:
             end.setblocking(False)
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable after a request, and when a signal arrives."""
+        """Return the descriptor that becomes readable after a request, and when a signal arrives."""
         return self._read.fileno()
 
     def request(self, reason: str, error: BaseException) -> bool:

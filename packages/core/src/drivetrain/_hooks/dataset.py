@@ -60,7 +60,7 @@ class DatasetShard(Shard, Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitRequest:
-    """How a dataset is split for one attempt.
+    """A request to split a dataset for one attempt.
 
     Attributes:
         name: the name of the dataset.

@@ -1,1 +1,1 @@
-"""Where workers run: in this process, on this machine, or on a cluster."""
+"""Runtimes, which run workers in this process, on this machine or on a cluster."""

@@ -1,4 +1,4 @@
-"""What the controller asks of a runtime."""
+"""The interface between the controller and a runtime."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["Group", "GroupOutput", "GroupSpec", "Runtime", "rank_environment"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupOutput:
-    """Where the output of workers goes.
+    """The destinations of the workers' output.
 
     Attributes:
-        console: where the output of shown ranks appears.
+        console: shows the output of the shown ranks.
         shown_ranks: the ranks whose output is shown on the console.
-        log_directory: the directory of the ``rank_N.log`` files; None writes none.
+        log_directory: the directory of the ``rank_N.log`` files; None to write no files.
     """
 
     console: Console
@@ -42,20 +42,21 @@ class GroupOutput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSpec:
-    """The worker group that an attempt wants.
+    """The worker group to start for an attempt.
 
     Attributes:
-        num_workers: how many workers.
-        scaling: the resources of each, and where to place them.
+        num_workers: the number of workers.
+        scaling: the resources of each worker, and where to place the workers.
         preload: see :class:`~drivetrain.Backend`.
         warmup: see :class:`~drivetrain.Backend`.
         preload_environment: see :class:`~drivetrain.Backend`.
-        output: where the output of the workers goes.
-        start_timeout_s: seconds until every worker must be running the train function.
-        interrupts: what ends the run from outside; looked after wherever the group waits.
-        run_resources: what a runtime keeps from one group of a run for the next is given back when this is closed.
-        elastic: the next group of the run may be of another size.
-        avoided: ids of nodes to place no worker on, as long as there are others.
+        output: the destinations of the workers' output.
+        start_timeout_s: seconds within which every worker must start running the train function.
+        interrupts: requests from outside to end the run. The group handles them whenever it waits.
+        run_resources: closed at the end of the run. A runtime registers the release of everything here that it keeps
+            from one group of the run for the next.
+        elastic: True if the next group of the run may have another size.
+        avoided: ids of nodes on which to place no workers, as long as there are other nodes.
     """
 
     num_workers: int
@@ -72,56 +73,56 @@ class GroupSpec:
 
 
 class Group(WorkerGroup, Protocol):
-    """A worker group as the controller drives it."""
+    """The worker group of a runtime, as the controller uses it."""
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
-        """Sends ranks their tasks; they start on them at once."""
+        """Send ranks their tasks. The ranks start at once."""
         ...
 
     def replace(self, ranks: Sequence[int]) -> None:
-        """Starts new processes for ranks that are lost, and waits until they can be called.
+        """Start new processes for lost ranks, and wait until :meth:`run` works on them.
 
         Raises:
-            WorkerDiedError: they did not start, or not where the lost ones were.
-            WaitTimeoutError: not within ``start_timeout_s``.
+            WorkerDiedError: a process did not start, or not on the node of the lost one.
+            WaitTimeoutError: a process did not start within ``start_timeout_s``.
         """
         ...
 
     def woken_by(self, future: Future[Any]) -> AbstractContextManager[None]:
-        """Has :meth:`pump` return when a future is done, for the time of a ``with`` block."""
+        """During a ``with`` block, make :meth:`pump` return when a future is done."""
         ...
 
     def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
-        """Waits until something happens, and delivers every event that is there, each rank's in order.
+        """Wait until something happens, and deliver all available events, in order for each rank.
 
         Args:
-            deliver: called with each event, on the calling thread. If it returns true, no further event is delivered,
-                and the call returns.
-            timeout_s: seconds after which to return even if nothing happened; None for no limit.
+            deliver: called with each event, on the calling thread. If it returns True, this method returns without
+                delivering further events.
+            timeout_s: seconds after which to return if nothing happens; None for no limit.
         """
         ...
 
     def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
-        """Sends a command to ranks whose train functions are running, without waiting; they answer with events."""
+        """Send a command to ranks whose train functions are running, without waiting. They respond with events."""
         ...
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
-        """The Python stacks of the ranks that could be asked, all threads each; of others, why they did not answer.
+        """Return the Python stacks of ranks with all their threads, or the reason why a rank did not respond.
 
-        It takes a second or so, and may be called from any thread.
+        It takes about a second. Any thread may call it. Ranks whose process has exited may be missing.
         """
         ...
 
     def rest(self) -> bool:
-        """The run is over: lets go of what is the run's, and says whether the group may serve another one."""
+        """Park the group at the end of a run: release the run's resources, and return True if it can be reused."""
         ...
 
     def renew(self, spec: GroupSpec) -> bool:
-        """Makes a group that rests one of another run.
+        """Reuse a parked group for another run.
 
         Returns:
-            False if a new group would be something else: a process is gone or does not answer, the driver's
-            environment or a module's file has changed, another size is asked for. The group is then to be ended.
+            False if a new group would differ: a process exited or does not respond, the driver's environment or the
+            file of a module has changed, or the requested size is another one. The caller must then end the group.
         """
         ...
 
@@ -133,8 +134,8 @@ class Runtime(ABC):
     ``<NAME>_ADDRESS``, where ``<NAME>`` is its name in upper case.
 
     Attributes:
-        name: what selects it.
-        in_driver: the train function runs in the driver's own process.
+        name: the name that selects it.
+        in_driver: True if the train function runs in the driver's own process.
     """
 
     name: str = ""
@@ -142,12 +143,15 @@ class Runtime(ABC):
 
     @classmethod
     def detect(cls) -> bool:
-        """Whether the environment selects this runtime where no other is named; called without loading a library."""
+        """Return True if the environment selects this runtime.
+
+        Called if the user selects no runtime. It must not import libraries.
+        """
         return False
 
     @classmethod
     def diagnose(cls, address: str | None) -> Iterable[Finding]:
-        """The checks of ``drivetrain doctor`` for this runtime.
+        """Check this runtime, for ``drivetrain doctor``.
 
         Args:
             address: the address of a cluster, from the command line or the environment; None without one.
@@ -155,7 +159,7 @@ class Runtime(ABC):
         return ()
 
     def reduce(self, value: Any) -> Any:
-        """How to pickle an object that only this runtime can send to workers: as ``__reduce__`` says it.
+        """Return how to pickle an object that only this runtime can send to workers, like ``__reduce__``.
 
         Returns:
             ``NotImplemented`` for all other objects.
@@ -164,33 +168,33 @@ class Runtime(ABC):
 
     @abstractmethod
     def validate(self, scaling: ScalingConfig) -> None:
-        """Refuses, before anything is started, what this runtime can never provide.
+        """Check, before anything is started, that this runtime can provide the workers and resources.
 
         Raises:
-            ResourceError: more is asked for than exists.
-            ConfigurationError: something is asked for that this runtime does not know.
+            ResourceError: the configuration requires more resources than exist.
+            ConfigurationError: the configuration requires something that this runtime does not support.
         """
         ...
 
     @abstractmethod
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """How many workers an elastic run could have now; an estimate, which takes no longer than a few seconds.
+        """Estimate how many workers an elastic run could have now. Takes at most a few seconds.
 
         Args:
-            scaling: the resources of each worker, and the bounds of their number.
-            running: those that run already.
-            avoided: ids of nodes that are to have none, as long as there are others.
+            scaling: the resources of each worker, and the minimum and maximum number of workers.
+            running: the workers that are running.
+            avoided: ids of nodes to place no workers on, as long as there are other nodes.
         """
         ...
 
     @abstractmethod
     def launch(self, spec: GroupSpec) -> AbstractContextManager[Group]:
-        """Starts a group; leaving the context ends every process of it and releases every resource."""
+        """Start a group. Leaving the context stops all its processes and releases all its resources."""
         ...
 
 
 def rank_environment(worker: WorkerInfo, *, world_size: int, local_world_size: int) -> dict[str, str]:
-    """The variables that tell a worker its ranks, under the names that torchrun and most launchers use."""
+    """Return environment variables with a worker's ranks, named as by torchrun and most other launchers."""
     return {
         "RANK": str(worker.rank),
         "LOCAL_RANK": str(worker.local_rank),

@@ -1,4 +1,4 @@
-"""The base of groups whose workers are other processes, each at the end of a connection."""
+"""The base class of groups whose workers are other processes, each connected to the controller."""
 
 from __future__ import annotations
 
@@ -30,55 +30,55 @@ __all__ = ["ConnectedGroup"]
 
 T = TypeVar("T")
 
-_REST_S = 0.02
-_FEW = 64
+_COALESCE_S = 0.02
+_MAX_COALESCED = 64
 _RENEW_WAIT_S = 10.0
 
 
 class ConnectedGroup:
-    """Commands go down each worker's line, events and results come up; one thread waits for all of them at once.
+    """Sends commands to workers and receives events and results; one thread waits for all connections.
 
-    A runtime derives from it, adds the workers, registers what else there is to wait for with :meth:`watch`, and
-    calls :meth:`note_exit` when it learns that a process is gone.
+    A runtime derives from it, adds the workers, registers further descriptors to wait for with :meth:`watch`, and
+    calls :meth:`note_exit` when a process has exited.
 
     Args:
-        deadline: when, by the monotonic clock, every worker must be running the train function.
-        interrupts: what ends the run from outside.
+        deadline: the time by which every worker must be running the train function, by the monotonic clock.
+        interrupts: requests from outside to end the run.
     """
 
     def __init__(self, deadline: float, interrupts: Interrupts) -> None:
         self.workers: Sequence[WorkerInfo] = ()
         self._deadline = deadline
         self._selector = selectors.DefaultSelector()
-        self._urgent = selectors.DefaultSelector()  # all but the lines
-        self._resting = False
+        self._urgent = selectors.DefaultSelector()  # everything except the connections to workers
+        self._coalescing = False
         self._inboxes: dict[int, Inbox] = {}
         self._results: dict[int, tuple[bool, bytes]] = {}
         self._events: deque[Event] = deque()
-        self._gone: dict[int, Exited] = {}
+        self._exited: dict[int, Exited] = {}
         self._echoes: dict[int, LineEcho] = {}
         self._interrupts = interrupts
         self._training: set[int] = set()
         self.watch(interrupts.fileno(), interrupts.act)
 
     def watch(self, source: socket.socket | int, handle: Callable[[], object]) -> None:
-        """Has :meth:`pump` call a function whenever a descriptor can be read."""
+        """Make :meth:`pump` call a function whenever a descriptor is readable."""
         for selector in (self._selector, self._urgent):
             selector.register(source, selectors.EVENT_READ, handle)
 
     def forget(self, source: socket.socket | int) -> None:
-        """Ends :meth:`watch`."""
+        """Stop watching a descriptor."""
         for selector in (self._selector, self._urgent):
             with contextlib.suppress(KeyError, ValueError):
                 selector.unregister(source)
 
     def add_line(self, rank: int, connection: socket.socket) -> None:
-        """Takes the controller's end of a worker's line."""
+        """Add the controller's end of the connection to a worker."""
         inbox = self._inboxes[rank] = Inbox(connection)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(rank, inbox))
 
     def show_output(self, rank: int, console: Console) -> None:
-        """Has the output that a worker sends over its line shown."""
+        """Show the output that a worker sends over its connection."""
         self._echoes[rank] = LineEcho(rank, console)
 
     def reduce(self, value: Any) -> Any:
@@ -86,55 +86,55 @@ class ConnectedGroup:
         return NotImplemented
 
     def has_exited(self, rank: int) -> bool:
-        """Whether :meth:`note_exit` was called for a rank."""
-        return rank in self._gone
+        """Return True if :meth:`note_exit` was called for a rank."""
+        return rank in self._exited
 
     def handle_ready(self, timeout_s: float | None) -> bool:
-        """Waits for a watched descriptor and handles it; False if the time was over first."""
+        """Wait for a watched descriptor and handle it. Return False after the timeout."""
         return self._select(self._selector, timeout_s)
 
     def note_exit(
         self, rank: int, exit_code: int | None, reason: str = "", kind: FailureKind = FailureKind.INFRASTRUCTURE
     ) -> None:
-        """Notes that a worker's process is gone, after taking what it said before."""
-        if rank in self._gone:
+        """Record that a worker's process has exited, after receiving its remaining messages."""
+        if rank in self._exited:
             return
         if (inbox := self._inboxes.get(rank)) is not None:
             self.forget(inbox.socket)
             self._take(rank, list(inbox.read_rest()))
-        self._gone[rank] = event = Exited(rank, exit_code, reason, kind)
+        self._exited[rank] = event = Exited(rank, exit_code, reason, kind)
         self._events.append(event)
 
     def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
         """See :meth:`drivetrain.WorkerGroup.run`."""
-        chosen = range(len(self.workers)) if ranks is None else ranks
-        return self.run_each(fn, dict.fromkeys(chosen, args))
+        selected = range(len(self.workers)) if ranks is None else ranks
+        return self.run_each(fn, dict.fromkeys(selected, args))
 
     def run_each(self, fn: Callable[..., T], arguments: Mapping[int, tuple[Any, ...]]) -> list[T]:
-        """Like :meth:`run`, with arguments of its own for each rank."""
-        calls = {rank: Call(dumps((fn, own), self.reduce)) for rank, own in arguments.items()}
+        """Call a function like :meth:`run`, but with separate arguments for each rank."""
+        calls = {rank: Call(dumps((fn, args), self.reduce)) for rank, args in arguments.items()}
         return self._request(calls, f"run {getattr(fn, '__qualname__', repr(fn))}")
 
     def join_run(self, commands: Mapping[int, JoinRun]) -> list[bool]:
-        """Makes workers join a run, and returns whether each one uses modules that are out of date."""
+        """Make workers join a run. Return for each of them whether its modules are out of date."""
         return self._request(commands, "join the run")
 
     def _request(self, commands: Mapping[int, Command], action: str) -> list[Any]:
-        """Sends each rank a command, waits for the results, and returns them in the order of the commands.
+        """Send each rank a command, wait for the results, and return them in the order of the commands.
 
         Raises:
-            WorkerDiedError: a worker exited before.
-            WaitTimeoutError: the time for the start is over.
+            WorkerDiedError: a worker exited before it responded.
+            WaitTimeoutError: the deadline for the start passed.
         """
         self._results.clear()
         for rank, command in commands.items():
             self._send(rank, frame(command))
         while missing := [rank for rank in commands if rank not in self._results]:
             for rank in missing:
-                if (exited := self._gone.get(rank)) is not None:
+                if (exited := self._exited.get(rank)) is not None:
                     raise WorkerDiedError(
                         f"the worker of rank {rank} {exited.reason or describe_exit(exited.exit_code)} "
-                        f"while it was to {action}",
+                        f"before it could {action}",
                         rank=rank,
                         exit_code=exited.exit_code,
                     )
@@ -154,7 +154,7 @@ class ConnectedGroup:
         self.training_started()
 
     def training_started(self) -> None:
-        """Called when the ranks have their tasks. A runtime may override it."""
+        """Called when the tasks have been sent. A runtime may override it."""
 
     @contextlib.contextmanager
     def woken_by(self, future: Future[Any]) -> Iterator[None]:
@@ -169,12 +169,12 @@ class ConnectedGroup:
                 self.forget(ours)
 
     def restart_deadline(self, seconds: float) -> None:
-        """Gives workers a number of seconds from now to start the train function."""
+        """Set the deadline for starting the train function to a number of seconds from now."""
         self._deadline = time.monotonic() + seconds
 
     def forget_rank(self, rank: int) -> None:
-        """Makes room for a new process in the place of one that is gone."""
-        del self._gone[rank]
+        """Remove a process that has exited, so that a new one can replace it."""
+        del self._exited[rank]
         self._inboxes.pop(rank).socket.close()
 
     def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
@@ -186,22 +186,24 @@ class ConnectedGroup:
             self._send(rank, data)
 
     def stop_requested(self) -> None:
-        """Called when the ranks are asked to save and return early. A runtime may override it."""
+        """Called when the ranks are requested to save and return early. A runtime may override it."""
 
     def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         """See :meth:`drivetrain.plugin.Group.pump`.
 
-        Waking a process that waits costs whoever wakes it more than a report costs otherwise. After a few reports, and
-        nothing else, the lines are therefore left alone for 20 ms, as network cards do with packets, and
-        only the other descriptors are waited for: a rank that reports often wakes nobody up.
+        Waking a waiting process costs the sender more time than the rest of a report. Therefore, after a batch of only
+        a few reports, this method stops polling the worker connections for 20 ms, like the interrupt coalescing of
+        network cards, and waits for the other descriptors only. A rank that reports often then wakes no process.
         """
-        if self._resting:
-            self._resting = False
-            if self._select(self._urgent, _REST_S if timeout_s is None else min(_REST_S, timeout_s)):
+        if self._coalescing:
+            self._coalescing = False
+            if self._select(self._urgent, _COALESCE_S if timeout_s is None else min(_COALESCE_S, timeout_s)):
                 return
         if not self._events:
             self._select(self._selector, timeout_s)
-        self._resting = 0 < len(self._events) <= _FEW and all(type(event) is Reported for event in self._events)
+        self._coalescing = 0 < len(self._events) <= _MAX_COALESCED and all(
+            type(event) is Reported for event in self._events
+        )
         while self._events:
             if deliver(self._events.popleft()):
                 return
@@ -211,7 +213,7 @@ class ConnectedGroup:
         self.ignore_interrupts()
         for echo in self._echoes.values():
             echo.finish()
-        if self._training or self._gone:
+        if self._training or self._exited:
             return False
         for rank in range(len(self.workers)):
             self._send(rank, frame(FreeMemory()))
@@ -219,8 +221,8 @@ class ConnectedGroup:
 
     def renew(self, spec: GroupSpec) -> bool:
         """See :meth:`drivetrain.plugin.Group.renew`."""
-        self._select(self._selector, 0)  # the end of a process would be heard of now
-        if self._gone:
+        self._select(self._selector, 0)  # notices processes that have exited meanwhile
+        if self._exited:
             return False
         self._events.clear()
         self._interrupts = spec.interrupts
@@ -236,21 +238,25 @@ class ConnectedGroup:
         return True
 
     def join_next_run(self, spec: GroupSpec) -> Sequence[bool]:
-        """Makes the workers join another run, and returns whether each one uses modules that are out of date."""
+        """Make the workers join another run. Return for each of them whether its modules are out of date."""
         raise NotImplementedError
 
-    def wait(self, what: str, ranks: Sequence[int]) -> None:
-        """Waits until anything happens, as part of the group's start.
+    def wait(self, awaited: str, ranks: Sequence[int]) -> None:
+        """Wait until anything happens during the group's start.
+
+        Args:
+            awaited: a description for the error message, such as ``ranks [1] to connect``.
+            ranks: the ranks that are waited for.
 
         Raises:
-            WaitTimeoutError: the time for the start is over.
+            WaitTimeoutError: the deadline for the start has passed.
         """
         remaining = self._deadline - time.monotonic()
         if remaining <= 0:
             stacks = self.stacks(ranks)
-            shown = "".join(f"\n\nrank {rank} is at:\n{stack}" for rank, stack in sorted(stacks.items()))
+            listed = "".join(f"\n\nrank {rank} is at:\n{stack}" for rank, stack in sorted(stacks.items()))
             raise WaitTimeoutError(
-                f"the time for the start of the workers (RunConfig.start_timeout_s) is over, waiting for {what}{shown}",
+                f"the workers did not start within RunConfig.start_timeout_s, waiting for {awaited}{listed}",
                 ranks=ranks,
             )
         self._select(self._selector, remaining)
@@ -260,11 +266,11 @@ class ConnectedGroup:
         return {}
 
     def ignore_interrupts(self) -> None:
-        """Has the end of the group not be ended itself."""
+        """Ignore further requests to end the run, so that they do not interrupt the end of the group."""
         self.forget(self._interrupts.fileno())
 
     def await_closed_lines(self, seconds: float) -> None:
-        """Waits until every worker's end of its line is closed: the kernel does it when the process is no more."""
+        """Wait until the other end of every connection is closed, which the kernel does when a process exits."""
         deadline = time.monotonic() + seconds
         for inbox in self._inboxes.values():
             readable = select.poll()
@@ -273,7 +279,7 @@ class ConnectedGroup:
                 deque(inbox.read(), maxlen=0)
 
     def close_lines(self) -> None:
-        """Closes the selector and every line."""
+        """Close the selectors and all connections."""
         for echo in self._echoes.values():
             echo.finish()
         for inbox in self._inboxes.values():
@@ -283,24 +289,24 @@ class ConnectedGroup:
 
     @staticmethod
     def _select(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
-        """Handles what can be read; False when the time was over first."""
+        """Handle the readable descriptors. Return False after the timeout."""
         ready = selector.select(timeout_s)
         for key, _ in ready:
             key.data()
         return bool(ready)
 
     def _send(self, rank: int, data: bytes) -> None:
-        """Sends a command, and gives up on a worker that is gone or that takes nothing until it should be training.
+        """Send a command. Give up if the worker has exited, or does not receive data before the deadline.
 
-        Whoever waits for what it should have answered notices.
+        The caller notices this while it waits for the response.
         """
         connection = self._inboxes[rank].socket
         writable = select.poll()
         writable.register(connection, select.POLLOUT)
-        rest = memoryview(data)
+        remaining = memoryview(data)
         with contextlib.suppress(OSError):
-            while rest and writable.poll(1000 * max(0.0, self._deadline - time.monotonic())):
-                rest = rest[connection.send(rest) :]
+            while remaining and writable.poll(1000 * max(0.0, self._deadline - time.monotonic())):
+                remaining = remaining[connection.send(remaining) :]
 
     def _read(self, rank: int, inbox: Inbox) -> None:
         self._take(rank, inbox.read())
@@ -309,14 +315,14 @@ class ConnectedGroup:
             self.line_closed(rank)
 
     def line_closed(self, rank: int) -> None:
-        """A worker's line is closed; its process may be gone, which the runtime finds out."""
+        """Called when a worker has closed its connection. Its process may have exited, which the runtime checks."""
 
     def _take(self, rank: int, messages: Any) -> None:
         for message in messages:
             event = as_event(message)
             if event is not None:
                 self._events.append(event)
-                if type(event) is Returned and not event.preempted:  # its process may be about to end
+                if type(event) is Returned and not event.preempted:  # the process of a preempted rank may exit soon
                     self._training.discard(rank)
             elif message[0] == "output":
                 self._echoes[rank].feed(message[1])

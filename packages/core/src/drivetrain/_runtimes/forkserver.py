@@ -1,12 +1,13 @@
-"""The process that local workers are forked from.
+"""The process from which local workers are forked.
 
-It imports the framework once, before any worker exists, and stays: N workers pay one import, and a restart, or the
-next ``fit()`` of the same driver, pays none. It forks only while it has one thread, touches no accelerator, reaps its
-children the moment they end, and ends all of them, with whatever processes they started, when the driver is gone, a
-``kill -9`` of the driver included; should it die itself, the kernel ends its children.
+It imports the framework once, before any worker exists, and keeps running: N workers need one import, and a retry or
+the next ``fit()`` of the same driver needs none. It forks only while it has one thread, uses no accelerator, and reaps
+its children as soon as they exit. When the driver exits, even by ``kill -9``, it kills all workers and all processes
+that they started. If the server itself dies, the kernel kills its children.
 
-It talks to the driver over a stream socket. The driver sends ``("fork", token, ForkRequest)`` with the worker's file
-descriptors, and ``("warm", modules)``; it answers ``("forked", token, pid)`` and ``("exited", token, exit code)``.
+It communicates with the driver over a stream socket. The driver sends ``("fork", token, ForkRequest)`` with the
+worker's file descriptors, and ``("warm", modules)``. The server sends ``("forked", token, pid)`` and ``("exited",
+token, exit code)``.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ __all__ = ["ForkRequest", "main", "receive", "send"]
 _HEADER = struct.Struct(">I")
 _MAX_DESCRIPTORS = 8
 _PR_SET_PDEATHSIG = 1
-_WARMUP_NICENESS = 5  # workers that have just started want the cores more
+_WARMUP_NICENESS = 5  # workers that have just started have priority
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForkRequest:
-    """What a worker process starts with. Its descriptors come beside: line to the controller, output, stacks."""
+    """The initial state of a worker process. Its descriptors are sent with it: connection, output, stacks."""
 
     environment: Mapping[str, str]
     working_directory: str
@@ -53,20 +54,20 @@ class ForkRequest:
 
 
 def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
-    """Sends a message, with file descriptors beside it."""
+    """Send a message together with file descriptors."""
     body = pickle.dumps(message)
     socket.send_fds(connection, [_HEADER.pack(len(body))], descriptors)
     connection.sendall(body)
 
 
 def receive(connection: socket.socket) -> tuple[Any, list[int]] | None:
-    """The next message and its file descriptors, or None when the other end has closed."""
+    """Wait for the next message and its file descriptors. Return None if the other end closed the connection."""
     try:
         head, descriptors, _, _ = socket.recv_fds(connection, _HEADER.size, _MAX_DESCRIPTORS)
         data = bytearray(head)
         while len(data) < _HEADER.size or len(data) < _HEADER.size + _HEADER.unpack_from(data)[0]:
-            wanted = _HEADER.size if len(data) < _HEADER.size else _HEADER.size + _HEADER.unpack_from(data)[0]
-            part = connection.recv(wanted - len(data))
+            expected = _HEADER.size if len(data) < _HEADER.size else _HEADER.size + _HEADER.unpack_from(data)[0]
+            part = connection.recv(expected - len(data))
             if not part:
                 return None
             data += part
@@ -76,27 +77,27 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]] | None:
 
 
 def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> None:
-    """Serves the driver until it closes the line or dies; never returns to a caller with children left."""
-    # Collections would cost an import a tenth of its time, and later touch, and so copy, what workers share.
+    """Serve the driver until it closes the connection or exits. Then kill all children and exit."""
+    # Garbage collection takes a tenth of the import time. Later it would write to memory pages that workers share.
     gc.disable()
     control = socket.socket(fileno=control_descriptor)
     server = _Server(control, driver_pid)
-    # pyarrow's allocator, which pandas brings along, would start one at import; workers get the driver's environment.
+    # pyarrow's allocator would start a thread on import, also via pandas. Workers get the driver's environment.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     _import_public_names()
     culprit = _import_cleanly(preload)
     if culprit is not None:
-        # It started threads, which a fork would lose with the locks they hold: begin again without it.
+        # It started threads, which do not exist after a fork while their locks stay held. Restart without the module.
         os.set_inheritable(control_descriptor, True)
-        rest = tuple(name for name in preload if name != culprit)
+        other_modules = tuple(name for name in preload if name != culprit)
         code = f"import sys; sys.path[:] = {sys.path!r}; from drivetrain._runtimes import forkserver as f; " + (
-            f"f.main({control_descriptor}, {rest!r}, {driver_pid})"
+            f"f.main({control_descriptor}, {other_modules!r}, {driver_pid})"
         )
         os.execv(sys.executable, [sys.executable, "-c", code])
     try:
         server.loop()
     finally:
-        server.end_children()
+        server.kill_children()
         os._exit(0)
 
 
@@ -109,11 +110,11 @@ class _Server:
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         self._driver = os.pidfd_open(driver_pid)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the descriptor below is written to
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, nothing is written to the wakeup descriptor
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
 
     def loop(self) -> None:
-        """Handles whatever comes, until the driver is gone."""
+        """Handle requests and exits of children until the driver exits or closes the connection."""
         watched: list[Any] = [self._control, self._wake_read, self._driver]
         while True:
             ready, _, _ = select.select(watched, [], [])
@@ -126,7 +127,7 @@ class _Server:
             if self._control in ready and not self._handle():
                 return
 
-    def end_children(self) -> None:
+    def kill_children(self) -> None:
         for pid in self._tokens:
             _kill_group(pid, signal.SIGKILL)
         for pid in self._tokens:
@@ -146,12 +147,12 @@ class _Server:
         return True
 
     def _fork(self, token: int, request: ForkRequest, descriptors: Sequence[int]) -> None:
-        if self._warmup is not None:  # a fork wants a single thread
+        if self._warmup is not None:  # forking requires a single thread
             self._warmup.join()
             self._warmup = None
         gc.freeze()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 on: about threads, which _forks_cleanly saw to
+            warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: about threads; see _forks_cleanly
             pid = os.fork()
         if pid == 0:
             self._become_worker(request, descriptors)
@@ -164,7 +165,7 @@ class _Server:
         status = 1
         try:
             server_pid = os.getppid()
-            os.setsid()  # its own process group, so that it can be ended together with what it starts
+            os.setsid()  # its own process group, so that it can be killed together with its children
             _die_with_parent(server_pid)
             gc.enable()
             signal.set_wakeup_fd(-1)
@@ -173,7 +174,7 @@ class _Server:
             for ours in (self._control, self._wake_read, self._wake_write):
                 ours.close()
             os.close(self._driver)
-            line, output, stacks = descriptors
+            connection, output, stacks = descriptors
             _redirect(output)
             faulthandler.enable()
             dump_stacks_on_signal(stacks)
@@ -182,13 +183,13 @@ class _Server:
             os.chdir(request.working_directory)
             sys.path[:] = request.module_path
             _reseed()
-            serve(Channel(socket.socket(fileno=line)))
+            serve(Channel(socket.socket(fileno=connection)))
             status = 0
-        except BaseException:  # nothing may return into the server's loop; the log gets the traceback
+        except BaseException:  # nothing may return to the server's loop; the traceback is written to the log
             sys.excepthook(*sys.exc_info())
         finally:
-            # Not a normal exit: frameworks' exit handlers are known to hang or abort in a process that has
-            # used collectives, and everything worth keeping is flushed.
+            # Skip exit handlers, because those of frameworks may hang or abort in a process that has used
+            # collectives. All output is flushed.
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -197,25 +198,25 @@ class _Server:
     def _reap(self) -> None:
         while self._tokens:
             try:
-                # Looked at first and reaped last: while it is a zombie, its process group cannot be somebody else's.
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                # Reap it last: while it is a zombie, its process group id cannot be reused.
+                exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if ended is None:
+            if exited is None:
                 return
-            _kill_group(ended.si_pid, signal.SIGKILL)
-            _, status = os.waitpid(ended.si_pid, 0)
-            token = self._tokens.pop(ended.si_pid, None)
+            _kill_group(exited.si_pid, signal.SIGKILL)
+            _, status = os.waitpid(exited.si_pid, 0)
+            token = self._tokens.pop(exited.si_pid, None)
             if token is not None:
                 self._send(("exited", token, os.waitstatus_to_exitcode(status)))
 
     def _send(self, message: Any) -> None:
-        with contextlib.suppress(ConnectionError):  # the driver is gone, which the loop sees next
+        with contextlib.suppress(ConnectionError):  # the driver has exited, which the loop notices next
             send(self._control, message)
 
 
 def _import_public_names() -> None:
-    """Imports the names that train functions and plugins import from drivetrain, once for all workers."""
+    """Import the names that train functions and plugins import from drivetrain, once for all workers."""
     facade = importlib.import_module("drivetrain")
     for name in facade.__all__:
         getattr(facade, name)
@@ -225,13 +226,13 @@ def _import_public_names() -> None:
 
 def _import_all(names: Sequence[str]) -> None:
     for name in names:
-        # A worker that needs the module meets the same error where it can be told, in the backend's set-up.
+        # A worker that needs the module raises the same error in the backend's setup, where it is reported.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
 
 
 def _import_cleanly(names: Sequence[str]) -> str | None:
-    """Imports modules up to the first after which this process has threads, and returns that one's name."""
+    """Import modules up to the first one that starts threads, and return its name; None if no module does."""
     for name in names:
         _import_all([name])
         if not _forks_cleanly():
@@ -240,13 +241,13 @@ def _import_cleanly(names: Sequence[str]) -> str | None:
 
 
 def _warm_up(names: Sequence[str]) -> None:
-    """Imports on a thread of its own, which the next fork waits for."""
-    os.setpriority(os.PRIO_PROCESS, 0, _WARMUP_NICENESS)  # of this thread alone, on Linux
+    """Import modules on a separate thread, for which the next fork waits."""
+    os.setpriority(os.PRIO_PROCESS, 0, _WARMUP_NICENESS)  # on Linux, this affects only the calling thread
     _import_all(names)
 
 
 def _forks_cleanly() -> bool:
-    """Whether this process has one thread; libraries that end theirs around a fork get the chance to."""
+    """Return True if this process has one thread. Fork once before, because some libraries stop threads then."""
     if len(os.listdir("/proc/self/task")) == 1:
         return True
     with warnings.catch_warnings():
@@ -260,12 +261,12 @@ def _forks_cleanly() -> bool:
 
 def _die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it could be watched
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
 def _kill_group(pid: int, number: int) -> None:
-    for kill in (os.killpg, os.kill):  # the second for a worker that has not made itself a group yet
+    for kill in (os.killpg, os.kill):  # os.kill is for a worker that has not created its process group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, number)
 
@@ -283,7 +284,7 @@ def _redirect(output: int) -> None:
 
 
 def _reseed() -> None:
-    """Gives each worker random numbers of its own where no seed is set, as a process started afresh has."""
+    """Seed the global random generators from the operating system, as in a process that was not forked."""
     random.seed()
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()

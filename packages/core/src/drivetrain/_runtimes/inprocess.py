@@ -1,4 +1,4 @@
-"""No workers: the train function runs in this process, on this thread, so that ``breakpoint()`` works as usual."""
+"""The runtime without workers: the train function runs in this process and thread, so ``breakpoint()`` works."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class _Unwind(BaseException):
-    """Leaves the train function: the attempt is over, or the driver has raised inside one of its reports."""
+    """Unwinds the train function, because the attempt is over or the driver has raised in one of its reports."""
 
 
 class InProcessGroup:
-    """A group of this process alone."""
+    """A group whose only worker is this process."""
 
     def __init__(self, gpus: tuple[str, ...], interrupts: Interrupts) -> None:
         self._interrupts = interrupts
@@ -55,69 +55,69 @@ class InProcessGroup:
         self._task: TrainTask | None = None
 
     def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
-        """Calls the function."""
+        """Call the function."""
         return [fn(*args)] if ranks is None or 0 in ranks else []
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
-        """Takes the task; :meth:`pump` runs it."""
+        """Keep the task, which :meth:`pump` runs."""
         self._task = tasks[0]
 
     def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
-        """Runs the train function to its end, delivering events from inside it."""
+        """Run the train function to its end. Its reports deliver the events."""
         assert self._task is not None
         task, self._task = self._task, None
         is_over = False
         raised: BaseException | None = None
 
-        def take_turn(event: Event | None = None) -> None:
+        def run_driver(event: Event | None = None) -> None:
             nonlocal is_over, raised
             if not is_over:
                 try:
                     self._interrupts.act()
                     is_over = event is not None and deliver(event)
-                except _Unwind:  # of a turn inside this one, which has answered a command
+                except _Unwind:  # raised by a nested call, which sent the response to a command
                     raise
                 except BaseException as error:
                     is_over, raised = True, error
-            if is_over:  # once more if the train function has caught the exception
+            if is_over:  # raised again if the train function has caught the exception
                 raise _Unwind from None
 
-        self._running = RunningTask(0, Outbox(take_turn, from_threads=False), take_turn)
+        self._running = RunningTask(0, Outbox(run_driver, from_threads=False), run_driver)
         with contextlib.suppress(_Unwind):
             _report_outcome(run_in_session(task, self._running), task, self._running)
         if raised is not None:
             raise raised
 
-    def _never(self, *arguments: Any, **named: Any) -> Any:
-        """This process is not lost while it drives the run."""
+    def _unsupported(self, *arguments: Any, **named: Any) -> Any:
+        """Raise an error. This process cannot be lost while it drives the run, so it is never replaced."""
         raise NotImplementedError
 
-    replace = woken_by = _never
+    replace = woken_by = _unsupported
 
     def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
-        """Performs the command; rank 0 is this process."""
+        """Perform the command. Rank 0 is this process."""
         if self._running is not None and 0 in ranks:
             self._running.perform(command)
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
-        """Those of this process; somebody on another thread wants to know."""
+        """Return the stacks of this process. Called from another thread."""
         return dict.fromkeys(ranks, own_stacks())
 
     def rest(self) -> bool:
-        """There is nothing to keep: this process stays anyway."""
+        """Return False. Parking a group would save nothing."""
         return False
 
     def renew(self, spec: GroupSpec) -> bool:
-        """See :meth:`rest`."""
+        """Return False. See :meth:`rest`."""
         return False
 
 
 def _report_outcome(outcome: Finished | Raised, task: TrainTask, running: RunningTask) -> None:
-    """Reports an outcome within the driver: the value and the exception stay the objects that they are.
+    """Report an outcome within the driver, with the value or exception as the same object.
 
     Raises:
-        KeyboardInterrupt: the outcome; Ctrl-C was meant for the driver.
-        SystemExit: the outcome; ``sys.exit()`` ends the driver.
+        KeyboardInterrupt: the outcome is this exception: Ctrl-C was meant for the driver.
+        SystemExit: the outcome is this exception: ``sys.exit()`` exits the driver.
     """
     flush_output()
     match outcome:
@@ -137,20 +137,20 @@ class InProcessRuntime(Runtime):
     in_driver = True
 
     def validate(self, scaling: ScalingConfig) -> None:
-        """Refuses more workers than this process can be, and more GPUs than this machine has."""
+        """Check that there is at most one worker, and that this machine has enough GPUs."""
         if scaling.max_workers > 1:
             raise ConfigurationError(
-                f'the "inprocess" runtime: expected num_workers 0 or 1, got {scaling.num_workers}: use runtime="local"'
+                f'the "inprocess" runtime: expected num_workers 0 or 1, got {scaling.num_workers}. Set runtime="local"'
             )
         _own_gpus(scaling)
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """This process is one worker."""
+        """Return 1: this process is the only worker."""
         return 1
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[InProcessGroup]:
-        """Sets the rank variables for the time of the run, and puts back what was there."""
+        """Set the environment variables of the rank during the run, and restore them afterwards."""
         group = InProcessGroup(_own_gpus(spec.scaling), spec.interrupts)
         variables = rank_environment(group.workers[0], world_size=1, local_world_size=1)
         before = {name: os.environ.get(name) for name in variables}

@@ -1,4 +1,4 @@
-"""Worker processes on this machine, forked from a server process that has imported the framework already."""
+"""The runtime for worker processes on this machine, forked from a server that has already imported the framework."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Server:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=dict(environment),
-                start_new_session=True,  # Ctrl-C in the terminal is the driver's to handle
+                start_new_session=True,  # only the driver handles Ctrl-C in the terminal
             )
         self.warmed = False
         self._next_token = 0
@@ -68,45 +68,45 @@ class _Server:
         return self._process.poll() is None
 
     def fork(self, request: forkserver.ForkRequest, descriptors: Sequence[int]) -> int:
-        """Asks for a worker, and returns the token that it is spoken of by."""
+        """Request a worker, and return the token that identifies it in messages."""
         self._next_token += 1
         forkserver.send(self.control, ("fork", self._next_token, request), descriptors)
         return self._next_token
 
     def warm(self, modules: Sequence[str]) -> None:
-        """Has further modules imported while nobody waits for a worker; the first call counts."""
+        """Import further modules in the background. Only the first call has an effect."""
         if not self.warmed and modules:
             forkserver.send(self.control, ("warm", tuple(modules)))
         self.warmed = True
 
     def close(self) -> None:
-        """Ends the server, and with it every worker it still has: the kernel sees to that."""
+        """Kill the server. The kernel kills its remaining workers with it."""
         self.control.close()
         self._process.kill()
         self._process.wait()
 
 
-def _newest(modules: Sequence[str]) -> float:
-    """When the latest change of these modules' files was, as Unix time in seconds; 0 if none is known.
+def _latest_change(modules: Sequence[str]) -> float:
+    """Return the Unix time in seconds of the latest change of the files of modules; 0 if no file is known.
 
-    The way to a submodule is guessed, as finding it would import its package into the driver.
+    The path of a submodule is guessed, because looking it up would import its package into the driver.
     """
     latest = 0.0
     for name in modules:
         package, *path = name.split(".")
         with contextlib.suppress(ImportError, ValueError, OSError):
-            found = importlib.util.find_spec(package)
-            if found is not None and found.has_location and found.origin is not None:
-                file = os.path.join(os.path.dirname(found.origin), *path) + ".py" if path else found.origin
+            spec = importlib.util.find_spec(package)
+            if spec is not None and spec.has_location and spec.origin is not None:
+                file = os.path.join(os.path.dirname(spec.origin), *path) + ".py" if path else spec.origin
                 latest = max(latest, os.stat(file).st_mtime)
     return latest
 
 
 class ForkServers:
-    """Keeps servers for the next groups of this process, which then start in milliseconds.
+    """Keeps fork servers for later groups of this process, which then start within milliseconds.
 
     Args:
-        limit: how many to keep while no group uses them.
+        limit: maximum number of idle servers to keep.
     """
 
     def __init__(self, limit: int = 1) -> None:
@@ -115,15 +115,15 @@ class ForkServers:
         self._idle: list[_Server] = []
 
     def take(self, spec: GroupSpec, environment: Mapping[str, str]) -> _Server:
-        """One that is kept, if it fits and lives; otherwise a new one. Those that do not fit are ended."""
+        """Return an idle server that runs and fits the spec, or a new one. Close idle servers that do not fit."""
         prefixes = (*_INTERPRETER_VARIABLES, *(spec.preload_environment if spec.preload else ()))
         read = frozenset((name, value) for name, value in environment.items() if name.startswith(prefixes))
         key = (tuple(spec.preload), read, tuple(sys.path))
         taken: _Server | None = None
         with self._lock:
-            idle = [server for server in self._idle if server.owner == os.getpid()]  # one of a parent is not ours
-            newest = _newest(spec.preload)
-            fitting = [server for server in idle if server.key == key and server.alive and server.started > newest]
+            idle = [server for server in self._idle if server.owner == os.getpid()]  # skips servers of a parent process
+            changed = _latest_change(spec.preload)
+            fitting = [server for server in idle if server.key == key and server.alive and server.started > changed]
             if fitting:
                 taken = fitting.pop()
             self._idle = fitting
@@ -133,7 +133,7 @@ class ForkServers:
         return taken or _Server(key, spec.preload, environment)
 
     def give_back(self, server: _Server) -> None:
-        """Keeps a server that no group uses any more, in place of the oldest where there are enough."""
+        """Keep a server that its group no longer uses. Close the oldest idle servers above the limit."""
         with self._lock:
             self._idle.append(server)
             dropped = self._idle[: -self._limit]
@@ -142,7 +142,7 @@ class ForkServers:
             old.close()
 
     def close(self) -> None:
-        """Ends those that are kept."""
+        """Close the idle servers."""
         with self._lock:
             idle, self._idle = self._idle, []
         for server in idle:
@@ -159,9 +159,9 @@ class _Process:
     """A worker process.
 
     Attributes:
-        stacks: the descriptor to read its stacks from.
+        stacks: the descriptor from which its stacks can be read.
         pid: its process id; 0 until the server has forked it.
-        pidfd: the descriptor that can be read when it exits; None if it is not running yet, or exited at once.
+        pidfd: the descriptor that is readable when it exits; None if it is not running yet, or exited at once.
     """
 
     stacks: int
@@ -169,14 +169,14 @@ class _Process:
     pidfd: int | None = None
 
     def close(self) -> None:
-        """Closes the descriptors."""
+        """Close the descriptors."""
         os.close(self.stacks)
         if self.pidfd is not None:
             os.close(self.pidfd)
 
 
 class LocalGroup(ConnectedGroup):
-    """Workers forked from a server."""
+    """A group of workers that are forked from a server."""
 
     def __init__(
         self, spec: GroupSpec, server: _Server, environment: Mapping[str, str], machine_gpus: Sequence[str]
@@ -184,7 +184,7 @@ class LocalGroup(ConnectedGroup):
         super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
         self.broken = False
         self._started = time.time()
-        self._surroundings = _surroundings(spec)
+        self._inherited_state = _inherited_state(spec)
         self._server = server
         self._spec = spec
         self._ranks: dict[int, int] = {}  # token -> rank
@@ -193,13 +193,13 @@ class LocalGroup(ConnectedGroup):
         self._oom_kills = OomCounter()
         self._environment = environment
         self._gpus = partition_gpus(spec.scaling, list(machine_gpus))
-        self.watch(server.control, self._hear_server)
+        self.watch(server.control, self._read_server)
         self._start_all(range(spec.num_workers))
 
     def replace(self, ranks: Sequence[int]) -> None:
         """See :meth:`drivetrain.plugin.Group.replace`."""
         self.restart_deadline(self._spec.start_timeout_s)
-        # What the server still has to say of the old ones finds no rank.
+        # Later messages of the server about the old processes are ignored, because their tokens have no rank.
         self._ranks = {token: rank for token, rank in self._ranks.items() if rank not in ranks}
         for rank in ranks:
             self.forget_rank(rank)
@@ -211,13 +211,15 @@ class LocalGroup(ConnectedGroup):
             self._start(rank, self._gpus[rank], self._environment)
         while missing := [rank for rank in ranks if not self._processes[rank].pid]:
             if self.broken:
-                raise WorkerDiedError("the process that workers are started from ended while importing the framework")
+                raise WorkerDiedError("the fork server exited while it imported the framework. See its output above")
             self.wait(f"the processes of ranks {missing} to start", missing)
         self.workers = tuple(self._describe(rank, self._gpus[rank]) for rank in range(self._spec.num_workers))
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """See :meth:`drivetrain.plugin.Group.stacks`."""
-        running = {rank: process for rank, process in self._processes.items() if process.pid and rank not in self._gone}
+        running = {
+            rank: process for rank, process in self._processes.items() if process.pid and rank not in self._exited
+        }
         return collect_stacks({rank: (running[rank].pid, running[rank].stacks) for rank in ranks if rank in running})
 
     def rest(self) -> bool:
@@ -228,10 +230,10 @@ class LocalGroup(ConnectedGroup):
 
     def renew(self, spec: GroupSpec) -> bool:
         """See :meth:`drivetrain.plugin.Group.renew`."""
-        return _surroundings(spec) == self._surroundings and super().renew(spec) and not self.broken
+        return _inherited_state(spec) == self._inherited_state and super().renew(spec) and not self.broken
 
     def join_next_run(self, spec: GroupSpec) -> Sequence[bool]:
-        """See :meth:`ConnectedGroup.join_next_run`. A shown worker writes to a pipe, and the driver to its log."""
+        """See :meth:`ConnectedGroup.join_next_run`. The driver writes the logs of shown workers, which use pipes."""
         self._spec = spec
         for output in self._outputs:
             output.redirect(open_log(spec.output.log_directory, output.rank), spec.output.console)
@@ -240,19 +242,20 @@ class LocalGroup(ConnectedGroup):
         return self.join_run({rank: JoinRun(rank, logs[rank], since=self._started) for rank in ranks})
 
     def line_closed(self, rank: int) -> None:
-        """Waits for the end of the process, which the kernel tells only after it has closed all that it had open.
+        """Wait for the exit of the process, which the kernel reports only after it has closed all its descriptors.
 
-        So a rank whose process dies is the cause of the errors that others have when their lines to it close.
+        Then the exit of this rank precedes the errors of other ranks whose connections to it were closed, and is
+        reported as the root cause.
         """
         process = self._processes[rank]
         if process.pidfd is not None:
-            end = select.poll()
-            end.register(process.pidfd, select.POLLIN)
-            if end.poll(1000 * _DEATH_WAIT_S):
-                self._note_end(rank, _exit_code_of_zombie(process.pid))
+            exit_poll = select.poll()
+            exit_poll.register(process.pidfd, select.POLLIN)
+            if exit_poll.poll(1000 * _DEATH_WAIT_S):
+                self._on_exit(rank, _exit_code_of_zombie(process.pid))
 
     def end(self, *, grace_s: float) -> None:
-        """Ends every worker that is left, and waits until none is; closes everything."""
+        """Stop all remaining workers, wait until they have exited, and close all descriptors."""
         self.ignore_interrupts()
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self.close_lines)
@@ -264,7 +267,7 @@ class LocalGroup(ConnectedGroup):
             self._wait_for_exits(_END_WAIT_S)
             for output in self._outputs:
                 output.drain()
-        if len(self._gone) < len(self._ranks):
+        if len(self._exited) < len(self._ranks):
             self.broken = True
 
     def _start(self, rank: int, gpus: tuple[str, ...], environment: Mapping[str, str]) -> None:
@@ -294,7 +297,7 @@ class LocalGroup(ConnectedGroup):
             token = self._server.fork(request, (theirs.fileno(), output, stacks_write))
         except ConnectionError:
             self.broken = True
-            raise WorkerDiedError("the process that workers are started from has ended") from None
+            raise WorkerDiedError("the fork server has exited") from None
         finally:
             theirs.close()
             os.close(output)
@@ -314,7 +317,7 @@ class LocalGroup(ConnectedGroup):
             accelerator_ids=gpus,
         )
 
-    def _hear_server(self) -> None:
+    def _read_server(self) -> None:
         received = forkserver.receive(self._server.control)
         if received is None:
             self.broken = True
@@ -325,31 +328,31 @@ class LocalGroup(ConnectedGroup):
         kind, token, value = received[0]
         rank = self._ranks.get(token)
         if rank is None:
-            return  # of a group that is over
+            return  # a worker of an earlier group, or a replaced one
         if kind == "forked":
             self._watch_process(rank, value)
         elif kind == "exited":
-            self._note_end(rank, value)
+            self._on_exit(rank, value)
 
     def _watch_process(self, rank: int, pid: int) -> None:
-        """Notices the end of a process by itself, as the server may be busy importing."""
+        """Watch for the exit of a process directly, because the server may be busy importing."""
         process = self._processes[rank]
         process.pid = pid
         with contextlib.suppress(ProcessLookupError):  # it has exited already, which the server reports
             process.pidfd = os.pidfd_open(pid)
-            self.watch(process.pidfd, lambda: self._note_end(rank, _exit_code_of_zombie(pid)))
+            self.watch(process.pidfd, lambda: self._on_exit(rank, _exit_code_of_zombie(pid)))
 
-    def _note_end(self, rank: int, exit_code: int | None) -> None:
+    def _on_exit(self, rank: int, exit_code: int | None) -> None:
         if (pidfd := self._processes[rank].pidfd) is not None:
             self.forget(pidfd)
-        if exit_code is not None:  # otherwise the server has taken it, and says so
+        if exit_code is not None:  # otherwise the server has reaped it, and sends the exit code
             self._read_output(rank)
-            self.note_exit(rank, exit_code, *self._explain_end(exit_code))
+            self.note_exit(rank, exit_code, *self._explain_exit(exit_code))
 
-    def _explain_end(self, exit_code: int) -> tuple[str, FailureKind]:
+    def _explain_exit(self, exit_code: int) -> tuple[str, FailureKind]:
         if exit_code == -signal.SIGKILL and self._oom_kills.rose():
             return "was killed by the kernel because memory ran out (SIGKILL)", FailureKind.OUT_OF_MEMORY
-        if exit_code == -signal.SIGTERM:  # how batch systems and clouds tell a process to go
+        if exit_code == -signal.SIGTERM:  # batch systems and clouds stop processes with it
             return "", FailureKind.PREEMPTION
         return "", FailureKind.INFRASTRUCTURE
 
@@ -365,15 +368,15 @@ class LocalGroup(ConnectedGroup):
 
     def _signal_all(self, number: int) -> None:
         for rank, process in self._processes.items():
-            if rank not in self._gone and process.pidfd is not None:
+            if rank not in self._exited and process.pidfd is not None:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process.pidfd, number)
-                    if number == signal.SIGKILL:  # with whatever it has started; the server ends what is left
+                    if number == signal.SIGKILL:  # together with its children; the server kills those that remain
                         os.killpg(process.pid, number)
 
     def _wait_for_exits(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while len(self._gone) < len(self._ranks) and not self.broken:
+        while len(self._exited) < len(self._ranks) and not self.broken:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return
@@ -390,8 +393,9 @@ class LocalRuntime(Runtime):
     """Starts workers on this machine.
 
     Args:
-        gpus: the GPUs that they may use, as ``CUDA_VISIBLE_DEVICES`` names them; None for all that this process may.
-        servers: where the processes that workers are forked from are kept; None for those of this process.
+        gpus: the ids of the GPUs that workers may use, as in ``CUDA_VISIBLE_DEVICES``; None for all GPUs that this
+            process may use.
+        servers: keeps the processes from which workers are forked; None for the default of this process.
     """
 
     name = "local"
@@ -403,18 +407,18 @@ class LocalRuntime(Runtime):
         self._servers = servers or _kept_servers
 
     def __reduce__(self) -> tuple[object, ...]:
-        """What it was given is this process's."""
+        """Pickle without the arguments, which are valid in this process only."""
         return type(self), ()
 
     def _visible_gpus(self) -> list[str]:
         return visible_gpus() if self._gpus is None else list(self._gpus)
 
     def validate(self, scaling: ScalingConfig) -> None:
-        """Refuses more GPUs than this machine has."""
+        """Check that this machine has enough GPUs for the minimum number of workers."""
         partition_gpus(replace(scaling, num_workers=scaling.min_workers), self._visible_gpus())
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """What the GPUs allow; without GPUs there is always room."""
+        """Return the number of workers for which there are GPUs; without GPUs, the maximum number of workers."""
         gpus, each = len(self._visible_gpus()), scaling.num_gpus_per_worker
         if each == 0:
             return scaling.max_workers
@@ -422,7 +426,7 @@ class LocalRuntime(Runtime):
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[LocalGroup]:
-        """Forks the workers; on leaving they end at once, or with a grace of seconds when the driver is interrupted."""
+        """Fork the workers. On leaving, kill them; if the driver is interrupted, send SIGTERM seconds before."""
         environment = _environment(spec)
         server = self._servers.take(spec, environment)
         group: LocalGroup | None = None
@@ -452,14 +456,14 @@ def _environment(spec: GroupSpec) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads_per_worker(spec.scaling)), **os.environ}
 
 
-def _surroundings(spec: GroupSpec) -> object:
-    """What a worker process has from the driver, and from the run, from its first moment on."""
-    asked = spec.num_workers, spec.scaling, spec.output.shown_ranks, tuple(spec.preload)
-    return *asked, _environment(spec), os.getcwd(), tuple(sys.path)
+def _inherited_state(spec: GroupSpec) -> object:
+    """Return the state that a worker process gets from the driver and the run when it is forked."""
+    requested = spec.num_workers, spec.scaling, spec.output.shown_ranks, tuple(spec.preload)
+    return *requested, _environment(spec), os.getcwd(), tuple(sys.path)
 
 
 def _exit_code_of_zombie(pid: int) -> int | None:
-    """How a process has ended that its parent has not asked about yet; None if it has."""
+    """Return the exit code of a process that its parent has not reaped; None if it has been reaped."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

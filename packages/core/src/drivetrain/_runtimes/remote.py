@@ -1,4 +1,4 @@
-"""A group whose workers are processes on the nodes of a cluster, each of which connects to the driver."""
+"""The base class of groups whose workers are processes on the nodes of a cluster, which connect to the driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["RemoteGroup"]
 
 
 class RemoteGroup(ConnectedGroup):
-    """Workers that are processes which called :func:`~drivetrain.plugin.worker_main`, on any number of nodes.
+    """A group of processes that called :func:`~drivetrain.plugin.worker_main`, on any number of nodes.
 
     A runtime derives from it. It starts the processes, waits for their introductions with a
     :class:`~drivetrain.plugin.WorkerListener`, and then calls :meth:`assign_ranks` and :meth:`set_up`. It calls
@@ -28,10 +28,10 @@ class RemoteGroup(ConnectedGroup):
 
     Args:
         spec: the group to start.
-        deadline: when, by the monotonic clock, every worker must be running the train function.
+        deadline: the time by which every worker must be running the train function, by the monotonic clock.
 
     Attributes:
-        spec: the group of the current run.
+        spec: the spec for the current run.
         rank_of: the rank of each process, by the index of its introduction.
     """
 
@@ -50,15 +50,15 @@ class RemoteGroup(ConnectedGroup):
         first_node: str,
         previous_nodes: Sequence[str] = (),
     ) -> list[str]:
-        """Makes connected processes the workers of the group.
+        """Make connected processes the workers of the group.
 
-        The processes of a node get consecutive ranks, in the order of their GPUs.
+        The processes of a node get consecutive ranks, sorted by their GPUs.
 
         Args:
-            processes: their introductions; processes without GPUs keep this order.
+            processes: the introductions of the processes. Processes without GPUs keep this order.
             gpus: the GPUs of each process, by index.
-            first_node: the node that precedes all other new ones, usually the driver's.
-            previous_nodes: the nodes of the previous group of the run, which keep their places.
+            first_node: the id of the node that precedes all other new nodes, usually the driver's.
+            previous_nodes: the ids of the nodes of the run's previous group, which keep their places.
 
         Returns:
             The ids of the nodes in the order of their ranks.
@@ -85,7 +85,7 @@ class RemoteGroup(ConnectedGroup):
         return nodes
 
     def take_over(self, rank: int, process: Introduction) -> None:
-        """Gives a new process the rank of a lost one, which :meth:`forget_rank` was called for.
+        """Give a new process the rank of a lost process, after a call of :meth:`forget_rank`.
 
         Raises:
             WorkerDiedError: the new process is on another node.
@@ -97,12 +97,12 @@ class RemoteGroup(ConnectedGroup):
         self._add_process(rank, process)
 
     def set_up(self, ranks: Sequence[int], environment: Mapping[int, Mapping[str, str]]) -> None:
-        """Gives processes the variables of their ranks, the driver's module path, and their logs.
+        """Send processes the environment variables of their ranks, the driver's module path, and their logs.
 
         Args:
             ranks: the ranks of the processes.
-            environment: by rank, further variables for the processes that were started before the resources of their
-                rank were known.
+            environment: further environment variables, by rank, for processes that were started before the resources of
+                their rank were known.
         """
         threads = {"OMP_NUM_THREADS": str(max(1, math.floor(self.spec.scaling.num_cpus_per_worker or 1)))}
         commands = {}
@@ -122,7 +122,7 @@ class RemoteGroup(ConnectedGroup):
         return self.join_run({rank: replace(self._join(rank, spec), since=self._started) for rank in ranks})
 
     def stack_targets(self, ranks: Sequence[int]) -> dict[str, dict[int, tuple[int, int]]]:
-        """The arguments of :func:`~drivetrain.plugin.read_stacks` for the node of each process that still runs."""
+        """Return the arguments of :func:`~drivetrain.plugin.read_stacks` by node, for processes that still run."""
         targets: dict[str, dict[int, tuple[int, int]]] = {}
         for rank in ranks:
             if rank in self._stacks and not self.has_exited(rank):

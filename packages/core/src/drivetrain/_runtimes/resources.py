@@ -1,4 +1,4 @@
-"""What this machine has, which part of it each worker gets, and the order of a cluster's nodes and their GPUs."""
+"""The resources of this machine, their division among workers, and the order of a cluster's nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DEVICES = Path("/dev")
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = _DEVICES) -> list[str]:
-    """The GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` names them; CUDA ends the list at a ``-1``.
+    """Return the ids of the GPUs that this process can use, as in ``CUDA_VISIBLE_DEVICES``.
 
-    Without that variable they are as many as there are device files: a container that has only one of a machine's
-    has ``nvidia3``, and CUDA calls it 0.
+    Like CUDA, ignore the entries of that variable after a ``-1``. Without the variable, number the GPUs from 0, because
+    the numbers of device files may differ: the only GPU of a container may be ``nvidia3``, but CUDA calls it 0.
     """
     allowed = environment.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
@@ -34,14 +34,14 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = _D
 
 
 def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, ...]]:
-    """The GPUs of each local worker. Workers with a fraction share one, as many as fit on it.
+    """Return the GPUs of each local worker. Workers with a fraction of a GPU share it.
 
     Args:
-        scaling: how many workers, and how many GPUs each.
-        gpus: the GPUs there are.
+        scaling: has the number of workers, and of GPUs per worker.
+        gpus: the ids of the available GPUs.
 
     Raises:
-        ResourceError: there are too few.
+        ResourceError: there are too few GPUs.
     """
     each, workers = scaling.num_gpus_per_worker, scaling.max_workers
     if each == 0:
@@ -57,21 +57,21 @@ def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, .
         needed = whole * workers
         parts = [gpus[rank * whole : (rank + 1) * whole] for rank in range(workers)]
     if needed > len(gpus):
-        found = f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none"
+        available = f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none"
         raise ResourceError(
-            f"{workers} workers with {each:g} GPUs each require {needed} GPUs on this machine, which has {found}: "
-            "ask for fewer workers, set use_gpu=False, or connect to a Ray cluster that has them"
+            f"{workers} workers with {each:g} GPUs each require {needed} GPUs on this machine, which has {available}. "
+            "Set a smaller num_workers, set use_gpu=False, or connect to a Ray cluster with enough GPUs"
         )
     return [tuple(part) for part in parts]
 
 
 def order_nodes(nodes: Collection[str], here: str, before: Sequence[str]) -> list[str]:
-    """The order in which nodes get their ranks: those of the group before keep their places.
+    """Return the order in which nodes get their ranks. The nodes of the previous group keep their places.
 
     Args:
         nodes: the ids of the group's nodes.
-        here: the id of the driver's own, which comes first among new ones.
-        before: the order in the run's last group. New nodes take the places of those that are lost, then the end.
+        here: the id of the driver's node, which precedes other new nodes.
+        before: the order in the run's previous group. New nodes take the places of lost nodes, then follow at the end.
     """
     new = iter(sorted(set(nodes) - set(before), key=lambda node: (node != here, node)))
     kept = [node if node in nodes else next(new, None) for node in before]
@@ -79,27 +79,27 @@ def order_nodes(nodes: Collection[str], here: str, before: Sequence[str]) -> lis
 
 
 def order_gpus(gpus: Sequence[str]) -> tuple[tuple[int, str], ...]:
-    """A key that sorts workers by their GPUs: 9 comes before 10, and a UUID where its text does."""
+    """Return a sort key for a worker's GPUs: numbers are sorted by value, and UUIDs as text."""
     return tuple((len(gpu), gpu) for gpu in gpus)
 
 
 def threads_per_worker(scaling: ScalingConfig) -> int:
-    """How many threads a local worker should start with: its CPUs, or an even share of the machine's."""
-    asked = scaling.num_cpus_per_worker
-    if asked is not None:
-        return max(1, int(asked))
+    """Return the number of threads for a local worker: its CPUs, or an equal share of the machine's CPUs."""
+    cpus = scaling.num_cpus_per_worker
+    if cpus is not None:
+        return max(1, int(cpus))
     return max(1, len(os.sched_getaffinity(0)) // max(1, scaling.max_workers))
 
 
 class OomCounter:
-    """Tells whether the kernel has ended processes because memory ran out, in this process's memory group if it can."""
+    """Counts processes that the kernel killed because memory ran out, in this process's control group if possible."""
 
     def __init__(self) -> None:
         self._file = next((path for path in _oom_files() if _read_oom_kills(path) is not None), None)
         self._seen = self._count()
 
     def rose(self) -> bool:
-        """Whether there were any since the last call, or since this was made."""
+        """Return True if the count rose since the last call, or since the object was created."""
         before, self._seen = self._seen, self._count()
         return self._seen > before
 
@@ -108,7 +108,7 @@ class OomCounter:
 
 
 def _oom_files() -> Iterator[Path]:
-    """Where the count may be: of the process's control group, of version 2 or 1, and of the machine."""
+    """Yield the files that may have the count: of the process's control group (version 2 or 1), and of the machine."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)

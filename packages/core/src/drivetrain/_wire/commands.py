@@ -1,7 +1,7 @@
 """The commands that the driver sends to workers. :mod:`drivetrain._wire.events` has the opposite direction.
 
-A worker performs ``Call``, ``JoinRun``, ``Train`` and ``FreeMemory`` on its main thread, one after another. The others
-concern the train function that is running: another thread performs them at once, and the rank answers with an event.
+A worker performs ``Call``, ``JoinRun``, ``Train`` and ``FreeMemory`` on its main thread, one after another. The other
+commands are for a running train function: another thread performs them at once, and the rank responds with an event.
 """
 
 from __future__ import annotations

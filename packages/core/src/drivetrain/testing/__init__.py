@@ -1,6 +1,6 @@
-"""For authors of plugins and jobs: tests that every plugin of a kind has to pass, and a harness that crashes jobs.
+"""Conformance tests for plugins, and a harness that crashes jobs and checks their recovery.
 
-The conformance kits need pytest (``pip install "drivetrain[testing]"``).
+The conformance kits require pytest. Run: ``pip install "drivetrain[testing]"``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,9 @@ __all__ = ["BackendConformance", "Crash", "CrashFound", "CrashHarness", "CrashRe
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "BackendConformance":  # which wants pytest
+    if name == "BackendConformance":  # imports pytest
         from drivetrain.testing import conformance as module
-    elif name == "DatasetConformance":  # likewise
+    elif name == "DatasetConformance":  # imports pytest
         from drivetrain.testing import datasets as module  # type: ignore[no-redef]
     else:
         from drivetrain.testing import crash as module  # type: ignore[no-redef]

@@ -1,4 +1,4 @@
-"""The conformance kit: what every backend promises, as tests that a plugin inherits.
+"""The conformance kit for backends, as tests that a plugin inherits.
 
 A plugin author writes a class with one attribute, and pytest collects the tests::
 
@@ -7,14 +7,14 @@ A plugin author writes a class with one attribute, and pytest collects the tests
     class TestMyBackend(BackendConformance):
         config = MyConfig()
 
-A framework whose workers can add a number up over all ranks shows that too::
+If the framework can sum a number over all ranks, define that too::
 
         @staticmethod
         def all_sum(value: float) -> float:
             return my_framework.all_reduce(value)
 
-A test that cannot hold for a backend is overridden with ``@pytest.mark.xfail(reason=...)``; overriding one silently
-is an error.
+A test that cannot pass for a backend is overridden with ``@pytest.mark.xfail(reason=...)``; overriding one without a
+reason is an error.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class BackendConformance:
 
     Attributes:
         config: the configuration whose backend is tested.
-        all_sum: adds a number up over all ranks, called on every rank; None if the framework has no such thing,
-            and then the tests that need it are shown as skipped.
+        all_sum: sums a number over all ranks, called on every rank. None if the framework has no such operation; the
+            tests that need it are then skipped.
         runtimes: the runtimes to test on.
     """
 
@@ -65,13 +65,13 @@ class BackendConformance:
         check_overrides(cls, BackendConformance)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Runs each test on every runtime that the class declares."""
+        """Run each test on every runtime in :attr:`runtimes`."""
         if "fit" in metafunc.fixturenames:
             metafunc.parametrize("fit", self.runtimes, indirect=True)
 
     @pytest.fixture
     def fit(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Result]]:
-        """Runs a function on two workers, and makes sure afterwards that none of them is left."""
+        """Return a function that runs a train function on two workers. Check afterwards that no worker still runs."""
         watcher = _WorkerWatcher()
 
         def run(
@@ -96,7 +96,7 @@ class BackendConformance:
             ).fit()
 
         yield run
-        watcher.assert_gone()
+        watcher.assert_exited()
 
     def test_train_function_runs_on_every_rank_on_the_main_thread(self, fit: Callable[..., Result]) -> None:
         metrics = fit(_report_facts).metrics
@@ -117,9 +117,9 @@ class BackendConformance:
         metrics = fit(_report_facts).metrics
         assert metrics["world_size"] == 2
 
-    def test_failure_during_set_up_is_told_and_ends_the_others(self, fit: Callable[..., Result]) -> None:
+    def test_failure_during_setup_is_reported_and_stops_the_other_ranks(self, fit: Callable[..., Result]) -> None:
         with pytest.raises(TrainingFailedError, match="rank 1 failed while setting up") as caught:
-            fit(_report_facts, backend=_FailsInSetUp(self.config.create()))
+            fit(_report_facts, backend=_FailsInSetup(self.config.create()))
         assert isinstance(caught.value.__cause__, ConnectionRefusedError)
 
     def test_exception_in_the_train_function_surfaces(self, fit: Callable[..., Result]) -> None:
@@ -143,20 +143,22 @@ class BackendConformance:
 
 
 def check_overrides(derived: type[object], kit: type[object]) -> None:
-    """Refuses a class that overrides a test of a kit without a reason.
+    """Check that a class overrides tests of a kit only with a reason.
 
     Raises:
-        TypeError: it does.
+        TypeError: it overrides a test without ``xfail(reason=...)``.
     """
     for name, value in vars(derived).items():
         if name.startswith("test_") and hasattr(kit, name):
             marks = getattr(value, "pytestmark", [])
             if not any(mark.name == "xfail" and mark.kwargs.get("reason") for mark in marks):
-                raise TypeError(f"{derived.__name__}.{name} overrides a standard test without xfail(reason=...)")
+                raise TypeError(
+                    f"{derived.__name__}.{name}: expected xfail(reason=...) on an overridden test, got none"
+                )
 
 
 class _WorkerWatcher(Callback):
-    """Remembers every worker process, to see that it has ended."""
+    """Collects the worker processes, and checks that they have exited."""
 
     def __init__(self) -> None:
         self._pids: list[int] = []
@@ -164,17 +166,17 @@ class _WorkerWatcher(Callback):
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
         self._pids += [worker.pid for worker in workers]
 
-    def assert_gone(self) -> None:
+    def assert_exited(self) -> None:
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 watched = os.pidfd_open(pid)
                 try:
-                    assert _ends_within(watched, _END_S), f"worker process {pid} is left running"
+                    assert _exits_within(watched, _END_S), f"worker process {pid} is still running"
                 finally:
                     os.close(watched)
 
 
-def _ends_within(process: int, seconds: float) -> bool:
+def _exits_within(process: int, seconds: float) -> bool:
     import select
 
     poll = select.poll()
@@ -182,8 +184,8 @@ def _ends_within(process: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-class _FailsInSetUp(Backend):
-    """A backend that works, and then fails on rank 1 before the train function is called."""
+class _FailsInSetup(Backend):
+    """A backend that fails on rank 1 after its setup, before the train function is called."""
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
@@ -197,7 +199,7 @@ class _FailsInSetUp(Backend):
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
         with self._inner.session(context, rendezvous):
             if context.get_world_rank() == 1:
-                raise ConnectionRefusedError("the set-up of rank 1 fails in this test")
+                raise ConnectionRefusedError("the setup of rank 1 fails in this test")
             yield
 
     def close(self) -> None:
@@ -228,13 +230,13 @@ def _exchange(config: dict[str, Any]) -> float:
 def _raise_on_rank_1(config: dict[str, Any]) -> None:
     if get_context().get_world_rank() == 1:
         raise ZeroDivisionError("rank 1 raises in this test")
-    _wait_for_the_end(config)
+    _wait_to_be_killed(config)
 
 
 def _die_on_rank_1(config: dict[str, Any]) -> None:
     if get_context().get_world_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    _wait_for_the_end(config)
+    _wait_to_be_killed(config)
 
 
 def _die_once_on_rank_1(config: dict[str, Any]) -> int:
@@ -243,9 +245,9 @@ def _die_once_on_rank_1(config: dict[str, Any]) -> int:
     return get_context().attempt
 
 
-def _wait_for_the_end(config: dict[str, Any]) -> None:
-    """Waits for a rank that never comes: in a collective where there is one, for as long as a test may take."""
+def _wait_to_be_killed(config: dict[str, Any]) -> None:
+    """Wait until this process is killed, in a collective if there is one."""
     if config["all_sum"] is not None:
         config["all_sum"](0.0)
     threading.Event().wait(_END_S)
-    raise TimeoutError(f"nobody ended this rank within {_END_S:g} s (at {time.time():.0f})")
+    raise TimeoutError(f"this rank was not killed within {_END_S:g} s (at {time.time():.0f})")

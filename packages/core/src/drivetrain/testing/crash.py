@@ -1,9 +1,10 @@
-"""The crash harness: ends a job's processes where it hurts, and checks that the run comes out as if nothing had been.
+"""The crash harness: kill a job's processes at critical moments, and check that the results are unaffected.
 
-A crash is a ``kill -9`` of the driver, of one worker, of all workers or of everything, when the storage protocol comes
-to a named point (:data:`POINTS`) or after some seconds. After each crash every committed checkpoint has to verify, the
-next start has to continue from the newest, and at the end the metrics files and the last checkpoint have to be those of
-an undisturbed run, with no orphan left: no uncommitted checkpoint, no draft of a file, no local copy, no process.
+A crash is a ``kill -9`` of the driver, of one worker, of all workers or of everything, when the storage protocol
+reaches a named point (:data:`POINTS`) or after some seconds. After each crash every committed checkpoint must verify,
+and the next start must continue from the newest one. At the end the metrics files and the last checkpoint must equal
+those of an undisturbed run. Nothing may be left over: no uncommitted checkpoint, no draft of a file, no local copy and
+no process.
 
 In a test::
 
@@ -14,11 +15,11 @@ In a test::
         harness.crash_at("during manifest write", victim="driver")
         harness.crash_after(2.5, victim="both")
 
-On the command line, here with the job that comes with it, on a storage of one's own::
+On the command line, here with the default job on your own storage::
 
     python -m drivetrain.testing.crash --random 200 --storage-path s3://bucket/crashes
 
-Without ``command`` the harness runs :mod:`drivetrain.testing.crashjob`, which is also the pattern for other jobs.
+Without ``command`` the harness runs :mod:`drivetrain.testing.crashjob`, which is also a template for other jobs.
 """
 
 from __future__ import annotations
@@ -59,21 +60,21 @@ _WITHOUT_WORKERS = ("during sweep",)
 _LOCAL_STEPS = 60
 _REMOTE_STEPS = 8
 _ITERATION = "_training_iteration"
-_CONTINUES = re.compile(r"resume=.*, found .*, (?:continues from ([^\s(]+)|starts from the beginning)")
+_CONTINUES = re.compile(r"resume=.* (?:(?:continues|resumes) from ([^\s(]+)|starts from the beginning)")
 _DAMAGE = re.compile(r"is damaged|left as it is|could not be deleted")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrashReport:
-    """What came of some crashes of one run.
+    """The results of a run with crashes.
 
     Attributes:
-        crashes: what was asked for.
-        killed: how many processes each of them has ended; 0 where the run was over before its moment.
-        findings: what was not as it has to be, in words.
-        starts: how often the job was started.
-        directory: the output of each start; kept if something was found.
-        storage_path: where the job kept its run; kept if something was found.
+        crashes: the requested crashes.
+        killed: the number of processes that each crash killed; 0 if the run ended before the crash.
+        findings: descriptions of the problems.
+        starts: number of times that the job was started.
+        directory: the directory with the output of each start; kept if there are findings.
+        storage_path: the directory of the run; kept if there are findings.
     """
 
     crashes: tuple[Crash, ...]
@@ -92,10 +93,10 @@ class CrashReport:
 
 
 class CrashFound(AssertionError):
-    """A run did not come out as if nothing had been.
+    """The result of a run differs from that of an undisturbed one, or something is left over.
 
     Attributes:
-        report: what was found.
+        report: the report with the findings.
     """
 
     def __init__(self, report: CrashReport) -> None:
@@ -104,23 +105,24 @@ class CrashFound(AssertionError):
 
 
 class CrashHarness:
-    """Crashes runs of a job, each in a directory of its own, and compares them with an undisturbed one.
+    """Crashes runs of a job, each in its own directory, and compares them with an undisturbed run.
 
-    The job has to be deterministic, and to run on the local runtime. It keeps its run under a fixed name where
-    ``DRIVETRAIN_STORAGE_PATH`` says, which is where it goes without a ``storage_path``, with ``resume="auto"``, a
-    ``verbose`` of at least 1, and enough ``max_failures`` for the workers that are ended.
+    The job must be deterministic and use the local runtime. Its run must have a fixed name and be stored in
+    ``DRIVETRAIN_STORAGE_PATH``, which is the default without a ``storage_path``. It must set ``resume="auto"``, a
+    ``verbose`` of at least 1, and enough ``max_failures`` for the killed workers.
 
     Args:
-        directory: for the job's output, its temporary files, and its runs where no ``storage_path`` is given.
-        storage_path: where its runs are kept: a path or URI. Credentials come from this process's environment.
-        command: what starts the job, as the process that becomes the driver; None for the module
+        directory: the directory for the job's output, for its temporary files, and for its runs if ``storage_path`` is
+            None.
+        storage_path: the path or URI for its runs. Credentials are taken from this process's environment.
+        command: the command that starts the job and becomes the driver process; None for the module
             ``drivetrain.testing.crashjob``.
         name: the ``RunConfig(name=...)`` of the job.
-        environment: variables of the job on top of this process's.
-        metrics: the names of the metrics that have to be the same after a crash; None for all that do not begin with
-            an underscore.
-        same_files: the files of the last checkpoint have to be the same after a crash.
-        deadline_s: seconds that the job may take from one start to its end.
+        environment: environment variables of the job in addition to those of this process.
+        metrics: the names of the metrics that must be the same after a crash; None for all metrics whose names do not
+            start with an underscore.
+        same_files: True if the files of the last checkpoint must be the same after a crash.
+        deadline_s: maximum duration of one start of the job in seconds.
 
     Example:
         >>> import tempfile
@@ -160,22 +162,25 @@ class CrashHarness:
 
     @property
     def duration_s(self) -> float:
-        """Seconds that the job took when it was last left alone from its start to its end; it is run once for that."""
+        """Seconds that the last undisturbed run took. If there was none, the job is run once."""
         self._reference()
         return self._seconds
 
     def crash_at(self, point: str, victim: str = "driver", *, occurrence: int = 1) -> CrashReport:
-        """Ends processes at a point of the protocol.
+        """Kill processes at a point of the protocol.
 
-        So that there is something to be swept, ``"during sweep"`` ends the driver after an upload first.
+        For ``"during sweep"``, the driver is killed after an upload first, so that there is something to sweep.
 
         Args:
             point: one of :data:`POINTS`.
             victim: one of :data:`VICTIMS`.
-            occurrence: the how-manieth time that any process comes to the point, from 1.
+            occurrence: kill when the point is reached for the n-th time, counted over all processes from 1.
+
+        Returns:
+            A report without findings.
 
         Raises:
-            CrashFound: something was not as it has to be.
+            CrashFound: there are findings.
         """
         crash = Crash(victim, point=point, occurrence=occurrence)
         if point == "during sweep":
@@ -183,25 +188,32 @@ class CrashHarness:
         return self.crash(crash)
 
     def crash_after(self, seconds: float, victim: str = "driver") -> CrashReport:
-        """Ends processes so many seconds after the start.
-
-        Raises:
-            CrashFound: something was not as it has to be.
-        """
-        return self.crash(Crash(victim, after_s=seconds))
-
-    def crash(self, *crashes: Crash) -> CrashReport:
-        """Starts the job, crashes it, starts it again until it has ended undisturbed, and checks everything.
+        """Kill processes a number of seconds after the start.
 
         Args:
-            crashes: what is to happen, in this order. After a crash that leaves the driver alive the next one hits the
-                same start of the job, otherwise the next start.
+            seconds: the seconds after the start.
+            victim: one of :data:`VICTIMS`.
 
         Returns:
             A report without findings.
 
         Raises:
-            CrashFound: something was not as it has to be. The run is left as it is.
+            CrashFound: there are findings.
+        """
+        return self.crash(Crash(victim, after_s=seconds))
+
+    def crash(self, *crashes: Crash) -> CrashReport:
+        """Start the job, crash it, restart it until it ends undisturbed, and check the results.
+
+        Args:
+            crashes: the crashes, in this order. After a crash that leaves the driver alive, the next one affects the
+                same start of the job; otherwise, the next start.
+
+        Returns:
+            A report without findings.
+
+        Raises:
+            CrashFound: there are findings. The run is kept.
         """
         reference = self._reference()
         self._cases += 1
@@ -222,13 +234,13 @@ class CrashHarness:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Outcome:
-    """What a run has left.
+    """The results of a run.
 
     Attributes:
-        names: what is in the run directory beside committed checkpoints.
-        iteration: that of the last checkpoint; None without any.
-        tables: the rows of the metrics files, as far as they have to be the same.
-        files: the digest of each file of the last checkpoint.
+        names: the names in the run directory, without those of committed checkpoints.
+        iteration: the iteration of the last checkpoint; None without checkpoints.
+        tables: the rows of the metrics files, with the columns that must be the same.
+        files: the checksum of each file of the last checkpoint.
     """
 
     names: frozenset[str]
@@ -242,7 +254,7 @@ class _Case:
 
     def __init__(self, job: JobSpec, directory: Path, name: str) -> None:
         self.undisturbed_s = 0.0
-        """Seconds of the first start, if nothing has happened to it."""
+        """Seconds that the first start took, if it was undisturbed."""
         self._job = job
         self._directory = directory / name
         self._temporary = self._directory / "tmp"
@@ -254,29 +266,29 @@ class _Case:
         self._findings: list[str] = []
 
     def run(self, crashes: Sequence[Crash], reference: _Outcome | None) -> _Outcome | None:
-        """Starts the job until all crashes have happened and it has ended undisturbed, or something was found."""
-        waiting = deque(crashes)
+        """Start the job until all crashes have happened and it has ended undisturbed, or there are findings."""
+        pending = deque(crashes)
         newest: CommittedCheckpoint | None = None
         outcome: _Outcome | None = None
         while outcome is None and not self._findings:
-            disturbed = bool(waiting)
-            start = self._start(waiting)
+            disturbed = bool(pending)
+            start = self._start(pending)
             newest = self._check_progress(start, newest)
             if not start.driver_was_killed and not self._findings:
                 end = self._check_end(reference)
                 if not disturbed:
                     outcome = end
                     for file in sorted(self._temporary.glob("drivetrain-*/*/*")):
-                        self._findings.append(f"{file} is left behind")
+                        self._findings.append(f"{file} is left over")
         for start in self._starts:
             self._findings += start.close()
         return outcome
 
     def close(self, crashes: Sequence[Crash]) -> CrashReport:
-        """Tells what was found, or takes everything away if nothing was.
+        """Delete all files, and return the report.
 
         Raises:
-            CrashFound: something was.
+            CrashFound: there are findings. The files are kept.
         """
         report = CrashReport(
             crashes=tuple(crashes),
@@ -293,36 +305,37 @@ class _Case:
         filesystem.delete(root)
         return report
 
-    def _start(self, waiting: deque[Crash]) -> JobStart:
-        """Starts the job, and takes the crashes that happen from those that wait."""
+    def _start(self, pending: deque[Crash]) -> JobStart:
+        """Start the job, and remove the crashes that happen from the pending ones."""
         variables = {_STORAGE: self._storage_path, "TMPDIR": str(self._temporary)}
         output = self._directory / f"start_{len(self._starts) + 1}.txt"
-        start = JobStart(self._job, variables, output, armed=any(crash.point for crash in waiting))
+        start = JobStart(self._job, variables, output, armed=any(crash.point for crash in pending))
         self._starts.append(start)
-        before = len(waiting)
-        self._findings += start.play(waiting)
+        pending_before = len(pending)
+        self._findings += start.play(pending)
         self._killed += start.killed
         if len(self._starts) == 1 and not start.killed:
             self.undisturbed_s = start.seconds
-        if before and len(waiting) == before:
-            missed = waiting.popleft()
+        if pending_before and len(pending) == pending_before:
+            missed = pending.popleft()
             self._killed.append(0)
             if missed.point is not None:
-                self._findings.append(f"the run was over before {missed}")
+                self._findings.append(f"the run ended before {missed}")
         return start
 
     def _check_progress(self, start: JobStart, expected: CommittedCheckpoint | None) -> CommittedCheckpoint | None:
-        """Whether it continued from where it should, and what is committed now is whole; returns the newest."""
+        """Check where the start continued, and the committed checkpoints; return the newest checkpoint."""
         which = f"start {len(self._starts)}"
         self._findings += [f"{which}: {line}" for line in start.output.splitlines() if _DAMAGE.search(line)]
-        said = _CONTINUES.search(start.output)
-        wanted = expected.name if expected else None
-        if said is not None and said[1] != wanted:
+        message = _CONTINUES.search(start.output)
+        expected_name = expected.name if expected else None
+        if message is not None and message[1] != expected_name:
             self._findings.append(
-                f"{which} continued from {said[1] or 'the beginning'}, and {wanted or 'nothing'} was committed last"
+                f"{which} continued from {message[1] or 'the beginning'}, but the last committed checkpoint was "
+                f"{expected_name}"
             )
-        if said is None and wanted is not None and not start.driver_was_killed:
-            self._findings.append(f"{which} did not say where it continued from: RunConfig(verbose=1) says so")
+        if message is None and expected_name is not None and not start.driver_was_killed:
+            self._findings.append(f"{which} did not print where it continued. Set RunConfig(verbose=1)")
         committed = read_manifest(self._storage, lambda line: self._findings.extend(_DAMAGE.findall(line) and [line]))
         for entry in committed:
             try:
@@ -331,23 +344,25 @@ class _Case:
                 self._findings.append(f"after {which}: {error}")
         newest = committed[-1] if committed else None
         if expected is not None and (newest is None or newest.index < expected.index):
-            self._findings.append(f"{expected.name} was committed, and is gone after {which}")
+            self._findings.append(f"{expected.name} was committed, but is missing after {which}")
         return newest
 
     def _check_end(self, reference: _Outcome | None) -> _Outcome:
-        """Whether a run that has ended by itself is as if nothing had been."""
+        """Check the results of a run that ended without interruption, and return them."""
         outcome = self._read_outcome()
         where = f"after start {len(self._starts)}:"
         for name in sorted(outcome.names - (reference.names if reference else frozenset())):
             if reference is not None or name.startswith("."):
-                self._findings.append(f"{where} {self._storage.path(name)} is left behind")
+                self._findings.append(f"{where} {self._storage.path(name)} is left over")
         for name in self._storage.walk(PENDING):
-            self._findings.append(f"{where} {self._storage.path(PENDING, name)} is left behind")
+            self._findings.append(f"{where} {self._storage.path(PENDING, name)} is left over")
         for entry in read_manifest(self._storage):
             listing = self._storage.read_bytes(f"{entry.name}/{LISTING_FILE}") or b""
-            known = {*parse_listing(listing, entry.name)[0], LISTING_FILE, METADATA_FILE, PIN_FILE}
-            for name in sorted(self._storage.walk(entry.name).keys() - known):
-                self._findings.append(f"{where} {self._storage.path(entry.name, name)} belongs to nobody")
+            listed = {*parse_listing(listing, entry.name)[0], LISTING_FILE, METADATA_FILE, PIN_FILE}
+            for name in sorted(self._storage.walk(entry.name).keys() - listed):
+                self._findings.append(
+                    f"{where} {self._storage.path(entry.name, name)} is not in the checkpoint's listing"
+                )
         if reference is not None:
             self._findings += [f"{where} {difference}" for difference in _compare(outcome, reference)]
         return outcome
@@ -364,7 +379,7 @@ class _Case:
             elif name == "progress.csv":
                 text = (storage.read_bytes(name) or b"").decode()
                 tables[name] = [self._compared(row) for row in csv.DictReader(io.StringIO(text, newline=""))]
-        if not storage.is_local:  # a server may show what an upload has begun that did not come to its end
+        if not storage.is_local:  # a server may list directories of uploads that were interrupted
             directories = [name for name in directories if storage.walk(name)]
         digests = {}
         if committed and self._job.same_files:
@@ -381,28 +396,30 @@ class _Case:
         )
 
     def _compared(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        chosen = self._job.metrics
+        compared = self._job.metrics
         return {
             name: value
             for name, value in row.items()
-            if name == _ITERATION or (not name.startswith("_") if chosen is None else name in chosen)
+            if name == _ITERATION or (not name.startswith("_") if compared is None else name in compared)
         }
 
 
 def _compare(outcome: _Outcome, reference: _Outcome) -> Iterator[str]:
     if outcome.iteration != reference.iteration:
-        yield f"the last checkpoint is of iteration {outcome.iteration} instead of {reference.iteration}"
-    for name, wanted in reference.tables.items():
+        yield f"the last checkpoint: expected iteration {reference.iteration}, got {outcome.iteration}"
+    for name, expected in reference.tables.items():
         rows = outcome.tables.get(name, ())
-        if [row.get(_ITERATION) for row in rows] != [row.get(_ITERATION) for row in wanted]:
-            yield f"{name} has the iterations {[row.get(_ITERATION) for row in rows]}"
-        elif rows != wanted:
+        if [row.get(_ITERATION) for row in rows] != [row.get(_ITERATION) for row in expected]:
+            yield f"{name}: expected other iterations, got {[row.get(_ITERATION) for row in rows]}"
+        elif rows != expected:
             yield next(
-                f"{name} has {row} instead of {other}" for row, other in zip(rows, wanted, strict=True) if row != other
+                f"{name}: expected {other}, got {row}"
+                for row, other in zip(rows, expected, strict=True)
+                if row != other
             )
     for name in sorted(outcome.files.keys() | reference.files.keys()):
         if outcome.files.get(name) != reference.files.get(name):
-            yield f"{name} of the last checkpoint is not that of an undisturbed run"
+            yield f"{name} of the last checkpoint differs from that of an undisturbed run"
 
 
 def _join(path: str, name: str) -> str:
@@ -418,7 +435,7 @@ def _own_command(storage_path: str) -> list[str]:
 
 @dataclass
 class _Tally:
-    """How many crashes there were, and how many of them with findings, by their kind and victim."""
+    """Counts crashes, and crashes with findings, by kind and victim."""
 
     crashes: Counter[tuple[str, str]] = field(default_factory=Counter)
     failed: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -449,55 +466,57 @@ class _Tally:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; see the module's docstring.
+    """Run the command; see the module's docstring.
 
     Args:
-        arguments: what comes after the command's name; None for this process's.
+        arguments: the command's arguments; None for those of this process.
 
     Returns:
-        The exit status: 0, or 1 if something was found.
+        The exit code: 0, or 1 if there are findings.
     """
     parser = argparse.ArgumentParser(
         prog="python -m drivetrain.testing.crash",
         description="Crash a job at every point of the storage protocol and at random instants, and check the results.",
     )
-    parser.add_argument("--storage-path", help="where the job's runs are kept: a path or URI")
-    parser.add_argument("--directory", help="for output and temporary files; a temporary one otherwise")
+    parser.add_argument("--storage-path", help="the path or URI for the job's runs")
+    parser.add_argument("--directory", help="for output and temporary files; default: a temporary directory")
     parser.add_argument("--points", nargs="*", choices=POINTS, default=POINTS, metavar="POINT", help="default: all")
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, metavar="VICTIM", help="default: all")
-    parser.add_argument("--occurrences", nargs="+", type=int, default=[1, 5], help="at which times that it is reached")
-    parser.add_argument("--random", type=int, default=20, help="at how many random instants besides")
-    parser.add_argument("--in-a-row", type=int, default=3, help="at most so many of those on one run")
-    parser.add_argument("--seed", type=int, default=None, help="of those")
-    parser.add_argument("--name", default="run", help="the name of the job's run")
-    parser.add_argument("command", nargs="*", help="what starts a job of your own, after --")
-    chosen = parser.parse_args(arguments)
-    seed = secrets.randbelow(1 << 31) if chosen.seed is None else chosen.seed
-    directory = chosen.directory or tempfile.mkdtemp(prefix="crashes-")
-    harness = CrashHarness(
-        directory, storage_path=chosen.storage_path, command=chosen.command or None, name=chosen.name
+    parser.add_argument(
+        "--occurrences", nargs="+", type=int, default=[1, 5], help="crash when a point is reached for the n-th time"
     )
-    began = time.monotonic()
+    parser.add_argument("--random", type=int, default=20, help="number of additional crashes at random instants")
+    parser.add_argument("--in-a-row", type=int, default=3, help="maximum number of random crashes of one run")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the random instants")
+    parser.add_argument("--name", default="run", help="the name of the job's run")
+    parser.add_argument("command", nargs="*", help="the command that starts your own job, after --")
+    options = parser.parse_args(arguments)
+    seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
+    directory = options.directory or tempfile.mkdtemp(prefix="crashes-")
+    harness = CrashHarness(
+        directory, storage_path=options.storage_path, command=options.command or None, name=options.name
+    )
+    started = time.monotonic()
     print(f"seed {seed}, directory {directory}, undisturbed {harness.duration_s:.2f} s", flush=True)
     tally = _Tally()
-    for point in chosen.points:
-        for victim in chosen.victims:
+    for point in options.points:
+        for victim in options.victims:
             if point in _WITHOUT_WORKERS and victim in ("worker", "workers"):
                 continue
-            for occurrence in chosen.occurrences:
+            for occurrence in options.occurrences:
                 tally.add(point, lambda: harness.crash_at(point, victim, occurrence=occurrence))  # noqa: B023
     rng = random.Random(seed)
-    while sum(count for (kind, _), count in tally.crashes.items() if kind == "random instant") < chosen.random:
+    while sum(count for (kind, _), count in tally.crashes.items() if kind == "random instant") < options.random:
         crashes = [
-            Crash(rng.choice(chosen.victims), after_s=rng.uniform(0.0, harness.duration_s))
-            for _ in range(rng.randint(1, chosen.in_a_row))
+            Crash(rng.choice(options.victims), after_s=rng.uniform(0.0, harness.duration_s))
+            for _ in range(rng.randint(1, options.in_a_row))
         ]
         tally.add("random instant", lambda: harness.crash(*crashes))  # noqa: B023
     print(tally.table())
     failed = sum(tally.failed.values())
-    total, seconds = sum(tally.crashes.values()), time.monotonic() - began
+    total, seconds = sum(tally.crashes.values()), time.monotonic() - started
     print(f"{total} crashes, {tally.starts} starts, {failed} crashes with findings, {seconds:.0f} s")
-    if not failed and chosen.directory is None:
+    if not failed and options.directory is None:
         shutil.rmtree(directory)
     return 1 if failed else 0
 

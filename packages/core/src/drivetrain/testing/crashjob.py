@@ -1,8 +1,8 @@
-"""The small job that the crash harness ends in many ways, and the pattern of a job of your own for it.
+"""The default job of the crash harness, and a template for your own job.
 
-Each rank adds a link to a chain of hashes per step, and reports it with a checkpoint that holds the chain's state, a
-file that every rank has, and one that is big enough to be caught half-way. The uploads take turns in how they are done.
-Whoever continues recomputes everything that it finds.
+In each step, each rank extends a chain of hashes, and reports its state with a checkpoint. The checkpoint contains the
+state, a file that is equal on all ranks, and a file that is large enough to be interrupted during its upload. The steps
+alternate between the upload modes. A resumed job recomputes and compares all files of the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ _NAMED_EVERY = 5
 
 
 def train(config: dict[str, Any]) -> str:
-    """Goes on from the checkpoint, if there is one, to the last step.
+    """Run from the checkpoint, if there is one, to the last step.
 
     Args:
-        config: ``steps``, how many there are, and ``world_size``.
+        config: ``steps``, the number of steps, and ``world_size``.
+
+    Returns:
+        The state of the rank after the last step.
     """
     rank = drivetrain.get_context().get_world_rank()
     step = _restore(config["world_size"])
@@ -51,12 +54,14 @@ def _restore(world_size: int) -> int:
     if checkpoint is None:
         return 0
     with checkpoint.as_directory() as path:
-        found = {str(file.relative_to(path)): file.read_bytes() for file in Path(path).rglob("*") if file.is_file()}
-    step = int(json.loads(found["rank_0/state.json"])["step"])
+        files = {str(file.relative_to(path)): file.read_bytes() for file in Path(path).rglob("*") if file.is_file()}
+    step = int(json.loads(files["rank_0/state.json"])["step"])
     for rank in range(world_size):
         for name, content in _files_of(rank, step).items():
-            if found.get(name) != content:
-                raise RuntimeError(f"{checkpoint.path}: {name} is not what rank {rank} has stored with step {step}")
+            if files.get(name) != content:
+                raise RuntimeError(
+                    f"{checkpoint.path}: {name} differs from the file that rank {rank} stored in step {step}"
+                )
     return step
 
 
@@ -72,20 +77,20 @@ def _files_of(rank: int, step: int) -> dict[str, bytes]:
     return {
         f"rank_{rank}/state.json": json.dumps({"step": step, "state": state}).encode(),
         f"rank_{rank}/weights.bin": hashlib.shake_128(state.encode()).digest(_BIG_BYTES),
-        "shared.txt": f"what every rank has after step {step}".encode(),
+        "shared.txt": f"the same on every rank after step {step}".encode(),
     }
 
 
 def main() -> None:
-    """Runs the job where ``DRIVETRAIN_STORAGE_PATH`` says."""
+    """Run the job, with its run directory in ``DRIVETRAIN_STORAGE_PATH``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--workers", type=int, default=2)
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     drivetrain.DataParallelTrainer(
         train,
-        train_loop_config={"steps": chosen.steps, "world_size": chosen.workers},
-        scaling_config=drivetrain.ScalingConfig(num_workers=chosen.workers, runtime="local"),
+        train_loop_config={"steps": options.steps, "world_size": options.workers},
+        scaling_config=drivetrain.ScalingConfig(num_workers=options.workers, runtime="local"),
         run_config=drivetrain.RunConfig(
             name="run",
             resume="auto",

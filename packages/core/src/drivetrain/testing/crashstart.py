@@ -1,4 +1,4 @@
-"""One start of the job that the crash harness works on, and the crashes that happen in it."""
+"""One start of the crash harness's job, and the crashes during it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from drivetrain.errors import ConfigurationError
 __all__ = ["VICTIMS", "Crash", "JobSpec", "JobStart"]
 
 VICTIMS = ("driver", "worker", "workers", "both")
-"""Whom a crash ends: the driver; the worker that is at the point, or any; all workers; everything that runs."""
+"""The victims of a crash: the driver; the worker at the point, or a random one; all workers; all processes."""
 
 _MARK = "DRIVETRAIN_CRASH_MARK"
 _END_S = 10.0
-_LOOK_S = 0.01
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """When to end whom.
+    """A kill of processes, at a point of the protocol or after a time.
 
     Attributes:
         victim: one of :data:`VICTIMS`.
-        point: the point of the protocol, one of :data:`POINTS`; None for a moment instead.
-        occurrence: the how-manieth time that any process comes to the point, from 1.
-        after_s: the moment: seconds after the start, or after the crash before if that has left the driver alive.
+        point: the point of the protocol, one of :data:`POINTS`; None to use ``after_s``.
+        occurrence: kill when the point is reached for the n-th time, counted over all processes from 1.
+        after_s: seconds after the start, or after the previous crash if that left the driver alive.
 
     Raises:
-        ConfigurationError: there are both a point and a moment or none, or one of the names is unknown.
+        ConfigurationError: not exactly one of ``point`` and ``after_s`` is set, or a name is unknown.
     """
 
     victim: str = "driver"
@@ -54,7 +54,7 @@ class Crash:
             raise ConfigurationError(f"Crash(victim=...): expected one of {', '.join(VICTIMS)}, got {self.victim!r}")
         if (self.point is None) == (self.after_s is None):
             raise ConfigurationError(
-                f"Crash: expected either a point or a moment, got point={self.point!r}, after_s={self.after_s}"
+                f"Crash: expected either point or after_s, got point={self.point!r}, after_s={self.after_s}"
             )
         if self.point is not None and self.point not in POINTS:
             raise ConfigurationError(f"Crash(point=...): expected one of {', '.join(POINTS)}, got {self.point!r}")
@@ -66,16 +66,16 @@ class Crash:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
-    """The job that a harness crashes.
+    """A job for the harness.
 
     Attributes:
-        command: starts its driver.
-        environment: further variables of the driver.
-        storage_path: where it keeps its runs.
+        command: the command that starts its driver.
+        environment: additional environment variables of the driver.
+        storage_path: the path or URI for its runs.
         name: the name of the run.
-        metrics: the metrics that have to be those of an undisturbed run; None for all.
-        same_files: whether the files of the last checkpoint have to be the same too.
-        deadline_s: seconds that one start may take.
+        metrics: the metrics that must equal those of an undisturbed run; None for all.
+        same_files: True if the files of the last checkpoint must be the same too.
+        deadline_s: maximum duration of one start in seconds.
     """
 
     command: tuple[str, ...]
@@ -88,13 +88,13 @@ class JobSpec:
 
 
 class JobStart:
-    """One start of the job: its driver, and everything that this has started and that inherits its environment.
+    """One start of the job: its driver, and all processes that inherit the driver's environment.
 
     Args:
-        job: what to start.
-        variables: of this start.
-        output: the file that takes its output.
-        armed: its processes tell when they come to a point, and wait there.
+        job: the job to start.
+        variables: additional environment variables of this start.
+        output: the file for its output.
+        armed: True if its processes report when they reach a point, and wait there.
     """
 
     def __init__(self, job: JobSpec, variables: Mapping[str, str], output: Path, *, armed: bool) -> None:
@@ -105,7 +105,7 @@ class JobStart:
         self._output = output
         self._armed = armed
         self._mark = secrets.token_hex(8)
-        self._waiting: deque[Crash] = deque()
+        self._pending: deque[Crash] = deque()
         self._reached = 0
         self._environment = {**os.environ, **job.environment, **variables, _MARK: self._mark}
         self._environment.pop(ADDRESS, None)
@@ -113,16 +113,16 @@ class JobStart:
 
     @property
     def output(self) -> str:
-        """What it has printed so far."""
+        """The output so far."""
         return self._output.read_text(errors="replace")
 
-    def play(self, waiting: deque[Crash]) -> list[str]:
-        """Runs it to the end of its driver, and takes the crashes that have happened from those that wait.
+    def play(self, pending: deque[Crash]) -> list[str]:
+        """Run the job until its driver exits, and remove the crashes that have happened from the pending ones.
 
         Returns:
-            What was not as it has to be.
+            The findings.
         """
-        self._waiting = waiting
+        self._pending = pending
         with contextlib.ExitStack() as stack:
             selector = stack.enter_context(selectors.DefaultSelector())
             if self._armed:
@@ -131,7 +131,7 @@ class JobStart:
                 listener.bind(address)
                 listener.listen(128)
                 self._environment[ADDRESS] = address
-                selector.register(listener, selectors.EVENT_READ, lambda: self._take(listener, selector, stack))
+                selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener, selector, stack))
             with self._output.open("wb") as output:
                 self._process = subprocess.Popen(
                     self._command,
@@ -141,9 +141,9 @@ class JobStart:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            ended = os.pidfd_open(self._process.pid)
-            stack.callback(os.close, ended)
-            selector.register(ended, selectors.EVENT_READ, lambda: None)
+            driver = os.pidfd_open(self._process.pid)
+            stack.callback(os.close, driver)
+            selector.register(driver, selectors.EVENT_READ, lambda: None)
             try:
                 return self._follow(selector)
             except BaseException:
@@ -151,58 +151,58 @@ class JobStart:
                 raise
 
     def close(self) -> list[str]:
-        """Waits until nothing runs any more; what does all the same is ended, and told."""
+        """Wait until all processes have exited. Kill those that do not exit in time, and return findings about them."""
         deadline = time.monotonic() + _END_S
-        while left := self._processes():
+        while remaining := self._processes():
             if time.monotonic() > deadline:
-                commands = [_read(f"/proc/{pid}/cmdline").replace("\0", " ") for pid in left]
+                commands = [_read(f"/proc/{pid}/cmdline").replace("\0", " ") for pid in remaining]
                 self._kill_all()
-                return [f"still running {_END_S:g} s after their driver: {commands}"]
-            time.sleep(_LOOK_S)
+                return [f"still running {_END_S:g} s after the driver exited: {commands}"]
+            time.sleep(_POLL_S)
         return []
 
     def _follow(self, selector: selectors.BaseSelector) -> list[str]:
-        began = since = time.monotonic()
-        deadline = began + self._deadline_s
+        started = since = time.monotonic()
+        deadline = started + self._deadline_s
         while self._process.poll() is None:
             now = time.monotonic()
             if now > deadline:
                 self._kill_all()
                 self.driver_was_killed = True
-                return [f"the job had not ended {self._deadline_s:g} s after its start"]
-            moment = deadline
-            if self._waiting and self._waiting[0].after_s is not None and not self.driver_was_killed:
-                moment = since + self._waiting[0].after_s
-                if now >= moment:
-                    self._strike(self._waiting.popleft())
+                return [f"the job did not end within {self._deadline_s:g} s"]
+            crash_at = deadline
+            if self._pending and self._pending[0].after_s is not None and not self.driver_was_killed:
+                crash_at = since + self._pending[0].after_s
+                if now >= crash_at:
+                    self._crash(self._pending.popleft())
                     since = now
                     continue
-            for key, _ in selector.select(max(0.0, min(moment, deadline) - now)):
+            for key, _ in selector.select(max(0.0, min(crash_at, deadline) - now)):
                 key.data()
-        self.seconds = time.monotonic() - began
+        self.seconds = time.monotonic() - started
         if self._process.returncode and not self.driver_was_killed:
             last = "\n".join(self.output.splitlines()[-20:])
-            return [f"the job ended with status {self._process.returncode}:\n{last}"]
+            return [f"the job exited with code {self._process.returncode}:\n{last}"]
         return []
 
-    def _take(self, listener: socket.socket, selector: selectors.BaseSelector, stack: contextlib.ExitStack) -> None:
-        line, _ = listener.accept()
-        stack.callback(line.close)
-        selector.register(line, selectors.EVENT_READ, lambda: self._hear(line, selector))
+    def _accept(self, listener: socket.socket, selector: selectors.BaseSelector, stack: contextlib.ExitStack) -> None:
+        connection, _ = listener.accept()
+        stack.callback(connection.close)
+        selector.register(connection, selectors.EVENT_READ, lambda: self._on_point(connection, selector))
 
-    def _hear(self, line: socket.socket, selector: selectors.BaseSelector) -> None:
-        """A process has come to a point: this is the moment, or it may go on."""
-        selector.unregister(line)
+    def _on_point(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
+        """Handle a process that has reached a point: crash now, or let it continue."""
+        selector.unregister(connection)
         with contextlib.suppress(ConnectionError):
-            pid, _, point = line.recv(1000).decode().strip().partition(" ")
-            if self._waiting and self._waiting[0].point == point and not self.driver_was_killed:
+            pid, _, point = connection.recv(1000).decode().strip().partition(" ")
+            if self._pending and self._pending[0].point == point and not self.driver_was_killed:
                 self._reached += 1
-                if self._reached == self._waiting[0].occurrence:
+                if self._reached == self._pending[0].occurrence:
                     self._reached = 0
-                    self._strike(self._waiting.popleft(), int(pid))
-            line.sendall(b".")
+                    self._crash(self._pending.popleft(), int(pid))
+            connection.sendall(b".")
 
-    def _strike(self, crash: Crash, at_point: int | None = None) -> None:
+    def _crash(self, crash: Crash, at_point: int | None = None) -> None:
         if crash.victim == "both":
             self.killed.append(self._kill_all())
         else:
@@ -224,25 +224,25 @@ class JobStart:
         return [at_point if at_point in workers else random.choice(workers)]
 
     def _processes(self) -> dict[int, int]:
-        """What runs, each with its parent."""
+        """Return the parent process id of each running process, by process id."""
         mark = f"{_MARK}={self._mark}"
-        found = {}
+        parents = {}
         for entry in os.listdir("/proc"):
             if entry.isdecimal() and mark in _read(f"/proc/{entry}/environ").split("\0"):
                 fields = _read(f"/proc/{entry}/stat").rpartition(")")[2].split()
                 if fields and fields[0] not in "ZX":
-                    found[int(entry)] = int(fields[1])
-        return found
+                    parents[int(entry)] = int(fields[1])
+        return parents
 
     def _kill_all(self) -> int:
-        """Ends everything, also what is started meanwhile; returns how many that were."""
-        ended: set[int] = set()
+        """Kill all processes, including those that start meanwhile. Return their number."""
+        killed: set[int] = set()
         deadline = time.monotonic() + _END_S
-        while (left := self._processes()) and time.monotonic() < deadline:
-            for pid in left:
+        while (remaining := self._processes()) and time.monotonic() < deadline:
+            for pid in remaining:
                 _kill(pid)
-            ended.update(left)
-        return len(ended)
+            killed.update(remaining)
+        return len(killed)
 
 
 def _kill(pid: int) -> None:
@@ -253,5 +253,5 @@ def _kill(pid: int) -> None:
 def _read(path: str) -> str:
     try:
         return Path(path).read_bytes().decode(errors="replace")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # the process has exited, or belongs to another user
         return ""

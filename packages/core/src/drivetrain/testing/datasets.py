@@ -54,9 +54,9 @@ class DatasetConformance:
     """Tests of a dataset provider; derive from it, set :attr:`provider` and define :meth:`make_dataset`.
 
     Attributes:
-        provider: the class that the entry point in ``drivetrain.datasets`` names.
-        rows_left_out: how many rows per worker a split may leave out so that all workers get the same number.
-        even_batches: all ranks get the same number of batches.
+        provider: the class to which the entry point in ``drivetrain.datasets`` refers.
+        rows_left_out: maximum number of rows per worker that a split omits so that all workers get the same number.
+        even_batches: True if all ranks get the same number of batches.
     """
 
     provider: ClassVar[type[DatasetProvider]]
@@ -71,16 +71,16 @@ class DatasetConformance:
         check_overrides(cls, DatasetConformance)
 
     def make_dataset(self, directory: Path, rows: int) -> Any:
-        """A dataset with two columns: ``id`` counts from 0, and ``group`` is ``id // 10``.
+        """Create a dataset with two columns: ``id`` counts from 0, and ``group`` is ``id // 10``.
 
         Args:
             directory: an empty directory.
             rows: the number of rows.
         """
-        raise NotImplementedError(f"{type(self).__name__} has to define make_dataset()")
+        raise NotImplementedError(f"{type(self).__name__}: expected a method make_dataset()")
 
     def values(self, batch: Any, column: str) -> list[int]:
-        """A column of a batch; override it if a batch is not a mapping of columns."""
+        """Return a column of a batch. Override it if a batch is not a mapping of columns."""
         return [int(value) for value in batch[column]]
 
     def test_accepts_its_own_datasets_only(self, tmp_path: Path) -> None:
@@ -128,13 +128,13 @@ class DatasetConformance:
         try:
             opened = provider.open("train", self.make_dataset(tmp_path, _ROWS), keep_together="group")
         except ConfigurationError as error:
-            pytest.skip(f"open() refuses keep_together: {error}")
+            pytest.skip(f"open() does not support keep_together: {error}")
         groups = [set(values) for values in self._read(self._split(opened, 3), "group")]
         assert sum(map(len, groups)) == len(set().union(*groups)), f"groups by rank: {groups}"
 
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_epoch_continues_at_a_position(self, tmp_path: Path, world_size: int) -> None:
-        """With as many workers, and with another number."""
+        """Test with the same and with another number of workers."""
         opened = self._open(tmp_path)
         before = self._resumable(self._split(opened, 2))
         iterators = [iter(shard.iter_batches(batch_size=_BATCH_ROWS)) for shard in before]
@@ -156,7 +156,7 @@ class DatasetConformance:
         return self.provider().open("train", self.make_dataset(directory, _ROWS))
 
     def _split(self, opened: Any, world_size: int, **options: Any) -> list[Any]:
-        """The shards as the workers get them."""
+        """Return the shards as the workers receive them."""
         request = SplitRequest(name="train", world_size=world_size, **options)
         shards = self.provider().split(opened, request)
         assert len(shards) == world_size, f"expected one shard per rank, got {len(shards)} for {world_size} ranks"
@@ -183,6 +183,6 @@ def _count_batches(shard: Any) -> int:
 
 
 def _in_threads(function: Any, shards: Sequence[Any]) -> list[Any]:
-    """Reads all shards at a time, as workers do: those of some datasets wait for each other."""
+    """Read all shards at the same time, like workers, because the shards of some datasets wait for each other."""
     with ThreadPoolExecutor(len(shards)) as pool:
         return list(pool.map(function, shards))
