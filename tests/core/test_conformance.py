@@ -20,7 +20,7 @@ def test_overriding_a_standard_test_requires_a_reason():
     def test_ranks_exchange_values(self):
         pass
 
-    with pytest.raises(TypeError, match="without xfail"):
+    with pytest.raises(TypeError, match=r"expected xfail\(reason=\.\.\.\)"):
         type(
             "TestLess",
             (BackendConformance,),

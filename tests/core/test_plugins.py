@@ -78,7 +78,7 @@ def test_backend_of_a_plugin_is_chosen_by_its_name(quiet: Path, tmp_path: Path) 
 def test_missing_plugin_error_lists_the_installed_plugins_and_the_install_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(PluginNotFoundError, match=r"installed are: .*'csv', 'json'"):
+    with pytest.raises(PluginNotFoundError, match=r"Installed: .*'csv', 'json'"):
         load_plugin("callback", "fax")
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
     monkeypatch.syspath_prepend(tmp_path)  # plugins are looked up again for another module path

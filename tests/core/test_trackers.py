@@ -255,7 +255,7 @@ def test_callback_replaces_the_default_callback_of_the_same_class(tmp_path: Path
 
 
 def test_unknown_callback_name_is_refused_before_the_start(tmp_path: Path) -> None:
-    with pytest.raises(PluginNotFoundError, match=r"no callback 'mlfow' is installed; installed are: .*'json'"):
+    with pytest.raises(PluginNotFoundError, match=r"no callback 'mlfow' is installed\. Installed: .*'json'"):
         fit(tmp_path, "mlfow")
     assert not (tmp_path / "run").exists()
 

@@ -154,7 +154,7 @@ def load_only_plugin(kind: str, *, hint: str) -> Any:
 
 def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
     names = ", ".join(repr(plugin.name) for plugin in installed) or "none"
-    message = f"no {kind} {name!r} is installed; installed are: {names}"
+    message = f"no {kind} {name!r} is installed. Installed: {names}"
     if (extra := _extra_of(name)) is not None:
         message += f'. Run: pip install "drivetrain[{extra}]"'
     return message
