@@ -116,8 +116,8 @@ class Interrupts:
             yield
         finally:
             try:
-                for number, before in self._replaced.items():
-                    signal.signal(number, before)
+                for replaced, before in self._replaced.items():
+                    signal.signal(replaced, before)
                 self._replaced.clear()
             finally:
                 self._restore_wakeup()
