@@ -116,7 +116,7 @@ def test_ranks_are_packed_by_node_and_the_drivers_node_comes_first(gpus):
 
 def test_request_that_the_cluster_cannot_meet_shows_requested_and_existing_resources(gpus):
     assert gpus["too much for any node"].startswith("ResourceError: ")
-    assert "asked for 2 x {'CPU': 8}" in gpus["too much for any node"]
+    assert "requested 2 x {'CPU': 8}" in gpus["too much for any node"]
     assert "CPU 9 (9 free)" in gpus["too much for any node"]
 
 
@@ -164,7 +164,7 @@ def test_placement_strategy_decides_on_how_many_nodes_two_workers_run(gpus, stra
     ("asked", "strategy", "rule"),
     [
         ("too many for one node", "STRICT_PACK", "all on one node"),
-        ("too many for the nodes", "STRICT_SPREAD", "each on a node of its own"),
+        ("too many for the nodes", "STRICT_SPREAD", "each on a separate node"),
     ],
 )
 def test_strategy_that_cannot_be_met_is_named_with_its_rule(gpus, asked, strategy, rule):

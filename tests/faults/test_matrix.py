@@ -100,7 +100,7 @@ MATRIX = [
         name="SIGKILL",
         kind=FailureKind.INFRASTRUCTURE,
         cause=WorkerDiedError,
-        says={"local": "was killed by SIGKILL", "ray": "died, says Ray"},
+        says={"local": "was killed by SIGKILL", "ray": "died; Ray reports"},
     ),
     Fault(
         name="SIGSTOP",
@@ -114,14 +114,14 @@ MATRIX = [
         name="SIGSEGV",
         kind=FailureKind.INFRASTRUCTURE,
         cause=WorkerDiedError,
-        says={"local": "was killed by SIGSEGV", "ray": "died, says Ray"},
+        says={"local": "was killed by SIGSEGV", "ray": "died; Ray reports"},
     ),
     Fault(name="sys.exit(0)", kind=None),
     Fault(
         name="os._exit(3)",
         kind=FailureKind.INFRASTRUCTURE,
         cause=WorkerDiedError,
-        says={"local": "exited with code 3", "ray": "died, says Ray"},
+        says={"local": "exited with code 3", "ray": "died; Ray reports"},
     ),
     Fault(
         name="import error",

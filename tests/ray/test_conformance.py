@@ -1,4 +1,4 @@
-"""The provider of Ray datasets passes the conformance kit."""
+"""The conformance kit for the provider of Ray datasets."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from drivetrain_ray import RayDatasets
 
 
 @pytest.mark.ray
-@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns of what it does itself
-# Of two datasets that are read at a time in one process, Ray Data leaves the log file of one open.
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # raised within Ray Data
+# Ray Data does not close one log file if a process reads two datasets at the same time.
 @pytest.mark.filterwarnings(r"ignore:Exception ignored in.*ray-data-dataset:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("ray_address")
 class TestRay(DatasetConformance):

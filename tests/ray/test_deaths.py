@@ -1,7 +1,7 @@
-"""The causes of death that are read out of Ray's messages.
+"""The causes of death that are parsed from Ray's messages.
 
-``deaths/<version>.json`` has messages as that version of Ray wrote them, each with the expected result. To record
-another version, kill actors in these ways and note the text of the error that their last call raises.
+``deaths/<version>.json`` has messages recorded from that version of Ray, each with the expected result. To record
+another version, kill actors in the same ways and copy the text of the error that their last call raises.
 """
 
 import json
@@ -25,7 +25,7 @@ RECORDED = sorted(Path(__file__).with_name("deaths").glob("*.json"))
         for cause, recorded in json.loads(file.read_text()).items()
     ],
 )
-def test_cause_is_read_out_of_a_recorded_message(version: str, cause: str, recorded: dict[str, Any]) -> None:
+def test_cause_is_parsed_from_a_recorded_message(version: str, cause: str, recorded: dict[str, Any]) -> None:
     death = read_message(recorded["message"])
 
     assert death.reason.startswith(recorded["reason"])
@@ -35,7 +35,7 @@ def test_cause_is_read_out_of_a_recorded_message(version: str, cause: str, recor
     assert death.is_certain
 
 
-def test_error_without_a_message_of_ray_is_explained_by_its_type() -> None:
-    assert explain_death(None) == Death("ended")
+def test_deaths_without_a_message_are_determined_by_the_type_of_the_error() -> None:
+    assert explain_death(None) == Death("exited")
     unreachable = explain_death(ActorUnavailableError("RpcError: Socket closed", None))
     assert (unreachable.lost_node, unreachable.is_certain) == (True, False)

@@ -1,4 +1,4 @@
-"""Trainers inside Ray Tune: schedulers hear of reports, get checkpoints, and leave nothing behind."""
+"""Trainers inside Ray Tune: reports and checkpoints reach schedulers, and no worker remains after a trial."""
 
 import logging
 import pickle
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture(autouse=True)
 def quiet(ray_address: str) -> None:
-    """Tune logs the traceback of every trial that fails."""
+    """Silence Tune, which logs the traceback of every failed trial."""
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
 
 
@@ -46,7 +46,7 @@ def fit(trainable: Any, space: dict[str, Any], directory: Path, **options: Any) 
     ).fit()
 
 
-def test_grid_of_trials_with_two_workers_has_names_checkpoints_and_a_best(tmp_path: Path) -> None:
+def test_grid_search_with_two_workers_per_trial(tmp_path: Path) -> None:
     from ray import tune
 
     def train(config: dict[str, Any]) -> None:
@@ -62,9 +62,9 @@ def test_grid_of_trials_with_two_workers_has_names_checkpoints_and_a_best(tmp_pa
             }
         )
 
-    made = DataParallelTrainer(train, train_loop_config={"reports": 2, "x": 0})
+    tuned = DataParallelTrainer(train, train_loop_config={"reports": 2, "x": 0})
     space = {"train_loop_config": {"x": tune.grid_search([3, 2])}, "scaling_config": {"num_workers": 2}}
-    grid = fit(made.as_trainable(), space, tmp_path)
+    grid = fit(tuned.as_trainable(), space, tmp_path)
 
     best = grid.get_best_result()
     assert [result.metrics["score"] for result in grid] == [300, 200]
@@ -82,12 +82,12 @@ def test_grid_of_trials_with_two_workers_has_names_checkpoints_and_a_best(tmp_pa
 @pytest.mark.parametrize(
     ("runtime", "xs", "options"),
     [
-        # In the trials' own processes, so that twenty take seconds.
+        # Workers are processes of the trials' actors, so that twenty trials take only seconds.
         pytest.param("local", [n / 20 for n in reversed(range(20))], {"reuse_actors": True}, id="twenty"),
         pytest.param(None, [0.9, 0.1], {"max_concurrent_trials": 1}, id="actors"),
     ],
 )
-def test_asha_finds_the_best_and_trials_that_it_stops_leave_no_worker(
+def test_asha_finds_the_best_trial_and_stopped_trials_leave_no_worker(
     tmp_path: Path, pipe: Pipe, runtime: str | None, xs: list[float], options: dict[str, Any]
 ) -> None:
     from ray import tune
@@ -108,7 +108,7 @@ def test_asha_finds_the_best_and_trials_that_it_stops_leave_no_worker(
     wait_until_gone(int(line.split()[1]) for line in pipe.receive(len(xs)))
 
 
-def test_population_exploits_the_checkpoints_of_the_best(tmp_path: Path) -> None:
+def test_population_based_training_continues_from_the_best_checkpoints(tmp_path: Path) -> None:
     from ray import tune
     from ray.tune.schedulers import PopulationBasedTraining
 
@@ -126,45 +126,45 @@ def test_population_exploits_the_checkpoints_of_the_best(tmp_path: Path) -> None
     assert not grid.errors
     best = grid.get_best_result()
     assert best.metrics["score"] == pytest.approx(REPORTS * 0.9)
-    alone = sorted(REPORTS * x for x in choices)
-    assert sorted(result.metrics["score"] for result in grid)[0] > alone[0], "the worst went on from the best's state"
+    without_exploiting = sorted(REPORTS * x for x in choices)
+    assert min(result.metrics["score"] for result in grid) > without_exploiting[0], "the worst continued from the best"
     assert any(Path(result.path, "run_001").exists() for result in grid)
 
 
 @pytest.mark.timeout(240)
-def test_trials_that_want_the_whole_cluster_take_it_one_after_the_other(tmp_path: Path, pipe: Pipe, gate: Pipe) -> None:
+def test_trials_that_need_the_whole_cluster_run_one_after_the_other(tmp_path: Path, pipe: Pipe, gate: Pipe) -> None:
     import ray
     from ray import tune
 
-    each = {"CPU": 0, SEATS: 1}
-    made = trainer(trainer_resources={SEATS: 1}, resources_per_worker=each)
+    resources = {"CPU": 0, SEATS: 1}
+    tuned = trainer(trainer_resources={SEATS: 1}, resources_per_worker=resources)
     space = {
         "scaling_config": {"num_workers": tune.choice([3])},  # the cluster has 4
         "train_loop_config": {"x": 1, "reports": 1, "pipe": pipe.path, "gate": gate.path},
     }
-    held: list[int] = []
+    seats_in_use: list[int] = []
 
-    def look() -> None:
+    def watch() -> None:
         for _ in range(2):
             assert len({line.split()[0] for line in pipe.receive(3, deadline_s=80)}) == 1
-            wait_until(lambda: ray.available_resources().get(SEATS, 0.0) == 0)  # which Ray tells a bit later
+            wait_until(lambda: ray.available_resources().get(SEATS, 0.0) == 0)  # Ray updates it with a delay
             gate.release(3)
-            held.append(4)
+            seats_in_use.append(4)
 
-    watcher = threading.Thread(target=look, daemon=True)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    grid = fit(made.as_trainable(), space, tmp_path, num_samples=2)
+    grid = fit(tuned.as_trainable(), space, tmp_path, num_samples=2)
     watcher.join(DEADLINE_S)
 
     assert not grid.errors
-    assert held == [4, 4], "a seat for each worker, and one for the trainer"
+    assert seats_in_use == [4, 4], "a seat for each worker, and one for the trainer"
 
 
-def test_error_of_a_trial_keeps_its_cause_and_its_trial_goes_on_when_it_is_restored(tmp_path: Path) -> None:
+def test_failed_trial_keeps_its_cause_and_resumes_after_restore(tmp_path: Path) -> None:
     from ray import tune
 
-    mended = tmp_path / "mended"
-    config = {"x": 1, "fails_after": 3, "mended": str(mended)}
+    fixed = tmp_path / "fixed"
+    config = {"x": 1, "fails_after": 3, "fixed": str(fixed)}
     trainable = trainer().as_trainable()
 
     (result,) = fit(trainable, {"train_loop_config": config}, tmp_path)
@@ -173,14 +173,14 @@ def test_error_of_a_trial_keeps_its_cause_and_its_trial_goes_on_when_it_is_resto
     assert isinstance(result.error.cause.__cause__, ZeroDivisionError)
     assert read_state(result.checkpoint) == (3, 3)
 
-    mended.touch()
-    (again,) = tune.Tuner.restore(str(tmp_path / "search"), trainable, resume_errored=True).fit()
-    assert again.error is None
-    assert again.metrics["score"] == REPORTS
-    assert list(again.metrics_dataframe["step"]) == list(range(1, REPORTS + 1)), "nothing was trained twice"
+    fixed.touch()
+    (resumed,) = tune.Tuner.restore(str(tmp_path / "search"), trainable, resume_errored=True).fit()
+    assert resumed.error is None
+    assert resumed.metrics["score"] == REPORTS
+    assert list(resumed.metrics_dataframe["step"]) == list(range(1, REPORTS + 1)), "no step was repeated"
 
 
-def test_interactive_trainers_function_is_tried_by_tune_run(tmp_path: Path) -> None:
+def test_tune_run_with_a_function_of_the_interactive_trainer(tmp_path: Path) -> None:
     from ray import tune
 
     def train_func(config: dict[str, Any]) -> None:
@@ -204,8 +204,8 @@ def test_interactive_trainers_function_is_tried_by_tune_run(tmp_path: Path) -> N
     assert saved == {"epoch": 1}
 
 
-@pytest.mark.filterwarnings("ignore:.*deprecated")  # Ray Data warns of what it does itself
-def test_datasets_differ_from_trial_to_trial(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # raised within Ray Data
+def test_search_space_over_datasets(tmp_path: Path) -> None:
     import ray.data
     from ray import tune
 
@@ -213,56 +213,56 @@ def test_datasets_differ_from_trial_to_trial(tmp_path: Path) -> None:
         batches = drivetrain.get_dataset_shard("train").iter_batches(batch_size=None)
         drivetrain.report({"score": sum(int(batch["id"].sum()) for batch in batches)})
 
-    made = DataParallelTrainer(train, datasets={"train": ray.data.range(3)})
+    tuned = DataParallelTrainer(train, datasets={"train": ray.data.range(3)})
     grids = tune.grid_search([ray.data.range(10), ray.data.range(20)])
-    grid = fit(made.as_trainable(), {"datasets": {"train": grids}}, tmp_path, max_concurrent_trials=1)
+    grid = fit(tuned.as_trainable(), {"datasets": {"train": grids}}, tmp_path, max_concurrent_trials=1)
 
     assert [result.metrics["score"] for result in grid] == [45, 190]
 
 
 @pytest.mark.parametrize(
-    ("space", "error", "told"),
+    ("space", "error", "message"),
     [
         ({"run_config": RunConfig(name="a")}, ConfigurationError, r"Tuner\(\.\.\., run_config=\.\.\.\)"),
         ({"lr": 1}, ConfigurationError, "train_loop_config"),
-        ({"scaling_config": {"num_workers": 64}}, ResourceError, r"'CPU': 64.*whole cluster.*autoscaling=True"),
-        ({"scaling_config": {"use_gpu": True}}, ResourceError, r"'GPU': 1.*whole cluster has .*'GPU': 0"),
+        ({"scaling_config": {"num_workers": 64}}, ResourceError, r"'CPU': 64.*got a cluster with.*autoscaling=True"),
+        ({"scaling_config": {"use_gpu": True}}, ResourceError, r"'GPU': 1.*got a cluster with .*'GPU': 0"),
     ],
 )
-def test_space_that_no_trial_can_have_is_refused_in_the_driver(
-    tmp_path: Path, space: dict[str, Any], error: type[Exception], told: str
+def test_invalid_search_space_is_rejected_in_the_driver(
+    tmp_path: Path, space: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         fit(trainer().as_trainable(), space, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")
-def test_cpus_that_leave_ray_data_none_are_refused(tmp_path: Path) -> None:
+def test_trial_that_leaves_no_cpu_for_ray_data_is_rejected(tmp_path: Path) -> None:
     import ray.data
 
-    made = DataParallelTrainer(
+    tuned = DataParallelTrainer(
         climb, scaling_config=ScalingConfig(num_workers=4), datasets={"train": ray.data.range(3)}
     )
     with pytest.raises(ResourceError, match="Ray Data"):
-        fit(made.as_trainable(), {}, tmp_path)
+        fit(tuned.as_trainable(), {}, tmp_path)
 
 
-def test_resources_that_are_too_small_for_the_workers_are_said(tmp_path: Path) -> None:
+def test_error_for_too_small_trial_resources_names_the_required_bundles(tmp_path: Path) -> None:
     from ray import tune
 
     trainable = tune.with_resources(trainer(2).as_trainable(), {"CPU": 1})
     (result,) = fit(trainable, {"train_loop_config": {"x": 1}}, tmp_path)
-    assert "2 workers with {'CPU': 1.0} each want as many bundles" in str(result.error)
+    assert "expected 2 bundles with {'CPU': 1.0} for the workers" in str(result.error)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"datasets": {"train": (number for number in (1, 2))}}, r"datasets\['train'\] \(a generator\)"),
         ({"train_loop_config": {"lock": threading.Lock()}}, r"train_loop_config\['lock'\]"),
     ],
 )
-def test_what_cannot_reach_a_trial_is_named(arguments: dict[str, Any], told: str) -> None:
+def test_error_names_the_argument_that_cannot_be_pickled(arguments: dict[str, Any], message: str) -> None:
     make: Callable[[], Any] = DataParallelTrainer(climb, **arguments).as_trainable
-    with pytest.raises(SerializationError, match=told):
+    with pytest.raises(SerializationError, match=message):
         make()

@@ -1,4 +1,7 @@
-"""Ray: the runtime on a cluster, Ray Data's datasets, and trainers in Ray Tune. Importing this does not import Ray."""
+"""Ray for drivetrain: the cluster runtime, Ray Data datasets, and trainers in Ray Tune.
+
+Importing this package does not import Ray.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actors of a run: the workers of its present group, and spares that wait to be one's."""
+"""The actors of a run: the workers of its current group, and spares for later groups."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Actors"]
 
-_END_WAIT_S = 10.0
+_KILL_WAIT_S = 10.0
 _SPARES_AFTER_S = 2.0
-"""How long a group trains before its spares are started, which costs the nodes some work."""
+"""The time for which a group trains before its spares start, which puts load on the nodes."""
 
 
 class Actors:
-    """Starts and ends actors.
+    """Starts and kills actors.
 
-    It outlives the groups of a run, and is closed with the run. A spare belongs to a node and holds no resources of its
-    own: it uses those of the group whose worker it becomes.
+    An instance outlives the groups of a run, and is closed with the run. A spare belongs to a node and holds no
+    resources itself: it uses the resources of the group in which it becomes a worker.
 
     Args:
         host: the IP address of the driver.
-        expected: how many actors may connect at the same time.
+        expected: the maximum number of actors that connect at the same time.
 
     Attributes:
-        reservation: the share of the cluster that the next group may use again.
+        reservation: the reservation that the next group may reuse.
         introductions: the actors that have connected, by index.
-        deaths: the actors that have ended.
-        nodes: the nodes of the last group, in the order of their ranks.
+        deaths: the actors that have died.
+        nodes: the nodes of the previous group, in the order of their ranks.
     """
 
     def __init__(self, host: str, expected: int) -> None:
@@ -51,50 +51,50 @@ class Actors:
         self._spares: dict[int, str] = {}
         self._stocking: threading.Timer | None = None
 
-    def join_session(self) -> None:
-        """Belongs to the cluster that is connected from now on."""
+    def attach_session(self) -> None:
+        """Remember the currently connected cluster as the cluster of the actors."""
         self._session = _session()
 
     @property
-    def are_of_this_session(self) -> bool:
-        """Whether the cluster that is connected is still the same one."""
+    def has_current_session(self) -> bool:
+        """True if the same cluster is still connected."""
         return self._session == _session()
 
     def sources(self) -> Sequence[tuple[int, Callable[[], None]]]:
-        """The descriptors that a group waits for, each with a function to call when it can be read."""
+        """Return the descriptors that a group waits for, each with a function to call when it is readable."""
         return (self._listener.fileno(), self._accept), (self.deaths.fileno(), self.deaths.collect)
 
     def start(self, preload: Sequence[str], **options: Any) -> int:
-        """Starts an actor.
+        """Start an actor.
 
         Args:
-            preload: modules that it imports before anything else.
-            **options: Ray's, such as its resources and where it is placed.
+            preload: modules that the actor imports before anything else.
+            **options: Ray's options, such as its resources and its placement.
 
         Returns:
-            Its index, the order in which they were asked for.
+            The index of the actor: the number of actors started before it.
         """
         index = len(self._handles)
         actor = _actor_class().options(max_restarts=0, **options).remote(index, self._listener.address)
         self._handles[index] = actor
-        actor.serve.remote(tuple(preload)).future().add_done_callback(lambda ended: self.deaths.report(index, ended))
+        actor.serve.remote(tuple(preload)).future().add_done_callback(lambda call: self.deaths.report(index, call))
         return index
 
     def stock(self, nodes: Sequence[str], preload: Sequence[str]) -> None:
-        """Has one spare for each entry of a list of nodes, in a while, and none beside."""
+        """Schedule a pass that starts and kills spares until there is one for each entry of a list of nodes."""
         self._stocking = threading.Timer(_SPARES_AFTER_S, self._stock, (nodes, preload))
         self._stocking.daemon = True
         self._stocking.start()
 
-    def settle(self) -> None:
-        """Has :meth:`stock` be through with what it has begun, and begin no more."""
+    def stop_stocking(self) -> None:
+        """Cancel the pass that :meth:`stock` has scheduled, or wait for its end if it is in progress."""
         if self._stocking is not None:
             self._stocking.cancel()
             self._stocking.join()
             self._stocking = None
 
     def take_spare(self, node: str) -> int | None:
-        """The index of a spare on a node, which is none any more, or None."""
+        """Return the index of a spare on a node and remove it from the spares; None if there is none."""
         self.deaths.collect()
         for index, place in self._spares.items():
             if place == node and index in self.introductions and index not in self.deaths.by_index:
@@ -102,22 +102,22 @@ class Actors:
                 return index
         return None
 
-    def end(self, indices: Collection[int]) -> None:
-        """Ends actors, and waits until Ray has seen to it."""
+    def kill(self, indices: Collection[int]) -> None:
+        """Kill actors, and wait until Ray reports their deaths."""
         import ray
 
-        if not self.are_of_this_session:  # whose end was theirs
+        if not self.has_current_session:  # the actors died with their cluster
             return
         for index in indices:
             ray.kill(self._handles[index])
-        deadline = time.monotonic() + _END_WAIT_S
+        deadline = time.monotonic() + _KILL_WAIT_S
         while not self.deaths.by_index.keys() >= set(indices) and (remaining := deadline - time.monotonic()) > 0:
             self.deaths.wait(remaining)
 
     def close(self) -> None:
-        """Ends the spares, and gives the reservation back."""
-        self.settle()
-        self.end([index for index in self._spares if index not in self.deaths.by_index])
+        """Kill the spares, and release the reservation."""
+        self.stop_stocking()
+        self.kill([index for index in self._spares if index not in self.deaths.by_index])
         if self.reservation is not None:
             self.reservation.release()
         for introduction in self.introductions.values():
@@ -129,16 +129,16 @@ class Actors:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        wanted = Counter(nodes)
+        missing = Counter(nodes)
         for index, node in list(self._spares.items()):
             if index in self.deaths.by_index:
                 del self._spares[index]
-            elif wanted[node] > 0:
-                wanted[node] -= 1
+            elif missing[node] > 0:
+                missing[node] -= 1
             else:
                 ray.kill(self._handles[index])
                 del self._spares[index]
-        for node in wanted.elements():
+        for node in missing.elements():
             place = NodeAffinitySchedulingStrategy(node, soft=False)
             self._spares[self.start(preload, num_cpus=0, scheduling_strategy=place)] = node
 
@@ -149,7 +149,7 @@ class Actors:
 
 
 def _session() -> str | None:
-    """What tells the cluster that is connected from those before it; None without one."""
+    """Return the address of the connected cluster, which differs from earlier clusters; None if there is none."""
     import ray
 
     return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
@@ -157,7 +157,7 @@ def _session() -> str | None:
 
 @functools.cache
 def _actor_class() -> Any:
-    """What Ray makes of the class; made once, as Ray never forgets one."""
+    """Return Ray's actor class; created only once, because Ray never frees an actor class."""
     import ray
 
     return ray.remote(RayWorker)

@@ -1,4 +1,4 @@
-"""The cluster: connecting to it, reserving a share of it, and what it has."""
+"""The cluster: connects to it, reserves resources, and lists available resources."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["Reservation", "bundle_of", "connect", "find_room", "note_unreachable", "reserve"]
 
 _CONNECT_WAIT_S = 10.0
-_QUIET_WAIT_S = 2.0
-_LOOK_S = 0.2
-_NODE_LABEL = "ray.io/node-id"  # which Ray gives every node
-_TRIAL_S = 1
+_SILENT_WAIT_S = 2.0
+_POLL_S = 0.2
+_NODE_LABEL = "ray.io/node-id"  # set by Ray on every node
+_PLACEMENT_TRIAL_S = 1
 _RELEASE_WAIT_S = 1.0
 _RELEASE_POLL_S = 0.005
 _UNREACHABLE_S = 30.0
-_PLAIN = {"CPU", "memory"}  # what a process can be given without Ray
+_PLAIN = {"CPU", "memory"}  # resources that a process can use without a device assignment by Ray
 
 
 def connect(scaling: ScalingConfig) -> None:
-    """Connects to the cluster that is configured or runs here, or starts one in this machine's size."""
+    """Connect to the configured cluster or to one on this machine; if there is none, start a local cluster."""
     import ray
 
     if ray.is_initialized():
@@ -46,10 +46,10 @@ def connect(scaling: ScalingConfig) -> None:
     configured = os.environ.get("RAY_ADDRESS")
     address = configured or _running_cluster()
     if address is None:
-        wanted = scaling.total_resources.get("CPU", 0)
+        requested = scaling.total_resources.get("CPU", 0)
         ray.init(
             address="local",
-            num_cpus=max(len(os.sched_getaffinity(0)), math.ceil(wanted)),
+            num_cpus=max(len(os.sched_getaffinity(0)), math.ceil(requested)),
             include_dashboard=False,
             logging_level=logging.ERROR,
         )
@@ -58,15 +58,15 @@ def connect(scaling: ScalingConfig) -> None:
         ray.init(address=address, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConfigurationError(
-            f"{'RAY_ADDRESS' if configured else 'the Ray cluster here'}={address!r}: expected a running Ray cluster, "
-            f"found none: {error}"
+            f"{'RAY_ADDRESS=' if configured else 'local Ray cluster '}{address!r}: expected a running Ray cluster, "
+            f"got a connection error: {error}"
         ) from error
 
 
 def _running_cluster() -> str | None:
-    """The cluster that ``ray.init()`` would find on this machine, if it answers.
+    """Return the address of the cluster that ``ray.init()`` would find on this machine; None if it is unreachable.
 
-    Ray itself waits for minutes for one that has died and left its address behind.
+    Ray itself would wait for minutes for a cluster that has died but whose address file still exists.
     """
     temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     try:
@@ -80,61 +80,64 @@ def _running_cluster() -> str | None:
 
 @dataclass(slots=True)
 class Reservation:
-    """A share of the cluster: a bundle of resources for each worker.
+    """Reserved resources of the cluster: a bundle of resources for each worker.
 
     Attributes:
-        group: what holds it.
-        asked: what it was made for; of use for a group that asks for the same.
-        devices: by bundle, what Ray gave the process that it started there.
+        group: the placement group that holds the resources.
+        request: the bundles and avoided nodes that were requested; a group with an equal request can reuse the
+            reservation.
+        devices: by bundle, the devices that Ray assigned to the process that it started there.
         first: the bundle of the first worker.
-        borrowed: it belongs to another program, so it is not released.
-        reusable: the next group of the run may use it.
+        borrowed: the placement group belongs to another program, so it is not released.
+        reusable: the next group of the run may use the reservation.
     """
 
     group: PlacementGroup
-    asked: Any
+    request: Any
     devices: dict[int, Devices] = field(default_factory=dict)
     first: int = 0
     borrowed: bool = False
     reusable: bool = True
 
     def require(self, workers: int, scaling: ScalingConfig) -> None:
-        """Makes sure that there is a bundle for each worker.
+        """Check that there is a bundle for each worker.
 
         Raises:
-            ResourceError: there are too few, or too small ones.
+            ResourceError: there are too few bundles, or they are too small.
         """
-        bundle = bundle_of(scaling)
-        given = self.group.bundle_specs[self.first : self.first + workers]
-        if len(given) < workers or any(found.get(name, 0) < each for found in given for name, each in bundle.items()):
+        required = bundle_of(scaling)
+        bundles = self.group.bundle_specs[self.first : self.first + workers]
+        if len(bundles) < workers or any(
+            bundle.get(name, 0) < amount for bundle in bundles for name, amount in required.items()
+        ):
             raise ResourceError(
-                f"{workers} workers with {bundle} each want as many bundles of the placement group that they were "
-                f"given, got {list(self.group.bundle_specs)}, the workers' being those from number {self.first} on: "
-                "reserve more, or ask for less"
+                f"placement group: expected {workers} bundles with {required} for the workers, starting at bundle "
+                f"{self.first}, got {list(self.group.bundle_specs)}. Reserve more resources, or use fewer workers or "
+                "smaller resources_per_worker"
             )
 
     def nodes(self) -> dict[int, str]:
-        """The node of each bundle."""
+        """Return the node of each bundle."""
         import ray
 
-        placed: dict[int, str] = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
-        return placed
+        nodes: dict[int, str] = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
+        return nodes
 
-    def is_whole(self) -> bool:
-        """Whether all of its nodes are there."""
+    def is_intact(self) -> bool:
+        """Return True if all nodes of the reservation are alive."""
         import ray
 
         alive = _alive_nodes()
         table = ray.util.placement_group_table(self.group)
-        # A cluster that was started since knows nothing of it.
+        # The table is empty if the cluster has been restarted since.
         return table.get("state") == "CREATED" and alive >= set(table["bundles_to_node_id"].values())
 
     def has_room_for_spares(self, bundle: int) -> bool:
-        """Whether it is known what a process that Ray has not started in a bundle is to use."""
+        """Return True if the devices of a spare in this bundle are known. Ray itself assigns none to a spare."""
         return bundle in self.devices or set(self.group.bundle_specs[bundle]) <= _PLAIN
 
     def release(self) -> None:
-        """Gives it back, which Ray does in the background."""
+        """Release the resources; Ray does so in the background."""
         import ray
 
         if ray.is_initialized() and not self.borrowed:
@@ -142,7 +145,7 @@ class Reservation:
 
 
 def bundle_of(scaling: ScalingConfig) -> dict[str, float]:
-    """What one worker asks Ray for."""
+    """Return the resources that one worker requests from Ray."""
     worker = {"CPU": 1.0, **({"GPU": 1.0} if scaling.use_gpu else {}), **(scaling.resources_per_worker or {})}
     if scaling.accelerator_type:
         worker[f"accelerator_type:{scaling.accelerator_type}"] = 0.001
@@ -150,77 +153,80 @@ def bundle_of(scaling: ScalingConfig) -> dict[str, float]:
 
 
 def find_room(scaling: ScalingConfig, running: Sequence[str], avoided: frozenset[str]) -> int:
-    """How many workers a run could have now, found by having Ray try.
+    """Return the number of workers that a run could have now, determined by trial reservations.
 
     Args:
-        scaling: the run's.
-        running: the node of each worker that runs already.
-        avoided: nodes that are to have none, as long as there are others.
+        scaling: the scaling configuration of the run.
+        running: the nodes of the running workers.
+        avoided: nodes to avoid as long as there are other nodes.
     """
     import ray
 
-    labels = _labels_beside(running, scaling.placement_strategy, avoided)
+    labels = _labels_for_more(running, scaling.placement_strategy, avoided)
     if labels is None:
         return len(running)
     bundle = bundle_of(scaling)
 
     def count(resources: Mapping[str, float]) -> int:
-        """How many would be as much as that, wherever it is."""
+        """Return the number of workers that the resources suffice for, regardless of their nodes."""
         more = math.floor(min((resources.get(name, 0.0) / each for name, each in bundle.items()), default=0.0) + 1e-9)
         return min(scaling.max_workers, len(running) + more)
 
     def fits(number: int) -> bool:
         await_release(time.monotonic() + _RELEASE_WAIT_S)
-        group = _ask_for([dict(bundle) for _ in range(number - len(running))], scaling.placement_strategy, labels)
+        group = _request_bundles(
+            [dict(bundle) for _ in range(number - len(running))], scaling.placement_strategy, labels
+        )
         try:
-            return bool(group.wait(_TRIAL_S))
+            return bool(group.wait(_PLACEMENT_TRIAL_S))
         finally:
             _release(group)
 
-    found, too_many = len(running), scaling.max_workers + 1
-    # What was just given back may not be listed as free yet: without workers, all that there is comes first.
+    possible, too_many = len(running), scaling.max_workers + 1
+    # Resources that were just released may not be listed as available yet. So without running workers, the first
+    # estimate uses all resources of the cluster.
     for resources in (ray.available_resources,) if running else (_reachable_resources, ray.available_resources):
         number = min(count(resources()), too_many - 1)
-        if number <= found or fits(number):
-            return max(found, number)
+        if number <= possible or fits(number):
+            return max(possible, number)
         too_many = number
-    while (number := (found + too_many) // 2) > found:
+    while (number := (possible + too_many) // 2) > possible:
         if fits(number):
-            found = number
+            possible = number
         else:
             too_many = number
-    return found
+    return possible
 
 
-def _labels_beside(running: Sequence[str], strategy: str, avoided: frozenset[str]) -> list[dict[str, str]] | None:
-    """What keeps further bundles where they may be, given the nodes of those that run; None for nowhere."""
+def _labels_for_more(running: Sequence[str], strategy: str, avoided: frozenset[str]) -> list[dict[str, str]] | None:
+    """Return the label selectors for further bundles, given the nodes of running workers; None if no node is left."""
     if not running or not strategy.startswith("STRICT_"):
         return _selectors(avoided)
     if strategy == "STRICT_PACK":
         return [{_NODE_LABEL: running[0]}]
-    taken = avoided.union(running)
-    return _selectors(taken) if _alive_nodes() - taken else None
+    excluded = avoided.union(running)
+    return _selectors(excluded) if _alive_nodes() - excluded else None
 
 
-_unreachable: dict[str, float] = {}  # nodes, and since when
+_unreachable: dict[str, float] = {}  # node -> time of the last failure to reach it
 
 
 def note_unreachable(node: str) -> None:
-    """Has a node be counted out for a while: Ray takes a quarter of a minute to find that it is gone."""
+    """Exclude a node for a while, because Ray takes about 15 s to notice that it is lost."""
     _unreachable[node] = time.monotonic()
 
 
 def _unreachable_nodes() -> set[str]:
     since = time.monotonic() - _UNREACHABLE_S
-    return {node for node, when in _unreachable.items() if when > since}
+    return {node for node, noted_at in _unreachable.items() if noted_at > since}
 
 
 def _reachable_resources() -> Mapping[str, float]:
     import ray
 
     lost = _unreachable_nodes()
-    found = (Counter(node["Resources"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] not in lost)
-    return sum(found, Counter())
+    resources = (Counter(node["Resources"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] not in lost)
+    return sum(resources, Counter())
 
 
 def _alive_nodes() -> set[str]:
@@ -229,8 +235,8 @@ def _alive_nodes() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
-def _ask_for(bundles: list[dict[str, float]], strategy: str, labels: list[dict[str, str]]) -> PlacementGroup:
-    """Asks Ray to reserve bundles, each on a node with the label, if there is one."""
+def _request_bundles(bundles: list[dict[str, float]], strategy: str, labels: list[dict[str, str]]) -> PlacementGroup:
+    """Request bundles from Ray, each on a node that matches the label selector, if there is one."""
     import ray
 
     options = {"bundle_label_selector": labels * len(bundles)} if labels else {}
@@ -239,12 +245,16 @@ def _ask_for(bundles: list[dict[str, float]], strategy: str, labels: list[dict[s
 
 
 def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reservation:
-    """Reserves the workers' resources; says what it waits for, and gives up in time.
+    """Reserve the workers' resources; print a message while waiting.
 
     Args:
-        spec: the group that wants them.
-        deadline: when to give up, by the monotonic clock.
-        kept: an earlier reservation of the run, which is used again if it serves, and otherwise given back.
+        spec: the group that needs the resources.
+        deadline: the value of ``time.monotonic()`` at which to give up.
+        kept: an earlier reservation of the run, which is reused if it matches, and released otherwise.
+
+    Raises:
+        ConfigurationError: a worker requests no resources.
+        ResourceError: the resources did not become available in time.
     """
     scaling = spec.scaling
     bundle = bundle_of(scaling)
@@ -253,46 +263,49 @@ def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reser
     if trainer:
         bundles.append(trainer)
     if not bundle:
-        raise ConfigurationError("a worker on Ray: expected at least a fraction of one resource, found none asked for")
-    asked = bundles, spec.avoided
+        raise ConfigurationError(
+            "ScalingConfig(resources_per_worker=...): expected at least a fraction of one resource for a worker on "
+            "Ray, got none"
+        )
+    request = bundles, spec.avoided
     if kept is not None:
-        if kept.asked == asked and kept.is_whole():
+        if kept.request == request and kept.is_intact():
             return kept
         kept.release()
     await_release(deadline)
-    group = _ask_for(bundles, scaling.placement_strategy, _selectors(spec.avoided))
+    group = _request_bundles(bundles, scaling.placement_strategy, _selectors(spec.avoided))
     reserved = threading.Event()
 
     def wait() -> None:
-        # Ray's wait cannot be interrupted and takes whole seconds; on a thread it leaves Ctrl-C to the main one.
-        with contextlib.suppress(Exception):  # the group may be removed meanwhile
+        # Ray's wait cannot be interrupted and takes whole seconds. A thread keeps the main thread free for Ctrl-C.
+        with contextlib.suppress(Exception):  # the group may be removed during the wait
             if group.wait(math.ceil(max(0.0, deadline - time.monotonic()))):
                 reserved.set()
 
     try:
         threading.Thread(target=wait, name="drivetrain-reserve", daemon=True).start()
-        if reserved.wait(min(_QUIET_WAIT_S, max(0.0, deadline - time.monotonic()))):
-            return Reservation(group, asked)
-        wanted = f"{spec.num_workers} x {bundle}" + (f" and {trainer} for the trainer" if trainer else "")
-        message = f"waiting for resources on the Ray cluster: asked for {wanted}; {_inventory()}"
+        if reserved.wait(min(_SILENT_WAIT_S, max(0.0, deadline - time.monotonic()))):
+            return Reservation(group, request)
+        requested = f"{spec.num_workers} x {bundle}" + (f" and {trainer} for the trainer" if trainer else "")
+        message = f"waiting for resources on the Ray cluster: requested {requested}; {_inventory()}"
         spec.output.console.print(message, error=True)
-        while not reserved.wait(max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
+        while not reserved.wait(max(0.0, min(_POLL_S, deadline - time.monotonic()))):
             spec.interrupts.act()
             if time.monotonic() < deadline:
                 continue
             raise ResourceError(
-                f"waited {spec.start_timeout_s:g} s (RunConfig.start_timeout_s) for resources on the Ray cluster: "
-                f"asked for {wanted} ({_strategy(scaling.placement_strategy)}); {_inventory()}: "
-                "ask for less, or add nodes"
+                f"Ray cluster: expected free resources within {spec.start_timeout_s:g} s (RunConfig.start_timeout_s), "
+                f"got a timeout: requested {requested} ({_strategy(scaling.placement_strategy)}); {_inventory()}. "
+                "Request less, or add nodes"
             )
     except BaseException:
         _release(group)
         raise
-    return Reservation(group, asked)
+    return Reservation(group, request)
 
 
 def _selectors(avoided: frozenset[str]) -> list[dict[str, str]]:
-    """What keeps a bundle off nodes; nothing where there are no others."""
+    """Return the label selectors that keep bundles off nodes; none if there are no other nodes."""
     alive = _alive_nodes()
     if not avoided & alive or alive <= avoided:
         return []
@@ -300,12 +313,12 @@ def _selectors(avoided: frozenset[str]) -> list[dict[str, str]]:
 
 
 def _strategy(name: str) -> str:
-    """A placement strategy, with its rule where it has one."""
-    rule = {"STRICT_PACK": ": all on one node", "STRICT_SPREAD": ": each on a node of its own"}.get(name, "")
+    """Return the name of a placement strategy, with an explanation if it restricts the nodes."""
+    rule = {"STRICT_PACK": ": all on one node", "STRICT_SPREAD": ": each on a separate node"}.get(name, "")
     return name + rule
 
 
-_released: set[str] = set()  # placement groups of this process whose resources may not be free yet
+_released: set[str] = set()  # released placement groups whose resources may not be free yet
 
 
 def _release(group: PlacementGroup) -> None:
@@ -318,9 +331,9 @@ def _release(group: PlacementGroup) -> None:
 
 
 def await_release(deadline: float) -> None:
-    """Waits until what was given back is free: Ray would try a reservation that comes too early again only 0.5 s later.
+    """Wait until released resources are free. If a reservation comes too early, Ray retries it only after 0.5 s.
 
-    A group's share of the cluster is listed as resources with its id in their names, which takes Ray 50 ms to end.
+    Ray lists the resources of a placement group under names that contain its id, and removes them within about 50 ms.
     """
     import ray
 
@@ -334,7 +347,7 @@ def await_release(deadline: float) -> None:
 
 
 def _inventory() -> str:
-    """What the cluster has, and what of it is free."""
+    """Return a description of the cluster's total and free resources."""
     import ray
 
     free = ray.available_resources()
@@ -344,4 +357,4 @@ def _inventory() -> str:
     )
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     parts = ", ".join(f"{name} {total[name]:g} ({free.get(name, 0):g} free)" for name in shown)
-    return f"the cluster's {nodes} nodes have {parts or 'nothing'}"
+    return f"the cluster has {nodes} nodes with {parts or 'no resources'}"

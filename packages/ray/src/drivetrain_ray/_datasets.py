@@ -13,7 +13,7 @@ __all__ = ["RayDatasets"]
 
 
 class RayDatasets(DatasetProvider):
-    """Has Ray Data stream each worker its part, with the CPUs and GPUs that the workers leave free."""
+    """Lets Ray Data stream each worker its part, using the CPUs and GPUs that the workers leave free."""
 
     accepted = "a Ray dataset"
     runtimes = ("ray", "inprocess")
@@ -32,28 +32,28 @@ class RayDatasets(DatasetProvider):
         return shards
 
     def default_options(self) -> Any:
-        """See :class:`drivetrain.plugin.DatasetProvider`: the ``ray.data.ExecutionOptions`` of Ray itself."""
+        """See :class:`drivetrain.plugin.DatasetProvider`: Ray's default ``ray.data.ExecutionOptions``."""
         from ray.data import ExecutionOptions
 
         return ExecutionOptions()
 
     def _options(self, dataset: Any, request: SplitRequest) -> Any:
-        """The execution options, with a limit that leaves the workers their resources."""
+        """Return the execution options, with a limit that excludes the resources of the workers."""
         import ray
         from ray.data import ExecutionResources
         from ray.data.dataset import MaterializedDataset
 
         options = copy.deepcopy(request.options or self.default_options())
-        excluded = getattr(options, "exclude_resources", None)  # which Ray is about to remove
+        excluded = getattr(options, "exclude_resources", None)  # Ray is going to remove this option
         if options.resource_limits.cpu not in (None, float("inf")) or (excluded is not None and excluded.cpu):
-            return options  # the user's own division of the cluster
+            return options  # the user has set limits
         cluster: dict[str, float] = ray.cluster_resources()
         total, taken = cluster.get("CPU", 0.0), request.resources.get("CPU", 0.0)
         if total - taken < 1 and not isinstance(dataset, MaterializedDataset):
             raise ResourceError(
-                f"dataset {request.name!r}: expected at least one CPU for Ray Data to read with, in addition to those "
-                f"of the run; got {total:g} CPUs in the cluster, of which the run takes {taken:g}. Use fewer workers, "
-                "or ScalingConfig(resources_per_worker={'CPU': ...}) with fewer CPUs each"
+                f"dataset {request.name!r}: expected at least one CPU for Ray Data in addition to the CPUs of the run, "
+                f"got {total:g} CPUs in the cluster, of which the run takes {taken:g}. Use fewer workers, or "
+                "ScalingConfig(resources_per_worker={'CPU': ...}) with fewer CPUs each"
             )
         options.resource_limits = ExecutionResources(
             cpu=total - taken,

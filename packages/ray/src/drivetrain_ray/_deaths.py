@@ -1,4 +1,4 @@
-"""The ends of actors: why they ended, and how the driver's thread learns of them."""
+"""The deaths of actors: determines their causes, and passes them to the driver's thread."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MAX_LENGTH = 500
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Why an actor ended.
+    """The death of an actor and its cause.
 
     Attributes:
         reason: one line that follows the words "the worker".
         kind: the category of the failure.
-        lost_node: its node may have been lost with it.
-        is_certain: Ray has noticed that the process exited. Otherwise the actor is only unreachable.
+        lost_node: the node of the actor may have been lost as well.
+        is_certain: True if Ray has noticed that the process exited. Otherwise the actor is only unreachable.
     """
 
     reason: str
@@ -37,7 +37,7 @@ class Deaths:
     """Collects the deaths of actors, which Ray reports on its own threads.
 
     Attributes:
-        by_index: the deaths that were collected, by the index of the actor.
+        by_index: the collected deaths, by the index of the actor.
     """
 
     def __init__(self) -> None:
@@ -48,17 +48,17 @@ class Deaths:
             end.setblocking(False)
 
     def fileno(self) -> int:
-        """The descriptor that can be read when a death was reported."""
+        """Return a descriptor that is readable after a death was reported."""
         return self._wake_read.fileno()
 
-    def report(self, index: int, ended: Any) -> None:
-        """Reports a death; called on a thread of Ray's with the future of the actor's only call."""
-        self._reported.append((index, explain_death(ended.exception())))
+    def report(self, index: int, call: Any) -> None:
+        """Report a death; called on one of Ray's threads with the future of the actor's only call."""
+        self._reported.append((index, explain_death(call.exception())))
         with contextlib.suppress(OSError):
             self._wake_write.send(b"!")
 
     def collect(self) -> None:
-        """Collects the deaths that were reported."""
+        """Collect the reported deaths."""
         with contextlib.suppress(BlockingIOError):
             self._wake_read.recv(4096)
         while self._reported:
@@ -66,7 +66,7 @@ class Deaths:
             self.by_index[index] = death
 
     def wait(self, timeout_s: float) -> None:
-        """Waits for a report, and collects it."""
+        """Wait for a report, and collect it."""
         self._wake_read.settimeout(timeout_s)
         with contextlib.suppress(TimeoutError):
             self._wake_read.recv(1)
@@ -74,34 +74,32 @@ class Deaths:
         self.collect()
 
     def close(self) -> None:
-        """Closes the descriptors."""
+        """Close the descriptors."""
         for end in (self._wake_read, self._wake_write):
             end.close()
 
 
 def explain_death(error: BaseException | None) -> Death:
-    """Explains the end of an actor by the error of its only call, or by None if the call returned."""
+    """Return the death that the error of an actor's only call describes; None means that the call returned."""
     from ray.exceptions import ActorDiedError, ActorUnavailableError
 
     if error is None:
-        return Death("ended")
+        return Death("exited")
     if isinstance(error, ActorDiedError) and error.preempted:
-        return Death("ended with its node, which was drained", FailureKind.PREEMPTION, lost_node=True)
+        return Death("exited because its node was drained", FailureKind.PREEMPTION, lost_node=True)
     if isinstance(error, ActorUnavailableError):
-        return Death(
-            "cannot be reached any more (its node is gone, or the network to it)", lost_node=True, is_certain=False
-        )
+        return Death("is unreachable (its node or the network failed)", lost_node=True, is_certain=False)
     return read_message(str(error))
 
 
 def read_message(message: str) -> Death:
-    """Reads the cause of an actor's death out of Ray's message, as Ray has no other interface for it.
+    """Parse the cause of an actor's death from Ray's message, because Ray has no other interface for it.
 
-    The only place that depends on the wording. ``tests/ray/deaths`` has messages recorded from each version of Ray.
+    No other code depends on the wording. ``tests/ray/deaths`` has messages recorded from each version of Ray.
     """
     text = " ".join(message.split()).partition(" Some common causes")[0]
     detail = re.search(r".*(?:Worker exit detail: |The actor is dead because )(.*)", text)
-    reason = f"died, says Ray: {detail[1] if detail else text}"[:_MAX_LENGTH].rstrip(".")
+    reason = f"died; Ray reports: {detail[1] if detail else text}"[:_MAX_LENGTH].rstrip(".")
     kind = FailureKind.INFRASTRUCTURE
     if re.search(r"running low on memory|OOM|out of memory", reason):
         kind = FailureKind.OUT_OF_MEMORY

@@ -21,10 +21,10 @@ print("CLUSTER", len(alive), json.dumps(ray.cluster_resources()))
 
 
 def diagnose(address: str | None) -> Iterator[Finding]:
-    """Checks whether Ray is installed, and whether the cluster can be reached.
+    """Check whether Ray is installed, and whether the cluster is reachable.
 
     Args:
-        address: the address of a cluster; None checks no cluster.
+        address: the address of a cluster; None to check no cluster.
     """
     try:
         version = importlib.metadata.version("ray")
@@ -33,15 +33,15 @@ def diagnose(address: str | None) -> Iterator[Finding]:
         yield Finding("Ray", status, "is not installed", 'pip install "drivetrain[ray]"')
         return
     if address is None:
-        yield Finding("Ray", "ok", f"{version}; no cluster is asked for (RAY_ADDRESS, --address ray=...)")
+        yield Finding("Ray", "ok", f"{version}; no cluster address is set (RAY_ADDRESS or --address ray=...)")
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdecimal():  # Ray itself needs half a minute to notice
+    if port.isdecimal():  # Ray itself takes half a minute to report an unreachable address
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
         except OSError as error:
-            advice = "start it (ray start --head), correct the address, or open the port"
-            yield Finding("Ray", "problem", f"nothing answers at {address} ({error})", advice)
+            advice = "start the cluster (ray start --head), correct the address, or open the port"
+            yield Finding("Ray", "problem", f"{address} is unreachable ({error})", advice)
             return
     output = run_python(_DESCRIBE_CLUSTER, address)
     described = next((line for line in output.splitlines() if line.startswith("CLUSTER")), "")
@@ -49,5 +49,8 @@ def diagnose(address: str | None) -> Iterator[Finding]:
         _, nodes, resources = described.split(" ", 2)
         yield Finding("Ray", "ok", f"{address}: {nodes} nodes, {resources}")
     else:
-        advice = "start it (ray start --head), correct the address, or open its ports; its Ray and Python must be these"
-        yield Finding("Ray", "problem", f"{address} was not reached with Ray {version}: {output[-300:]}", advice)
+        advice = (
+            "start the cluster (ray start --head), correct the address, open its ports, or use the same versions of "
+            "Ray and Python as the cluster"
+        )
+        yield Finding("Ray", "problem", f"{address} is unreachable with Ray {version}: {output[-300:]}", advice)

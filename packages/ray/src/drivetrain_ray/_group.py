@@ -1,7 +1,7 @@
-"""Workers as Ray actors in a placement group, on a cluster that is connected or on one started here.
+"""Runs workers as Ray actors in a placement group, on a connected cluster or on a local one.
 
-Ray places the actors, and tells when one is gone. What workers report comes over a TCP connection that each of them
-opens to the driver, as over the local runtime's sockets: a report costs no actor call, and nothing polls.
+Ray places the actors, and reports when an actor has died. Workers send their reports over a TCP connection that each of
+them opens to the driver, like over the local runtime's sockets: a report needs no actor call, and nothing polls.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from drivetrain_ray._worker import Devices
 __all__ = ["RayGroup", "launch_group"]
 
 _NOTICE_WAIT_S = 4.0
-"""Ray notices after 2 s that a node was lost without a message."""
+"""Ray takes 2 s to notice a node that was lost without a message."""
 _CLOSE_WAIT_S = 1.0
 _STACKS_WAIT_S = 10.0
 
 
 @contextlib.contextmanager
 def launch_group(spec: GroupSpec, actors: Actors, given: Reservation | None = None) -> Iterator[RayGroup]:
-    """Reserves resources and starts a group in them.
+    """Reserve resources and start a group in them.
 
-    Whatever was acquired is released in reverse order on leaving the context, and if the start fails.
+    All acquired resources are released in reverse order when the context exits, or if the start fails.
 
     Args:
         spec: the group to start.
         actors: the actors of the run.
-        given: the resources to use; None reserves some, or uses those of the last group again.
+        given: the reservation to use; None reserves resources, or reuses the reservation of the previous group.
     """
-    actors.join_session()
+    actors.attach_session()
     deadline = time.monotonic() + spec.start_timeout_s
     with contextlib.ExitStack() as acquired:
         reservation = acquired.enter_context(_reserved(spec, actors, deadline, given))
         group = RayGroup(spec, deadline, actors, reservation)
         acquired.callback(group.close_lines)
-        acquired.callback(group.end_actors)
+        acquired.callback(group.kill_actors)
         group.start()
         yield group
 
 
 @contextlib.contextmanager
 def _reserved(spec: GroupSpec, actors: Actors, deadline: float, given: Reservation | None) -> Iterator[Reservation]:
-    """Reserves resources, and at the end keeps them for the next group of the run or releases them."""
+    """Reserve resources, and on exit keep them for the next group of the run or release them."""
     kept, actors.reservation = actors.reservation, None
     reservation = given or reserve(spec, deadline, kept)
     reservation.reusable = not spec.elastic
@@ -64,8 +64,8 @@ def _reserved(spec: GroupSpec, actors: Actors, deadline: float, given: Reservati
             reservation.release()
 
 
-def _needs(spec: GroupSpec) -> object:
-    """The properties of a spec that the actors of a group depend on."""
+def _actor_settings(spec: GroupSpec) -> object:
+    """Return the settings of a group that its actors depend on."""
     return spec.num_workers, spec.scaling, spec.output.shown_ranks
 
 
@@ -75,7 +75,7 @@ class RayGroup(RemoteGroup):
     Args:
         spec: the group to start.
         deadline: see :class:`~drivetrain.plugin.RemoteGroup`.
-        actors: starts the actors, and knows which ones have ended.
+        actors: starts the actors, and tracks which ones have died.
         reservation: the resources of the workers.
     """
 
@@ -87,7 +87,7 @@ class RayGroup(RemoteGroup):
         self._spares: set[int] = set()
 
     def start(self) -> None:
-        """Starts the actors, and waits until the train function can be sent to them."""
+        """Start the actors, and wait until they are ready to receive the train function."""
         for source, handle in self._actors.sources():
             self.watch(source, partial(self._on_ready, handle))
         self._start_actors()
@@ -105,7 +105,7 @@ class RayGroup(RemoteGroup):
         deaths = self._actors.deaths.by_index
         lost = {index: rank for index, rank in self.rank_of.items() if rank in ranks}
         if missing := lost.keys() - deaths.keys():
-            raise WorkerDiedError(f"Ray has not reported that workers {sorted(missing)} have ended")
+            raise WorkerDiedError(f"workers {sorted(missing)}: expected Ray to report their exit, got no report")
         if without_node := [rank for index, rank in lost.items() if deaths[index].lost_node]:
             raise WorkerDiedError(f"the nodes of ranks {without_node} were lost")
         rank_of: dict[int, int] = {}
@@ -127,20 +127,20 @@ class RayGroup(RemoteGroup):
             self.wait(f"workers {missing} to start on the Ray cluster", ())
 
     def training_started(self) -> None:
-        """Starts spares for the next group of the run."""
+        """Start spares for the next group of the run."""
         if count := self.spec.scaling.spare_workers:
             nodes = [self.workers[number % len(self.workers)].node_id for number in range(count)]
             self._actors.stock(nodes, (*self.spec.preload, *self.spec.warmup))
 
     def stop_requested(self) -> None:
-        """Releases the resources after this group, so that the next one can find others."""
+        """Release the resources after this group, so that the next group can reserve different ones."""
         self._reservation.reusable = False
 
     def renew(self, spec: GroupSpec) -> bool:
         """See :meth:`drivetrain.plugin.Group.renew`."""
-        same = _needs(spec) == _needs(self.spec)
+        same = _actor_settings(spec) == _actor_settings(self.spec)
         avoided = any(worker.node_id in spec.avoided for worker in self.workers)
-        if not same or avoided or not self._actors.are_of_this_session:
+        if not same or avoided or not self._actors.has_current_session:
             return False
         spec.interrupts.replace_handlers_of("ray")
         return super().renew(spec)
@@ -151,18 +151,18 @@ class RayGroup(RemoteGroup):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         read = ray.remote(read_stacks)
-        answers = []
+        replies = []
         for node, targets in self.stack_targets(ranks).items():
             place = NodeAffinitySchedulingStrategy(node, soft=False)
-            answers.append(read.options(num_cpus=0, scheduling_strategy=place).remote(targets))
-        found: dict[int, str] = {}
-        with contextlib.suppress(ray.exceptions.RayError):  # a node that does not answer is no reason to hide the rest
-            for answer in ray.get(answers, timeout=_STACKS_WAIT_S):
-                found.update(answer)
-        return found
+            replies.append(read.options(num_cpus=0, scheduling_strategy=place).remote(targets))
+        stacks: dict[int, str] = {}
+        with contextlib.suppress(ray.exceptions.RayError):  # diagnosis is best effort: a node may be unresponsive
+            for reply in ray.get(replies, timeout=_STACKS_WAIT_S):
+                stacks.update(reply)
+        return stacks
 
     def line_closed(self, rank: int) -> None:
-        """Waits for Ray, which knows the reason, and reports it at once unless the node was lost."""
+        """Wait for Ray's report of the cause of death, which comes immediately unless the node was lost."""
         deadline = time.monotonic() + _NOTICE_WAIT_S
         while not self.has_exited(rank) and (remaining := deadline - time.monotonic()) > 0:
             self.handle_ready(remaining)
@@ -171,7 +171,7 @@ class RayGroup(RemoteGroup):
         self.note_exit(rank, None, "closed its connection to the driver")
 
     def _start_actors(self) -> None:
-        """Finds a process for each worker's share of the cluster: a spare on its node, or else a new one."""
+        """Provide a process for each bundle: a spare on the bundle's node, or else a new actor."""
         nodes = self._reservation.nodes() if self.spec.scaling.spare_workers else {}
         first = self._reservation.first
         for bundle in range(first, first + self.spec.num_workers):
@@ -201,7 +201,7 @@ class RayGroup(RemoteGroup):
         return index
 
     def _on_ready(self, handle: Callable[[], None]) -> None:
-        """Handles a connection or a death, and reports the deaths of this group's workers."""
+        """Handle a connection or a death, and report the deaths of this group's workers."""
         handle()
         self._report_deaths()
 
@@ -232,16 +232,16 @@ class RayGroup(RemoteGroup):
         self._report_deaths()
 
     def _set_up_workers(self, ranks: Sequence[int]) -> None:
-        chosen = {index: rank for index, rank in self.rank_of.items() if rank in ranks and index in self._spares}
-        self.set_up(ranks, {rank: self._devices(index).environment for index, rank in chosen.items()})
+        spares = {index: rank for index, rank in self.rank_of.items() if rank in ranks and index in self._spares}
+        self.set_up(ranks, {rank: self._devices(index).environment for index, rank in spares.items()})
 
     def _devices(self, index: int) -> Devices:
-        """The devices of a worker. Ray has given a spare none, so it uses those that belong to its bundle."""
+        """Return the devices of a worker. Ray assigns no devices to a spare, so it uses the devices of its bundle."""
         return self._reservation.devices.get(self._bundle_of[index], Devices((), {}))
 
-    def end_actors(self) -> None:
-        """Ends every worker, and waits for Ray and then for the processes, which exit a little later."""
+    def kill_actors(self) -> None:
+        """Kill every worker; wait for Ray's confirmation, and then for the processes, which exit slightly later."""
         self.ignore_interrupts()
-        self._actors.settle()
-        self._actors.end(self._bundle_of)
+        self._actors.stop_stocking()
+        self._actors.kill(self._bundle_of)
         self.await_closed_lines(_CLOSE_WAIT_S)

@@ -1,4 +1,4 @@
-"""How Ray's references to objects are pickled."""
+"""Pickling of Ray's object references."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["reduce_reference"]
 
 
 def reduce_reference(value: Any) -> Any:
-    """Pickles a reference to an object along with where to find the object, as only Ray's own pickler does."""
+    """Pickle an object reference with the location of the object, like Ray's own pickler."""
     ray = sys.modules.get("ray")
     if ray is not None and isinstance(value, getattr(ray, "ObjectRef", ())):
         return ray.cloudpickle.loads, (ray.cloudpickle.dumps(value),)

@@ -1,4 +1,4 @@
-"""The ``ray`` runtime; what it needs of Ray is imported when a group is launched."""
+"""The ``ray`` runtime; Ray is imported when a group is launched."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ class RayRuntime(Runtime):
     """Starts workers on a Ray cluster.
 
     Args:
-        placement_group: where, if somebody else has reserved the resources; None reserves them for each run.
-        first_bundle: which of its bundles is the first worker's.
+        placement_group: a placement group with reserved resources to use; None reserves resources for each run.
+        first_bundle: the index of the first worker's bundle in the placement group.
     """
 
     name = "ray"
 
     def __init__(self, placement_group: PlacementGroup | None = None, first_bundle: int = 0) -> None:
         self._actors: WeakKeyDictionary[contextlib.ExitStack, Actors] = WeakKeyDictionary()
-        self._given: Reservation | None = None
+        self._reservation: Reservation | None = None
         if placement_group is not None:
             from drivetrain_ray._cluster import Reservation
 
-            self._given = Reservation(placement_group, None, first=first_bundle, borrowed=True)
+            self._reservation = Reservation(placement_group, None, first=first_bundle, borrowed=True)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """What it was given is of use to the driver only that has reserved it."""
+        """Pickle without the placement group, which only the driver that reserved it can use."""
         return type(self), ()
 
     @classmethod
     def detect(cls) -> bool:
-        """Whether a cluster is connected, or configured with ``RAY_ADDRESS``."""
+        """Return True if a cluster is connected, or configured with ``RAY_ADDRESS``."""
         if os.environ.get("RAY_ADDRESS"):
             return True
         ray = sys.modules.get("ray")
@@ -58,28 +58,28 @@ class RayRuntime(Runtime):
 
     @classmethod
     def diagnose(cls, address: str | None) -> Iterable[Finding]:
-        """The checks of ``drivetrain doctor``: whether Ray is installed, and whether a cluster can be reached."""
+        """Run the checks of ``drivetrain doctor``: whether Ray is installed, and whether a cluster is reachable."""
         from drivetrain_ray._diagnosis import diagnose
 
         return diagnose(address)
 
     def reduce(self, value: Any) -> Any:
-        """Pickles references to objects along with their owner, as only Ray does: a worker would wait for ever."""
+        """Pickle object references with their owner, like Ray's pickler; otherwise a worker would wait forever."""
         return reduce_reference(value)
 
     def validate(self, scaling: ScalingConfig) -> None:
-        """Refuses to go on without Ray."""
+        """Check that Ray is installed, and that a given placement group has enough bundles."""
         try:
             importlib.import_module("ray")
         except ModuleNotFoundError:
             raise PluginNotFoundError(
                 'the "ray" runtime requires Ray, which is not installed. Run: pip install "drivetrain[ray]"'
             ) from None
-        if self._given is not None:
-            self._given.require(scaling.max_workers, scaling)
+        if self._reservation is not None:
+            self._reservation.require(scaling.max_workers, scaling)
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """The greatest number that Ray could place now, beside those that run."""
+        """Return the maximum number of workers that Ray could place now, including the running ones."""
         from drivetrain_ray._cluster import connect, find_room
 
         connect(scaling)
@@ -87,7 +87,7 @@ class RayRuntime(Runtime):
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[RayGroup]:
-        """Reserves resources and starts the actors; on leaving, those are ended."""
+        """Reserve resources and start the actors; on exit, terminate the actors."""
         from drivetrain_ray._actors import Actors
         from drivetrain_ray._cluster import connect
         from drivetrain_ray._group import launch_group
@@ -101,5 +101,5 @@ class RayRuntime(Runtime):
             expected = spec.scaling.max_workers + spec.scaling.spare_workers
             actors = self._actors[spec.run_resources] = Actors(ray.util.get_node_ip_address(), expected)
             spec.run_resources.callback(actors.close)
-        with launch_group(spec, actors, self._given) as group:
+        with launch_group(spec, actors, self._reservation) as group:
             yield group

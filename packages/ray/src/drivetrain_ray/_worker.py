@@ -10,15 +10,15 @@ from drivetrain.plugin import DriverAddress, worker_main
 
 __all__ = ["Devices", "RayWorker"]
 
-_GIVEN = ("_VISIBLE_", "_DEVICE_SELECTOR", "OMP_NUM_THREADS")
+_DEVICE_VARIABLES = ("_VISIBLE_", "_DEVICE_SELECTOR", "OMP_NUM_THREADS")
 
 
 class Devices(NamedTuple):
-    """What Ray has given a process by the resources that it holds.
+    """The devices that Ray has assigned to a process.
 
     Attributes:
-        gpus: ids of its GPUs.
-        environment: the variables that tell libraries which devices to use, such as ``CUDA_VISIBLE_DEVICES``.
+        gpus: the ids of its GPUs.
+        environment: the environment variables that select devices, such as ``CUDA_VISIBLE_DEVICES``.
     """
 
     gpus: tuple[str, ...]
@@ -26,7 +26,7 @@ class Devices(NamedTuple):
 
 
 class RayWorker:
-    """The actor. Its one method runs on the main thread of its process until the driver closes the connection."""
+    """The actor. Its only method runs on the main thread of its process until the driver closes the connection."""
 
     def __init__(self, index: int, address: DriverAddress) -> None:
         self._index = index
@@ -36,17 +36,19 @@ class RayWorker:
         return f"worker {self._index}"
 
     def serve(self, preload: Sequence[str]) -> None:
-        """Connects to the driver and performs its commands."""
+        """Connect to the driver and execute its commands."""
         import ray
 
         context = ray.get_runtime_context()
         gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
-        given = {name: value for name, value in os.environ.items() if any(part in name for part in _GIVEN)}
+        environment = {
+            name: value for name, value in os.environ.items() if any(part in name for part in _DEVICE_VARIABLES)
+        }
         worker_main(
             self._address,
             self._index,
             node_id=context.get_node_id(),
             ip=ray.util.get_node_ip_address(),
-            details=Devices(gpus, given),
+            details=Devices(gpus, environment),
             preload=preload,
         )
