@@ -1,4 +1,4 @@
-"""Where trials say what they do."""
+"""The pipes through which tests and trials synchronise."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +10,11 @@ from tests.support import Pipe, listening
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Iterator[Pipe]:
-    with listening(tmp_path / "pipe") as made:
-        yield made
+    with listening(tmp_path / "pipe") as pipe:
+        yield pipe
 
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Pipe]:
-    with listening(tmp_path / "gate") as made:
-        yield made
+    with listening(tmp_path / "gate") as pipe:
+        yield pipe

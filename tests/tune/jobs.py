@@ -1,4 +1,4 @@
-"""What trials of these tests train: a score that grows by ``x`` with each report, and goes on from a checkpoint."""
+"""The train function of the trials: a score that grows by ``x`` with each report, and resumes from a checkpoint."""
 
 import os
 import tempfile
@@ -15,18 +15,21 @@ REPORTS = 8
 
 
 def climb(config: dict[str, Any]) -> None:
-    """Rank 0 saves after every report; says its process id to ``pipe``, and waits at ``gate``, if there are any."""
+    """Rank 0 saves a checkpoint with every report.
+
+    Each rank sends its process id to ``config["pipe"]`` and waits at ``config["gate"]``, if they are set.
+    """
     context = drivetrain.get_context()
     if "pipe" in config:
         tell(config["pipe"], f"{context.get_trial_name()} {os.getpid()}")
-    done, score = load()
-    while done < config.get("reports", REPORTS):
-        if "gate" in config and done == config.get("waits_after", 0):
+    step, score = load()
+    while step < config.get("reports", REPORTS):
+        if "gate" in config and step == config.get("waits_after", 0):
             wait_for_release(config["gate"])
-        if done == config.get("fails_after") and not Path(config["mended"]).exists():
-            raise ZeroDivisionError("the score fell off")
-        done, score = done + 1, score + config["x"]
-        report(done, score)
+        if step == config.get("fails_after") and not Path(config["fixed"]).exists():
+            raise ZeroDivisionError("a failure of the train function")
+        step, score = step + 1, score + config["x"]
+        report(step, score)
 
 
 def load() -> tuple[int, float]:
@@ -34,24 +37,24 @@ def load() -> tuple[int, float]:
     if checkpoint is None:
         return 0, 0.0
     with checkpoint.as_directory() as directory:
-        done, score = Path(directory, "state").read_text().split()
-    return int(done), float(score)
+        step, score = Path(directory, "state").read_text().split()
+    return int(step), float(score)
 
 
-def report(done: int, score: float) -> None:
+def report(step: int, score: float) -> None:
     if drivetrain.get_context().get_world_rank() != 0:
         drivetrain.report({})
         return
     with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "state").write_text(f"{done} {score}")
+        Path(directory, "state").write_text(f"{step} {score}")
         checkpoint = Checkpoint.from_directory(directory)
-        drivetrain.report({"score": score, "step": done}, checkpoint=checkpoint)
+        drivetrain.report({"score": score, "step": step}, checkpoint=checkpoint)
 
 
 def read_state(checkpoint: Any) -> tuple[int, float]:
-    """What is in a checkpoint, of drivetrain or of Ray Tune."""
-    done, score = Path(checkpoint.path, "state").read_text().split()
-    return int(done), float(score)
+    """Return the step and the score in a checkpoint of drivetrain or of Ray Tune."""
+    step, score = Path(checkpoint.path, "state").read_text().split()
+    return int(step), float(score)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

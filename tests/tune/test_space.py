@@ -1,4 +1,4 @@
-"""What values are drawn from, and what a trial changes in a trainer."""
+"""Search spaces, and the changes that a trial makes to a trainer's arguments."""
 
 import math
 from collections.abc import Callable
@@ -20,61 +20,68 @@ def draw(tree: dict[str, Any], count: int = 50) -> list[dict[str, Any]]:
 
 
 DOMAINS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], bool]]] = {
-    "uniform": (lambda of: of.uniform(-1, 2), lambda value: -1 <= value <= 2),
-    "quniform": (lambda of: of.quniform(1, 2, 0.25), lambda value: 1 <= value <= 2 and value * 4 == int(value * 4)),
-    "loguniform": (lambda of: of.loguniform(1e-4, 1e-1), lambda value: 1e-4 <= value <= 1e-1),
-    "qloguniform": (lambda of: of.qloguniform(0.5, 8, 0.5), lambda value: 0.5 <= value <= 8 and value * 2 % 1 == 0),
-    "randn": (lambda of: of.randn(10, 2), lambda value: 0 < value < 20),
-    "qrandn": (lambda of: of.qrandn(10, 2, 0.5), lambda value: 0 < value < 20 and value * 2 % 1 == 0),
-    "randint": (lambda of: of.randint(2, 5), lambda value: value in (2, 3, 4)),
-    "qrandint": (lambda of: of.qrandint(2, 8, 2), lambda value: value in (2, 4, 6, 8)),
-    "lograndint": (lambda of: of.lograndint(1, 65), lambda value: 1 <= value <= 64),
-    "qlograndint": (lambda of: of.qlograndint(2, 64, 2), lambda value: 2 <= value <= 64 and value % 2 == 0),
-    "choice": (lambda of: of.choice(["a", ("b", 2)]), lambda value: value in ("a", ("b", 2))),
-    "sample_from": (lambda of: of.sample_from(lambda config: config["other"] + 1), lambda value: value == 4),
+    "uniform": (lambda lib: lib.uniform(-1, 2), lambda value: -1 <= value <= 2),
+    "quniform": (
+        lambda lib: lib.quniform(1, 2, 0.25),
+        lambda value: 1 <= value <= 2 and value * 4 == int(value * 4),
+    ),
+    "loguniform": (lambda lib: lib.loguniform(1e-4, 1e-1), lambda value: 1e-4 <= value <= 1e-1),
+    "qloguniform": (
+        lambda lib: lib.qloguniform(0.5, 8, 0.5),
+        lambda value: 0.5 <= value <= 8 and value * 2 % 1 == 0,
+    ),
+    "randn": (lambda lib: lib.randn(10, 2), lambda value: 0 < value < 20),
+    "qrandn": (lambda lib: lib.qrandn(10, 2, 0.5), lambda value: 0 < value < 20 and value * 2 % 1 == 0),
+    "randint": (lambda lib: lib.randint(2, 5), lambda value: value in (2, 3, 4)),
+    "qrandint": (lambda lib: lib.qrandint(2, 8, 2), lambda value: value in (2, 4, 6, 8)),
+    "lograndint": (lambda lib: lib.lograndint(1, 65), lambda value: 1 <= value <= 64),
+    "qlograndint": (lambda lib: lib.qlograndint(2, 64, 2), lambda value: 2 <= value <= 64 and value % 2 == 0),
+    "choice": (lambda lib: lib.choice(["a", ("b", 2)]), lambda value: value in ("a", ("b", 2))),
+    "sample_from": (lambda lib: lib.sample_from(lambda config: config["other"] + 1), lambda value: value == 4),
 }
 
 
 @pytest.mark.parametrize("name", DOMAINS)
-def test_values_are_within_their_domain_and_the_same_for_ray_tunes(name: str) -> None:
+def test_values_are_within_their_domain_and_equal_for_domains_of_ray_tune(name: str) -> None:
     import ray.tune
 
-    make, belongs = DOMAINS[name]
+    make, is_valid = DOMAINS[name]
     drawn = [config["value"] for config in draw({"value": make(tune), "other": 3})]
 
-    assert all(map(belongs, drawn))
+    assert all(map(is_valid, drawn))
     assert len(set(drawn)) > 1 or name == "sample_from"
     assert {type(value) for value in drawn} != {float} or "int" not in name
     assert [config["value"] for config in draw({"value": make(ray.tune), "other": 3})] == drawn
 
 
-def test_every_combination_of_grids_has_its_trials() -> None:
+def test_every_combination_of_grids_is_used() -> None:
     tree = {"deep": {"a": tune.grid_search([1, 2])}, "b": [tune.grid_search(["x", [3]])], "c": tune.uniform(0, 1)}
 
-    found = [(space.config({"c": 0.5, **fixed})) for space in [Space(tree)] for fixed in space.grid]
+    space = Space(tree)
+    configs = [space.config({"c": 0.5, **fixed}) for fixed in space.grid]
 
-    assert [(config["deep"]["a"], config["b"][0]) for config in found] == [(1, "x"), (1, [3]), (2, "x"), (2, [3])]
+    assert [(config["deep"]["a"], config["b"][0]) for config in configs] == [(1, "x"), (1, [3]), (2, "x"), (2, [3])]
 
 
-def test_booleans_and_numbers_that_are_equal_are_kept_apart() -> None:
+def test_equal_booleans_and_numbers_are_different_choices() -> None:
     drawn = [config["value"] for config in draw({"value": tune.choice([1, True, 1.0])})]
     assert {type(value) for value in drawn} == {int, bool, float}
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
-        (lambda: tune.uniform(2, 1), "its lower bound first"),
-        (lambda: tune.uniform(0, math.inf), "its lower bound first"),
+        (lambda: tune.uniform(2, 1), "low <= high"),
+        (lambda: tune.uniform(0, math.inf), "low <= high"),
         (lambda: tune.uniform("a", 2), "expected numbers"),  # type: ignore[arg-type]
-        (lambda: tune.loguniform(0, 1), "above 0"),
-        (lambda: tune.quniform(0.1, 1, 0.25), "multiples of its step"),
+        (lambda: tune.loguniform(0, 1), "lower bound > 0"),
+        (lambda: tune.quniform(0.1, 1, 0.25), "multiples of the step"),
         (lambda: tune.choice([]), "at least one value"),
         (lambda: tune.choice("ab"), "at least one value"),
     ],
 )
-def test_domain_that_has_no_values_is_refused(make: Callable[[], Any], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_empty_domain_is_rejected(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         make()
 
 
@@ -91,7 +98,7 @@ TRAINER = DataParallelTrainer(
 )
 
 
-def test_changes_are_merged_with_what_the_trainer_was_made_with() -> None:
+def test_changes_are_merged_with_the_trainers_arguments() -> None:
     changes = {
         "train_loop_config": {"model": {"width": 16}, "epochs": 1},
         "scaling_config": {"num_workers": 2, "resources_per_worker": {"memory": 5}},
@@ -105,29 +112,29 @@ def test_changes_are_merged_with_what_the_trainer_was_made_with() -> None:
     )
     assert varied["datasets"] == {"train": {"y": [3]}, "test": "test.csv"}
     assert varied["metadata"] == {"of": "a test"}
-    assert TRAINER.given["train_loop_config"]["model"]["width"] == 8, "the trainer itself is left as it was"
+    assert TRAINER.given["train_loop_config"]["model"]["width"] == 8, "the trainer itself does not change"
 
 
-def test_configuration_object_takes_the_place_of_the_trainers() -> None:
+def test_configuration_object_replaces_the_trainers() -> None:
     changed = TRAINER.vary({"scaling_config": ScalingConfig(num_workers=1)}).given["scaling_config"]
     assert changed == ScalingConfig(num_workers=1)
 
 
-class Quiet(DataParallelTrainer):
-    """Has its own arguments, and makes the base's of them."""
+class WithOwnArguments(DataParallelTrainer):
+    """A trainer that computes the arguments of its base class from its own arguments."""
 
     def __init__(self, width: int, *, depth: int = 1) -> None:
         super().__init__(train, train_loop_config={"size": width * depth})
 
 
-def test_arguments_of_a_trainer_of_ones_own_are_changed_before_it_makes_others_of_them() -> None:
-    varied = Quiet(3, depth=2).vary({"depth": 5})
+def test_changes_apply_to_the_own_arguments_of_a_subclass() -> None:
+    varied = WithOwnArguments(3, depth=2).vary({"depth": 5})
     assert varied.given == {"width": 3, "depth": 5}
     assert varied.known_arguments == {"width", "depth"}
 
 
 @pytest.mark.parametrize(
-    ("space", "told"),
+    ("space", "message"),
     [
         ({"run_config": {"name": "a"}}, "Tuner, as Tuner"),
         ({"tune_config": 1}, "Tuner, as Tuner"),
@@ -136,6 +143,6 @@ def test_arguments_of_a_trainer_of_ones_own_are_changed_before_it_makes_others_o
         ({"scaling_config": {"workers": 1}}, "expected fields of ScalingConfig.*got 'workers'"),
     ],
 )
-def test_space_that_touches_what_trials_share_or_nobody_knows_is_refused(space: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_space_with_shared_or_unknown_arguments_is_rejected(space: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         TRAINER.vary(space)

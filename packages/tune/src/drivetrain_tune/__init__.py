@@ -1,7 +1,7 @@
-"""Searches for hyperparameters, with Optuna on this machine.
+"""Hyperparameter searches with Optuna on this machine.
 
-The names are those of Ray Tune, so that a script is moved by an import; with Ray Tune itself a trainer works through
-:meth:`~drivetrain.DataParallelTrainer.as_trainable`. Importing this imports neither Optuna nor Ray.
+The names are the same as in Ray Tune, so that changing the import ports a script. With Ray Tune itself, use a trainer
+through :meth:`~drivetrain.DataParallelTrainer.as_trainable`. Importing this package imports neither Optuna nor Ray.
 """
 
 from drivetrain_tune.results import ResultGrid, TrialResult

@@ -1,4 +1,4 @@
-"""What a search leaves: a result for each trial."""
+"""The results of a search: one for each trial."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["ResultGrid", "TrialResult"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialResult(Result):
-    """The result of a trial: that of its run, and what it was run with.
+    """The result of a trial: the result of its run, and its configuration.
 
     Attributes:
-        config: its ``param_space`` with values in the place of domains.
-        name: its name, which is also its directory's.
-        state: ``"completed"``, ``"pruned"`` by the scheduler, ``"stopped"`` as the time was over, ``"failed"``, or
-            ``"running"`` where a search was interrupted.
+        config: the ``param_space`` with the values of this trial instead of domains.
+        name: the name of the trial, which is also the name of its directory.
+        state: ``"completed"``, ``"pruned"`` by the scheduler, ``"stopped"`` because the time budget was used up,
+            ``"failed"``, or ``"running"`` if the search was interrupted.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -37,11 +37,11 @@ class ResultGrid(Sequence[TrialResult]):
     """The results of a search, in the order of the trials.
 
     Args:
-        results: those.
-        metric: what ranks them.
+        results: the results of the trials.
+        metric: the metric that ranks the trials.
         mode: ``"max"`` or ``"min"``.
         path: the directory of the search.
-        study: Optuna's, with everything that it was told.
+        study: the ``optuna.Study`` with all trials.
 
     Attributes:
         experiment_path: the directory of the search.
@@ -60,8 +60,8 @@ class ResultGrid(Sequence[TrialResult]):
     def __len__(self) -> int:
         return len(self._results)
 
-    def __getitem__(self, place: Any) -> Any:
-        return self._results[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self._results[index]
 
     def __iter__(self) -> Iterator[TrialResult]:
         return iter(self._results)
@@ -76,38 +76,40 @@ class ResultGrid(Sequence[TrialResult]):
 
     @property
     def num_errors(self) -> int:
-        """How many trials failed."""
+        """The number of trials that failed."""
         return len(self.errors)
 
     @property
     def num_terminated(self) -> int:
-        """How many trials are over without an error."""
+        """The number of trials that ended without an error."""
         return sum(result.state in ("completed", "pruned", "stopped") for result in self._results)
 
     def get_best_result(self, metric: str | None = None, mode: str | None = None) -> TrialResult:
-        """The trial whose last report has the best value, those that were stopped early included.
+        """Return the trial whose last report has the best value, including trials that were stopped early.
 
         Args:
-            metric: of which metric; None for the search's.
-            mode: ``"max"`` or ``"min"``; None for the search's.
+            metric: the metric to compare; None for the metric of the search.
+            mode: ``"max"`` or ``"min"``; None for the mode of the search.
 
         Raises:
             RuntimeError: no trial has reported the metric.
-            ValueError: the mode is none of the two.
+            ValueError: the mode is neither ``"max"`` nor ``"min"``.
         """
         metric, mode = metric or self._metric, mode or self._mode
         if mode not in ("max", "min"):
             raise ValueError(f"get_best_result(mode=...): expected 'max' or 'min', got {mode!r}")
-        found = [(value, result) for result in self._results if (value := value_of(result.metrics, metric)) is not None]
-        if not found:
+        values = [
+            (value, result) for result in self._results if (value := value_of(result.metrics, metric)) is not None
+        ]
+        if not values:
             raise RuntimeError(
-                f"get_best_result: expected a trial that has reported {metric!r}, found none among {len(self)} with "
-                f"{self.num_errors} errors"
+                f"get_best_result(): expected a trial that has reported {metric!r}, got none in {len(self)} trials "
+                f"with {self.num_errors} errors"
             )
-        return (max if mode == "max" else min)(found, key=lambda pair: pair[0])[1]
+        return (max if mode == "max" else min)(values, key=lambda pair: pair[0])[1]
 
     def get_dataframe(self) -> pd.DataFrame:
-        """A row for each trial: its name, its state, its last metrics and its values; needs pandas."""
+        """Return a row for each trial: its name, state, last metrics and configuration; requires pandas."""
         import pandas as pd
 
         rows = [
@@ -124,7 +126,7 @@ class ResultGrid(Sequence[TrialResult]):
 
 
 def value_of(metrics: Mapping[str, Any], metric: str) -> float | None:
-    """The value of a metric; None where there is none, or it is no number."""
+    """Return the value of a metric; None if it is missing or not a number."""
     value = find_metric(metrics, metric)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         return None

@@ -1,4 +1,4 @@
-"""Runs the trials of a search on this machine, as many at a time as its CPUs and GPUs allow."""
+"""Runs the trials of a search on this machine, as many at the same time as its CPUs and GPUs allow."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ __all__ = ["Progress", "Runner", "Trials"]
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What a trial has of the machine."""
+    """The CPUs and GPUs of a trial."""
 
     cpus: float
     gpus: tuple[str, ...]
 
 
 class _Machine:
-    """The CPUs and GPUs that no trial has."""
+    """The CPUs and GPUs that no trial uses."""
 
     def __init__(self) -> None:
         self.all_cpus = float(len(os.sched_getaffinity(0)))
@@ -54,24 +54,28 @@ class _Machine:
         self._all_gpus = len(self._gpus)
 
     def fits(self, scaling: ScalingConfig) -> bool:
-        """Whether there is as much left as the workers want."""
-        cpus, gpus = self._wanted(scaling)
+        """Return True if there are enough free CPUs and GPUs for the workers."""
+        cpus, gpus = self._required(scaling)
         return cpus <= self._cpus and gpus <= len(self._gpus)
 
     def take(self, scaling: ScalingConfig) -> _Share:
-        """Takes it; one that wants more than there is gets everything, and is refused by its runtime if need be."""
-        cpus, gpus = self._wanted(scaling)
+        """Take the CPUs and GPUs of a trial.
+
+        A trial that requires more than the machine has gets everything; its runtime then decides whether it can start.
+        """
+        cpus, gpus = self._required(scaling)
         taken, self._gpus = self._gpus[:gpus], self._gpus[gpus:]
         self._cpus -= cpus
         return _Share(cpus, tuple(taken))
 
-    def give_back(self, share: _Share) -> None:
+    def release(self, share: _Share) -> None:
         self._cpus += share.cpus
         self._gpus += share.gpus
 
-    def _wanted(self, scaling: ScalingConfig) -> tuple[float, int]:
-        workers, each = max(1, scaling.max_workers), scaling.num_gpus_per_worker
-        gpus = math.ceil(workers / math.floor(1 / each + 1e-9)) if 0 < each < 1 else math.ceil(each * workers)
+    def _required(self, scaling: ScalingConfig) -> tuple[float, int]:
+        workers, gpus_each = max(1, scaling.max_workers), scaling.num_gpus_per_worker
+        whole = not 0 < gpus_each < 1
+        gpus = math.ceil(gpus_each * workers if whole else workers / math.floor(1 / gpus_each + 1e-9))
         cpus = (scaling.num_cpus_per_worker or 1.0) * workers
         return min(cpus, self.all_cpus), min(gpus, self._all_gpus)
 
@@ -84,12 +88,12 @@ class _Running:
 
 
 class Trials:
-    """Makes the runs of trials.
+    """Starts the runs of trials.
 
     Args:
-        make: makes the trainer of a trial, with some arguments replaced.
-        given: the arguments that all trials' trainers are made with.
-        changes: the changes that a trial's config makes to them.
+        make: creates the trainer of a trial, with some arguments replaced.
+        given: the arguments of the trainer that all trials share.
+        changes: returns the changes that a trial's config makes to the arguments.
         servers: the processes that workers are forked from.
     """
 
@@ -107,24 +111,24 @@ class Trials:
         self._servers = servers
 
     def scaling(self, config: Mapping[str, Any]) -> ScalingConfig:
-        """The scaling of a trial with a config."""
-        chosen = {name: value for name, value in self._changes(config).items() if name == "scaling_config"}
-        scaling: ScalingConfig | None = merge_arguments(self._given, chosen).get("scaling_config")
+        """Return the scaling configuration of a trial with this config."""
+        changes = {name: value for name, value in self._changes(config).items() if name == "scaling_config"}
+        scaling: ScalingConfig | None = merge_arguments(self._given, changes).get("scaling_config")
         return scaling or ScalingConfig()
 
     def is_local(self, scaling: ScalingConfig) -> bool:
-        """Whether the workers of a trial are processes of this machine."""
+        """Return True if the workers of a trial are processes on this machine."""
         if scaling.max_workers == 0 or scaling.runtime not in (None, "local"):
             return False
         return required_runtime(self._given.get("datasets") or {}) in (None, "local")
 
     def start(self, trial: ActiveTrial, scaling: ScalingConfig, share: _Share, *, alone: bool) -> RunHandle:
-        """Starts the run of a trial.
+        """Start the run of a trial.
 
         Args:
             trial: the trial.
-            scaling: its scaling.
-            share: the part of the machine that it has.
+            scaling: the scaling configuration of the trial.
+            share: the CPUs and GPUs of the trial.
             alone: no other trial runs on the machine at the same time.
         """
         replaced: dict[str, Any] = {}
@@ -140,13 +144,13 @@ class Runner:
     """Runs a search to its end.
 
     Args:
-        search: says which trials there are.
-        config: how many at a time, for how long.
-        trials: makes their runs.
-        progress: told of every change.
+        search: the trials to run.
+        config: the limits on concurrent trials and on time.
+        trials: starts the runs of trials.
+        progress: displays every change.
 
     Attributes:
-        results: by the number of the trial, those of the runs that are over.
+        results: the results of the runs that have ended, by the number of the trial.
     """
 
     def __init__(self, search: Search, config: TuneConfig, trials: Trials, progress: Progress) -> None:
@@ -158,38 +162,38 @@ class Runner:
         self._running: dict[int, _Running] = {}
         self._upcoming: ActiveTrial | None = None
         self._finished: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._time_is_over = False
+        self._out_of_time = False
         self.results: dict[int, Result] = {}
 
     def run(self) -> None:
-        """Starts trials while there are any, and waits for all of them; if it is interrupted, ends them first."""
+        """Start trials while there are any, and wait for all of them; after an interrupt, terminate them first."""
         budget = self._config.time_budget_s
         end_by = None if budget is None else time.monotonic() + budget
         try:
             while True:
-                self._start_what_fits()
+                self._start_fitting_trials()
                 self._progress.show(self._search, len(self._running))
                 if not self._running:
                     return
-                remaining = None if end_by is None or self._time_is_over else max(0.0, end_by - time.monotonic())
+                remaining = None if end_by is None or self._out_of_time else max(0.0, end_by - time.monotonic())
                 try:
-                    self._settle(self._finished.get(timeout=remaining))
+                    self._finish(self._finished.get(timeout=remaining))
                 except queue.Empty:
-                    self._time_is_over = True
+                    self._out_of_time = True
                     self._cancel()
         except BaseException:
-            self._end_all()
+            self._terminate_all()
             raise
         finally:
             if self._upcoming is not None:
                 self._search.postpone(self._upcoming)
 
-    def _start_what_fits(self) -> None:
-        while not self._time_is_over:
+    def _start_fitting_trials(self) -> None:
+        while not self._out_of_time:
             if self._upcoming is None:
-                # What is drawn now should know of the trials that are over by then.
-                known = None if self._search.changes("scaling_config") else self._trials.scaling({})
-                if not self._search.has_next or (known is not None and not self._has_room(known)):
+                # Draw values only when the trial can start, so that the sampler knows all trials that ended before.
+                shared = None if self._search.changes("scaling_config") else self._trials.scaling({})
+                if not self._search.has_next or (shared is not None and not self._has_room(shared)):
                     return
                 self._upcoming = self._search.next()
             scaling = self._trials.scaling(self._upcoming.config)
@@ -204,16 +208,16 @@ class Runner:
         try:
             handle = self._trials.start(trial, scaling, share, alone=alone)
         except BaseException:
-            self._machine.give_back(share)
+            self._machine.release(share)
             raise
         number = trial.record.number
         self._running[number] = _Running(trial, handle, share)
         handle.when_done(partial(self._finished.put, number))
 
-    def _settle(self, number: int) -> None:
-        """Takes note of the end of a trial; what kept it from being started ends the search."""
+    def _finish(self, number: int) -> None:
+        """Record the end of a trial. An error that prevented its start is raised and ends the search."""
         running = self._running.pop(number)
-        self._machine.give_back(running.share)
+        self._machine.release(running.share)
         record, state, error = running.trial.record, "completed", ""
         try:
             result = self.results[number] = running.handle.result()
@@ -222,7 +226,7 @@ class Runner:
             elif record.state == "pruned":
                 state = "pruned"
             elif not record.reports and (value := value_of(result.metrics, self._config.metric)) is not None:
-                # It had finished before the search was interrupted, and had nothing left to report.
+                # The run had finished before the search was interrupted, so it had nothing left to report.
                 record.reports[int(result.metrics.get("_training_iteration", 1))] = value
             elif not record.reports:
                 missing = _missing_metric(self._config.metric, result)
@@ -233,27 +237,27 @@ class Runner:
         except CallbackError as raised:
             state, error = "failed", str(raised)
         self._search.finish(running.trial, state, error)
-        self._progress.tell(self._search, record)
+        self._progress.print_end(self._search, record)
 
     def _has_room(self, scaling: ScalingConfig) -> bool:
-        """Whether a trial can start now; when no other runs, it can."""
+        """Return True if a trial can start now; it always can if no other trial runs."""
         return not self._running or (len(self._running) < self._limit(scaling) and self._machine.fits(scaling))
 
     def _limit(self, scaling: ScalingConfig) -> float:
-        """How many trials may run at a time, whatever they want of the machine."""
-        given = self._config.max_concurrent_trials
-        if scaling.max_workers == 0:  # in this process, which has room for one train function
+        """Return the maximum number of concurrent trials, regardless of CPUs and GPUs."""
+        configured = self._config.max_concurrent_trials
+        if scaling.max_workers == 0:  # this process can run only one train function at a time
             return 1
         if self._trials.is_local(scaling):
-            return given or math.inf
-        return given or 1
+            return configured or math.inf
+        return configured or 1
 
     def _cancel(self) -> None:
         for running in self._running.values():
             running.handle.cancel()
 
-    def _end_all(self) -> None:
-        """Ends the trials as Ctrl-C ends a run: the first time in order, where the train function asks for that."""
+    def _terminate_all(self) -> None:
+        """Terminate the trials as Ctrl-C terminates a run: the first time gracefully, if the train function polls."""
         self._cancel()
         waiting = [running.handle for running in self._running.values()]
         while waiting:
@@ -261,19 +265,19 @@ class Runner:
                 waiting[-1].result()
             except KeyboardInterrupt:
                 self._cancel()
-            except BaseException:  # the search is to raise what ended it
+            except BaseException:  # the search raises the exception that ended it
                 pass
             if waiting[-1].done():
                 waiting.pop()
 
 
 class Progress:
-    """Says how far a search is.
+    """Displays the progress of a search.
 
     Args:
-        name: that of the search.
-        config: its.
-        console: where.
+        name: the name of the search.
+        config: the configuration of the search.
+        console: the console to print to.
         verbose: see :class:`~drivetrain.RunConfig`.
     """
 
@@ -284,12 +288,12 @@ class Progress:
         self._verbose = verbose
 
     def show(self, search: Search, running: int) -> None:
-        """Draws the status line."""
+        """Update the status line."""
         if self._verbose:
             self._console.status(f"{self._text(search)}, {running} running")
 
-    def tell(self, search: Search, record: Any) -> None:
-        """Prints a line about a trial that is over."""
+    def print_end(self, search: Search, record: Any) -> None:
+        """Print a line about a trial that has ended."""
         if self._verbose > 1:
             last = f", {self._config.metric}={record.reports[max(record.reports)]:.5g}" if record.reports else ""
             self._console.print(
@@ -297,16 +301,16 @@ class Progress:
             )
 
     def end(self, search: Search) -> None:
-        """Leaves the last state as a line."""
+        """Replace the status line by a line with the final state."""
         if self._verbose:
             self._console.status("")
             self._console.print(self._text(search), error=True)
 
     def _text(self, search: Search) -> str:
-        over = [record for record in search.records if record.state != "running"]
-        counts = Counter(record.state for record in over if record.state != "completed")
-        parts = [f"{len(over)} of {search.total} trials", *(f"{count} {state}" for state, count in counts.items())]
-        values = [(record.reports[max(record.reports)], record) for record in over if record.reports]
+        ended = [record for record in search.records if record.state != "running"]
+        counts = Counter(record.state for record in ended if record.state != "completed")
+        parts = [f"{len(ended)} of {search.total} trials", *(f"{count} {state}" for state, count in counts.items())]
+        values = [(record.reports[max(record.reports)], record) for record in ended if record.reports]
         if values:
             best, record = (max if self._config.mode == "max" else min)(values, key=lambda pair: pair[0])
             parts.append(f"best {self._config.metric}={best:.5g} of {record.name}")
@@ -314,7 +318,7 @@ class Progress:
 
 
 def _missing_metric(metric: str, result: Result) -> ConfigurationError:
-    found = ", ".join(name for name in flatten(result.metrics) if not name.startswith("_")) or "no metrics"
+    reported = ", ".join(name for name in flatten(result.metrics) if not name.startswith("_")) or "no metrics"
     return ConfigurationError(
-        f"TuneConfig(metric={metric!r}): expected a number that rank 0 reports under that name, got {found}"
+        f"TuneConfig(metric=...): expected the name of a number that rank 0 reports ({reported}), got {metric!r}"
     )

@@ -1,7 +1,7 @@
-"""A search over an Optuna study: which trials there are, what each is run with, and how far each has come.
+"""A search over an Optuna study: its trials, the configuration of each trial, and their states.
 
-Everything that has to survive the driver is in ``tuner.json`` in the directory of the search; the study itself is in
-memory, and is made again from that.
+All state that has to survive the driver is in ``tuner.json`` in the directory of the search. The study is in memory,
+and is recreated from that file.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ __all__ = ["STATE_FILE", "ActiveTrial", "Search", "TrialRecord", "TuneConfig", "
 STATE_FILE = "tuner.json"
 
 StopCondition = Mapping[str, float] | Callable[[str, Mapping[str, Any]], bool]
-"""What ``RunConfig(stop=...)`` takes."""
+"""The values that ``RunConfig(stop=...)`` accepts."""
 VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuneConfig:
-    """What a search looks for, and how.
+    """The objective of a search, and its settings.
 
     Attributes:
-        metric: the reported metric that ranks trials; a nested one is named ``outer/inner``.
-        mode: ``"max"`` or ``"min"``: which end of it is better.
-        num_samples: how many trials, or how many for each combination of grids.
-        max_concurrent_trials: how many trials may run at a time; None for as many as the machine has CPUs and GPUs for.
-        search_alg: what draws values: a sampler of ``optuna.samplers``; None for Optuna's own choice.
-        scheduler: what ends trials early: a pruner of ``optuna.pruners``; None for nothing.
-        time_budget_s: seconds after which no trial is started and those that run are stopped; None for no limit.
+        metric: the reported metric that ranks trials; a nested metric is named ``outer/inner``.
+        mode: ``"max"`` or ``"min"``: whether larger or smaller values are better.
+        num_samples: the number of trials, or the number of trials for each combination of grids.
+        max_concurrent_trials: the maximum number of trials at the same time; None for as many as the CPUs and GPUs of
+            the machine allow.
+        search_alg: a sampler of ``optuna.samplers``, which draws the values; None for Optuna's default.
+        scheduler: a pruner of ``optuna.pruners``, which stops trials early; None to stop none.
+        time_budget_s: seconds after which no trial is started and running trials are stopped; None for no limit.
 
     Raises:
         ConfigurationError: a value is of the wrong type or out of range.
@@ -67,7 +68,7 @@ class TuneConfig:
             counts["max_concurrent_trials"] = self.max_concurrent_trials
         for name, count in counts.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ConfigurationError(f"TuneConfig({name}=...): expected an integer of at least 1, got {count!r}")
+                raise ConfigurationError(f"TuneConfig({name}=...): expected an integer >= 1, got {count!r}")
         for name, given, method in (
             ("search_alg", self.search_alg, "sample_relative"),
             ("scheduler", self.scheduler, "prune"),
@@ -75,8 +76,8 @@ class TuneConfig:
             if given is not None and not callable(getattr(given, method, None)):
                 kind = "sampler of optuna.samplers" if name == "search_alg" else "pruner of optuna.pruners"
                 raise ConfigurationError(
-                    f"TuneConfig({name}=...): expected a {kind}, got {given!r}: those of Ray Tune work with "
-                    "ray.tune.Tuner(trainer.as_trainable(), ...)"
+                    f"TuneConfig({name}=...): expected a {kind}, got {given!r}. To use search algorithms and "
+                    "schedulers of Ray Tune, call ray.tune.Tuner(trainer.as_trainable(), ...)"
                 )
         budget: object = self.time_budget_s
         if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float)) or budget <= 0):
@@ -87,14 +88,14 @@ class TuneConfig:
 
 @dataclass(kw_only=True)
 class TrialRecord:
-    """What is kept of a trial.
+    """The stored state of a trial.
 
     Attributes:
-        number: its number in the search.
-        drawn: what Optuna has drawn, by path.
+        number: the number of the trial in the search.
+        drawn: the values that Optuna has drawn, by path.
         state: see :class:`~drivetrain_tune.TrialResult`.
-        reports: the metric, by the number of the report.
-        error: that of a trial that failed, in words.
+        reports: the values of the metric, by the number of the report.
+        error: the message of the error of a failed trial.
     """
 
     number: int
@@ -110,62 +111,63 @@ class TrialRecord:
 
 
 class ActiveTrial:
-    """A trial that runs: the stop condition of its run.
+    """A running trial, which decides whether its run has to stop.
 
     Attributes:
-        record: what is kept of it.
-        config: the search space with its values.
+        record: the stored state of the trial.
+        config: the search space with the values of this trial.
+        optuna_trial: Optuna's object for the trial.
     """
 
     def __init__(
         self,
         record: TrialRecord,
         config: dict[str, Any],
-        asked: optuna.Trial,
+        optuna_trial: optuna.Trial,
         metric: str,
     ) -> None:
         self.record = record
         self.config = config
-        self.asked = asked
+        self.optuna_trial = optuna_trial
         self._metric = metric
 
     def stop_condition(self, usual: StopCondition | None) -> StopCondition:
-        """What ends the run: the scheduler, or what would end it in any case."""
-        return _Watch(self._is_to_stop, usual)
+        """Return the stop condition of the run: the scheduler, or the usual condition of the run."""
+        return _Watch(self._should_stop, usual)
 
-    def _is_to_stop(self, metrics: Mapping[str, Any]) -> bool:
-        """Tells Optuna of a report, on the run's thread; whether the scheduler has it stop."""
+    def _should_stop(self, metrics: Mapping[str, Any]) -> bool:
+        """Pass a report to Optuna, on the run's thread; return True if the scheduler stops the trial."""
         value = value_of(metrics, self._metric)
         step = metrics.get("_training_iteration")
-        if value is None or not isinstance(step, int) or step in self.record.reports:  # made again, after a failure
+        if value is None or not isinstance(step, int) or step in self.record.reports:  # repeated after a failure
             return False
         self.record.reports[step] = value
-        self.asked.report(value, step)
-        if self.asked.should_prune():
+        self.optuna_trial.report(value, step)
+        if self.optuna_trial.should_prune():
             self.record.state = "pruned"
         return self.record.state == "pruned"
 
 
 class _Watch:
-    """Asks the search first, then the stop condition that the run has anyway."""
+    """Checks the search's condition first, then the usual stop condition of the run."""
 
-    def __init__(self, is_to_stop: Callable[[Mapping[str, Any]], bool], usual: StopCondition | None) -> None:
-        self._is_to_stop = is_to_stop
+    def __init__(self, should_stop: Callable[[Mapping[str, Any]], bool], usual: StopCondition | None) -> None:
+        self._should_stop = should_stop
         self._usual = usual
 
     def __call__(self, trial_id: str, metrics: Mapping[str, Any]) -> bool:
-        if self._is_to_stop(metrics):
+        if self._should_stop(metrics):
             return True
         if self._usual is None or callable(self._usual):
             return self._usual is not None and bool(self._usual(trial_id, metrics))
         return any(find_metric(metrics, key, -math.inf) >= bound for key, bound in self._usual.items())
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A run that is restored outside its search has no scheduler."""
-        return _itself, (self._usual,)
+        """Pickle only the usual condition: a run that is restored outside its search has no scheduler."""
+        return _identity, (self._usual,)
 
 
-def _itself(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
@@ -173,15 +175,15 @@ class Search:
     """The trials of a search.
 
     Args:
-        space: what their values are drawn from.
-        config: what is looked for.
+        space: the search space.
+        config: the objective and settings of the search.
         storage: the directory of the search.
-        records: the trials that there were, of which those in the state ``"running"`` are to go on.
+        records: the trials of a restored search; trials in the state ``"running"`` are resumed.
 
     Attributes:
-        records: what is kept of each trial, in their order.
-        study: Optuna's.
-        total: how many trials there are to be.
+        records: the stored states of the trials, in order.
+        study: the ``optuna.Study``.
+        total: the number of trials of the complete search.
 
     Raises:
         PluginNotFoundError: Optuna is not installed.
@@ -198,73 +200,70 @@ class Search:
         self._unfinished = [record for record in self.records if record.state == "running"]
         for record in self.records:
             if record.state != "running":
-                self._tell_again(record)
+                self._add_to_study(record)
 
     @property
     def has_next(self) -> bool:
-        """Whether there are trials left to start."""
+        """True if there are trials left to start."""
         return bool(self._unfinished) or len(self.records) < self.total
 
     def changes(self, argument: str) -> bool:
-        """Whether the search space has an argument of the trainer."""
+        """Return True if the search space contains this argument of the trainer."""
         return argument in self._space.tree
 
     def next(self) -> ActiveTrial:
-        """The next trial: one that was interrupted, or a new one."""
+        """Return the next trial: an interrupted one, or a new one."""
         record = self._unfinished.pop(0) if self._unfinished else None
         fixed = self._grid[len(self.records) % len(self._grid)] if record is None else record.drawn
         if fixed:
             self.study.enqueue_trial(fixed)
-        asked = self.study.ask(self._space.distributions())
+        optuna_trial = self.study.ask(self._space.distributions())
         if record is None:
-            record = TrialRecord(number=len(self.records), drawn=dict(asked.params))
+            record = TrialRecord(number=len(self.records), drawn=dict(optuna_trial.params))
             self.records.append(record)
         self.save()
-        return ActiveTrial(record, self._space.config(record.drawn), asked, self._config.metric)
+        return ActiveTrial(record, self._space.config(record.drawn), optuna_trial, self._config.metric)
 
     def postpone(self, trial: ActiveTrial) -> None:
-        """Leaves a trial that was not started to whoever continues the search."""
+        """Put back a trial that was not started, so that it runs when the search is restored."""
         self._unfinished.append(trial.record)
 
     def finish(self, trial: ActiveTrial, state: str, error: str = "") -> None:
-        """Notes how a trial has ended, and tells Optuna."""
+        """Record the end of a trial, and pass it to Optuna."""
         record = trial.record
         record.state, record.error = state, error
-        told = self._told(record)
-        self.study.tell(trial.asked, told.value, told.state)
+        outcome = self._outcome(record)
+        self.study.tell(trial.optuna_trial, outcome.value, outcome.state)
         self.save()
 
     def config(self, record: TrialRecord) -> dict[str, Any]:
-        """What a trial is run with."""
+        """Return the configuration of a trial."""
         return self._space.config(record.drawn)
 
     def save(self) -> None:
-        """Writes the state of the search."""
-        trials = [
-            asdict(record) if record.state != "running" else {**_facts(record), "reports": {}}
-            for record in self.records
-        ]
+        """Write the state of the search."""
+        trials = [asdict(record) if record.state != "running" else _running_state(record) for record in self.records]
         text = json.dumps({"version": VERSION, "trials": trials}, indent=1)
         self._storage.write_bytes(STATE_FILE, text.encode(), durable=False)
 
-    def _told(self, record: TrialRecord) -> _Told:
+    def _outcome(self, record: TrialRecord) -> _Outcome:
         from optuna.trial import TrialState
 
         value = record.reports[max(record.reports)] if record.reports else None
         if value is None or record.state == "failed":
-            return _Told(TrialState.FAIL, None)
+            return _Outcome(TrialState.FAIL, None)
         if record.state == "completed":
-            return _Told(TrialState.COMPLETE, value)
-        return _Told(TrialState.PRUNED, None)
+            return _Outcome(TrialState.COMPLETE, value)
+        return _Outcome(TrialState.PRUNED, None)
 
-    def _tell_again(self, record: TrialRecord) -> None:
+    def _add_to_study(self, record: TrialRecord) -> None:
         import optuna
 
-        told = self._told(record)
+        outcome = self._outcome(record)
         self.study.add_trial(
             optuna.trial.create_trial(
-                state=told.state,
-                value=told.value,
+                state=outcome.state,
+                value=outcome.value,
                 params=record.drawn,
                 distributions=self._space.distributions(),
                 intermediate_values=record.reports,
@@ -273,14 +272,14 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Outcome:
     state: optuna.trial.TrialState
     value: float | None
 
 
-def _facts(record: TrialRecord) -> dict[str, Any]:
-    """What a record says that no other thread changes."""
-    return {"number": record.number, "drawn": record.drawn, "state": "running", "error": record.error}
+def _running_state(record: TrialRecord) -> dict[str, Any]:
+    """Return the stored state of a running trial, without the fields that the run's thread changes."""
+    return {"number": record.number, "drawn": record.drawn, "state": "running", "error": record.error, "reports": {}}
 
 
 def _create_study(config: TuneConfig) -> optuna.Study:
@@ -291,7 +290,7 @@ def _create_study(config: TuneConfig) -> optuna.Study:
             'drivetrain_tune requires Optuna, which is not installed. Run: pip install "drivetrain[tune]"'
         ) from None
     verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would tell of each study
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # Optuna logs every new study
     try:
         return optuna.create_study(
             direction="maximize" if config.mode == "max" else "minimize",
@@ -303,20 +302,23 @@ def _create_study(config: TuneConfig) -> optuna.Study:
 
 
 def read_records(storage: Storage) -> list[TrialRecord]:
-    """The trials of a search that was begun in a directory.
+    """Return the trials of the search in a directory.
 
     Raises:
-        StorageError: there is none, or of a newer drivetrain.
+        StorageError: there is no search in the directory, or it was written by a newer drivetrain.
     """
     data = storage.read_bytes(STATE_FILE)
     if data is None:
         raise StorageError(
-            f"Tuner.restore: expected the directory of a search with a {STATE_FILE}, found none in {storage.root}"
+            f"{storage.root}: expected the directory of a search, which contains a {STATE_FILE}, got none"
         )
     try:
         state = json.loads(data)
         if state["version"] > VERSION:
-            raise StorageError(f"{storage.path(STATE_FILE)} was written by a newer drivetrain: upgrade drivetrain")
+            raise StorageError(
+                f"{storage.path(STATE_FILE)}: expected a file of format version {VERSION} or older, got version "
+                f"{state['version']} of a newer drivetrain. Upgrade drivetrain"
+            )
         return [
             TrialRecord(**{**trial, "reports": {int(step): value for step, value in trial["reports"].items()}})
             for trial in state["trials"]

@@ -1,7 +1,7 @@
-"""Search spaces: what a trial's values are drawn from. The functions are named as Ray Tune's are.
+"""Search spaces, from which the values of trials are drawn. The functions have the same names as in Ray Tune.
 
-A space is a mapping, nested as deep as one likes, with a domain wherever a value is to be drawn. Domains of
-``ray.tune`` do as well as these.
+A space is a mapping, nested to any depth, with a domain for each value to draw. Domains of ``ray.tune`` are also
+accepted.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ __all__ = [
 ]
 
 _GRID = "grid_search"
-_PLAIN = (bool, int, float, str, type(None))  # what Optuna knows as categories
+_PLAIN = (bool, int, float, str, type(None))  # types that Optuna accepts as categories
 
 
 class Domain(ABC):
-    """What a value is drawn from."""
+    """A set of values with a distribution, from which a value is drawn."""
 
     @abstractmethod
     def distribution(self) -> BaseDistribution:
-        """What Optuna draws for it."""
+        """Return the Optuna distribution from which Optuna draws for this domain."""
 
     def decode(self, drawn: Any) -> Any:
-        """The value that stands behind what was drawn."""
+        """Convert a value that Optuna has drawn to a value of this domain."""
         return drawn
 
 
@@ -58,11 +58,11 @@ class Range(Domain):
     """Numbers from ``low`` to ``high``, both included.
 
     Attributes:
-        low: the least.
-        high: the greatest.
-        log: drawn evenly by their logarithms.
-        step: multiples of that only.
-        integer: whole numbers.
+        low: the minimum.
+        high: the maximum.
+        log: draw uniformly on a logarithmic scale.
+        step: only multiples of this number; None for any number.
+        integer: only whole numbers.
     """
 
     low: float
@@ -74,22 +74,22 @@ class Range(Domain):
     def __post_init__(self) -> None:
         numbers = (self.low, self.high, 1 if self.step is None else self.step)
         if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
-            raise ConfigurationError(f"a range: expected numbers, got {numbers[0]!r} to {numbers[1]!r}")
+            raise ConfigurationError(f"range: expected numbers, got {numbers[0]!r} to {numbers[1]!r}")
         if not -math.inf < self.low <= self.high < math.inf:
-            raise ConfigurationError(f"a range: expected its lower bound first, got {self.low} to {self.high}")
+            raise ConfigurationError(f"range: expected finite bounds, low <= high, got {self.low} to {self.high}")
         if self.log and self.low <= 0:
-            raise ConfigurationError(f"a logarithmic range: expected a lower bound above 0, got {self.low}")
+            raise ConfigurationError(f"logarithmic range: expected a lower bound > 0, got {self.low}")
         if self.step is not None:
             if self.step <= 0:
-                raise ConfigurationError(f"a range: expected steps above 0, got {self.step}")
+                raise ConfigurationError(f"range: expected a step > 0, got {self.step}")
             for bound in (self.low, self.high):
                 if abs(bound / self.step - round(bound / self.step)) > 1e-6:
                     raise ConfigurationError(
-                        f"a range: expected bounds that are multiples of its step {self.step}, got {bound}"
+                        f"range: expected bounds that are multiples of the step {self.step}, got {bound}"
                     )
 
     def distribution(self) -> BaseDistribution:
-        """See :class:`Domain`; with a step and a logarithm, what is drawn is rounded later."""
+        """See :class:`Domain`; :meth:`decode` rounds values of a logarithmic range with a step."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         if self.integer and not (self.log and self.step):
@@ -105,7 +105,7 @@ class Range(Domain):
 
 @dataclass(frozen=True)
 class Normal(Domain):
-    """Numbers of a normal distribution; what is drawn is their quantile."""
+    """Numbers of a normal distribution; Optuna draws their quantiles."""
 
     mean: float = 0.0
     sd: float = 1.0
@@ -131,7 +131,7 @@ class Choice(Domain):
 
     def __post_init__(self) -> None:
         if isinstance(self.options, (str, Mapping)) or not hasattr(self.options, "__len__") or not len(self.options):
-            raise ConfigurationError(f"a choice: expected a list of at least one value, got {self.options!r}")
+            raise ConfigurationError(f"choice: expected a list of at least one value, got {self.options!r}")
 
     @property
     def _is_plain(self) -> bool:
@@ -139,14 +139,14 @@ class Choice(Domain):
         return plain and len(set(self.options)) == len(self.options)
 
     def distribution(self) -> BaseDistribution:
-        """See :class:`Domain`; of values that Optuna does not know, their places are drawn."""
+        """See :class:`Domain`; for values of types that Optuna does not accept, Optuna draws their indices."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(list(self.options) if self._is_plain else list(range(len(self.options))))
 
-    def encode(self, place: int) -> Any:
-        """What is drawn where the option at that place is meant."""
-        return self.options[place] if self._is_plain else place
+    def encode(self, index: int) -> Any:
+        """Return the value that Optuna draws for the option with this index."""
+        return self.options[index] if self._is_plain else index
 
     def decode(self, drawn: Any) -> Any:
         """See :class:`Domain`."""
@@ -155,78 +155,78 @@ class Choice(Domain):
 
 @dataclass(frozen=True)
 class Grid(Choice):
-    """Each of several values in turn."""
+    """Several values, each of which is used in turn."""
 
 
 @dataclass(frozen=True)
 class Computed:
-    """What a function makes of the values that were drawn."""
+    """A value that a function computes from the drawn values."""
 
     function: Callable[[Any], Any]
 
 
 def choice(categories: Sequence[Any]) -> Domain:
-    """One of several values, such as ``choice([16, 32, 64])``; they may be of any kind, datasets too."""
+    """Draw one of several values, such as ``choice([16, 32, 64])``; they may have any type, including datasets."""
     return Choice(categories)
 
 
 def grid_search(values: Sequence[Any]) -> dict[str, list[Any]]:
-    """Each of several values: there is a trial for each combination of grids, ``num_samples`` times."""
+    """Use each of several values: there are ``num_samples`` trials for each combination of grids."""
     return {_GRID: list(values)}
 
 
 def uniform(lower: float, upper: float) -> Domain:
-    """A number between two bounds."""
+    """Draw a number between two bounds."""
     return Range(low=lower, high=upper)
 
 
 def quniform(lower: float, upper: float, q: float) -> Domain:
-    """A multiple of ``q`` between two bounds, which are such multiples."""
+    """Draw a multiple of ``q`` between two bounds, which have to be multiples of ``q`` themselves."""
     return Range(low=lower, high=upper, step=q)
 
 
 def loguniform(lower: float, upper: float) -> Domain:
-    """A number between two bounds above 0, as often between 0.01 and 0.1 as between 0.1 and 1."""
+    """Draw a number between two bounds above 0, uniformly on a logarithmic scale."""
     return Range(low=lower, high=upper, log=True)
 
 
 def qloguniform(lower: float, upper: float, q: float) -> Domain:
-    """As :func:`loguniform`, rounded to a multiple of ``q``."""
+    """Draw a number like :func:`loguniform`, rounded to a multiple of ``q``."""
     return Range(low=lower, high=upper, log=True, step=q)
 
 
 def randn(mean: float = 0.0, sd: float = 1.0) -> Domain:
-    """A number of a normal distribution."""
+    """Draw a number from a normal distribution."""
     return Normal(mean, sd)
 
 
 def qrandn(mean: float, sd: float, q: float) -> Domain:
-    """As :func:`randn`, rounded to a multiple of ``q``."""
+    """Draw a number like :func:`randn`, rounded to a multiple of ``q``."""
     return Normal(mean, sd, q)
 
 
 def randint(lower: int, upper: int) -> Domain:
-    """A whole number of at least ``lower`` and below ``upper``."""
+    """Draw a whole number from ``lower`` (included) to ``upper`` (excluded)."""
     return Range(low=lower, high=upper - 1, integer=True)
 
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Domain:
-    """A whole multiple of ``q`` between two bounds, both included."""
+    """Draw an integer multiple of ``q`` between two bounds, both included."""
     return Range(low=lower, high=upper, step=q, integer=True)
 
 
 def lograndint(lower: int, upper: int) -> Domain:
-    """As :func:`randint`, drawn evenly by the logarithm."""
+    """Draw a number like :func:`randint`, uniformly on a logarithmic scale."""
     return Range(low=lower, high=upper - 1, log=True, integer=True)
 
 
 def qlograndint(lower: int, upper: int, q: int) -> Domain:
-    """As :func:`qrandint`, drawn evenly by the logarithm."""
+    """Draw a number like :func:`qrandint`, uniformly on a logarithmic scale."""
     return Range(low=lower, high=upper, log=True, step=q, integer=True)
 
 
 def sample_from(function: Callable[[dict[str, Any]], Any]) -> Computed:
-    """What a function makes of the trial's config, in which everything that is drawn has its value already."""
+    """Compute a value with a function of the trial's config, in which all drawn values are already set."""
     return Computed(function)
 
 
@@ -237,11 +237,11 @@ class Space:
         tree: nested mappings and lists with domains.
 
     Attributes:
-        tree: the same.
-        domains: by the path that leads to each, such as ``"train_loop_config/lr"``.
+        tree: nested mappings and lists with domains.
+        domains: the domains by their paths, such as ``"train_loop_config/lr"``.
 
     Raises:
-        ConfigurationError: a domain is none that can be drawn from.
+        ConfigurationError: a domain of Ray Tune is not supported.
     """
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
@@ -254,22 +254,22 @@ class Space:
 
     @property
     def grid(self) -> list[dict[str, Any]]:
-        """What is drawn for the grids in each of their combinations; one empty one without grids."""
-        places = itertools.product(*(range(len(domain.options)) for domain in self._grids.values()))
+        """The drawn values of the grids, for each of their combinations; a single empty one without grids."""
+        combinations = itertools.product(*(range(len(domain.options)) for domain in self._grids.values()))
         return [
-            {path: domain.encode(at) for (path, domain), at in zip(self._grids.items(), combination, strict=True)}
-            for combination in places
+            {path: domain.encode(index) for (path, domain), index in zip(self._grids.items(), indices, strict=True)}
+            for indices in combinations
         ]
 
     def distributions(self) -> dict[str, BaseDistribution]:
-        """What Optuna draws."""
+        """Return the Optuna distributions of the domains, by path."""
         return {path: domain.distribution() for path, domain in self.domains.items()}
 
     def config(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
-        """The tree with values in the place of domains.
+        """Return the tree with values instead of domains.
 
         Args:
-            drawn: what Optuna has drawn, by path.
+            drawn: the values that Optuna has drawn, by path.
         """
 
         def fill(path: str, value: Any) -> Any:
@@ -285,25 +285,25 @@ class Space:
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    _map(tree, lambda path, value: found.append((path, value)), path)
-    yield from found
+    leaves: list[tuple[str, Any]] = []
+    _map(tree, lambda path, value: leaves.append((path, value)), path)
+    yield from leaves
 
 
 def _map(tree: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
-    """A copy of nested mappings and lists, with everything else in them changed."""
+    """Return a copy of nested mappings and lists, with ``change`` applied to every other value."""
     domain = _as_domain(tree)
     if domain is not None:
         return change(path, domain)
     if isinstance(tree, Mapping):
         return {key: _map(value, change, f"{path}/{key}" if path else str(key)) for key, value in tree.items()}
     if type(tree) is list:
-        return [_map(value, change, f"{path}/{place}") for place, value in enumerate(tree)]
+        return [_map(value, change, f"{path}/{index}") for index, value in enumerate(tree)]
     return change(path, tree)
 
 
 def _as_domain(value: Any) -> Domain | Computed | None:
-    """A domain of ours for one of Ray Tune's; None for anything else."""
+    """Return a value as a domain, converting domains of Ray Tune; None if it is not a domain."""
     if isinstance(value, (Domain, Computed)):
         return value
     if isinstance(value, Mapping) and value.keys() == {_GRID}:
@@ -322,7 +322,7 @@ def _from_ray(domain: Any) -> Domain | Computed:
     if isinstance(domain, sample.Categorical):
         return Choice(domain.categories)
     if not isinstance(domain, (sample.Float, sample.Integer)):
-        raise ConfigurationError(f"param_space: expected domains that can be drawn from, got {domain!r} of Ray Tune")
+        raise ConfigurationError(f"param_space: expected a supported domain, got {domain!r} of Ray Tune")
     sampler, step = domain.get_sampler(), None
     if isinstance(sampler, sample.Quantized):
         step, sampler = sampler.q, sampler.get_sampler()

@@ -1,4 +1,4 @@
-"""``Tuner``: a search for hyperparameters on this machine, trial after trial or as many at a time as its CPUs allow."""
+"""``Tuner``: a hyperparameter search on this machine, with as many concurrent trials as its CPUs and GPUs allow."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ VERSION = 1
 
 
 class Tuner:
-    """Tries a trainer with values from a search space, and finds the best.
+    """Runs a trainer with values from a search space, and finds the best.
 
     Args:
         trainable: a trainer, or a train function, which then has one worker.
-        param_space: by the names of the trainer's arguments; what it has is merged with what the trainer was made with.
-            Of a function, the config.
-        tune_config: what is looked for, and how.
-        run_config: for the run of each trial, in place of the trainer's. ``name`` and ``storage_path`` are those of the
-            search, in whose directory each trial's run has its own.
+        param_space: the search space by the names of the trainer's arguments; it is merged with the arguments of the
+            trainer. For a train function, the search space of its config.
+        tune_config: the objective and settings of the search.
+        run_config: the configuration for the run of each trial, instead of the trainer's. ``name`` and
+            ``storage_path`` apply to the search, whose directory contains the run directory of each trial.
 
     Raises:
-        ConfigurationError: an argument is of the wrong type, or the space touches what all trials share.
+        ConfigurationError: an argument is of the wrong type, or the space contains an argument that all trials share.
 
     Example:
         >>> import drivetrain
@@ -94,8 +94,8 @@ class Tuner:
             self._trainer = trainable
         elif isinstance(trainable, type) or getattr(trainable, "__module__", "").startswith("ray."):
             raise ConfigurationError(
-                f"Tuner: expected a trainer or a train function, got {trainable!r}: what as_trainable() returns is for "
-                "ray.tune.Tuner"
+                f"Tuner(trainable=...): expected a trainer or a train function, got {trainable!r}. Pass the return "
+                "value of as_trainable() to ray.tune.Tuner"
             )
         else:
             self._trainer = DataParallelTrainer(trainable)
@@ -106,8 +106,8 @@ class Tuner:
         self._run_config = run_config or self._trainer.given.get("run_config") or RunConfig()
         if self._run_config.resume != "never":
             raise ConfigurationError(
-                f"Tuner(run_config=RunConfig(resume={self._run_config.resume!r})): a search is continued with "
-                "Tuner.restore(path, trainable)"
+                f"Tuner(run_config=...): expected RunConfig(resume='never'), got resume={self._run_config.resume!r}. "
+                "To resume a search, call Tuner.restore(path, trainable)"
             )
         self._records: list[TrialRecord] = []
         self._restored: Storage | None = None
@@ -125,31 +125,38 @@ class Tuner:
         param_space: Mapping[str, Any] | None = None,
         storage_filesystem: Any | None = None,
     ) -> Tuner:
-        """A tuner that continues a search; :meth:`fit` runs what is left of it.
+        """Return a tuner that resumes a search; :meth:`fit` runs the remaining trials.
 
         This unpickles ``tuner.pkl``, which can execute code: restore only searches that you trust.
 
         Args:
             path: the directory of the search.
-            trainable: what the search was begun with.
-            resume_unfinished: trials that ran when the search ended go on from their latest checkpoints; False leaves
-                them as they are.
-            resume_errored: trials that have failed go on from their latest checkpoints.
-            restart_errored: trials that have failed start again from the beginning.
-            param_space: the search space, where the stored one cannot be loaded; the same as before.
-            storage_filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one it names.
+            trainable: the trainable of the search.
+            resume_unfinished: resume the trials that were running when the search ended from their latest checkpoints;
+                False leaves them unchanged.
+            resume_errored: resume failed trials from their latest checkpoints.
+            restart_errored: restart failed trials from the beginning.
+            param_space: the search space, which must be the same as before; only needed if the stored one cannot be
+                loaded.
+            storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None to determine it from the path.
 
         Raises:
-            StorageError: there is no search in that directory.
-            SerializationError: what is stored cannot be loaded; give ``param_space``.
+            StorageError: there is no search in the directory.
+            SerializationError: the stored search cannot be loaded; pass ``param_space``.
         """
         storage = Storage(*locate(path, storage_filesystem, what="Tuner.restore"))
         records = read_records(storage)
         stored = _load(storage)
         if param_space is None and "param_space" not in stored:
-            raise SerializationError("Tuner.restore cannot load the stored param_space here: give it anew")
+            raise SerializationError(
+                f"{storage.path(TUNER_FILE)}: expected a param_space that this process can load, got none. "
+                "Pass it to Tuner.restore(param_space=...)"
+            )
         if not {"tune_config", "run_config"} <= stored.keys():
-            raise SerializationError(f"Tuner.restore cannot load {storage.path(TUNER_FILE)} here")
+            raise SerializationError(
+                f"{storage.path(TUNER_FILE)}: expected a tune_config and a run_config that this process can load, got "
+                f"{', '.join(sorted(stored)) or 'none'}"
+            )
         tuner = cls(
             trainable,
             param_space=stored.get("param_space") if param_space is None else param_space,
@@ -158,15 +165,15 @@ class Tuner:
         )
         if any(record.drawn.keys() != tuner._space.domains.keys() for record in records):
             raise ConfigurationError(
-                f"Tuner.restore: expected the search space that the search was begun with, got values for "
-                f"{sorted(records[0].drawn)} in {storage.root}, and domains at {sorted(tuner._space.domains)}"
+                f"Tuner.restore(param_space=...): expected the search space of the search in {storage.root}, whose "
+                f"domains are {sorted(records[0].drawn)}, got one with domains {sorted(tuner._space.domains)}"
             )
         for record in records:
-            storage.inside(record.name)  # refuses a trial's directory that is a link to another place
-            again = record.state == "failed" and (resume_errored or restart_errored)
-            if again and restart_errored:
+            storage.inside(record.name)  # rejects a trial's directory that is a link out of the search's directory
+            is_retried = record.state == "failed" and (resume_errored or restart_errored)
+            if is_retried and restart_errored:
                 storage.delete(record.name)
-            if again:
+            if is_retried:
                 record.state, record.error = "running", ""
             elif record.state == "running" and not resume_unfinished:
                 record.state = "stopped"
@@ -177,32 +184,33 @@ class Tuner:
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any | None = None) -> bool:
-        """Whether there is a search in that directory that :meth:`restore` can continue."""
+        """Return True if the directory contains a search that :meth:`restore` can resume."""
         return Storage(*locate(path, storage_filesystem, what="Tuner.can_restore")).exists(STATE_FILE)
 
     def fit(self) -> ResultGrid:
-        """Runs the trials, and waits for them.
+        """Run the trials, and wait for them.
 
-        A trial that fails is no reason to end the others; its error is in its result. Ctrl-C ends all of them, and
-        :meth:`restore` goes on where they were.
+        A trial that fails does not end the others; its error is in its result. Ctrl-C terminates all trials, and
+        :meth:`restore` resumes them.
 
         Raises:
-            ConfigurationError: a trial's values are none that the trainer can be made with.
+            ConfigurationError: a trial's values are not valid for the trainer.
             PluginNotFoundError: Optuna is not installed.
-            ResourceError: a trial wants more than there is.
-            RunExistsError: there is a search of that name.
-            RunInUseError: another driver is working on it.
+            ResourceError: a trial requests more resources than there are.
+            RunExistsError: a search with this name exists.
+            RunInUseError: another driver is running the search.
             SerializationError: the train function or its config cannot be pickled.
             StorageError: the directory of the search cannot be written.
-            KeyboardInterrupt: Ctrl-C; every worker has ended.
+            KeyboardInterrupt: Ctrl-C; all workers have exited.
         """
         storage = self._restored or self._new_storage()
         console = Console()
         with contextlib.ExitStack() as stack:
             if self._restored is None and quick(storage).exists(STATE_FILE):
                 raise RunExistsError(
-                    f"a search exists in {storage.root} and was left as it is: choose another name, delete it, or "
-                    "continue it with Tuner.restore(path, trainable)"
+                    f"{storage.root}: expected no search with this name, got an existing one, which was not changed. "
+                    "Choose another name, delete the directory, or resume the search with "
+                    "Tuner.restore(path, trainable)"
                 )
             search = Search(self._space, self._config, storage, self._records)
             open_storage(quick(storage))
@@ -227,24 +235,24 @@ class Tuner:
         return self._grid
 
     def get_results(self) -> ResultGrid:
-        """The results of the last :meth:`fit`, or of a search that was restored, as far as it has come.
+        """Return the results of the last :meth:`fit`, or the results so far of a restored search.
 
         Raises:
-            RuntimeError: there are none yet.
+            RuntimeError: the search has not run.
         """
         if self._grid is None and self._restored is not None:
             search = Search(self._space, self._config, self._restored, self._records)
             return self._results(search, self._restored, {})
         if self._grid is None:
-            raise RuntimeError("get_results(): expected a search that has run, found none: call fit() first")
+            raise RuntimeError("get_results(): expected a search that has run, got a new one. Call fit() first")
         return self._grid
 
     def _changes(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What a trial's config changes in the trainer's arguments."""
+        """Return the changes that a trial's config makes to the trainer's arguments."""
         return {"train_loop_config": dict(config)} if self._of_function else dict(config)
 
     def _make(self, storage: Storage, trial: ActiveTrial, **replaced: Any) -> DataParallelTrainer:
-        """The trainer of a trial, for a run in the directory of the search."""
+        """Return the trainer of a trial, whose run directory is in the directory of the search."""
         name, search = trial.record.name, os.path.basename(storage.root)
         given = self._run_config
         return self._trainer.vary(
@@ -264,7 +272,7 @@ class Tuner:
         )
 
     def _new_storage(self) -> Storage:
-        """The directory of a new search."""
+        """Return the directory of a new search."""
         given = self._run_config
         runs = runs_location(given.storage_path, given.storage_filesystem)
         kind = getattr(self._trainer.given["train_loop_per_worker"], "__name__", "search")
@@ -274,21 +282,21 @@ class Tuner:
         return Storage(runs.filesystem, runs.path(name))
 
     def _store(self, storage: Storage) -> None:
-        """Keeps what :meth:`restore` makes a tuner from, as far as it can be pickled."""
+        """Store the arguments with which :meth:`restore` creates a tuner, as far as they can be pickled."""
         parts = {}
         for name, value in (
             ("param_space", self._param_space),
             ("tune_config", self._config),
             ("run_config", replace(self._run_config, storage_filesystem=None, storage_path=None)),
         ):
-            with contextlib.suppress(Exception):  # whatever a user's object may raise
+            with contextlib.suppress(Exception):  # a user's object may raise any exception
                 parts[name] = cloudpickle.dumps(value)
         storage.write_bytes(TUNER_FILE, pickle.dumps({"version": VERSION, "parts": parts}))
 
-    def _results(self, search: Search, storage: Storage, found: Mapping[int, Result]) -> ResultGrid:
+    def _results(self, search: Search, storage: Storage, known: Mapping[int, Result]) -> ResultGrid:
         results = []
         for record in search.records:
-            result = found.get(record.number) or _read_result(storage, record)
+            result = known.get(record.number) or _read_result(storage, record)
             results.append(
                 TrialResult(
                     metrics=result.metrics,
@@ -306,12 +314,12 @@ class Tuner:
 
 
 def _read_result(storage: Storage, record: TrialRecord) -> Result:
-    """The result of a trial that another driver has run, or that was stopped."""
+    """Return the result of a trial that an earlier driver has run, or that was stopped."""
     inside = Storage(storage.filesystem, storage.path(record.name), storage.limits)
     try:
         filesystem = None if storage.is_local else storage.filesystem.handle
         result = Result.from_path(inside.root, filesystem)
-    except StorageError:  # it was never started
+    except StorageError:  # the trial was never started
         result = Result(metrics={}, storage=inside)
     if record.state == "failed" and result.error is None:
         return replace(result, error=TrainingFailedError(record.error))
@@ -319,12 +327,12 @@ def _read_result(storage: Storage, record: TrialRecord) -> Result:
 
 
 def _load(storage: Storage) -> dict[str, Any]:
-    """What :meth:`Tuner._store` has kept, as far as it can be loaded here."""
+    """Return the arguments that :meth:`Tuner._store` has stored, as far as this process can load them."""
     data = storage.read_bytes(TUNER_FILE)
     loaded: dict[str, Any] = {}
     if data is None:
         return loaded
     for name, part in pickle.loads(data)["parts"].items():
-        with contextlib.suppress(Exception):  # whatever a user's object may raise
+        with contextlib.suppress(Exception):  # a user's object may raise any exception
             loaded[name] = pickle.loads(part)
     return loaded
