@@ -1,4 +1,4 @@
-"""Real trackers: what they have of a run that failed, went on, and was resumed; a real MLflow server."""
+"""Real trackers with a run that failed, was retried, and was resumed; and a real MLflow server."""
 
 import importlib.util
 import json
@@ -47,7 +47,7 @@ STEPS = list(range(1, 8))
 
 
 def train_with_failures(config: dict[str, Any]) -> None:
-    """Commits step 3 and fails after 5; commits step 6 and fails again, after which the run has to be resumed."""
+    """Commit step 3 and fail after step 5; commit step 6 and fail again, so that the run has to be resumed."""
     start = 0
     if (checkpoint := drivetrain.get_checkpoint()) is not None:
         with checkpoint.as_directory() as directory:
@@ -72,21 +72,21 @@ def fit(
     ).fit()
 
 
-def made(directory: Path) -> list[Callback]:
+def create_callbacks(directory: Path) -> list[Callback]:
     callbacks = [
         TBXLoggerCallback(),
         MLflowLoggerCallback(f"sqlite:///{directory}/mlflow.db", experiment_name="tests", save_artifact=True),
         WandbLoggerCallback("tests", api_key=SECRET, mode="offline", excludes=["time_this_iter_s"]),
-        CometLoggerCallback(online=False, project_name="tests", log_env_details=False),  # details of the network
+        CometLoggerCallback(online=False, project_name="tests", log_env_details=False),  # details include the network
     ]
-    if importlib.util.find_spec("aim") is not None:  # it is not released for every Python
+    if importlib.util.find_spec("aim") is not None:  # Aim is not available for every Python version
         callbacks.append(AimLoggerCallback(directory / "aim"))
     return callbacks
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a run was made that all trackers have watched: two attempts that failed, and a resume by its directory."""
+    """The storage of a run with all trackers: two attempts failed, then the run was restored from its directory."""
     directory = tmp_path_factory.mktemp("services")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
@@ -96,8 +96,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("WANDB_ERROR_REPORTING", "false")
         patch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
         with pytest.raises(TrainingFailedError):
-            fit(directory, *made(directory), failure_config=FailureConfig(max_failures=1))
-        # What it was made with is stored with the run, but not the key.
+            fit(directory, *create_callbacks(directory), failure_config=FailureConfig(max_failures=1))
+        # The arguments of the trainer are stored with the run, except the API key.
         resumed = DataParallelTrainer.restore(directory / "run").fit()
     assert resumed.metrics["_training_iteration"] == STEPS[-1]
     return directory
@@ -105,8 +105,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_id(directory: Path) -> str:
-    found: str = json.loads((directory / "run" / "run.json").read_text())["id"]
-    return found
+    run_id: str = json.loads((directory / "run" / "run.json").read_text())["id"]
+    return run_id
 
 
 def test_mlflow_has_one_run_with_each_step_once(directory: Path, run_id: str) -> None:
@@ -124,18 +124,18 @@ def test_mlflow_has_one_run_with_each_step_once(directory: Path, run_id: str) ->
     assert "step.txt" in [Path(file.path).name for file in client.list_artifacts(run.info.run_id, saved[0])]
 
 
-def test_tensorboard_shows_each_step_once(directory: Path) -> None:
+def test_tensorboard_has_each_step_once(directory: Path) -> None:
     assert [event.step for event in read_events(directory / "run").Scalars("loss")] == STEPS
 
 
-def test_wandb_has_a_directory_for_each_driver_with_the_runs_id(directory: Path, run_id: str) -> None:
-    kept = sorted((directory / "run" / "wandb").glob("offline-run-*"))
-    assert [path.name.rpartition("-")[2] for path in kept] == [run_id, run_id]
-    steps = [list(wandb_steps(path / f"run-{run_id}.wandb")) for path in kept]
+def test_wandb_has_one_directory_per_driver_named_by_the_run_id(directory: Path, run_id: str) -> None:
+    runs = sorted((directory / "run" / "wandb").glob("offline-run-*"))
+    assert [path.name.rpartition("-")[2] for path in runs] == [run_id, run_id]
+    steps = [list(wandb_steps(path / f"run-{run_id}.wandb")) for path in runs]
     assert steps == [STEPS[:-1], STEPS[-1:]]
 
 
-def test_wandb_has_the_reports_of_all_ranks_whichever_is_ahead(tmp_path: Path) -> None:
+def test_wandb_has_the_reports_of_all_ranks_at_different_iterations(tmp_path: Path) -> None:
     gate = Pipe(tmp_path / "gate")
     path = gate.path
 
@@ -162,7 +162,7 @@ def test_wandb_has_the_reports_of_all_ranks_whichever_is_ahead(tmp_path: Path) -
 
 
 def wandb_steps(file: Path) -> Iterator[int]:
-    """The steps with a loss, and nothing that is left out."""
+    """Yield the steps with a loss, and check that excluded metrics are missing."""
     for values in wandb_history(file):
         assert "time_this_iter_s" not in values
         if "loss" in values:
@@ -170,7 +170,7 @@ def wandb_steps(file: Path) -> Iterator[int]:
 
 
 def wandb_history(file: Path) -> Iterator[dict[str, str]]:
-    """What was logged, as JSON by name, in the file that ``wandb sync`` takes."""
+    """Yield the logged values, as JSON by name, from the file format of ``wandb sync``."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     for data in wandb_records(file.read_bytes()):
@@ -180,35 +180,37 @@ def wandb_history(file: Path) -> Iterator[dict[str, str]]:
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:
-    """The records of such a file, which is LevelDB's log behind a header of 7 bytes."""
+    """Yield the records of a file in LevelDB's log format after a header of 7 bytes."""
     block, header = 32768, struct.Struct("<IHB")
-    place, parts = 7, b""
-    while place + header.size <= len(data):
-        if block - place % block < header.size:
-            place += block - place % block
+    offset, parts = 7, b""
+    while offset + header.size <= len(data):
+        if block - offset % block < header.size:
+            offset += block - offset % block
             continue
-        _, size, kind = header.unpack_from(data, place)
-        place += header.size
-        parts += data[place : place + size]
-        place += size
-        if kind in (1, 4):  # whole, or the last part
+        _, size, kind = header.unpack_from(data, offset)
+        offset += header.size
+        parts += data[offset : offset + size]
+        offset += size
+        if kind in (1, 4):  # a complete record, or the last part of one
             yield parts
             parts = b""
 
 
-def test_comet_has_an_archive_for_each_driver_of_one_experiment(directory: Path) -> None:
+def test_comet_has_one_archive_per_driver_for_the_same_experiment(directory: Path) -> None:
     archives = sorted((directory / "run" / "comet").rglob("*.zip"), key=lambda path: path.stat().st_mtime)
     messages = []
     for path in archives:
         with zipfile.ZipFile(path) as archive:
             messages.append([json.loads(line) for line in archive.read("messages.json").splitlines()])
-    steps = [[message["payload"]["metric"]["step"] for message in told if names_loss(message)] for told in messages]
+    steps = [
+        [message["payload"]["metric"]["step"] for message in archived if is_loss(message)] for archived in messages
+    ]
     assert steps == [STEPS[:-1], STEPS[-1:]]
     keys = {path.name[:32] for path in archives}
     assert len(keys) == 1
 
 
-def names_loss(message: dict[str, Any]) -> bool:
+def is_loss(message: dict[str, Any]) -> bool:
     return message["type"] == "metric_msg" and message["payload"]["metric"]["metricName"] == "loss"
 
 
@@ -216,20 +218,20 @@ def test_aim_has_one_run_with_each_step_once(directory: Path, run_id: str) -> No
     aim = pytest.importorskip("aim")
 
     repo = aim.Repo.from_path(str(directory / "aim"))
-    (run,) = [found.run for found in repo.query_runs(f"run.name == 'run {run_id}'", report_mode=0).iter_runs()]
+    (run,) = [item.run for item in repo.query_runs(f"run.name == 'run {run_id}'", report_mode=0).iter_runs()]
     opened = aim.Run(run.hash, repo=repo, system_tracking_interval=None, capture_terminal_logs=False)
     (loss,) = [metric for metric in opened.metrics() if metric.name == "loss"]
     assert sorted(loss.values.values_list()) == sorted(1 / step for step in STEPS)
     opened.close()
 
 
-def test_no_file_of_the_run_has_a_credential(directory: Path) -> None:
+def test_no_file_of_the_run_contains_credentials(directory: Path) -> None:
     files = [path for path in (directory / "run").rglob("*") if path.is_file()]
     assert {path.parent.name for path in files} >= {"run", "logs", "files"}
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
-def test_address_with_a_password_is_not_kept_with_the_run(tmp_path: Path) -> None:
+def test_address_with_a_password_is_not_stored_with_the_run(tmp_path: Path) -> None:
     def train() -> None:
         drivetrain.report({"step": 1})
 
@@ -242,7 +244,7 @@ def test_address_with_a_password_is_not_kept_with_the_run(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an MLflow server that keeps runs in SQLite, and artifacts in a directory that only it knows."""
+    """Return the address of an MLflow server that stores runs in SQLite, and artifacts in its own directory."""
     directory = tmp_path_factory.mktemp("server")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -262,50 +264,50 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         deadline = time.monotonic() + 6 * DEADLINE_S
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-                    assert answer.status == 200
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as response:
+                    assert response.status == 200
                 break
             except OSError:
                 assert server.poll() is None, (directory / "log").read_text()
                 assert time.monotonic() < deadline, (directory / "log").read_text()
-                time.sleep(0.05)  # its start cannot be waited for in another way
+                time.sleep(0.05)  # the server sends no notice when it is ready
         yield f"http://127.0.0.1:{port}"
     finally:
-        os.killpg(server.pid, signal.SIGKILL)  # it has workers of its own, and its orderly end takes ten seconds
+        os.killpg(server.pid, signal.SIGKILL)  # also kills its workers; a graceful shutdown would take ten seconds
         server.wait(DEADLINE_S)
 
 
-@pytest.mark.timeout(300)  # the server's start takes ten seconds of two idle cores
+@pytest.mark.timeout(300)  # the server takes ten seconds to start on two idle cores
 def test_mlflow_server_gets_parameters_metrics_artifacts_and_system_metrics(
     mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
     pipe = tmp_path / "measured"
     os.mkfifo(pipe)
-    waits = str(pipe)
+    pipe_path = str(pipe)
 
     class WaitsForMeasurement(Callback):
-        """Ends the run once MLflow has measured the machine."""
+        """Releases the train function when MLflow has measured the machine."""
 
         def on_run_start(self, run: Any) -> None:
-            self.found = False
+            self.has_measured = False
 
         def on_report(self, run: Any, report: Any) -> None:
             if report.iteration == 2:
                 client = MlflowClient(mlflow_server)
                 deadline = time.monotonic() + DEADLINE_S
-                while not self.found and time.monotonic() < deadline:
-                    for known in client.search_experiments():
-                        for logged in client.search_runs([known.experiment_id]):
-                            self.found |= "system/cpu_utilization_percentage" in logged.data.metrics
-                Path(waits).write_text("go")
+                while not self.has_measured and time.monotonic() < deadline:
+                    for experiment in client.search_experiments():
+                        for tracked in client.search_runs([experiment.experiment_id]):
+                            self.has_measured |= "system/cpu_utilization_percentage" in tracked.data.metrics
+                Path(pipe_path).write_text("go")
 
     def train(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, "model.txt").write_text("weights")
             drivetrain.report({"loss": 0.5}, checkpoint=Checkpoint(directory))
         drivetrain.report({"loss": 0.25})
-        Path(waits).read_text()
+        Path(pipe_path).read_text()
 
     mlflow = MLflowLoggerCallback(mlflow_server, tags={"team": "tests"}, save_artifact=True, log_system_metrics=True)
     fit(tmp_path, mlflow, WaitsForMeasurement(), train=train)
@@ -322,9 +324,7 @@ def test_mlflow_server_gets_parameters_metrics_artifacts_and_system_metrics(
     assert Path(copy, "model.txt").read_text() == "weights"
 
 
-def test_mlflow_keeps_runs_in_a_directory_where_that_is_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_can_store_runs_in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     store = f"file://{tmp_path}/mlruns"
 
@@ -352,7 +352,7 @@ def test_mlflow_has_the_same_outcome_as_the_run(ends_by: str, status: str, tmp_p
         if ends_by == "error":
             raise ArithmeticError
 
-    tracker = MLflowLoggerCallback(store, experiment_name="ended")
+    tracker = MLflowLoggerCallback(store, experiment_name="outcome")
     run = DataParallelTrainer(
         train,
         scaling_config=ScalingConfig(num_workers=1),
@@ -367,39 +367,39 @@ def test_mlflow_has_the_same_outcome_as_the_run(ends_by: str, status: str, tmp_p
         run.result(2 * DEADLINE_S)
 
     client = MlflowClient(store)
-    (found,) = client.search_runs([client.get_experiment_by_name("ended").experiment_id])
-    assert found.info.status == status
+    (tracked,) = client.search_runs([client.get_experiment_by_name("outcome").experiment_id])
+    assert tracked.info.status == status
 
 
-def test_server_that_never_answers_does_not_hold_up_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unresponsive_server_does_not_delay_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def train(config: dict[str, Any]) -> None:
         for step in range(100):
             drivetrain.report({"step": step})
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        began = time.monotonic()
+        started = time.monotonic()
         result = fit(tmp_path, MLflowLoggerCallback(address, drain_timeout_s=0.5), train=train)
-        assert time.monotonic() - began < DEADLINE_S / 2
+        assert time.monotonic() - started < DEADLINE_S / 2
 
     assert len(result.metrics_dataframe) == 100
     assert "run: mlflow: not finished 0.5 s after the end of the run" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("create", "message"),
     [
         (lambda: MLflowLoggerCallback(tags=["a"]), "expected a mapping"),
         (lambda: MLflowLoggerCallback(3), "expected a URI"),
-        (lambda: WandbLoggerCallback(api_key="x", api_key_file="y"), "set one of them"),
-        (lambda: WandbLoggerCallback(api_key_file="/nowhere/key"), "found none at /nowhere/key"),
+        (lambda: WandbLoggerCallback(api_key="x", api_key_file="y"), "Set one of them"),
+        (lambda: WandbLoggerCallback(api_key_file="/nowhere/key"), "got /nowhere/key, which does not exist"),
         (lambda: WandbLoggerCallback(excludes="loss"), "expected a list of names"),
-        (lambda: WandbLoggerCallback(id="x"), "sets id of wandb.init itself"),
+        (lambda: WandbLoggerCallback(id="x"), "wandb.init that the callback sets itself, got id"),
         (lambda: CometLoggerCallback(tags="a"), "expected a list of tags"),
-        (lambda: CometLoggerCallback(api_key="x"), "set COMET_API_KEY"),
+        (lambda: CometLoggerCallback(api_key="x"), "Set COMET_API_KEY"),
         (lambda: TBXLoggerCallback(artifacts="yes"), "expected True or False"),
     ],
 )
-def test_wrong_arguments_are_refused_when_the_callback_is_made(wrong: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        wrong()
+def test_invalid_arguments_are_rejected_when_the_callback_is_created(create: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        create()

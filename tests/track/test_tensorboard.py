@@ -1,4 +1,4 @@
-"""TensorBoard's event files, also of a run that goes on after a failure."""
+"""TensorBoard event files, including those of a run that resumes after a failure."""
 
 import json
 import pickle
@@ -34,7 +34,7 @@ def fit(
 
 
 def fail_once_after_a_checkpoint() -> None:
-    """Commits step 3, reports up to step 5, fails; the second attempt goes on with step 4."""
+    """Commit step 3, report up to step 5, and fail; the second attempt resumes with step 4."""
     start = 0
     if (checkpoint := drivetrain.get_checkpoint()) is not None:
         with checkpoint.as_directory() as directory:
@@ -49,7 +49,7 @@ def fail_once_after_a_checkpoint() -> None:
             raise ArithmeticError
 
 
-def test_tracker_can_be_pickled_while_and_after_it_is_used(tmp_path: Path) -> None:
+def test_tracker_can_be_pickled_during_and_after_a_run(tmp_path: Path) -> None:
     pickled = []
 
     class Pickles(Callback):
@@ -62,7 +62,7 @@ def test_tracker_can_be_pickled_while_and_after_it_is_used(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ranks", ["rank0", "reduced"])
-def test_run_that_goes_on_after_a_failure_is_whole_in_json_csv_and_tensorboard(ranks: Any, tmp_path: Path) -> None:
+def test_resumed_run_has_each_step_once_in_json_csv_and_tensorboard(ranks: Any, tmp_path: Path) -> None:
     tensorboard = TBXLoggerCallback(ranks=ranks)
     fit(tmp_path, tensorboard, train=fail_once_after_a_checkpoint, failure_config=FailureConfig(max_failures=1))
     run = tmp_path / "run"
@@ -74,7 +74,7 @@ def test_run_that_goes_on_after_a_failure_is_whole_in_json_csv_and_tensorboard(r
 
 
 def scalars(run: Path, name: str) -> list[tuple[int, float]]:
-    """The values of a scalar, as TensorBoard shows them."""
+    """Return the steps and values of a scalar that TensorBoard shows."""
     return [(event.step, event.value) for event in read_events(run).Scalars(name)]
 
 

@@ -1,4 +1,4 @@
-"""Callbacks for experiment trackers, each in a module of its own that is imported when it is first used."""
+"""Callbacks for experiment trackers. Each is in a separate module that is imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reported as a run of Aim."""
+"""Logs reports to Aim."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["AimLoggerCallback"]
 class AimLoggerCallback(TrackerCallback):
     """Logs a run to an Aim repository.
 
-    All attempts and resumes of a run are one run of Aim, whose name ends with the run's id.
+    All attempts and resumes of a run are one Aim run, whose name ends with the run's id.
 
     Args:
-        repo: the repository: a directory, or the address of a server; None for Aim's own default.
+        repo: the repository: a directory, or the address of a server; None for Aim's default.
         experiment_name: the experiment; None for the name of the run.
-        system_tracking_interval: seconds between two measurements of the driver's machine; None for none.
+        system_tracking_interval: seconds between measurements of the driver's machine; None to measure nothing.
         ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
-        drain_timeout_s: see there.
+        drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
 
     Raises:
         PluginNotFoundError: ``aim`` is not installed.
-        ConfigurationError: an argument is not one that it takes.
+        ConfigurationError: an argument is invalid.
     """
 
     title: ClassVar[str] = "aim"
@@ -50,32 +50,32 @@ class AimLoggerCallback(TrackerCallback):
         self.system_tracking_interval = system_tracking_interval
 
     def open(self, run: Run) -> int | None:
-        """Finds the run of Aim, or makes it."""
+        """Find the Aim run, or create it."""
         import aim
 
         repo = aim.Repo.from_path(self.repo, init=True) if self.repo else aim.Repo.default_repo(init=True)
         name = f"{run.name} {run.id}"
-        # By name, which is in Aim's database at once; other parameters are found once Aim has indexed the run.
-        found = [earlier.run.hash for earlier in repo.query_runs(f"run.name == {name!r}", report_mode=0).iter_runs()]
+        # Search by name, which Aim stores immediately; other parameters can only be queried after Aim's indexing.
+        hashes = [earlier.run.hash for earlier in repo.query_runs(f"run.name == {name!r}", report_mode=0).iter_runs()]
         self._session: Any = aim.Run(
-            found[0] if found else None,
+            hashes[0] if hashes else None,
             repo=repo,
             experiment=self.experiment_name or run.name,
             system_tracking_interval=self.system_tracking_interval,
             capture_terminal_logs=False,
         )
-        if not found:
+        if not hashes:
             self._session.name = name
             self._session["hparams"] = parameters(run)
         return int(self._session.get("training_iteration", 0))
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Tracks numbers; the step is the report's iteration."""
+        """Track numbers; the step is the report's iteration."""
         for entry in entries:
             for name, value in numbers(entry.metrics).items():
                 self._session.track(value, name=name, step=entry.iteration)
         self._session["training_iteration"] = entries[-1].iteration
 
     def close(self, error: BaseException | None) -> None:
-        """Closes the run of Aim."""
+        """Close the Aim run."""
         self._session.close()

@@ -1,4 +1,4 @@
-"""What is reported as an experiment of Comet."""
+"""Logs reports to Comet."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["CometLoggerCallback"]
 
 _DIRECTORY = "comet"
-_QUIET: dict[str, Any] = {
-    # What Comet would find by itself is about the driver, which does not train.
+_NO_AUTO_LOGGING: dict[str, Any] = {
+    # Comet's automatic logging would record the driver, which does not train.
     "auto_metric_logging": False,
     "auto_param_logging": False,
     "auto_output_logging": False,
@@ -29,23 +29,22 @@ _QUIET: dict[str, Any] = {
 
 
 class CometLoggerCallback(TrackerCallback):
-    """Logs a run to Comet, or to an archive in the run directory that ``comet upload`` takes.
+    """Logs a run to Comet, or to an archive in the run directory for ``comet upload``.
 
-    All attempts and resumes of a run are one experiment: its key is made of the run's name and id. The API key is read
-    by ``comet_ml`` from ``COMET_API_KEY`` or its configuration file.
+    All attempts and resumes of a run are one experiment, whose key is derived from the run's name and id. ``comet_ml``
+    reads the API key from ``COMET_API_KEY`` or its configuration file.
 
     Args:
         online: False writes an archive to ``comet/`` in the run directory, one for each start of the run.
         tags: tags of the experiment.
-        save_checkpoints: store every committed checkpoint as a model, under its name.
+        save_checkpoints: store every committed checkpoint as a model with the checkpoint's name.
         ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
-        drain_timeout_s: see there.
-        experiment: other arguments of ``comet_ml.start``'s ``ExperimentConfig``, and ``workspace`` and
-            ``project_name``.
+        drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
+        experiment: other arguments of ``comet_ml.ExperimentConfig``, and ``workspace`` and ``project_name``.
 
     Raises:
         PluginNotFoundError: ``comet_ml`` is not installed.
-        ConfigurationError: an argument is not one that it takes.
+        ConfigurationError: an argument is invalid.
     """
 
     title: ClassVar[str] = "comet"
@@ -67,7 +66,8 @@ class CometLoggerCallback(TrackerCallback):
             raise ConfigurationError(f"CometLoggerCallback(tags=...): expected a list of tags, got {tags!r}")
         if "api_key" in experiment:
             raise ConfigurationError(
-                "CometLoggerCallback: expected the API key in the environment, got api_key=...: set COMET_API_KEY"
+                "CometLoggerCallback(api_key=...): expected the API key in the environment, got an argument. "
+                "Set COMET_API_KEY"
             )
         self.online = online
         self.tags = tuple(tags)
@@ -76,37 +76,40 @@ class CometLoggerCallback(TrackerCallback):
 
     @property
     def wants_checkpoints(self) -> bool:
-        """Whether checkpoints become models."""
+        """True if checkpoints are stored as models."""
         return self.save_checkpoints
 
     def open(self, run: Run) -> None:
-        """Starts the experiment, or continues it."""
+        """Start the experiment, or continue it."""
         import comet_ml
 
-        where = {name: self.experiment.get(name) for name in ("workspace", "project_name")}
-        options = {name: value for name, value in self.experiment.items() if name not in where}
-        directory = run.path / _DIRECTORY / time.strftime("%Y-%m-%d_%H-%M-%S")  # archives are named by the key
+        location = {name: self.experiment.get(name) for name in ("workspace", "project_name")}
+        options = {name: value for name, value in self.experiment.items() if name not in location}
+        # Each start has its own directory, because archives are named after the key, which does not change.
+        directory = run.path / _DIRECTORY / time.strftime("%Y-%m-%d_%H-%M-%S")
         directory.mkdir(parents=True, exist_ok=True)
         self._session = comet_ml.start(
-            **where,
+            **location,
             experiment_key=hashlib.md5(f"{run.name} {run.id}".encode(), usedforsecurity=False).hexdigest(),
             online=self.online,
             mode="get_or_create",
             experiment_config=comet_ml.ExperimentConfig(
-                **{"name": run.name, **_QUIET, **options}, tags=list(self.tags), offline_directory=str(directory)
+                **{"name": run.name, **_NO_AUTO_LOGGING, **options},
+                tags=list(self.tags),
+                offline_directory=str(directory),
             ),
         )
         self._session.log_parameters(parameters(run))
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Logs numbers; the step is the report's iteration."""
+        """Log numbers; the step is the report's iteration."""
         for entry in entries:
             self._session.log_metrics(numbers(entry.metrics), step=entry.iteration)
 
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
-        """Stores a checkpoint as a model."""
+        """Store a checkpoint as a model."""
         self._session.log_model(checkpoint.name, directory)
 
     def close(self, error: BaseException | None) -> None:
-        """Waits until everything is sent, or archived."""
+        """Wait until everything is sent or archived."""
         self._session.end()

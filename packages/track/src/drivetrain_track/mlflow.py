@@ -1,4 +1,4 @@
-"""What is reported as a run of MLflow."""
+"""Logs reports to MLflow."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ if TYPE_CHECKING:
 __all__ = ["MLflowLoggerCallback"]
 
 _RUN_TAG = "drivetrain.run_id"
-_METRICS_AT_ONCE = 1000  # the REST API takes no more
-_PARAMETERS_AT_ONCE = 100
-_REFUSED = re.compile(r"[^\w\-. :/]")  # in names
+_METRICS_PER_REQUEST = 1000  # limits of the REST API
+_PARAMETERS_PER_REQUEST = 100
+_INVALID_IN_NAMES = re.compile(r"[^\w\-. :/]")
 _STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.INTERRUPTED: "KILLED", RunOutcome.FAILED: "FAILED"}
 
 
 class MLflowLoggerCallback(TrackerCallback):
     """Logs a run to MLflow: a server, a database, or a directory.
 
-    All attempts and resumes of a run are one run of MLflow, which has the tag ``drivetrain.run_id``. The train
-    function's config becomes parameters, every number a metric whose step is the report's iteration; what MLflow
-    refuses in names becomes ``_``. MLflow's own state in this process, such as its active run, stays as it is. A name
-    and password of the server are read by MLflow from ``MLFLOW_TRACKING_USERNAME`` and ``MLFLOW_TRACKING_PASSWORD``, or
-    ``MLFLOW_TRACKING_TOKEN``.
+    All attempts and resumes of a run are one MLflow run, which has the tag ``drivetrain.run_id``. The train function's
+    config becomes parameters, and every number becomes a metric whose step is the report's iteration. Characters that
+    MLflow does not allow in names become ``_``. The state of MLflow in this process, such as its active run, does not
+    change. MLflow reads the name and password for the server from ``MLFLOW_TRACKING_USERNAME`` and
+    ``MLFLOW_TRACKING_PASSWORD``, or ``MLFLOW_TRACKING_TOKEN``.
 
     Args:
-        tracking_uri: where MLflow keeps runs; None for what MLflow is set to. One with credentials in it is not kept
-            with the run: ``restore`` takes MLflow's setting then.
-        registry_uri: where it keeps registered models; None for the same.
-        experiment_name: the experiment, made where it is missing; None takes ``MLFLOW_EXPERIMENT_NAME``, or else the
-            name of the run.
-        tags: tags of the run of MLflow.
-        save_artifact: store every committed checkpoint as an artifact, under its name.
-        log_system_metrics: log CPU, memory, disk, network and GPUs of the driver's machine every 10 s, or as
-            ``MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL`` says.
+        tracking_uri: the storage of runs; None for MLflow's setting. A URI with credentials is not stored with the
+            run: ``restore`` then uses MLflow's setting.
+        registry_uri: the storage of registered models; None for MLflow's setting, or else ``tracking_uri``.
+        experiment_name: the experiment, which is created if it does not exist; None for ``MLFLOW_EXPERIMENT_NAME``, or
+            else the name of the run.
+        tags: tags of the MLflow run.
+        save_artifact: store every committed checkpoint as an artifact with the checkpoint's name.
+        log_system_metrics: log CPU, memory, disk, network and GPUs of the driver's machine every 10 s, or at the
+            interval in ``MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL``.
         ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
-        drain_timeout_s: see there.
+        drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
 
     Raises:
         PluginNotFoundError: ``mlflow`` is not installed.
-        ConfigurationError: an argument is not one that it takes.
+        ConfigurationError: an argument is invalid.
     """
 
     title: ClassVar[str] = "mlflow"
@@ -80,11 +80,11 @@ class MLflowLoggerCallback(TrackerCallback):
 
     @property
     def wants_checkpoints(self) -> bool:
-        """Whether checkpoints become artifacts."""
+        """True if checkpoints are stored as artifacts."""
         return self.save_artifact
 
     def open(self, run: Run) -> int | None:
-        """Finds the run of MLflow, or makes it."""
+        """Find the MLflow run, or create it."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -93,50 +93,50 @@ class MLflowLoggerCallback(TrackerCallback):
         name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.name
         experiment = client.get_experiment_by_name(name)
         experiment_id = client.create_experiment(name) if experiment is None else experiment.experiment_id
-        found = client.search_runs([experiment_id], filter_string=f"tags.`{_RUN_TAG}` = '{run.id}'")
+        runs = client.search_runs([experiment_id], filter_string=f"tags.`{_RUN_TAG}` = '{run.id}'")
         last = 0
-        if found:
-            self._id = found[0].info.run_id
-            last = int(found[0].data.metrics.get("training_iteration", 0))
+        if runs:
+            self._id = runs[0].info.run_id
+            last = int(runs[0].data.metrics.get("training_iteration", 0))
             client.update_run(self._id, status="RUNNING")
         else:
             tags = {**self.tags, _RUN_TAG: run.id}
             self._id = client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
-            parameter = [Param(_REFUSED.sub("_", key), str(value)) for key, value in parameters(run).items()]
-            for start in range(0, len(parameter), _PARAMETERS_AT_ONCE):
-                client.log_batch(self._id, params=parameter[start : start + _PARAMETERS_AT_ONCE])
+            parameter = [Param(_INVALID_IN_NAMES.sub("_", key), str(value)) for key, value in parameters(run).items()]
+            for start in range(0, len(parameter), _PARAMETERS_PER_REQUEST):
+                client.log_batch(self._id, params=parameter[start : start + _PARAMETERS_PER_REQUEST])
         if self.log_system_metrics:
             from mlflow.system_metrics import system_metrics_monitor
 
             monitor: Any = system_metrics_monitor.SystemMetricsMonitor
-            self._monitor = monitor(self._id, resume_logging=bool(found), tracking_uri=self.tracking_uri)
+            self._monitor = monitor(self._id, resume_logging=bool(runs), tracking_uri=self.tracking_uri)
             self._monitor.start()
         return last
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Logs numbers, many at a time."""
+        """Log numbers in batches."""
         from mlflow.entities import Metric
 
         metrics = [
-            Metric(_REFUSED.sub("_", name), value, round(entry.time * 1000), entry.iteration)
+            Metric(_INVALID_IN_NAMES.sub("_", name), value, round(entry.time * 1000), entry.iteration)
             for entry in entries
             for name, value in numbers(entry.metrics).items()
         ]
-        for start in range(0, len(metrics), _METRICS_AT_ONCE):
-            self._client.log_batch(self._id, metrics=metrics[start : start + _METRICS_AT_ONCE])
+        for start in range(0, len(metrics), _METRICS_PER_REQUEST):
+            self._client.log_batch(self._id, metrics=metrics[start : start + _METRICS_PER_REQUEST])
 
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
-        """Stores a checkpoint under its name."""
+        """Store a checkpoint as an artifact with its name."""
         self._client.log_artifacts(self._id, directory, artifact_path=checkpoint.name)
 
     def close(self, error: BaseException | None) -> None:
-        """Marks the run of MLflow as finished, failed, or killed if it was interrupted."""
+        """Mark the MLflow run as finished, failed, or killed if the run was interrupted."""
         if self._monitor is not None:
             self._monitor.finish()
         self._client.set_terminated(self._id, _STATUS[outcome_of(error)])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without addresses that have credentials in them."""
+        """Return the state without URIs that contain credentials."""
         state = super().__getstate__()
         for name in ("tracking_uri", "registry_uri"):
             if state[name] is not None and redact(state[name]) != state[name]:

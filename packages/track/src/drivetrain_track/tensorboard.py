@@ -1,4 +1,4 @@
-"""What is reported as TensorBoard's event files, in the run directory."""
+"""Writes reports to TensorBoard event files in the run directory."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _number = itertools.count()
 class TBXLoggerCallback(TrackerCallback):
     """Writes TensorBoard event files to the run directory.
 
-    Numbers become scalars, lists of numbers histograms, and the train function's config and the first report's metrics
-    the hyperparameters and metrics of the HParams tab. Files that the train function writes to
-    ``get_context().get_trial_dir()`` are read as well, where that is on a disk that the driver sees: ``.png`` and
-    ``.jpg`` as images, ``.npy`` and ``.npz`` as histograms. The name of the file is the tag, and digits at its end are
-    the step: ``samples_000200.png`` is the image ``samples`` at step 200. Without digits the step is that of the last
-    report.
+    Numbers become scalars, and lists of numbers become histograms. The HParams tab shows the train function's config as
+    hyperparameters, and the metrics of the first report. The callback also reads files that the train function writes
+    to ``get_context().get_trial_dir()``, if the driver can access this directory: ``.png`` and ``.jpg`` as images,
+    ``.npy`` and ``.npz`` as histograms. The file name is the tag, and digits at its end are the step:
+    ``samples_000200.png`` is the image ``samples`` at step 200. Without digits, the step is that of the last report.
 
     Args:
-        artifacts: whether to read images and arrays.
-        options: see :class:`~drivetrain.plugin.TrackerCallback`.
+        artifacts: read images and arrays.
+        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
+        drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
 
     Raises:
         PluginNotFoundError: ``tensorboard`` is not installed.
-        ConfigurationError: an argument is not one that it takes.
+        ConfigurationError: an argument is invalid.
     """
 
     title: ClassVar[str] = "tensorboard"
@@ -60,32 +60,32 @@ class TBXLoggerCallback(TrackerCallback):
         self.artifacts = artifacts
 
     def open(self, run: Run) -> None:
-        """Opens an event file; those of earlier drivers stay."""
+        """Open a new event file, and keep the files of earlier drivers."""
         earlier = [path.stat().st_mtime for path in run.path.glob(f"{_FILES}.*")]
         self._run = run
         self._iteration = 0
-        self._introduced = bool(earlier)
+        self._wrote_hparams = bool(earlier)
         self._artifacts = _Artifacts(run.artifacts, max(earlier, default=0.0))
         self._scanned_at = 0.0
         self._file = _EventFile(run.path)
 
     def rewind(self, iteration: int) -> None:
-        """Begins a file that has TensorBoard hide what earlier ones say of later iterations."""
+        """Start a new file that makes TensorBoard hide later iterations in earlier files."""
         self._file.close()
         self._file = _EventFile(self._run.path)
-        self._file.begin(iteration + 1)
+        self._file.restart_at(iteration + 1)
         self._iteration = iteration
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Writes one event for every report."""
+        """Write one event for every report."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for entry in entries:
             scalars = numbers(entry.metrics)
-            if not self._introduced:
-                for summary in _introduction(parameters(self._run), list(scalars)):
+            if not self._wrote_hparams:
+                for summary in _hparams_start(parameters(self._run), list(scalars)):
                     self._file.write(summary, 0, entry.time)
-                self._introduced = True
+                self._wrote_hparams = True
             values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
             for name, value in entry.metrics.items():
                 if isinstance(value, list) and value and all(isinstance(item, (int, float)) for item in value):
@@ -97,10 +97,10 @@ class TBXLoggerCallback(TrackerCallback):
         self._file.flush()
 
     def close(self, error: BaseException | None) -> None:
-        """Reads what artifacts there are yet, and closes the file."""
+        """Read the remaining artifacts, and close the file."""
         if self.artifacts:
             self._read_artifacts()
-        self._file.write(_conclusion(error), 0, time.time())
+        self._file.write(_hparams_end(error), 0, time.time())
         self._file.close()
 
     def _read_artifacts(self) -> None:
@@ -110,10 +110,10 @@ class TBXLoggerCallback(TrackerCallback):
 
 
 class _EventFile:
-    """An event file of its own; TensorBoard reads all that are in a directory as one, in the order of their names."""
+    """An event file. TensorBoard reads all event files in a directory as one, in the order of their names."""
 
     def __init__(self, directory: Path) -> None:
-        # Written where it is called; TensorBoard's EventFileWriter has a thread for that, which the tracker is already.
+        # Writes synchronously, because the tracker has its own thread; TensorBoard's EventFileWriter would add another.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -122,28 +122,28 @@ class _EventFile:
         self._event = Event
         self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
-    def begin(self, step: int) -> None:
-        """Has TensorBoard forget what earlier files say of that step and later ones."""
+    def restart_at(self, step: int) -> None:
+        """Make TensorBoard hide events of this step and later steps in earlier files."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         start = SessionLog(status=SessionLog.START)
         self._records.write(self._event(wall_time=time.time(), step=step, session_log=start).SerializeToString())
 
     def write(self, summary: Any, step: int, moment: float) -> None:
-        """Adds a summary at a step, of a Unix time in seconds."""
+        """Add a summary at a step; ``moment`` is a Unix time in seconds."""
         self._records.write(self._event(wall_time=moment, step=step, summary=summary).SerializeToString())
 
     def flush(self) -> None:
-        """Hands everything to the operating system."""
+        """Flush all events to the operating system."""
         self._records.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._records.close()
 
 
-def _introduction(parameters: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[Any]:
-    """The summaries from which the HParams tab knows what there is to compare, and what this run has of it."""
+def _hparams_start(parameters: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[Any]:
+    """Yield the summaries that define the columns of the HParams tab and the hyperparameters of this run."""
     from tensorboard.plugins.hparams.api_pb2 import DataType, Experiment, HParamInfo, MetricInfo, MetricName
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 
@@ -161,8 +161,8 @@ def _introduction(parameters: Mapping[str, Any], metrics: Sequence[str]) -> Iter
     yield _hparams_summary("session_start_info", HParamsPluginData(session_start_info=start))
 
 
-def _conclusion(error: BaseException | None) -> Any:
-    """The summary from which the HParams tab knows how the run ended."""
+def _hparams_end(error: BaseException | None) -> Any:
+    """Return the summary with the outcome of the run for the HParams tab."""
     from tensorboard.plugins.hparams.api_pb2 import Status
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 
@@ -180,7 +180,7 @@ def _hparams_summary(name: str, content: Any) -> Any:
 
 
 def _histogram(tag: str, values: Any) -> Any:
-    """The distribution of numbers; those that are not finite are left out."""
+    """Return a histogram of the finite numbers."""
     import numpy as np
     from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 
@@ -202,15 +202,15 @@ def _histogram(tag: str, values: Any) -> Any:
 
 
 class _Artifacts:
-    """The images and arrays that a train function writes; each file is read when it is new or has changed."""
+    """The images and arrays that a train function writes. Each file is read when it is new or has changed."""
 
-    def __init__(self, directory: Path, known_until: float) -> None:
+    def __init__(self, directory: Path, read_until: float) -> None:
         self._directory = directory
         self._read: dict[str, float] = {}
-        self._known_until = known_until
+        self._read_until = read_until
 
     def read(self) -> Iterator[tuple[int | None, float, Any]]:
-        """The step in the file's name, the time of its writing, and the summary."""
+        """Yield the step in the file name, the modification time, and the summary of each new file."""
         for path in _files_in(self._directory):
             relative = path.relative_to(self._directory).as_posix()
             stem = os.path.splitext(relative)[0]
@@ -218,18 +218,18 @@ class _Artifacts:
                 changed = path.stat().st_mtime
             except FileNotFoundError:
                 continue
-            if changed <= self._read.get(relative, self._known_until):
+            if changed <= self._read.get(relative, self._read_until):
                 continue
-            found = _STEP.fullmatch(stem)
-            tag, step = (found["tag"] or "artifact", int(found["step"])) if found else (stem, None)
-            # A file that is still being written, or is not what its name says, is looked at again later.
+            match = _STEP.fullmatch(stem)
+            tag, step = (match["tag"] or "artifact", int(match["step"])) if match else (stem, None)
+            # A file that is incomplete, or has content of another type, is read again in the next scan.
             with contextlib.suppress(OSError, ValueError, EOFError):
                 yield step, changed, _read_summary(path, tag)
                 self._read[relative] = changed
 
 
 def _files_in(directory: Path) -> list[Path]:
-    """The images and arrays under a directory, in a stable order; links to directories are not followed."""
+    """Return the images and arrays under a directory, sorted; symbolic links to directories are not followed."""
     paths = [Path(folder, name) for folder, _, names in os.walk(directory) for name in names]
     return sorted(path for path in paths if path.suffix.lower() in (*_IMAGES, *_ARRAYS) and path.is_file())
 
@@ -245,8 +245,8 @@ def _read_summary(path: Path, tag: str) -> Any:
             width, height = image.size
             channels = len(image.getbands())
         encoded = path.read_bytes()
-        shown = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=encoded)
-        return Summary(value=[Summary.Value(tag=tag, image=shown)])
+        summary = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=encoded)
+        return Summary(value=[Summary.Value(tag=tag, image=summary)])
     import numpy as np
 
     loaded = np.load(path, allow_pickle=False)

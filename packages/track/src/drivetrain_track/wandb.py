@@ -1,4 +1,4 @@
-"""What is reported as a run of Weights & Biases."""
+"""Logs reports to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ __all__ = ["WandbLoggerCallback"]
 
 
 class WandbLoggerCallback(TrackerCallback):
-    """Logs a run to Weights & Biases, online or to a directory in the run directory (``WANDB_MODE=offline``).
+    """Logs a run to Weights & Biases, online or to a subdirectory of the run directory (``WANDB_MODE=offline``).
 
-    The run of Weights & Biases has the run's id, which stays the same over attempts and resumes. Its history can only
-    grow: what a resumed run reports again keeps the values of the first time. The driver's terminal is not recorded.
-    The API key is read by ``wandb`` from ``WANDB_API_KEY`` or the place where ``wandb login`` has put it; one that is
-    given here is kept in memory only.
+    The Weights & Biases run has the run's id, which is the same for all attempts and resumes. Its history can only
+    grow: if a resumed run repeats an iteration, the first values are kept. The driver's terminal is not recorded.
+    ``wandb`` reads the API key from ``WANDB_API_KEY`` or the configuration that ``wandb login`` writes; an
+    ``api_key`` argument is kept only in memory.
 
     Args:
         project: the project; None for ``WANDB_PROJECT`` or the service's default.
         group: the group of runs; None for ``WANDB_RUN_GROUP``.
-        api_key: the API key; not kept with the run, so ``restore`` wants it in the environment.
-        api_key_file: a file that holds it.
+        api_key: the API key. It is not stored with the run, so ``restore`` requires it in the environment.
+        api_key_file: a file that contains the API key.
         excludes: metrics that are not logged.
         log_config: log the train function's config.
         upload_checkpoints: store every committed checkpoint as a version of the artifact ``checkpoint_<run id>``.
         ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
-        drain_timeout_s: see there.
+        drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
         init: other arguments of ``wandb.init``, such as ``entity`` or ``tags``.
 
     Raises:
         PluginNotFoundError: ``wandb`` is not installed.
-        ConfigurationError: an argument is not one that it takes.
+        ConfigurationError: an argument is invalid.
     """
 
     title: ClassVar[str] = "wandb"
@@ -63,16 +63,18 @@ class WandbLoggerCallback(TrackerCallback):
     ) -> None:
         super().__init__(ranks=ranks, drain_timeout_s=drain_timeout_s)
         if api_key is not None and api_key_file is not None:
-            raise ConfigurationError("WandbLoggerCallback: expected api_key or api_key_file, got both: set one of them")
+            raise ConfigurationError("WandbLoggerCallback: expected api_key or api_key_file, got both. Set one of them")
         if api_key_file is not None and not Path(api_key_file).expanduser().is_file():
             raise ConfigurationError(
-                f"WandbLoggerCallback(api_key_file=...): expected a file with the API key, found none at {api_key_file}"
+                f"WandbLoggerCallback(api_key_file=...): expected a file with the API key, got {api_key_file}, which "
+                "does not exist or is not a file"
             )
         if isinstance(excludes, str):
             raise ConfigurationError(f"WandbLoggerCallback(excludes=...): expected a list of names, got {excludes!r}")
-        if taken := init.keys() & {"id", "resume", "dir", "config", "reinit"}:
+        if reserved := init.keys() & {"id", "resume", "dir", "config", "reinit"}:
             raise ConfigurationError(
-                f"WandbLoggerCallback sets {', '.join(sorted(taken))} of wandb.init itself: leave them out"
+                "WandbLoggerCallback: expected no arguments of wandb.init that the callback sets itself, got "
+                f"{', '.join(sorted(reserved))}. Remove them"
             )
         self.project = project
         self.group = group
@@ -85,17 +87,17 @@ class WandbLoggerCallback(TrackerCallback):
 
     @property
     def wants_checkpoints(self) -> bool:
-        """Whether checkpoints become artifacts."""
+        """True if checkpoints are stored as artifacts."""
         return self.upload_checkpoints
 
     def open(self, run: Run) -> int | None:
-        """Starts the run of Weights & Biases, or continues it."""
+        """Start the Weights & Biases run, or continue it."""
         import wandb
 
         init = dict(self.init)
         given: Mapping[str, Any] | wandb.Settings = init.pop("settings", None) or {}
         settings = copy.copy(given) if isinstance(given, wandb.Settings) else wandb.Settings(**given)
-        # The driver's terminal is not the workers', whose output is in logs/, and wandb would replace its streams.
+        # wandb would replace the driver's output streams to record them; the workers' output is in logs/ anyway.
         settings.console = "off"
         settings.silent = True
         if (key := self._find_key()) is not None:
@@ -107,7 +109,7 @@ class WandbLoggerCallback(TrackerCallback):
             id=run.id,
             dir=run.path,
             config=parameters(run) if self.log_config else None,
-            reinit="create_new",  # whatever run the user's own code has open stays as it is
+            reinit="create_new",  # does not affect a run that the user's code has open
             settings=settings,
             **{"name": run.name, **init, **({} if _is_offline(settings, init) else {"resume": "allow"})},
         )
@@ -117,7 +119,7 @@ class WandbLoggerCallback(TrackerCallback):
         return int(summary.get("training_iteration", 0))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without a key in the settings."""
+        """Return the state without an API key in the settings."""
         state = super().__getstate__()
         settings = self.init.get("settings")
         if isinstance(settings, Mapping):
@@ -129,16 +131,16 @@ class WandbLoggerCallback(TrackerCallback):
         return state
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Logs all values; the step is the report's iteration, or of several ranks' reports a metric beside them."""
+        """Log all values; the step is the report's iteration. With all ranks, the iteration is a metric instead."""
         for entry in entries:
             values = {name: value for name, value in entry.metrics.items() if name not in self.excludes}
-            if self.ranks == "all":  # one rank's step may be behind another's, and wandb's only grows
+            if self.ranks == "all":  # ranks report at different times, and wandb's step can only increase
                 self._session.log({**values, "training_iteration": entry.iteration})
             else:
                 self._session.log(values, step=entry.iteration)
 
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
-        """Stores a checkpoint as a version of the run's artifact."""
+        """Store a checkpoint as a version of the run's artifact."""
         import wandb
 
         artifact = wandb.Artifact(f"checkpoint_{self._run_id}", "model", metadata=dict(checkpoint.metrics))
@@ -146,7 +148,7 @@ class WandbLoggerCallback(TrackerCallback):
         self._session.log_artifact(artifact, aliases=["latest", checkpoint.name])
 
     def close(self, error: BaseException | None) -> None:
-        """Waits until everything is sent."""
+        """Wait until everything is sent."""
         self._session.finish(exit_code=0 if error is None else 1)
 
     def _find_key(self) -> str | None:
@@ -156,5 +158,5 @@ class WandbLoggerCallback(TrackerCallback):
 
 
 def _is_offline(settings: Any, init: Mapping[str, Any]) -> bool:
-    """Whether wandb is to write to a directory only, where it cannot know what it has of the run already."""
+    """Return True if wandb only writes to a directory, where it does not know the run's earlier history."""
     return (init.get("mode") or settings.mode) in ("offline", "dryrun", "disabled")
