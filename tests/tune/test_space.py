@@ -136,8 +136,8 @@ def test_changes_apply_to_the_own_arguments_of_a_subclass() -> None:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"run_config": {"name": "a"}}, "Tuner, as Tuner"),
-        ({"tune_config": 1}, "Tuner, as Tuner"),
+        ({"run_config": {"name": "a"}}, r"same for all trials\. Pass it to the Tuner"),
+        ({"tune_config": 1}, r"same for all trials\. Pass it to the Tuner"),
         ({"lr": 1}, "got 'lr'.*train_loop_config"),
         ({"storage_path": "/tmp"}, "got 'storage_path'"),
         ({"scaling_config": {"workers": 1}}, "expected fields of ScalingConfig.*got 'workers'"),
