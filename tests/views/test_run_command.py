@@ -160,13 +160,13 @@ def at_home(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["functions.py:trian"], "there are: Settings, train, fail, wait"),
-        (["nothing.py"], "found none at nothing.py"),
-        (["nothing:train"], "found no 'nothing'"),
-        (["script.py", "--config", "a=1"], "pass its arguments after --"),
-        (["functions.py:train", "--", "--epochs", "3"], "pass --config key=value"),
-        (["functions.py:train", "--num-workers", "many"], "expected a number, or MIN:MAX"),
-        (["functions.py:train", "--config", "lr"], "expected KEY=VALUE, or a JSON file"),
+        (["functions.py:trian"], "Known functions: Settings, train, fail, wait"),
+        (["nothing.py"], "got the missing file nothing.py"),
+        (["nothing:train"], "got 'nothing'"),
+        (["script.py", "--config", "a=1"], "Pass its arguments after --"),
+        (["functions.py:train", "--", "--epochs", "3"], "Use --config KEY=VALUE"),
+        (["functions.py:train", "--num-workers", "many"], "expected a number or MIN:MAX"),
+        (["functions.py:train", "--config", "lr"], "expected KEY=VALUE or a JSON file"),
         (["functions.py:train", "--backend", "torhc"], "no backend 'torhc' is installed"),
     ],
 )

@@ -23,47 +23,51 @@ __all__ = ["add_checkpoints"]
 
 
 def add_checkpoints(commands: Commands) -> None:
-    """Add ``checkpoints`` and what is under it."""
+    """Add ``checkpoints`` and its subcommands."""
     group = commands.add_parser("checkpoints", help="list, verify and export the checkpoints of a run")
     group.set_defaults(usage_of=group)
-    below = group.add_subparsers(metavar="COMMAND")
+    subcommands = group.add_subparsers(metavar="COMMAND")
 
     parser = add_command(
-        below,
+        subcommands,
         "list",
         _list,
-        "list a run's committed checkpoints, the oldest first",
+        "list the committed checkpoints of a run, oldest first",
         "  drivetrain checkpoints list my_run\n  drivetrain checkpoints list s3://bucket/runs/my_run --json",
     )
     parser.add_argument("run", help="a run's directory or URI, or its name in the default storage path")
 
     parser = add_command(
-        below,
+        subcommands,
         "verify",
         _verify,
-        "make sure that every file of the checkpoints is there and as long as it was; status 1 if not",
+        "verify that all files of checkpoints exist and have the right size; exit code 1 if not",
         "  drivetrain checkpoints verify my_run\n  drivetrain checkpoints verify my_run checkpoint_000004 --checksums",
     )
     parser.add_argument("run", help="a run's directory, URI or name")
-    parser.add_argument("checkpoint", nargs="?", help="which; default: all that are committed")
-    parser.add_argument("--checksums", action="store_true", help="also read local files whose checksums were taken")
+    parser.add_argument("checkpoint", nargs="?", help="the name of a checkpoint (default: all committed checkpoints)")
+    parser.add_argument("--checksums", action="store_true", help="also verify stored checksums of local files")
 
     parser = add_command(
-        below,
+        subcommands,
         "export",
         _export,
-        "copy a checkpoint's files into a directory",
+        "copy the files of a checkpoint to a directory",
         "  drivetrain checkpoints export my_run latest ./model\n"
         "  drivetrain checkpoints export my_run best ./model --metric accuracy --mode max\n"
         "  drivetrain checkpoints export my_run checkpoint_000004 ./model --include '*.safetensors'",
     )
     parser.add_argument("run", help="a run's directory, URI or name")
-    parser.add_argument("checkpoint", help="its name, or latest, or best (with --metric)")
-    parser.add_argument("target", type=Path, help="a directory that is new or empty")
-    parser.add_argument("--metric", help="what best means")
-    parser.add_argument("--mode", choices=("max", "min"), help="which end of the metric is better")
-    parser.add_argument("--include", action="append", metavar="PATTERN", help="only these files; may be repeated")
-    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="not these files; may be repeated")
+    parser.add_argument(
+        "checkpoint", help="the name of a checkpoint, or latest, or best (requires --metric and --mode)"
+    )
+    parser.add_argument("target", type=Path, help="a new or empty directory")
+    parser.add_argument("--metric", help="the metric for best")
+    parser.add_argument(
+        "--mode", choices=("max", "min"), help="max if larger values are better, min if smaller values are"
+    )
+    parser.add_argument("--include", action="append", metavar="PATTERN", help="copy only matching files; repeatable")
+    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="do not copy matching files; repeatable")
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -89,7 +93,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _list_text(found: list[dict[str, Any]], storage: Storage) -> str:
     if not found:
-        return f"no committed checkpoint in {storage.root}"
+        return f"no committed checkpoints in {storage.root}"
     rows = [
         [
             one["name"],
@@ -114,7 +118,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         entries = [_find(entries, arguments.checkpoint, storage)]
     if not entries:
         raise MissingError(
-            f"checkpoints verify: expected a run with committed checkpoints, found none in {storage.root}"
+            f"checkpoints verify: expected a run with committed checkpoints, but there are none in {storage.root}"
         )
     found = []
     for entry in entries:
@@ -135,23 +139,23 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.checkpoint == "best":
         if not arguments.metric or not arguments.mode:
             raise ConfigurationError("checkpoints export best: expected --metric NAME and --mode max or min")
-        having = [entry for entry in entries if has_metric(entry.metrics, arguments.metric)]
-        if not having:
+        candidates = [entry for entry in entries if has_metric(entry.metrics, arguments.metric)]
+        if not candidates:
             known = dict.fromkeys(name for entry in entries for name in reported_metrics(entry.metrics))
             raise MissingError(
-                f"--metric: expected one that a kept checkpoint has, found no {arguments.metric!r} in {storage.root}; "
-                f"there are: {', '.join(known) or 'none'}"
+                f"--metric: expected a metric of a kept checkpoint in {storage.root}, got {arguments.metric!r}. "
+                f"Known metrics: {', '.join(known) or 'none'}"
             )
-        entry = rank_checkpoints(having, arguments.metric, arguments.mode)[0]
+        entry = rank_checkpoints(candidates, arguments.metric, arguments.mode)[0]
     else:
         entry = _find(entries, arguments.checkpoint, storage)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigurationError(f"checkpoints export: expected a directory that is new or empty, got {target}")
+        raise ConfigurationError(f"checkpoints export: expected a new or empty directory, got {target}")
     checkpoint = checkpoint_in(storage, entry.name)
     checkpoint.to_directory(target, include=arguments.include, exclude=arguments.exclude)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     data = {"checkpoint": entry.name, "iteration": entry.iteration, "path": str(target.absolute()), "bytes": size}
-    emit(arguments, data, lambda: f"{entry.name} (report {entry.iteration}, {bytes_text(size)}) is in {target}")
+    emit(arguments, data, lambda: f"exported {entry.name} (report {entry.iteration}, {bytes_text(size)}) to {target}")
     return OK
 
 
@@ -162,4 +166,4 @@ def _find(entries: list[CommittedCheckpoint], name: str, storage: Storage) -> Co
         if entry.name == name:
             return entry
     known = ", ".join(entry.name for entry in entries[-5:]) or "none"
-    raise MissingError(f"expected a committed checkpoint, found no {name!r} in {storage.root}; the last are: {known}")
+    raise MissingError(f"expected a committed checkpoint in {storage.root}, got {name!r}. Latest checkpoints: {known}")

@@ -1,4 +1,4 @@
-"""``drivetrain run``: runs a function of a module or a file, or a whole script, on every worker."""
+"""``drivetrain run``: runs a function of a module or file, or a script, on every worker."""
 
 from __future__ import annotations
 
@@ -26,51 +26,67 @@ _MODULE_OF_FILE = "__drivetrain_file__"
 _EXAMPLES = """\
   drivetrain run train.py:train_func --num-workers 4 --backend torch --config lr=0.01 --config epochs=3
   drivetrain run my_package.training:train_func --runtime ray --use-gpu --num-workers 2:8 --max-failures 3
-  drivetrain run train.py --num-workers 2 --backend torch -- --epochs 3     the script itself, on every worker
+  drivetrain run train.py --num-workers 2 --backend torch -- --epochs 3     run the script on every worker
 """
 
 
 def add_run(commands: Commands) -> None:
-    """Adds ``run``."""
-    parser = add_command(
-        commands, "run", _run, "run a train function, or a whole script, on a number of workers", _EXAMPLES
-    )
+    """Add ``run``."""
+    parser = add_command(commands, "run", _run, "run a train function or a script on a group of workers", _EXAMPLES)
     parser.add_argument(
         "target",
-        help="script.py:function or module:function for a train function; script.py for the script itself, which "
-        'every worker runs as "__main__"',
+        help="a train function as script.py:function or module:function; or script.py, which every worker runs as "
+        '"__main__"',
     )
-    parser.usage = "drivetrain run TARGET [OPTION ...] [-- ARGUMENT ...]"  # what is after -- is cut off before
+    parser.usage = "drivetrain run TARGET [OPTION ...] [-- ARGUMENT ...]"  # main() removes the arguments after --
     parser.set_defaults(script_arguments=[])
     scaling = parser.add_argument_group("workers")
-    scaling.add_argument("--num-workers", default="1", metavar="N", help="how many; MIN:MAX for an elastic run (1)")
-    scaling.add_argument("--runtime", help="local, ray, inprocess, or another that is installed")
-    scaling.add_argument("--use-gpu", action="store_true", help="a GPU for each worker")
     scaling.add_argument(
-        "--resources", action="append", default=[], metavar="NAME=AMOUNT", help="of a worker, such as CPU=4; repeatable"
+        "--num-workers", default="1", metavar="N", help="the number of workers; MIN:MAX for an elastic run (default: 1)"
     )
-    scaling.add_argument("--backend", help="the framework to set up, such as torch; see drivetrain plugins")
-    what = parser.add_argument_group("the run")
-    what.add_argument(
+    scaling.add_argument("--runtime", help="local, ray, inprocess, or another installed runtime")
+    scaling.add_argument("--use-gpu", action="store_true", help="assign a GPU to each worker")
+    scaling.add_argument(
+        "--resources",
+        action="append",
+        default=[],
+        metavar="NAME=AMOUNT",
+        help="the resources of each worker, such as CPU=4; repeatable",
+    )
+    scaling.add_argument("--backend", help="the framework to set up, such as torch (list: drivetrain plugins)")
+    run = parser.add_argument_group("run")
+    run.add_argument(
         "--config",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for the train function; values are JSON, or else text; or the path of a JSON file; repeatable",
+        help="config of the train function; values are JSON or text; or a JSON file; repeatable",
     )
-    what.add_argument("--name", help="the run's name (made from the time)")
-    what.add_argument("--storage-path", metavar="PATH", help="where runs are kept: a path or URI")
-    what.add_argument("--resume", default="never", metavar="MODE", help="never, auto, must, or a run's path (never)")
-    what.add_argument(
-        "--max-failures", type=int, default=0, metavar="N", help="how often to start again (0); -1: always"
+    run.add_argument("--name", help="the name of the run (default: from the current time)")
+    run.add_argument("--storage-path", metavar="PATH", help="the storage path of runs: a path or URI")
+    run.add_argument(
+        "--resume", default="never", metavar="MODE", help="never, auto, must, or the path of a run (default: never)"
     )
-    what.add_argument("--hang-timeout", type=float, metavar="SECONDS", help="without a report count as hung")
-    what.add_argument("--num-to-keep", type=int, metavar="N", help="how many checkpoints to keep (all)")
-    what.add_argument("--output-of", choices=("rank0", "all", "none"), default="rank0", help="whose to show (rank0)")
-    what.add_argument(
-        "--report", type=Path, metavar="FILE", help="write the run's page there at the end, however it ends"
+    run.add_argument(
+        "--max-failures", type=int, default=0, metavar="N", help="the number of retries (default: 0); -1: no limit"
     )
-    what.add_argument("-q", "--quiet", action="store_true", help="no progress line")
+    run.add_argument(
+        "--hang-timeout", type=float, metavar="SECONDS", help="treat a run without a report for this time as hung"
+    )
+    run.add_argument("--num-to-keep", type=int, metavar="N", help="the number of checkpoints to keep (default: all)")
+    run.add_argument(
+        "--output-of",
+        choices=("rank0", "all", "none"),
+        default="rank0",
+        help="the ranks whose output to show (default: rank0)",
+    )
+    run.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write an HTML report to this file when the run ends, even if it fails",
+    )
+    run.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -81,7 +97,8 @@ def _run(arguments: argparse.Namespace) -> int:
     config = _parse_config(arguments.config)
     if isinstance(function, Script) and config:
         raise ConfigurationError(
-            f"--config is for a train function, and {arguments.target} is a script: pass its arguments after --"
+            f"--config: expected a train function as the target, got the script {arguments.target}. "
+            "Pass its arguments after --"
         )
     trainer = DataParallelTrainer(
         function,
@@ -101,7 +118,7 @@ def _run(arguments: argparse.Namespace) -> int:
             checkpoint_config=CheckpointConfig(num_to_keep=arguments.num_to_keep),
             hang_timeout_s=arguments.hang_timeout,
             verbose=0 if arguments.quiet or arguments.json else 1,
-            # With --json, the standard output is the result's alone.
+            # With --json, standard output contains only the result.
             worker_output="none" if arguments.json else arguments.output_of,
         ),
     )
@@ -130,11 +147,12 @@ def _run(arguments: argparse.Namespace) -> int:
 class Script:
     """A train function that runs a script on its worker as ``python script.py`` would.
 
-    The script's source travels with it, so that it need not be on the worker's machine; what it imports has to be.
+    The source of the script is sent along, so the file need not exist on the worker's machine; modules that it imports
+    must exist there.
 
     Args:
-        path: the script.
-        arguments: its ``sys.argv[1:]``.
+        path: the path of the script.
+        arguments: the ``sys.argv[1:]`` of the script.
     """
 
     def __init__(self, path: Path, arguments: Sequence[str]) -> None:
@@ -144,10 +162,10 @@ class Script:
         self.__qualname__ = path.name
 
     def __call__(self) -> None:
-        """Runs it in a module that is ``__main__`` meanwhile."""
+        """Run the script in a module that temporarily is ``__main__``."""
         module = ModuleType("__main__")
         module.__file__ = self.path
-        # So that a traceback shows the lines also where the file is not.
+        # Tracebacks can show the source lines even if the file does not exist.
         linecache.cache[self.path] = (len(self.source), None, self.source.splitlines(keepends=True), self.path)
         before = sys.modules["__main__"], sys.argv, list(sys.path)
         sys.modules["__main__"], sys.argv = module, [self.path, *self.arguments]
@@ -159,28 +177,28 @@ class Script:
 
 
 def load_target(target: str, arguments: Sequence[str] = ()) -> Callable[..., Any]:
-    """The function that a target names.
+    """Return the function that a target names.
 
     Args:
         target: ``module:function``, ``script.py:function``, or ``script.py``.
-        arguments: of the script, in the last case.
+        arguments: the arguments of the script if the target is a script.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: the target does not exist.
     """
     place, colon, name = target.rpartition(":")
     if not colon:
         place, name = target, ""
     is_file = place.endswith(".py")
     if is_file and not Path(place).is_file():
-        raise ConfigurationError(f"run: expected a script that exists, found none at {place}")
+        raise ConfigurationError(f"run: expected a script that exists, got the missing file {place}")
     if is_file and not name:
         return Script(Path(place), arguments)
     if not name:
         raise ConfigurationError(f"run: expected script.py, script.py:function or module:function, got {target!r}")
     if arguments:
         raise ConfigurationError(
-            f"arguments after -- are for a script, and {target} is a function: pass --config key=value"
+            f"arguments after --: expected a script as the target, got the function {target}. Use --config KEY=VALUE"
         )
     module = _import_file(Path(place)) if is_file else _import_module(place)
     function: Any = module
@@ -191,43 +209,42 @@ def load_target(target: str, arguments: Sequence[str] = ()) -> Callable[..., Any
             name for name, value in vars(module).items() if callable(value) and value.__module__ == module.__name__
         ]
         raise ConfigurationError(
-            f"run: expected a function {name!r} in {place}, found none; there are: {', '.join(known) or 'none'}"
+            f"run: expected a function in {place}, got {name!r}. Known functions: {', '.join(known) or 'none'}"
         )
     return function  # type: ignore[no-any-return]
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Imports a file whose functions are sent to the workers as they are, as those of ``__main__`` would be."""
+    """Import a file so that its functions are pickled by value, like functions of ``__main__``."""
     sys.path.insert(0, str(path.absolute().parent))
     spec = importlib.util.spec_from_file_location(_MODULE_OF_FILE, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE_OF_FILE] = module  # which dataclasses and pickles look for
+    sys.modules[_MODULE_OF_FILE] = module  # dataclasses and pickle look it up there
     spec.loader.exec_module(module)
     cloudpickle.register_pickle_by_value(module)
     return module
 
 
 def _import_module(name: str) -> ModuleType:
-    """Imports a module as ``python -m`` would: from the working directory too."""
+    """Import a module like ``python -m``, which includes the working directory."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name and not name.startswith(f"{error.name}."):
-            raise  # something that it imports
+            raise  # a module that it imports is missing
         raise ConfigurationError(
-            f"run: expected a module that can be imported, found no {name!r} in the working directory or among what is "
-            "installed"
+            f"run: expected an installed module or a module in the working directory, got {name!r}"
         ) from None
 
 
 def _parse_number_of_workers(text: str) -> int | tuple[int, int]:
     numbers = text.split(":")
     if len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
-        raise ConfigurationError(f"--num-workers: expected a number, or MIN:MAX, got {text!r}")
+        raise ConfigurationError(f"--num-workers: expected a number or MIN:MAX, got {text!r}")
     return int(text) if len(numbers) == 1 else (int(numbers[0]), int(numbers[1]))
 
 
@@ -255,7 +272,7 @@ def _parse_config(given: Sequence[str]) -> dict[str, Any]:
         try:
             read = json.loads(Path(text).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"--config: expected KEY=VALUE, or a JSON file, got {text!r}: {error}") from None
+            raise ConfigurationError(f"--config: expected KEY=VALUE or a JSON file, got {text!r}: {error}") from None
         if not isinstance(read, dict):
             raise ConfigurationError(
                 f"--config {text}: expected a JSON object in the file, got a {type(read).__name__}"

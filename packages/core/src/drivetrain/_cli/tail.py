@@ -1,4 +1,4 @@
-"""``drivetrain runs tail``: a run's reports, or its workers' output, as they come."""
+"""``drivetrain runs tail``: follows the reports of a run, or the output of its workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["add_tail"]
 
 _LOOK_S = 0.25
 _REMOTE_LOOK_S = 10.0
-_MAX_PART_BYTES = 1 << 16  # shown of a line of a log that is too long
+_MAX_PART_BYTES = 1 << 16  # the shown part of a log line that is too long
 
 
 def add_tail(commands: Commands) -> None:
@@ -31,25 +31,25 @@ def add_tail(commands: Commands) -> None:
         commands,
         "tail",
         _tail,
-        "show a run's last reports, and those that come, until it ends",
+        "show the last reports of a run, and follow new reports until it ends",
         "  drivetrain runs tail my_run\n  drivetrain runs tail my_run --logs --rank 1\n"
         "  drivetrain runs tail my_run --no-follow -n 1 --json",
     )
     parser.add_argument("run", help="a run's directory, URI or name")
     parser.add_argument(
-        "-n", "--lines", type=int, default=10, metavar="N", help="how many of the last to begin with (10)"
+        "-n", "--lines", type=int, default=10, metavar="N", help="the number of previous lines to show (default: 10)"
     )
-    parser.add_argument("--rank", type=int, default=0, metavar="N", help="whose (0)")
-    parser.add_argument("--logs", action="store_true", help="what the rank prints instead of what it reports")
-    parser.add_argument("--no-follow", dest="follow", action="store_false", help="end with what is there now")
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="the rank (default: 0)")
+    parser.add_argument("--logs", action="store_true", help="show the output of the rank instead of its reports")
+    parser.add_argument("--no-follow", dest="follow", action="store_false", help="exit after the existing lines")
 
 
 def _tail(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
     name = f"logs/{log_name(arguments.rank)}" if arguments.logs else result_file(arguments.rank)
     if not storage.exists(name) and not (arguments.follow and read_run(storage).is_live):
-        what = "printed" if arguments.logs else "reported"
-        raise MissingError(f"runs tail: expected a rank that has {what}, found no {name} in {storage.root}")
+        content = "output" if arguments.logs else "reports"
+        raise MissingError(f"runs tail: expected a rank with {content}, but there is no {name} in {storage.root}")
     for line in _follow(storage, name, arguments.lines, arguments.follow, is_log=arguments.logs):
         if arguments.logs:
             text = _last_shown(line).decode(errors="replace")
@@ -61,7 +61,7 @@ def _tail(arguments: argparse.Namespace) -> int:
 
 
 def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bool) -> Iterator[bytes]:
-    """Return the last lines of a file, and those that are added while the run goes on."""
+    """Yield the last lines of a file, and lines that are added while the run continues."""
     shown = tail_lines(storage, name, count, cut=is_log) if count > 0 else []
     position = _whole_bytes(storage, name)
     yield from shown
@@ -119,13 +119,13 @@ def _lines_from(storage: Storage, name: str, position: int, *, is_log: bool) -> 
 
 
 def _last_shown(line: bytes) -> bytes:
-    """What a terminal shows of a line in the end: of a progress bar, its last state."""
+    """Return the part of a line that a terminal finally shows, which is the last state of a progress bar."""
     shown = line.rstrip(b"\r").rpartition(b"\r")[2]
     return shown if len(line) < MAX_LINE_BYTES else shown[-_MAX_PART_BYTES:]
 
 
 def _report_json(line: str) -> str:
-    """Return a report as JSON whose texts contain no control characters; a damaged line becomes a text."""
+    """Return a report as JSON without control characters; a damaged line becomes a string."""
     try:
         return json_text(parse_json(line, ""))
     except StorageError:

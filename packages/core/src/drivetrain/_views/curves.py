@@ -344,8 +344,8 @@ def _parse_lines(lines: bytes) -> list[dict[str, Any]]:
     body = lines.strip(b"\n")
     with contextlib.suppress(StorageError):
         # Parsing all lines together takes a third of the time; JSON values contain no line ends.
-        found: list[Any] = parse_json(b"[" + body.replace(b"\n", b",") + b"]", "")
-        return [report for report in found if isinstance(report, dict)]
+        values: list[Any] = parse_json(b"[" + body.replace(b"\n", b",") + b"]", "")
+        return [value for value in values if isinstance(value, dict)]
     reports = []
     for line in body.split(b"\n"):
         with contextlib.suppress(StorageError):
@@ -374,12 +374,12 @@ def _numbers(
             return iterations, times, values
     except KeyError:
         pass
-    found = [
+    points = [
         (x, t, report[name])
         for x, t, report in zip(iterations, times, reports, strict=True)
         if isinstance(report.get(name), (int, float)) and not isinstance(report[name], bool)
     ]
-    x, t, y = map(list, zip(*found, strict=True)) if found else ([], [], [])
+    x, t, y = map(list, zip(*points, strict=True)) if points else ([], [], [])
     return x, t, y
 
 

@@ -1,7 +1,7 @@
-"""Shows the runs of a directory in a browser, and their pages as they change: pushed as server-sent events.
+"""Serves live pages of the runs in a directory, with updates as server-sent events.
 
-The server looks at a run's files while somebody looks at its page, and sends the page's document when they have
-changed. It reads, and never writes.
+While a client watches the page of a run, the server polls the files of the run and sends the document of the page when
+they change. The server never writes to the directory.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _LOOK_S = 1.0
 _REMOTE_LOOK_S = 20.0
 _ALIVE_S = 15.0
 _READ_S = 0.5
-"""Seconds to read reports for before a page is shown: what there is in millions of them follows."""
+"""The time limit for reading reports before a page is sent; further reports follow in updates."""
 _SLOWDOWN = 20.0
-"""A run is not read again before so many times the seconds that the last reading took."""
+"""The minimum interval between two reads of a run, as a multiple of the duration of the last read."""
 _PATIENCE_S = 2.0
 _REQUEST_S = 10.0
 _ANSWER_S = 30.0
@@ -54,24 +54,24 @@ _LIVE = ("running", "locked")
 
 
 class RunsServer:
-    """Serves the pages of a directory of runs, or of a single run, from threads of its own.
+    """Serves the pages of a directory of runs, or of a single run, on separate threads.
 
-    On a loopback address everybody on this machine may look. Any other address wants a token, which is in
+    On a loopback address, every user of this machine can view the pages. Any other address requires the token in
     :attr:`url`.
 
     Args:
         storage: the directory of runs, or a run directory.
         host: the address to listen on.
         port: the port; 0 for a free one.
-        token: the token; None makes one up where the address is not a loopback one.
+        token: the token; None creates a random token unless the address is a loopback address.
 
     Attributes:
-        url: what to open in a browser.
-        request_limit_s: seconds in which a client has to send a request, as a whole.
-        answer_limit_s: seconds in which a client has to receive an answer, or an event.
+        url: the address to open in a browser.
+        request_limit_s: the time limit in seconds for a client to send a whole request.
+        answer_limit_s: the time limit in seconds for a client to receive a response or an event.
 
     Raises:
-        ConfigurationError: the address cannot be listened on.
+        ConfigurationError: the server cannot listen on the address.
     """
 
     def __init__(self, storage: Storage, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
@@ -100,11 +100,11 @@ class RunsServer:
             self.url += f"?token={quote(self.token)}"
 
     def serve(self) -> None:
-        """Answer until :meth:`close` is called, from another thread."""
+        """Serve requests until :meth:`close` is called from another thread."""
         self._server.serve_forever(poll_interval=0.2)
 
     def close(self) -> None:
-        """End :meth:`serve`, and everybody's stream of events."""
+        """Stop :meth:`serve` and all streams of events."""
         self.ended.set()
         self._server.shutdown()
         self._server.server_close()
@@ -139,7 +139,7 @@ def _host_of(header: str) -> str:
 
 
 class _Pages:
-    """The documents of all runs, each made once for all who look at it."""
+    """The documents of all runs, each created once for all clients."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -153,15 +153,15 @@ class _Pages:
 
     def run(self, name: str) -> _RunView | None:
         if name not in self._views:
-            found = self.names().get(name)  # which nothing but a listed name leads to
-            if found is None:
+            storage = self.names().get(name)  # only names in the listing can be opened
+            if storage is None:
                 return None
             with self._lock:
-                self._views.setdefault(name, _RunView(found))
+                self._views.setdefault(name, _RunView(storage))
         return self._views[name]
 
     def index(self) -> tuple[str, str]:
-        """What tells this state of the list from another, and its document."""
+        """Return a stamp of the current state of the list, and its document."""
         states, summaries = {}, []
         for name, storage in self.names().items():
             with self._lock:
@@ -176,10 +176,10 @@ class _Pages:
 
 
 class _Row:
-    """The row of a run in the list. A run that takes long to read is read less often, so that it cannot block others.
+    """The row of a run in the list. Runs that are slow to read are read less often, so that they cannot block others.
 
     Attributes:
-        state: the state of the run's files as of the last time that they were read.
+        state: the state of the run's files when they were last read.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -190,15 +190,15 @@ class _Row:
         self.state: Any = None
 
     def read(self) -> dict[str, Any]:
-        """Return the summary of the run; the last one while another thread reads the run."""
+        """Return the summary of the run, or the previous summary while another thread reads the run."""
         if not self._lock.acquire(timeout=0 if self._summary else _PATIENCE_S):
-            return self._summary or unreadable_run(self._storage, "it takes long to read")
+            return self._summary or unreadable_run(self._storage, "reading it takes too long")
         try:
             started = time.monotonic()
             if self._summary and started < self._next_look:
                 return self._summary
             state = _state(self._storage)
-            # A live run may have been killed, which changes no file.
+            # A live run may have been killed, which does not change any file.
             if not self._summary or self.state != state or self._summary["status"] in _LIVE:
                 self._summary, self.state = summarize_run(self._storage), state
                 ended = time.monotonic()
@@ -209,41 +209,41 @@ class _Row:
 
 
 def _path_of(name: str) -> str:
-    """Return the path of a run's page; the run's name may be any bytes."""
+    """Return the path of the page of a run, whose name may contain any bytes."""
     return f"/run/{quote(os.fsencode(name), safe='')}"
 
 
 class _RunView:
-    """One run, as it is looked at."""
+    """The page of one run."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self._lock = threading.Lock()
         self._reader = CurveReader(storage)
         self._sizes: dict[str, tuple[int, int] | None] = {}
-        self._made: tuple[str, str] | None = None
+        self._current: tuple[str, str] | None = None
         self._state: Any = None
         self._is_live = True
         self.is_behind = False
         self._checked = 0.0
 
     def document(self, name: str, look_s: float) -> tuple[str, str]:
-        """What tells this state of the run from another, and its document."""
+        """Return a stamp of the current state of the run, and its document."""
         with self._lock:
             is_fresh = time.monotonic() - self._checked < look_s / 2 and not self.is_behind
-            if self._made is not None and is_fresh:
-                return self._made
+            if self._current is not None and is_fresh:
+                return self._current
             self._checked = time.monotonic()
             state = _state(self.storage)
-            if self._made is None or self._is_live or self.is_behind or state != self._state:
+            if self._current is None or self._is_live or self.is_behind or state != self._state:
                 record = describe_run(self.storage, self._reader, self._sizes, _READ_S)
                 self._state, self._is_live = state, record["status"] in _LIVE
                 self.is_behind = record["read"] < 1
                 stamp = _stamp((state, record["status"], record["read"]))
-                if self._made is None or self._made[0] != stamp:
+                if self._current is None or self._current[0] != stamp:
                     path = _path_of(name)
-                    self._made = stamp, encode({**record, "events": f"{path}/events?seen={stamp}", "home": "/"})
-            return self._made
+                    self._current = stamp, encode({**record, "events": f"{path}/events?seen={stamp}", "home": "/"})
+            return self._current
 
 
 def _stamp(state: Any) -> str:
@@ -251,10 +251,10 @@ def _stamp(state: Any) -> str:
 
 
 def _state(storage: Storage) -> Any:
-    """What differs where a run has changed: the files that everything shown comes from."""
+    """Return a value that differs if the files of the run have changed."""
     names = [RUN_FILE, MANIFEST, TIMELINE_FILE, USAGE_FILE, ERROR_FILE, LOCK_FILE]
     if not storage.is_local:
-        return time.time() // _REMOTE_LOOK_S  # nothing tells for less than reading it
+        return time.time() // _REMOTE_LOOK_S  # detecting a change costs as much as reading the run
     with contextlib.suppress(StorageError):  # the directory cannot be listed
         names += rank_files(storage).values()
     state = []
@@ -273,23 +273,23 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Prepare a connection, whose requests have a deadline."""
+        """Prepare a connection with a time limit for its requests."""
         super().setup()
         self.rfile.close()
         self._reader = DeadlineReader(self.connection, self.runs.request_limit_s)
         self.rfile = io.BufferedReader(self._reader)
 
     def handle_one_request(self) -> None:
-        """Read and answer a request."""
+        """Handle one request."""
         self._reader.start()
         self.server.set_sending(self.connection, sending=True)
         super().handle_one_request()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the terminal is its user's."""
+        """Print nothing: requests do not concern the user of the terminal."""
 
     def do_GET(self) -> None:
-        """Answer a request."""
+        """Handle a GET request."""
         self.server.set_sending(self.connection, sending=False)
         self.connection.settimeout(self.runs.answer_limit_s)
         with contextlib.suppress(ConnectionError, TimeoutError):
@@ -308,7 +308,7 @@ class _Handler(BaseHTTPRequestHandler):
                 title, form = parts[1], parts[2:]
                 view = self.runs.pages.run(title)
                 if view is None:
-                    self._refuse(http.HTTPStatus.NOT_FOUND, f"there is no run {title!r} here")
+                    self._refuse(http.HTTPStatus.NOT_FOUND, f"run not found: {title!r}")
                     return
                 make = functools.partial(view.document, title, self.runs.pages.look_s)
                 is_behind = functools.partial(getattr, view, "is_behind")
@@ -322,12 +322,12 @@ class _Handler(BaseHTTPRequestHandler):
             elif not form:
                 self._send(render(make()[1], title), "text/html; charset=utf-8")
             else:
-                self._refuse(http.HTTPStatus.NOT_FOUND, "there is no such page")
+                self._refuse(http.HTTPStatus.NOT_FOUND, "page not found")
         except StorageError as error:
             self._refuse(http.HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
     def _is_allowed(self, query: Mapping[str, list[str]]) -> bool:
-        """Refuse those without the token, and pages of others that reach this machine by a name of their own."""
+        """Reject clients without the token, and pages of other sites whose host name points to this machine."""
         runs = self.runs
         if runs.token:
             given = query.get("token", [""])[0]
@@ -354,11 +354,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     @property
     def _cookie_name(self) -> str:
-        """With the port, as browsers send a host's cookies to all of its ports."""
+        """The name of the cookie, with the port, because browsers send cookies to all ports of a host."""
         return f"{_COOKIE}_{self.connection.getsockname()[1]}"
 
     def _stream(self, make: Callable[[], tuple[str, str]], is_behind: Callable[[], bool], seen: str) -> None:
-        """Send each state that differs from the one that the browser has, until it goes away."""
+        """Send each state that differs from the state in the browser, until the client disconnects."""
         self.send_response(http.HTTPStatus.OK)
         self._send_headers("text/event-stream")
         self.send_header("Connection", "close")
@@ -367,13 +367,13 @@ class _Handler(BaseHTTPRequestHandler):
         sent = float("-inf")
         while not self.runs.ended.is_set():
             chunk, readable = b"", False
-            with contextlib.suppress(StorageError):  # it may pass
+            with contextlib.suppress(StorageError):  # the error may be temporary
                 stamp, document = make()
                 readable = True
                 if stamp != seen:
                     seen, chunk = stamp, f"id: {stamp}\ndata: {document}\n\n".encode()
             if not chunk and time.monotonic() - sent > _ALIVE_S:
-                chunk = b": nothing new\n\n"  # finds out whether anybody still listens
+                chunk = b": nothing new\n\n"  # detects whether the client is still connected
             if chunk:
                 self.wfile.write(chunk)
                 self.wfile.flush()
@@ -382,7 +382,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.runs.ended.wait(self.runs.pages.look_s)
 
     def _send(self, text: str, kind: str) -> None:
-        data = text.encode(errors="replace")  # a run's name may be no text in any encoding
+        data = text.encode(errors="replace")  # the name of a run may not be valid text
         self.send_response(http.HTTPStatus.OK)
         self._send_headers(kind)
         if self._cookie:
