@@ -31,7 +31,8 @@ def test_example_reaches_its_accuracy_and_prints_the_run_directory(tmp_path: Pat
     assert [report["epoch"] for report in reports] == list(range(1, 13))
     best = max(report["accuracy"] for report in reports)
     assert best >= 0.97
-    assert re.search(r"classifies ([\d.]+)%", finished.stdout)[1] == f"{best * 100:.1f}", "it evaluates the best checkpoint"
+    printed = re.search(r"classifies ([\d.]+)%", finished.stdout)
+    assert printed[1] == f"{best * 100:.1f}", "it evaluates the best checkpoint"
     assert 2 <= len(list(directory.glob("checkpoint_*"))) <= 3, "the best two and the latest are kept"
 
 
