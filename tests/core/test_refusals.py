@@ -198,4 +198,4 @@ def test_requesting_more_gpus_than_available_is_refused(storage_path: Path, monk
 
 def test_several_workers_in_one_process_are_refused(storage_path: Path) -> None:
     scaling = ScalingConfig(num_workers=2, runtime="inprocess")
-    refuse(ConfigurationError, "num_workers 0 or 1, got 2", storage_path, scaling=scaling)
+    refuse(ConfigurationError, 'expected 0 or 1 with runtime="inprocess", got 2', storage_path, scaling=scaling)

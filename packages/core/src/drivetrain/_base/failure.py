@@ -147,10 +147,10 @@ def _relation(error: BaseException) -> str:
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the outermost frames if they belong to drivetrain."""
-    rest = frames
-    while rest is not None and rest.tb_frame.f_globals.get("__name__", "").startswith("drivetrain."):
-        rest = rest.tb_next
-    return rest or frames
+    remaining = frames
+    while remaining is not None and remaining.tb_frame.f_globals.get("__name__", "").startswith("drivetrain."):
+        remaining = remaining.tb_next
+    return remaining or frames
 
 
 def _pickle_exception(error: BaseException) -> bytes:

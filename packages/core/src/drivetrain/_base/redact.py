@@ -40,9 +40,10 @@ _SECRET_WORD = re.compile(
 def redact(text: str) -> str:
     """Return a text in which the credentials of its URIs are replaced by ``***``.
 
-    Credentials are a user name and password before the host, and options with a name that has the word for a secret: a
-    key, a token, a signature, a password or a credential. Only whole words count: ``api_key`` and ``accessToken`` are
-    secrets; ``tokenizer``, ``max_tokens`` and ``passed`` are not. ``code`` is a secret; ``exit_code`` is not.
+    Credentials are a user name and password before the host, and the values of options whose names contain a word for a
+    secret: a key, a token, a signature, a password or a credential. Only whole words count: ``api_key`` and
+    ``accessToken`` are secrets; ``tokenizer``, ``max_tokens`` and ``passed`` are not. ``code`` is a secret;
+    ``exit_code`` is not.
     """
     if "://" in text:
         text = _AFTER_SCHEME.sub(_redact_user_info, text)
@@ -50,7 +51,7 @@ def redact(text: str) -> str:
 
 
 def _redact_user_info(match: re.Match[str]) -> str:
-    """Redact the text after a scheme, in linear time, because the text may be long and someone else's."""
+    """Redact the text after a scheme, in linear time because the text may be long and untrusted."""
     before = match.string[max(0, match.start() - _MAX_SCHEME_CHARS) : match.start()]
     parts = []
     for part in match[1].split("://"):
@@ -72,8 +73,8 @@ def _without_user_info(address: str, before: str) -> str:
 def _is_host_and_port(address: str, pair: re.Match[str], before: str) -> bool:
     if _PORT.match(address, pair.end()) is None:
         return False
-    found = _SCHEME.search(before)
-    scheme = found[0].lower() if found else ""
+    scheme_match = _SCHEME.search(before)
+    scheme = scheme_match[0].lower() if scheme_match else ""
     if scheme in _SCHEMES_WITHOUT_PASSWORDS:
         return True
     return scheme in _SCHEMES_WITH_PORTS and ("." in pair[1] or pair[1] == "localhost")

@@ -85,7 +85,7 @@ def list_plugins(kind: str) -> list[Plugin]:
     """Return the installed plugins of a kind, sorted by name, without importing them."""
     from importlib.metadata import entry_points  # at the top, it would take a third of the time of `import drivetrain`
 
-    found = {
+    plugins = {
         Plugin(
             kind=kind,
             name=point.name,
@@ -95,7 +95,7 @@ def list_plugins(kind: str) -> list[Plugin]:
         )
         for point in entry_points(group=KINDS[kind])
     }
-    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+    return sorted(plugins, key=lambda plugin: (plugin.name, plugin.distribution))
 
 
 def installed_plugins(kind: str) -> tuple[Plugin, ...]:
@@ -173,8 +173,8 @@ def _our_extras() -> dict[str, str]:
         required = requires("drivetrain") or []
     except PackageNotFoundError:  # running from a source tree that is not installed
         return {}
-    found = [match for line in required if (match := _OUR_EXTRA.match(line))]
-    return {match[2]: match[1] for match in found if match[2] != "all"}
+    matches = [match for line in required if (match := _OUR_EXTRA.match(line))]
+    return {match[2]: match[1] for match in matches if match[2] != "all"}
 
 
 def install_commands(*names: str) -> list[str]:

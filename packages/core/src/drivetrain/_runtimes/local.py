@@ -117,20 +117,20 @@ class ForkServers:
     def take(self, spec: GroupSpec, environment: Mapping[str, str]) -> _Server:
         """Return an idle server that runs and fits the spec, or a new one. Close idle servers that do not fit."""
         prefixes = (*_INTERPRETER_VARIABLES, *(spec.preload_environment if spec.preload else ()))
-        read = frozenset((name, value) for name, value in environment.items() if name.startswith(prefixes))
-        key = (tuple(spec.preload), read, tuple(sys.path))
-        taken: _Server | None = None
+        variables = frozenset((name, value) for name, value in environment.items() if name.startswith(prefixes))
+        key = (tuple(spec.preload), variables, tuple(sys.path))
+        reused: _Server | None = None
         with self._lock:
             idle = [server for server in self._idle if server.owner == os.getpid()]  # skips servers of a parent process
             changed = _latest_change(spec.preload)
             fitting = [server for server in idle if server.key == key and server.alive and server.started > changed]
             if fitting:
-                taken = fitting.pop()
+                reused = fitting.pop()
             self._idle = fitting
         for server in idle:
-            if server is not taken and server not in fitting:
+            if server is not reused and server not in fitting:
                 server.close()
-        return taken or _Server(key, spec.preload, environment)
+        return reused or _Server(key, spec.preload, environment)
 
     def give_back(self, server: _Server) -> None:
         """Keep a server that its group no longer uses. Close the oldest idle servers above the limit."""

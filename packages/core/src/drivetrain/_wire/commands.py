@@ -115,10 +115,10 @@ class Renumber:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """End the process: the driver does not accept this worker. It is sent instead of the first command.
+    """Exit, because the driver does not accept this worker. Sent instead of the first command.
 
     Attributes:
-        reason: why not, in words.
+        reason: the error message.
     """
 
     reason: str

@@ -6,8 +6,8 @@ The driver listens on a TCP port. A worker connects and sends three things:
 2. The versions of the protocol, of drivetrain and of Python, as JSON. The driver compares them with its own.
 3. The pickled facts about the process. The driver unpickles nothing before the first two checks have passed.
 
-If the token is right and the rest is not, the peer is a worker of another version, or one whose facts are too large.
-The driver then sends the command :class:`~drivetrain._wire.commands.Refuse`, and raises the same error itself.
+If only the token is valid, the peer is a worker with another version, or its facts are too large. The driver then sends
+the command :class:`~drivetrain._wire.commands.Refuse`, and raises the same error itself.
 
 Anyone who can reach the port can connect, so the driver never waits for a peer. It reads what has arrived, closes
 connections that did not complete the handshake within a deadline, and limits their number and the size of what they
@@ -162,10 +162,10 @@ class _Peer:
         return Introduction(index, facts, details, stacks, self.connection)
 
     def _without_versions(self) -> ConfigurationError:
-        """The error about a worker whose release introduces itself in another way."""
+        """Return the error about a worker whose release has another handshake."""
         return ConfigurationError(
             f"a worker on {self._host()}: expected protocol {PROTOCOL_VERSION}, as in the driver, got an introduction "
-            "without versions, which another drivetrain sends. Install the same version on all nodes"
+            "without versions, from another release of drivetrain. Install the same version on all nodes"
         )
 
     def _host(self) -> str:

@@ -60,7 +60,7 @@ def worker_main(
 
     Raises:
         ConnectionError: the driver is unreachable.
-        ConfigurationError: the driver refuses this process, because it runs other versions.
+        ConfigurationError: the driver refuses this process, because its versions differ.
     """
     stacks, write_end = os.pipe()
     dump_stacks_on_signal(write_end)

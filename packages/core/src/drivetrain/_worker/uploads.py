@@ -305,7 +305,7 @@ class Uploads:
         self.raise_failure()
 
     def _is_of_run(self, checkpoint: Checkpoint) -> bool:
-        """Return True if a checkpoint is one of this run, at its place in the run directory."""
+        """Return True if a checkpoint belongs to this run, and is in the run directory."""
         name = self._destination.name_of(checkpoint)
         return name is not None and (name in self._used or self._storage.exists(f"{name}/{LISTING_FILE}"))
 
