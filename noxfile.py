@@ -191,11 +191,12 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting (`-- --fix` fixes what can be fixed)."""
+    """Check style, formatting and the English of texts (`-- --fix` fixes style and formatting)."""
     session.install(RUFF)
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("ruff", "format", *([] if fix else ["--check"]), ".")
+    session.run("python", "-m", "tests.english")
 
 
 @nox.session
