@@ -139,12 +139,36 @@ def test_plot_is_written_to_a_file(command: Command, runs: Path, tmp_path: Path,
     assert command("runs", "plot", runs / "story", "-o", tmp_path / "loss.txt")[0] == USAGE
 
 
+def report_once(config: dict[str, str]) -> None:
+    drivetrain.report({"step": 1})
+
+
+def test_comparison_shows_long_settings_completely(command: Command, tmp_path: Path) -> None:
+    runs = []
+    for name in ("small", "large"):
+        config = {f"setting_{number}": f"{name}_{number}" for number in range(8)}
+        run_config = RunConfig(name=name, storage_path=str(tmp_path), verbose=0)
+        in_this_process = ScalingConfig(num_workers=0)
+        trainer = DataParallelTrainer(
+            report_once, train_loop_config=config, scaling_config=in_this_process, run_config=run_config
+        )
+        runs.append(trainer.fit().path)
+
+    _, text, _ = command("runs", "compare", *runs)
+
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    for number in range(8):
+        assert f"small_{number}'" in text
+        assert f"large_{number}'" in text
+
+
 def test_comparison_of_runs_shows_only_differences(command: Command, runs: Path) -> None:
     status, text, _ = command("runs", "compare", runs / "plain", runs / "story", "--metric", "loss")
     assert status == OK
     rows = {line.split("  ")[0]: line.split()[-2:] for line in text.splitlines() if "  " in line}
     assert rows["attempts"] == ["1", "3"]
-    assert rows["step, greatest"] == ["5", "60"]
+    assert rows["step, max"] == ["5", "60"]
     assert "{'steps': 5}" in text
     assert "scaling_config" not in text, "an identical setting is shown"
     assert command("runs", "compare", runs / "plain")[0] == USAGE

@@ -109,6 +109,18 @@ def test_output_and_page_are_shown_on_request(place: Path) -> None:
     assert "<title>shown</title>" in (place / "page.html").read_text()
 
 
+def test_name_that_is_taken_is_refused_with_the_option_that_resumes(place: Path) -> None:
+    command = ["functions.py:train", "--config", "lr=1", "--config", 'more={"x": 1}', "--num-workers", "0"]
+    assert run(place, *command, "--name", "taken")[0] == OK
+
+    status, _, error = run(place, *command, "--name", "taken")
+
+    assert status == USAGE
+    assert "--resume auto" in error
+    assert "RunConfig" not in error
+    assert run(place, *command, "--name", "taken", "--resume", "auto")[0] == OK
+
+
 def test_failed_training_has_an_exit_code_and_shows_the_users_line(place: Path) -> None:
     status, _, error = run(place, "functions.py:fail", "--report", "page.html", "--name", "bad")
     assert status == BAD

@@ -26,15 +26,15 @@ def add_compare(commands: Commands) -> None:
         commands,
         "compare",
         _compare,
-        "compare runs: what was different, and what came of it",
+        "compare the settings and the results of runs",
         "  drivetrain runs compare baseline wider\n  drivetrain runs compare baseline wider --metric loss",
     )
-    parser.add_argument("runs", nargs="+", metavar="run", help="the runs' directories, URIs or names")
-    parser.add_argument("--metric", metavar="NAME", help="also plot rank 0's curves of that metric")
+    parser.add_argument("runs", nargs="+", metavar="run", help="directories, URIs or names of runs")
+    parser.add_argument("--metric", metavar="NAME", help="also plot rank 0's curves of this metric")
 
 
 class _ComparedRun(NamedTuple):
-    """A run with rank 0's curves, by metric."""
+    """A run and rank 0's curves, by metric."""
 
     record: RunRecord
     curves: Mapping[str, Curve]
@@ -72,7 +72,7 @@ def _read(storage: Storage) -> _ComparedRun:
 
 def _text(runs: Sequence[_ComparedRun], rows: Sequence[_Row], metric: str | None) -> str:
     shown = [[row.what, *map(amount, row.values)] for row in rows]
-    text = table(["", *(run.record.name for run in runs)], shown)
+    text = table(["", *(run.record.name for run in runs)], shown, wrap=True)
     if not metric:
         return text
     series = {run.record.name: run.curves[metric].points() for run in runs if metric in run.curves}
@@ -82,7 +82,7 @@ def _text(runs: Sequence[_ComparedRun], rows: Sequence[_Row], metric: str | None
 
 
 def _general_rows(runs: Sequence[_ComparedRun]) -> Iterator[_Row]:
-    """The facts that are shown of every run."""
+    """Yield the rows that are shown for all runs."""
     records = [run.record for run in runs]
     summaries = [record.summary() for record in records]
     yield _Row("status", [record.status for record in records])
@@ -92,7 +92,7 @@ def _general_rows(runs: Sequence[_ComparedRun]) -> Iterator[_Row]:
 
 
 def _different_settings(runs: Sequence[_ComparedRun]) -> Iterator[_Row]:
-    """The settings that are not the same in all runs."""
+    """Yield the settings that differ between the runs."""
     settings = [_settings(run.record) for run in runs]
     for name in dict.fromkeys(name for one in settings for name in one):
         values = [one.get(name) for one in settings]
@@ -101,28 +101,28 @@ def _different_settings(runs: Sequence[_ComparedRun]) -> Iterator[_Row]:
 
 
 def _settings(record: RunRecord) -> dict[str, Any]:
-    """The settings and versions that a run was made with."""
+    """Return the settings of a run, and the versions that it ran with."""
     facts = record.facts
-    found = {name: facts.get(name) for name in ("train_function", "trainer", "train_loop_config", "scaling_config")}
+    settings = {name: facts.get(name) for name in ("train_function", "trainer", "train_loop_config", "scaling_config")}
     packages = record.history.environment.get("packages", {})
-    found |= {f"{name} (driver)": version for name, version in packages.items()}
-    found["python"] = facts.get("python")
-    found["drivetrain"] = facts.get("drivetrain")
-    return found
+    settings |= {f"{name} (driver)": version for name, version in packages.items()}
+    settings["python"] = facts.get("python")
+    settings["drivetrain"] = facts.get("drivetrain")
+    return settings
 
 
 def _metric_rows(runs: Sequence[_ComparedRun]) -> Iterator[_Row]:
-    """The last, the least and the greatest value of each metric."""
+    """Yield the last, the minimum and the maximum value of each metric."""
     latest = [reported_metrics(run.record.metrics) for run in runs]
     for metric in dict.fromkeys(name for run in runs for name in run.curves if not name.startswith("_")):
         ranges = [_range(run.curves.get(metric)) for run in runs]
         yield _Row(f"{metric}, last", [metrics.get(metric) for metrics in latest])
-        yield _Row(f"{metric}, least", [lowest for lowest, _ in ranges])
-        yield _Row(f"{metric}, greatest", [highest for _, highest in ranges])
+        yield _Row(f"{metric}, min", [lowest for lowest, _ in ranges])
+        yield _Row(f"{metric}, max", [highest for _, highest in ranges])
 
 
 def _range(curve: Curve | None) -> tuple[float | None, float | None]:
-    """The least and the greatest value; None if there are no finite values."""
+    """Return the minimum and the maximum, or None for both if there are no finite values."""
     if curve is None or math.isnan(curve.lowest):
         return None, None
     return curve.lowest, curve.highest

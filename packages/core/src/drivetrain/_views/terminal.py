@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from drivetrain._base.printable import printable
@@ -32,7 +33,12 @@ def terminal_width() -> int:
 
 
 def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None, spare: Sequence[str] = ()
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int | None = None,
+    spare: Sequence[str] = (),
+    wrap: bool = False,
 ) -> str:
     """Return a table as text, with minimal column widths.
 
@@ -42,6 +48,7 @@ def table(
         width: the available width in columns of text; None for the width of the terminal.
         spare: headings of columns that are dropped if the table is too wide, starting with the last. If that is not
             enough, the widest columns are truncated.
+        wrap: continue long cells on further lines instead of truncating them.
     """
     width = width or terminal_width()
     names = list(header)
@@ -63,10 +70,13 @@ def table(
         if widths[widest] <= _MIN_CELL:
             break
         widths[widest] = max(_MIN_CELL, widths[widest] - excess, min(others[0] if others else 0, widths[widest] - 1))
+    fit = _wrap if wrap else _cut
     lines = []
     for row in [header, *rows]:
-        cells = [_cut(row[column], widths[column]).ljust(widths[column]) for column in shown]
-        lines.append("  ".join(cells).rstrip())
+        cells = [fit(row[column], widths[column]) for column in shown]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = [part.ljust(widths[column]) for part, column in zip(parts, shown, strict=True)]
+            lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
 
 
@@ -117,8 +127,12 @@ def moment(unix_time: float | None) -> str:
         return "-"
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}{'…' if can_print('…') else '.'}"
+def _cut(text: str, width: int) -> list[str]:
+    return [text if len(text) <= width else f"{text[: width - 1]}{'…' if can_print('…') else '.'}"]
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
 def can_print(text: str) -> bool:
