@@ -1,4 +1,4 @@
-"""How Sphinx builds the documentation. Nothing is fetched, so a build works without a network."""
+"""Configuration of Sphinx. A build downloads nothing, so it works without a network."""
 
 import ast
 import importlib
@@ -42,7 +42,7 @@ autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"
 python_maximum_signature_line_length = 80
 python_display_short_literal_types = True
-# Shown with the parameters' style: a list of names, types and meanings, not an entry for each.
+# Attributes are listed like parameters, with names, types and descriptions, and not as separate entries.
 napoleon_custom_sections = [("Attributes", "params_style")]
 napoleon_numpy_docstring = False
 
@@ -57,7 +57,7 @@ pygments_dark_style = "github-dark"
 
 
 def _load_names_for_annotations() -> None:
-    """Executes each module's ``if TYPE_CHECKING:`` block, so that annotations resolve and link to what they name."""
+    """Execute the ``if TYPE_CHECKING:`` block of each module, so that annotations can be resolved and linked."""
     for package in (
         drivetrain,
         drivetrain_ray,
@@ -70,18 +70,18 @@ def _load_names_for_annotations() -> None:
         drivetrain_tf,
         drivetrain_horovod,
     ):
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if found.name.endswith("._warmup"):  # imported for an effect that only workers want
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if info.name.endswith("._warmup"):  # has side effects that are meant for workers
                 continue
-            module = importlib.import_module(found.name)
+            module = importlib.import_module(info.name)
             for node in ast.parse(inspect.getsource(module)).body:
                 if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
                     block = ast.Module(node.body, type_ignores=[])
-                    exec(compile(block, module.__file__ or found.name, "exec"), vars(module))
+                    exec(compile(block, module.__file__ or info.name, "exec"), vars(module))
 
 
-def _mend_signature(app, what, name, obj, options, signature, returns):
-    """Shows default factories as something that Sphinx can parse, and no arguments for protocols."""
+def _clean_signature(app, what, name, obj, options, signature, returns):
+    """Replace default factories by text that Sphinx can parse, and omit the arguments of protocols."""
     if signature == "(*args, **kwargs)" and getattr(obj, "_is_protocol", False):
         return "", returns
     if signature and "<factory>" in signature:
@@ -98,13 +98,13 @@ def _before_napoleon(app, what, name, obj, options, lines):
 
 
 def _after_napoleon(app, what, name, obj, options, lines):
-    """Undoes that napoleon takes the words before a colon in a property's first line for its type."""
+    """Restore the docstrings of properties: napoleon takes words before a colon in the first line for a type."""
     if what == "property":
         lines[:] = _property_lines.pop(name)
 
 
 def setup(app):
     _load_names_for_annotations()
-    app.connect("autodoc-process-signature", _mend_signature)
+    app.connect("autodoc-process-signature", _clean_signature)
     app.connect("autodoc-process-docstring", _before_napoleon, priority=100)
     app.connect("autodoc-process-docstring", _after_napoleon, priority=900)
