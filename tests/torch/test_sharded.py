@@ -275,8 +275,10 @@ def test_checkpoint_of_another_optimizer_is_refused_with_the_differences(saved: 
     model = make_model()
     names = r"optimizer\.state\.0\.weight\.{}, .* and {} more"
     momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    found = rf"without {names.format('momentum_buffer', 1)}; with {names.format('step', 9)}\. Create them"
-    assert_refused(saved, f"expected a checkpoint of this model and optimizer, got .*/saved {found}", model, momentum)
+    differences = rf"without {names.format('momentum_buffer', 1)}; with {names.format('step', 9)}\. Create them"
+    assert_refused(
+        saved, f"expected a checkpoint of this model and optimizer, got .*/saved {differences}", model, momentum
+    )
     assert_refused(saved, r"with optimizer\.state\.2\.weight", model, torch.optim.AdamW(model[0].parameters()))
     save_sharded(saved / "sgd", model, plain_sgd(model))
     assert_refused(saved / "sgd", r"without optimizer\.state\.0\.weight\.step", model, make_optimizer(model))

@@ -104,7 +104,7 @@ class ElasticRendezvous:
             ) from error
 
         self._timeout_s = timeout_s
-        self._nowhere = INVALID_SLOT_INFO
+        self._invalid_slot = INVALID_SLOT_INFO
         self._changed = threading.Condition()
         self._slots = {(slot.hostname, slot.local_rank): slot for slot in (SlotInfo(*values) for values in slots)}
         self._waiting: set[Place] = set()
@@ -158,7 +158,7 @@ class ElasticRendezvous:
         """
         with self._changed:
             place = (host, local_rank)
-            return self._nowhere if place in self._waiting else self._slots[place]
+            return self._invalid_slot if place in self._waiting else self._slots[place]
 
     def register_worker_server(self, host: str, local_rank: int, addresses: object, key: object) -> None:
         """Ignore the address at which the worker could be notified of new hosts. Called by Horovod's handler."""
