@@ -99,7 +99,7 @@ def test_single_dataset_needs_no_name_and_a_custom_config_makes_the_shards(runti
 
 
 def test_dataset_that_cannot_be_opened_is_refused_before_the_start(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be opened"):
+    with pytest.raises(ConfigurationError, match="files that can be opened"):
         runtime.fit(count_rows, {}, datasets={"train": str(tmp_path / "nothing.parquet")})
     assert not (runtime.storage_path / "run").exists()
 

@@ -466,11 +466,10 @@ def _open_files(name: str, dataset: Any) -> Any:
     import pyarrow as pa
     import pyarrow.dataset as ds
 
-    given = [dataset] if isinstance(dataset, (str, os.PathLike)) else dataset
-    paths = [os.fspath(path) for path in given]
-    paths = [match for path in paths for match in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
+    patterns = [os.fspath(path) for path in ([dataset] if isinstance(dataset, (str, os.PathLike)) else dataset)]
+    paths = [path for pattern in patterns for path in _matching_paths(pattern)]
     if not paths:
-        raise ConfigurationError(f"dataset {name!r} cannot be opened ({given}): no such file")
+        raise ConfigurationError(f"dataset {name!r}: expected files that can be opened, got no files at {patterns}")
     files = [file for path in paths for file in (os.listdir(path) if os.path.isdir(path) else [path])]
     suffixes = {os.path.splitext(file)[1] for file in files}
     formats = {_FORMATS.get(suffix) for suffix in suffixes} - {None}
@@ -479,7 +478,13 @@ def _open_files(name: str, dataset: Any) -> Any:
     try:
         return ds.dataset(paths[0] if len(paths) == 1 else paths, format=formats.pop() if formats else "parquet")
     except (OSError, pa.ArrowInvalid) as error:
-        raise ConfigurationError(f"dataset {name!r} cannot be opened ({given}): {error}") from error
+        raise ConfigurationError(
+            f"dataset {name!r}: expected files that can be opened, got an error for {patterns}: {error}"
+        ) from error
+
+
+def _matching_paths(pattern: str) -> list[str]:
+    return sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
 
 
 def _count_fragments(dataset: Any) -> list[tuple[Any, int]]:

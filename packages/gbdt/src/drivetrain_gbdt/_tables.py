@@ -83,9 +83,9 @@ class TableForm:
         }
         return config, self._data(columns, parameters, dataset_options, dataset_config), run_config
 
-    def refuse(self, function: str, *given: object) -> None:
+    def reject(self, function: str, *arguments: object) -> None:
         """Reject arguments for training on tables if there is a train function."""
-        if any(value for value in given):
+        if any(arguments):
             raise ConfigurationError(
                 f"{self.trainer}(train_loop_per_worker=...): expected no label_column, params or arguments of "
                 f"{function}. Call {function} with them in the train function"
@@ -96,21 +96,22 @@ class TableForm:
         columns: Columns,
         params: Mapping[str, Any],
         options: Mapping[str, Mapping[str, Any]],
-        given: DataConfig | None,
+        dataset_config: DataConfig | None,
     ) -> DataConfig:
-        if given is not None and type(given) is not DataConfig:
-            return given
+        if dataset_config is not None and type(dataset_config) is not DataConfig:
+            return dataset_config
+        rules = dataset_config or DataConfig(self.split)
         objective = params.get("objective")
         return TableData(
             columns=columns,
             objective=objective if isinstance(objective, str) else None,
             classes=params.get("num_class"),
             groups={
-                **({} if given is None else given.keep_together),
+                **rules.keep_together,
                 **{name: option[self.group] for name, option in options.items() if self.group in option},
             },
-            datasets_to_split=self.split if given is None else given.datasets_to_split,
-            execution_options=None if given is None else given.execution_options,
+            datasets_to_split=rules.datasets_to_split,
+            execution_options=rules.execution_options,
         )
 
 

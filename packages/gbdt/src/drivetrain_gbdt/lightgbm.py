@@ -249,7 +249,7 @@ class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
                 run_config=run_config,
             )
         else:
-            _TABLES.refuse("lightgbm.train", label_column, params, dataset_params, train_kwargs)
+            _TABLES.reject("lightgbm.train", label_column, params, dataset_params, train_kwargs)
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,

@@ -203,7 +203,7 @@ class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
                 run_config=run_config,
             )
         else:
-            _TABLES.refuse("xgboost.train", label_column, params, dmatrix_params, train_kwargs)
+            _TABLES.reject("xgboost.train", label_column, params, dmatrix_params, train_kwargs)
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,

@@ -200,20 +200,20 @@ def _run_trial(pickled: bytes, changes: Mapping[str, Any]) -> None:
     name = f"{_RUN}{len(earlier):03d}"
     reporter = _Reporter(_inside(trial_storage, name))
     arguments = merge_arguments(trainer.given, changes)
-    given: RunConfig = arguments.get("run_config") or RunConfig()
-    checkpoints = given.checkpoint_config
+    run_config: RunConfig = arguments.get("run_config") or RunConfig()
+    checkpoints = run_config.checkpoint_config
     if checkpoints.num_to_keep is None:  # Tune has its own setting for the number of copies
         checkpoints = replace(checkpoints, num_to_keep=1 + checkpoints.max_uploads_in_flight)
     replaced: dict[str, Any] = {
         "scaling_config": _scaling_here(arguments.get("scaling_config") or ScalingConfig()),
         "run_config": replace(
-            given,
+            run_config,
             name=name,
             storage_path=tune_storage.trial_fs_path,
             storage_filesystem=filesystem,
             resume="never",
             verbose=0,
-            callbacks=(*given.callbacks, reporter),
+            callbacks=(*run_config.callbacks, reporter),
             checkpoint_config=checkpoints,
         ),
     }

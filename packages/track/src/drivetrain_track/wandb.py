@@ -95,8 +95,8 @@ class WandbLoggerCallback(TrackerCallback):
         import wandb
 
         init = dict(self.init)
-        given: Mapping[str, Any] | wandb.Settings = init.pop("settings", None) or {}
-        settings = copy.copy(given) if isinstance(given, wandb.Settings) else wandb.Settings(**given)
+        custom: Mapping[str, Any] | wandb.Settings = init.pop("settings", None) or {}
+        settings = copy.copy(custom) if isinstance(custom, wandb.Settings) else wandb.Settings(**custom)
         # wandb would replace the driver's output streams to record them; the workers' output is in logs/ anyway.
         settings.console = "off"
         settings.silent = True

@@ -69,14 +69,14 @@ class TuneConfig:
         for name, count in counts.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise ConfigurationError(f"TuneConfig({name}=...): expected an integer >= 1, got {count!r}")
-        for name, given, method in (
+        for name, value, method in (
             ("search_alg", self.search_alg, "sample_relative"),
             ("scheduler", self.scheduler, "prune"),
         ):
-            if given is not None and not callable(getattr(given, method, None)):
+            if value is not None and not callable(getattr(value, method, None)):
                 kind = "sampler of optuna.samplers" if name == "search_alg" else "pruner of optuna.pruners"
                 raise ConfigurationError(
-                    f"TuneConfig({name}=...): expected a {kind}, got {given!r}. To use search algorithms and "
+                    f"TuneConfig({name}=...): expected a {kind}, got {value!r}. To use search algorithms and "
                     "schedulers of Ray Tune, call ray.tune.Tuner(trainer.as_trainable(), ...)"
                 )
         budget: object = self.time_budget_s

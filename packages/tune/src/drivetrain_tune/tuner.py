@@ -254,31 +254,31 @@ class Tuner:
     def _make(self, storage: Storage, trial: ActiveTrial, **replaced: Any) -> DataParallelTrainer:
         """Return the trainer of a trial, whose run directory is in the directory of the search."""
         name, search = trial.record.name, os.path.basename(storage.root)
-        given = self._run_config
+        run_config = self._run_config
         return self._trainer.vary(
             self._changes(trial.config),
             trial=Trial(name=name, id=f"{search}_{trial.record.number:05d}", experiment=search),
             run_config=replace(
-                given,
+                run_config,
                 name=name,
                 storage_path=storage.root,
                 storage_filesystem=None if storage.is_local else storage.filesystem.handle,
                 resume="auto",
                 verbose=0,
-                callbacks=copy.deepcopy(given.callbacks),
-                stop=trial.stop_condition(given.stop),
+                callbacks=copy.deepcopy(run_config.callbacks),
+                stop=trial.stop_condition(run_config.stop),
             ),
             **replaced,
         )
 
     def _new_storage(self) -> Storage:
         """Return the directory of a new search."""
-        given = self._run_config
-        runs = runs_location(given.storage_path, given.storage_filesystem)
+        run_config = self._run_config
+        runs = runs_location(run_config.storage_path, run_config.storage_filesystem)
         kind = getattr(self._trainer.given["train_loop_per_worker"], "__name__", "search")
         if not self._of_function:
             kind = type(self._trainer).__name__
-        name = given.name or f"{kind}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
+        name = run_config.name or f"{kind}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
         return Storage(runs.filesystem, runs.path(name))
 
     def _store(self, storage: Storage) -> None:
