@@ -8,7 +8,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from drivetrain import Backend, BackendConfig, TrainContext, WorkerGroup
 
 _listener: Listener | None = None  # on rank 0
-_links: list[Connection] = []  # on rank 0, to all other ranks; on the others, to rank 0
+_connections: list[Connection] = []  # on rank 0, to all other ranks; on the others, to rank 0
 
 
 def listen(host: str) -> int:
@@ -21,16 +21,16 @@ def listen(host: str) -> int:
 def connect(host: str, port: int, rank: int, size: int) -> None:
     """Connect rank 0 with each of the other ranks. Called on every rank."""
     if rank == 0:
-        _links.extend(_listener.accept() for _ in range(size - 1))
+        _connections.extend(_listener.accept() for _ in range(size - 1))
     else:
-        _links.append(Client((host, port)))
+        _connections.append(Client((host, port)))
 
 
 def disconnect() -> None:
     """Close all connections. Called on every rank."""
     global _listener
-    while _links:
-        _links.pop().close()
+    while _connections:
+        _connections.pop().close()
     if _listener is not None:
         _listener.close()
         _listener = None
@@ -39,17 +39,17 @@ def disconnect() -> None:
 def all_sum(value: float) -> float:
     """Return the sum of the values of all ranks. Every rank has to call it."""
     if _listener is None:
-        _links[0].send(value)
-        return _links[0].recv()
-    total = sum((link.recv() for link in _links), start=value)
-    for link in _links:
-        link.send(total)
+        _connections[0].send(value)
+        return _connections[0].recv()
+    total = sum((connection.recv() for connection in _connections), start=value)
+    for connection in _connections:
+        connection.send(total)
     return total
 
 
 @dataclass(frozen=True)
 class TallyBackend(Backend):
-    """Connects the workers."""
+    """Connect the workers."""
 
     host: str | None
     name = "tally"
