@@ -70,7 +70,7 @@ def connect(listener: WorkerListener, index: int = 0) -> socket.socket:
 
 
 def message(listener: WorkerListener, index: int) -> bytes:
-    """What a worker sends."""
+    """Return the message that a worker sends."""
     versions = json.dumps({**handshake._own_versions(), "host": "host-b", "number": index}).encode()
     body = pickle.dumps((index, {}, None, 7))
     return listener.address.token + LENGTHS.pack(len(versions), len(body)) + versions + body
@@ -96,7 +96,7 @@ def assert_closed_by_deadline(listener: WorkerListener, connection: socket.socke
     raise AssertionError("the connection is still open")
 
 
-def test_peer_that_sends_nothing_blocks_nobody_and_is_closed_at_the_deadline(listener: WorkerListener) -> None:
+def test_silent_peer_blocks_no_other_peer_and_is_closed_at_the_deadline(listener: WorkerListener) -> None:
     with peer(listener) as silent:
         handle(listener)
         with connect(listener, 3):

@@ -1,4 +1,4 @@
-"""Runs that are damaged, or made to harm whoever reads them: only their own row is affected, and nothing blocks."""
+"""Runs that are damaged, or made to harm their readers: only their own row is affected, and nothing blocks."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What is printed of someone else's run: no terminal escapes, and no credentials."""
+"""Output that shows someone else's run has no terminal escapes and no credentials."""
 
 import ast
 import contextlib

@@ -1,4 +1,4 @@
-"""What a run leaves where others can read: no token and no environment variable, in no file and on no command line."""
+"""Files that others can read, and command lines, contain no token and no environment variable."""
 
 import contextlib
 import os

@@ -77,7 +77,7 @@ def _text(runs: Sequence[_ComparedRun], rows: Sequence[_Row], metric: str | None
         return text
     series = {run.record.name: run.curves[metric].points() for run in runs if metric in run.curves}
     if not series:
-        raise MissingError(f"--metric: expected one that rank 0 has reported, found no {metric!r}")
+        raise MissingError(f"--metric: expected a metric that rank 0 has reported, got {metric!r}")
     return f"{text}\n\n{plot(series, title=metric)}"
 
 

@@ -1,1 +1,1 @@
-"""What runs in the driver: from the trainer to the result."""
+"""The code that runs in the driver: from the trainer to the result."""

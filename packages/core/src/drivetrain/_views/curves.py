@@ -198,7 +198,7 @@ class CurveReader:
         ]
         for rank, tail in tails:
             for chunk in tail.chunks():
-                if chunk is None:  # the file was truncated or replaced: start again
+                if chunk is None:  # the file was truncated or replaced: restart
                     self._curves = {key: curve for key, curve in self._curves.items() if key[0] != rank}
                     self.reports[rank] = 0
                 else:

@@ -28,7 +28,7 @@ _MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 def save_checkpoint(**values: Any) -> None:
     """Saves a dict of values as a checkpoint, from inside a train function.
 
-    It is to be called by all ranks, of which rank 0's values are saved; it is not a barrier. The checkpoint is
+    All ranks must call it; only rank 0's values are saved, and it is not a barrier. The checkpoint is
     committed as one of :func:`~drivetrain.report` is, with the same retention, and :func:`load_checkpoint` gives it
     back. It is no iteration: metrics files and callbacks do not get a line for it.
 
@@ -107,13 +107,13 @@ def load(checkpoint: Checkpoint, asked: str, instead: str) -> dict[str, Any]:
 
 
 def _rankable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that checkpoints can be ranked by."""
+    """Return the values by which checkpoints can be ranked."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, (Mapping, list, tuple)):
             continue
         try:
             found.update(plain_metrics({name: value}))
-        except SessionError:  # it is what is to be saved
+        except SessionError:  # this value can only be saved
             continue
     return found
