@@ -103,7 +103,7 @@ def test_request_that_comes_in_drops_has_a_deadline(server: RunsServer) -> None:
 
 
 def test_client_that_does_not_read_has_a_deadline(server: RunsServer, place: Path) -> None:
-    server.answer_limit_s = 0.5
+    server.response_limit_s = 0.5
     text = json.dumps({"note": "x" * 15_000_000})  # more than fits into the buffers of a connection
     (place / "hostile" / "result.json").write_text(f"{text}\n")
     server._server.max_clients = 1
@@ -126,7 +126,7 @@ def wait_for_a_place(server: RunsServer, change: Callable[[], None] = lambda: No
 
 def test_streams_are_limited_and_their_places_are_given_back(server: RunsServer, place: Path) -> None:
     server._server.max_clients = 4
-    server.pages.look_s = 0.05
+    server.pages.poll_s = 0.05
     request = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connections(server, 4, request) as clients:
         for client in clients:

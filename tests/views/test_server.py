@@ -99,7 +99,7 @@ def test_port_in_use_is_a_clear_error(runs: Path) -> None:
 
 def test_changes_are_sent_without_known_data(own_runs: Path) -> None:
     with serving(own_runs) as server:
-        server.pages.look_s = 0.05
+        server.pages.poll_s = 0.05
         document = json.loads(get(server, "/")[2].partition('id="data">')[2].partition("</script>")[0])
         with events(server, document["events"]) as changes:
             shutil.copytree(own_runs / "plain", own_runs / "another")
@@ -113,7 +113,7 @@ def test_changes_are_sent_without_known_data(own_runs: Path) -> None:
 
 def test_browser_follows_a_run_to_its_end(browser: Browser, own_runs: Path, tmp_path: Path) -> None:
     with listening(tmp_path / "pipe") as pipe, serving(own_runs) as server:
-        server.pages.look_s = 0.1
+        server.pages.poll_s = 0.1
 
         def train(config: dict[str, str]) -> None:
             for step in range(1, 4):

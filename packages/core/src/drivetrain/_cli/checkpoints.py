@@ -72,11 +72,11 @@ def add_checkpoints(commands: Commands) -> None:
 
 def _list(arguments: argparse.Namespace) -> int:
     storage = find_run(arguments.run)
-    found = []
+    checkpoints = []
     for entry in read_manifest(storage):
         size, files = checkpoint_sizes(storage, entry.name) or (None, None)
         link = storage.find_link(entry.name)
-        found.append(
+        checkpoints.append(
             {
                 **asdict(entry),
                 "metrics": flatten(entry.metrics),
@@ -87,27 +87,27 @@ def _list(arguments: argparse.Namespace) -> int:
                 "path": storage.path(entry.name),
             }
         )
-    emit(arguments, found, lambda: _list_text(found, storage))
+    emit(arguments, checkpoints, lambda: _list_text(checkpoints, storage))
     return OK
 
 
-def _list_text(found: list[dict[str, Any]], storage: Storage) -> str:
-    if not found:
+def _list_text(checkpoints: list[dict[str, Any]], storage: Storage) -> str:
+    if not checkpoints:
         return f"no committed checkpoints in {storage.root}"
     rows = [
         [
-            one["name"],
-            str(one["iteration"]),
-            moment(one["time"]),
-            bytes_text(one["bytes"]),
-            amount(one["files"]),
-            "yes" if one["pinned"] else "",
-            ", ".join(f"{name} {amount(value)}" for name, value in reported_metrics(one["metrics"]).items()),
+            checkpoint["name"],
+            str(checkpoint["iteration"]),
+            moment(checkpoint["time"]),
+            bytes_text(checkpoint["bytes"]),
+            amount(checkpoint["files"]),
+            "yes" if checkpoint["pinned"] else "",
+            ", ".join(f"{name} {amount(value)}" for name, value in reported_metrics(checkpoint["metrics"]).items()),
         ]
-        for one in found
+        for checkpoint in checkpoints
     ]
     header = ["CHECKPOINT", "REPORT", "COMMITTED", "SIZE", "FILES", "PINNED", "METRICS"]
-    notes = [f"  {one['name']}: {one['damage']}" for one in found if one["damage"]]
+    notes = [f"  {checkpoint['name']}: {checkpoint['damage']}" for checkpoint in checkpoints if checkpoint["damage"]]
     return "\n".join([table(header, rows, spare=["PINNED", "FILES"]), *(["damaged:", *notes] if notes else [])])
 
 
@@ -120,16 +120,20 @@ def _verify(arguments: argparse.Namespace) -> int:
         raise MissingError(
             f"checkpoints verify: expected a run with committed checkpoints, but there are none in {storage.root}"
         )
-    found = []
+    checkpoints = []
     for entry in entries:
         damage = None
         try:
             checkpoint_in(storage, entry.name).verify(checksums=arguments.checksums)
         except StorageError as error:
             damage = str(error)
-        found.append({"name": entry.name, "ok": damage is None, "damage": damage})
-    emit(arguments, found, lambda: "\n".join(f"{one['name']}  {one['damage'] or 'ok'}" for one in found))
-    return OK if all(one["ok"] for one in found) else BAD
+        checkpoints.append({"name": entry.name, "ok": damage is None, "damage": damage})
+    emit(
+        arguments,
+        checkpoints,
+        lambda: "\n".join(f"{checkpoint['name']}  {checkpoint['damage'] or 'ok'}" for checkpoint in checkpoints),
+    )
+    return OK if all(checkpoint["ok"] for checkpoint in checkpoints) else BAD
 
 
 def _export(arguments: argparse.Namespace) -> int:

@@ -20,8 +20,8 @@ from drivetrain.errors import StorageError
 
 __all__ = ["add_tail"]
 
-_LOOK_S = 0.25
-_REMOTE_LOOK_S = 10.0
+_POLL_S = 0.25
+_REMOTE_POLL_S = 10.0
 _MAX_PART_BYTES = 1 << 16  # the shown part of a log line that is too long
 
 
@@ -66,20 +66,20 @@ def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bo
     position = _whole_bytes(storage, name)
     yield from shown
     while follow:
-        is_live = read_run(storage).is_live  # before the last look, so that it misses nothing
+        is_live = read_run(storage).is_live  # checked before the last read, so that no line is missed
         start = -MAX_LINE_BYTES
-        while position - start > MAX_LINE_BYTES // 2:  # there may be more than one look returns
+        while position - start > MAX_LINE_BYTES // 2:  # one read may not return all new lines
             start = position
             for line, end in _lines_from(storage, name, position, is_log=is_log):
                 position = end
                 yield line
         if not is_live:
             return
-        time.sleep(_LOOK_S if storage.is_local else _REMOTE_LOOK_S)
+        time.sleep(_POLL_S if storage.is_local else _REMOTE_POLL_S)
 
 
 def _whole_bytes(storage: Storage, name: str) -> int:
-    """Return how much of a file is whole lines; all of it if the end of the file is a line that is too long."""
+    """Return the size of the complete lines of a file, or its whole size if it ends with a line that is too long."""
     try:
         with storage.open_file(name) as file:
             end = file.seek(0, os.SEEK_END)
@@ -96,21 +96,21 @@ def _whole_bytes(storage: Storage, name: str) -> int:
 
 
 def _lines_from(storage: Storage, name: str, position: int, *, is_log: bool) -> Iterator[tuple[bytes, int]]:
-    """Whole lines after a position, each with where it ends; a file that was cut is read from its new end on.
+    """Yield the complete lines after a position, each with its end position. A truncated file is read from its new end.
 
-    A line that is too long, which a progress bar writes to a log, comes in parts: of each, only its end.
+    A line that is too long, such as the output of a progress bar in a log, is yielded in parts, and only the end of each.
     """
     try:
         with storage.open_file(name) as file:
             position = min(position, file.seek(0, os.SEEK_END))
             file.seek(position)
-            data = file.read(MAX_LINE_BYTES)  # the rest follows with the next look
+            data = file.read(MAX_LINE_BYTES)  # the next call reads the rest
     except FileNotFoundError:
         return
     if len(data) >= MAX_LINE_BYTES and b"\n" not in data:
         if not is_log:
             raise line_too_long(storage.path(name))
-        end = data.rfind(b"\r") + 1 or len(data)  # a state of a progress bar is not cut in two
+        end = data.rfind(b"\r") + 1 or len(data)  # do not split a state of a progress bar
         yield data[max(0, end - _MAX_PART_BYTES) : end], position + end
         return
     for line in data.split(b"\n")[:-1]:

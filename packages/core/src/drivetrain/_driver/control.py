@@ -25,7 +25,7 @@ _WAIT_S = 5.0
 _REPLY_S = 30.0
 _MAX_REPLY_BYTES = 16 << 20
 _RETRY_S = 0.1
-_PASSING_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}
+_TRANSIENT_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}
 """Errors of ``accept()`` after which a later call can succeed: for example, there was no free descriptor."""
 
 
@@ -65,7 +65,7 @@ def _serve(listener: socket.socket, reply: Callable[[str], str], ended: threadin
         try:
             connection, _ = listener.accept()
         except OSError as error:
-            if error.errno not in _PASSING_ERRORS:  # the run ended
+            if error.errno not in _TRANSIENT_ERRORS:  # the run ended
                 return
             ended.wait(_RETRY_S)
             continue

@@ -40,16 +40,16 @@ __all__ = ["RunsServer"]
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::\d*)?")
 _COOKIE = "drivetrain_token"
-_LOOK_S = 1.0
-_REMOTE_LOOK_S = 20.0
-_ALIVE_S = 15.0
-_READ_S = 0.5
+_POLL_S = 1.0
+_REMOTE_POLL_S = 20.0
+_KEEP_ALIVE_S = 15.0
+_READ_LIMIT_S = 0.5
 """The time limit for reading reports before a page is sent; further reports follow in updates."""
 _SLOWDOWN = 20.0
 """The minimum interval between two reads of a run, as a multiple of the duration of the last read."""
-_PATIENCE_S = 2.0
+_ROW_WAIT_S = 2.0
 _REQUEST_S = 10.0
-_ANSWER_S = 30.0
+_RESPONSE_S = 30.0
 _LIVE = ("running", "locked")
 
 
@@ -68,7 +68,7 @@ class RunsServer:
     Attributes:
         url: the address to open in a browser.
         request_limit_s: the time limit in seconds for a client to send a whole request.
-        answer_limit_s: the time limit in seconds for a client to receive a response or an event.
+        response_limit_s: the time limit in seconds for a client to receive a response or an event.
 
     Raises:
         ConfigurationError: the server cannot listen on the address.
@@ -79,7 +79,7 @@ class RunsServer:
         self.is_loopback = host in _LOOPBACK
         self.token = token if token or self.is_loopback else secrets.token_urlsafe(24)
         self.request_limit_s = _REQUEST_S
-        self.answer_limit_s = _ANSWER_S
+        self.response_limit_s = _RESPONSE_S
         self.pages = _Pages(storage)
         self.ended = threading.Event()
         server = self
@@ -91,8 +91,8 @@ class RunsServer:
             self._server = _server_class(_address_family(host))((host, port), Handler)
         except OSError as error:
             raise ConfigurationError(
-                f"the server: expected an address and port of this machine that are free, got {_in_url(host)}:{port} "
-                f"({error.strerror or error}): choose others, or port 0 for any that is free"
+                f"runs serve: expected an unused address and port of this machine, got {_in_url(host)}:{port} "
+                f"({error.strerror or error}). Choose others, or port 0 for any free port"
             ) from error
         shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else _in_url(host)
         self.url = f"http://{shown}:{self._server.server_address[1]}/"
@@ -118,13 +118,13 @@ def _server_class(family: socket.AddressFamily) -> type[LimitedServer]:
 
 
 def _address_family(host: str) -> socket.AddressFamily:
-    """Return the family of an address, or of a host name: IPv6 only if it has no IPv4 address.
+    """Return the family of an address or host name: IPv6 only if it has no IPv4 address.
 
     Raises:
-        OSError: there is no such address.
+        OSError: the address does not exist.
     """
-    found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    families = {family for family, *_ in found}
+    addresses = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    families = {family for family, *_ in addresses}
     return socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
 
 
@@ -143,7 +143,7 @@ class _Pages:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self.look_s = _LOOK_S if storage.is_local else _REMOTE_LOOK_S
+        self.poll_s = _POLL_S if storage.is_local else _REMOTE_POLL_S
         self._lock = threading.Lock()
         self._views: dict[str, _RunView] = {}
         self._rows: dict[str, _Row] = {}
@@ -186,23 +186,23 @@ class _Row:
         self._storage = storage
         self._lock = threading.Lock()
         self._summary: dict[str, Any] = {}
-        self._next_look = 0.0
+        self._next_read_at = 0.0
         self.state: Any = None
 
     def read(self) -> dict[str, Any]:
         """Return the summary of the run, or the previous summary while another thread reads the run."""
-        if not self._lock.acquire(timeout=0 if self._summary else _PATIENCE_S):
+        if not self._lock.acquire(timeout=0 if self._summary else _ROW_WAIT_S):
             return self._summary or unreadable_run(self._storage, "reading it takes too long")
         try:
             started = time.monotonic()
-            if self._summary and started < self._next_look:
+            if self._summary and started < self._next_read_at:
                 return self._summary
             state = _state(self._storage)
             # A live run may have been killed, which does not change any file.
             if not self._summary or self.state != state or self._summary["status"] in _LIVE:
                 self._summary, self.state = summarize_run(self._storage), state
                 ended = time.monotonic()
-                self._next_look = ended + _SLOWDOWN * (ended - started)
+                self._next_read_at = ended + _SLOWDOWN * (ended - started)
             return self._summary
         finally:
             self._lock.release()
@@ -227,16 +227,16 @@ class _RunView:
         self.is_behind = False
         self._checked = 0.0
 
-    def document(self, name: str, look_s: float) -> tuple[str, str]:
+    def document(self, name: str, poll_s: float) -> tuple[str, str]:
         """Return a stamp of the current state of the run, and its document."""
         with self._lock:
-            is_fresh = time.monotonic() - self._checked < look_s / 2 and not self.is_behind
+            is_fresh = time.monotonic() - self._checked < poll_s / 2 and not self.is_behind
             if self._current is not None and is_fresh:
                 return self._current
             self._checked = time.monotonic()
             state = _state(self.storage)
             if self._current is None or self._is_live or self.is_behind or state != self._state:
-                record = describe_run(self.storage, self._reader, self._sizes, _READ_S)
+                record = describe_run(self.storage, self._reader, self._sizes, _READ_LIMIT_S)
                 self._state, self._is_live = state, record["status"] in _LIVE
                 self.is_behind = record["read"] < 1
                 stamp = _stamp((state, record["status"], record["read"]))
@@ -254,7 +254,7 @@ def _state(storage: Storage) -> Any:
     """Return a value that differs if the files of the run have changed."""
     names = [RUN_FILE, MANIFEST, TIMELINE_FILE, USAGE_FILE, ERROR_FILE, LOCK_FILE]
     if not storage.is_local:
-        return time.time() // _REMOTE_LOOK_S  # detecting a change costs as much as reading the run
+        return time.time() // _REMOTE_POLL_S  # detecting a change costs as much as reading the run
     with contextlib.suppress(StorageError):  # the directory cannot be listed
         names += rank_files(storage).values()
     state = []
@@ -291,11 +291,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Handle a GET request."""
         self.server.set_sending(self.connection, sending=False)
-        self.connection.settimeout(self.runs.answer_limit_s)
+        self.connection.settimeout(self.runs.response_limit_s)
         with contextlib.suppress(ConnectionError, TimeoutError):
-            self._answer()
+            self._respond()
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         url = urlsplit(self.path)
         query = parse_qs(url.query)
         if not self._is_allowed(query):
@@ -308,9 +308,9 @@ class _Handler(BaseHTTPRequestHandler):
                 title, form = parts[1], parts[2:]
                 view = self.runs.pages.run(title)
                 if view is None:
-                    self._refuse(http.HTTPStatus.NOT_FOUND, f"run not found: {title!r}")
+                    self._reject(http.HTTPStatus.NOT_FOUND, f"run not found: {title!r}")
                     return
-                make = functools.partial(view.document, title, self.runs.pages.look_s)
+                make = functools.partial(view.document, title, self.runs.pages.poll_s)
                 is_behind = functools.partial(getattr, view, "is_behind")
             else:
                 title, form, make = "runs", parts, functools.partial(self.runs.pages.index)
@@ -322,9 +322,9 @@ class _Handler(BaseHTTPRequestHandler):
             elif not form:
                 self._send(render(make()[1], title), "text/html; charset=utf-8")
             else:
-                self._refuse(http.HTTPStatus.NOT_FOUND, "page not found")
+                self._reject(http.HTTPStatus.NOT_FOUND, "page not found")
         except StorageError as error:
-            self._refuse(http.HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+            self._reject(http.HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
     def _is_allowed(self, query: Mapping[str, list[str]]) -> bool:
         """Reject clients without the token, and pages of other sites whose host name points to this machine."""
@@ -336,10 +336,13 @@ class _Handler(BaseHTTPRequestHandler):
                 return True
             if hmac.compare_digest(self._token_in_cookie().encode(), runs.token.encode()):
                 return True
-            self._refuse(http.HTTPStatus.FORBIDDEN, "expected the token: open the whole address that was printed")
+            self._reject(
+                http.HTTPStatus.FORBIDDEN,
+                "token: missing or wrong. Open the whole address that drivetrain runs serve printed",
+            )
             return False
         if runs.is_loopback and _host_of(self.headers.get("Host", "")) not in _LOOPBACK:
-            self._refuse(http.HTTPStatus.FORBIDDEN, "this is for browsers on this machine")
+            self._reject(http.HTTPStatus.FORBIDDEN, "host: expected a browser on this machine")
             return False
         return True
 
@@ -372,14 +375,14 @@ class _Handler(BaseHTTPRequestHandler):
                 readable = True
                 if stamp != seen:
                     seen, chunk = stamp, f"id: {stamp}\ndata: {document}\n\n".encode()
-            if not chunk and time.monotonic() - sent > _ALIVE_S:
+            if not chunk and time.monotonic() - sent > _KEEP_ALIVE_S:
                 chunk = b": nothing new\n\n"  # detects whether the client is still connected
             if chunk:
                 self.wfile.write(chunk)
                 self.wfile.flush()
                 sent = time.monotonic()
             if not readable or not is_behind():
-                self.runs.ended.wait(self.runs.pages.look_s)
+                self.runs.ended.wait(self.runs.pages.poll_s)
 
     def _send(self, text: str, kind: str) -> None:
         data = text.encode(errors="replace")  # the name of a run may not be valid text
@@ -391,7 +394,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _refuse(self, status: http.HTTPStatus, message: str) -> None:
+    def _reject(self, status: http.HTTPStatus, message: str) -> None:
         data = f"{printable_text(redact(message))}\n".encode()
         self.send_response(status)
         self._send_headers("text/plain; charset=utf-8")

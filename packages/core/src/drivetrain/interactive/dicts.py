@@ -26,20 +26,20 @@ _MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def save_checkpoint(**values: Any) -> None:
-    """Saves a dict of values as a checkpoint, from inside a train function.
+    """Save a dict of values as a checkpoint, from inside a train function.
 
-    All ranks must call it; only rank 0's values are saved, and it is not a barrier. The checkpoint is
-    committed as one of :func:`~drivetrain.report` is, with the same retention, and :func:`load_checkpoint` gives it
-    back. It is no iteration: metrics files and callbacks do not get a line for it.
+    Call it on all ranks; only the values of rank 0 are saved, and the call is not a barrier. The checkpoint is committed
+    and retained like a checkpoint of :func:`~drivetrain.report`, and :func:`load_checkpoint` returns it. It does not
+    count as an iteration: metrics files and callbacks receive no report.
 
     Args:
-        **values: what can be pickled. A number or a string may be what
-            :class:`~drivetrain.CheckpointStrategy` ranks checkpoints by. A tensor on a GPU comes back there, so save
-            ``model.state_dict()`` on the CPU.
+        **values: values that can be pickled. :class:`~drivetrain.CheckpointStrategy` can rank checkpoints by a value
+            that is a number or a string. Tensors on a GPU are loaded onto the GPU, so save ``model.state_dict()`` on the
+            CPU.
 
     Raises:
         SessionError: called outside a train function.
-        StorageError: it could not be stored.
+        StorageError: the checkpoint could not be stored.
 
     Example:
         At the end of each epoch::
@@ -54,41 +54,41 @@ def save_checkpoint(**values: Any) -> None:
         Path(directory, DICT_FILE).write_bytes(dump(values))
         upload = UploadRequest(checkpoint=Checkpoint.from_directory(directory), delete_local=True)
         session.report(_rankable(values), upload, quiet=True)
-        os.makedirs(directory, exist_ok=True)  # it may have been moved, and is about to be deleted
+        os.makedirs(directory, exist_ok=True)  # it may have been moved, but the context manager deletes it
 
 
 def load_checkpoint() -> dict[str, Any] | None:
-    """The values of the checkpoint to continue from: see :func:`~drivetrain.get_checkpoint` for which one that is.
+    """Return the values of the checkpoint to resume from; see :func:`~drivetrain.get_checkpoint` for its choice.
 
-    This unpickles the checkpoint, which can execute code: continue only from checkpoints that you trust.
+    This unpickles the checkpoint, which can execute code: resume only from checkpoints that you trust.
 
     Returns:
-        None at the start of a run that continues from nothing.
+        The values; None at the start of a run that does not resume from a checkpoint.
 
     Raises:
         SessionError: called outside a train function.
-        CheckpointError: the checkpoint is a directory that :func:`~drivetrain.report` was given.
+        CheckpointError: the checkpoint is a directory that was passed to :func:`~drivetrain.report`.
     """
     checkpoint = active_session("load_checkpoint").checkpoint
     return None if checkpoint is None else load(checkpoint, "load_checkpoint()", "get_checkpoint()")
 
 
 def dump(values: Mapping[str, Any]) -> bytes:
-    """The content of the file of a dict checkpoint."""
+    """Return the content of the file of a dict checkpoint."""
     data: bytes = cloudpickle.dumps(dict(values))
     return data
 
 
-def load(checkpoint: Checkpoint, asked: str, instead: str) -> dict[str, Any]:
-    """Unpickles the values of a dict checkpoint.
+def load(checkpoint: Checkpoint, caller: str, alternative: str) -> dict[str, Any]:
+    """Unpickle the values of a dict checkpoint.
 
     Args:
         checkpoint: the checkpoint.
-        asked: what was called, for the error about another kind of checkpoint.
-        instead: what gives such a one.
+        caller: the name of the called function, for the error about another kind of checkpoint.
+        alternative: the function to use for another kind of checkpoint.
 
     Raises:
-        CheckpointError: it is another kind of checkpoint.
+        CheckpointError: the checkpoint is of another kind.
         StorageError: the file is not a regular file, or is larger than the memory of this machine.
     """
     with checkpoint.as_directory() as directory:
@@ -100,20 +100,20 @@ def load(checkpoint: Checkpoint, asked: str, instead: str) -> dict[str, Any]:
                 values: dict[str, Any] = pickle.load(file)
         except FileNotFoundError:
             raise CheckpointError(
-                f"{asked}: expected a checkpoint of save_checkpoint(), got the directory {checkpoint.path} without a "
-                f"{DICT_FILE}: use {instead}"
+                f"{caller}: expected a checkpoint of save_checkpoint(), got the directory {checkpoint.path} without "
+                f"{DICT_FILE}. Use {alternative}"
             ) from None
     return values
 
 
 def _rankable(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values by which checkpoints can be ranked."""
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, (Mapping, list, tuple)):
             continue
         try:
-            found.update(plain_metrics({name: value}))
-        except SessionError:  # this value can only be saved
+            metrics.update(plain_metrics({name: value}))
+        except SessionError:  # a value that is saved but cannot be a metric
             continue
-    return found
+    return metrics

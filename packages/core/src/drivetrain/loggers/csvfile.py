@@ -110,7 +110,7 @@ def _decoded(file: BinaryIO, where: str) -> Iterator[str]:
 
 
 def _parse(lines: Iterator[str], where: str) -> tuple[list[str], Iterator[dict[str, str]]]:
-    """Parse a table: its columns, and an iterator over its rows.
+    """Parse a table; return its columns, and an iterator over its rows.
 
     Raises:
         StorageError: a row is too long. A quoted value can span any number of lines.
