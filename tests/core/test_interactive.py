@@ -178,7 +178,7 @@ def test_checkpoint_of_another_format_is_named_in_the_error(make: Callable[..., 
 
     with pytest.raises(TrainingFailedError, match=r"load_checkpoint\(\): expected a checkpoint of save_checkpoint\(\)"):
         trainer.run(train)
-    with pytest.raises(CheckpointError, match=r"use latest_result\.checkpoint"):
+    with pytest.raises(CheckpointError, match=r"Use latest_result\.checkpoint"):
         _ = trainer.latest_checkpoint
     assert trainer.latest_result.checkpoint.path == str(trainer.best_checkpoint_path)
 

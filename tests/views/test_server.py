@@ -93,7 +93,7 @@ def test_requests_from_other_machines_require_the_token_and_keep_it_in_a_cookie(
 def test_port_in_use_is_a_clear_error(runs: Path) -> None:
     with serving(runs) as server:
         port = urlsplit(server.url).port
-        with pytest.raises(ConfigurationError, match=f"free, got 127.0.0.1:{port}"):
+        with pytest.raises(ConfigurationError, match=f"this machine, got 127.0.0.1:{port}"):
             RunsServer(local_storage(runs), port=port)
 
 

@@ -120,20 +120,16 @@ def _verify(arguments: argparse.Namespace) -> int:
         raise MissingError(
             f"checkpoints verify: expected a run with committed checkpoints, but there are none in {storage.root}"
         )
-    checkpoints = []
+    results = []
     for entry in entries:
         damage = None
         try:
             checkpoint_in(storage, entry.name).verify(checksums=arguments.checksums)
         except StorageError as error:
             damage = str(error)
-        checkpoints.append({"name": entry.name, "ok": damage is None, "damage": damage})
-    emit(
-        arguments,
-        checkpoints,
-        lambda: "\n".join(f"{checkpoint['name']}  {checkpoint['damage'] or 'ok'}" for checkpoint in checkpoints),
-    )
-    return OK if all(checkpoint["ok"] for checkpoint in checkpoints) else BAD
+        results.append({"name": entry.name, "ok": damage is None, "damage": damage})
+    emit(arguments, results, lambda: "\n".join(f"{result['name']}  {result['damage'] or 'ok'}" for result in results))
+    return OK if all(result["ok"] for result in results) else BAD
 
 
 def _export(arguments: argparse.Namespace) -> int:

@@ -28,14 +28,14 @@ _MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 def save_checkpoint(**values: Any) -> None:
     """Save a dict of values as a checkpoint, from inside a train function.
 
-    Call it on all ranks; only the values of rank 0 are saved, and the call is not a barrier. The checkpoint is committed
-    and retained like a checkpoint of :func:`~drivetrain.report`, and :func:`load_checkpoint` returns it. It does not
-    count as an iteration: metrics files and callbacks receive no report.
+    Call it on all ranks; only the values of rank 0 are saved, and the call is not a barrier. The checkpoint is
+    committed and retained like a checkpoint of :func:`~drivetrain.report`, and :func:`load_checkpoint` returns it. It
+    does not count as an iteration: metrics files and callbacks receive no report.
 
     Args:
         **values: values that can be pickled. :class:`~drivetrain.CheckpointStrategy` can rank checkpoints by a value
-            that is a number or a string. Tensors on a GPU are loaded onto the GPU, so save ``model.state_dict()`` on the
-            CPU.
+            that is a number or a string. Tensors on a GPU are loaded onto the GPU, so save ``model.state_dict()`` on
+            the CPU.
 
     Raises:
         SessionError: called outside a train function.
