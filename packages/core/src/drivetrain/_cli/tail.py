@@ -98,7 +98,7 @@ def _whole_bytes(storage: Storage, name: str) -> int:
 def _lines_from(storage: Storage, name: str, position: int, *, is_log: bool) -> Iterator[tuple[bytes, int]]:
     """Yield the complete lines after a position, each with its end position. A truncated file is read from its new end.
 
-    A line that is too long, such as a progress bar in a log, is read in parts, and only the end of each part is yielded.
+    A line that is too long, such as a progress bar in a log, is read in parts, and only the end of each is yielded.
     """
     try:
         with storage.open_file(name) as file:
