@@ -305,7 +305,7 @@ def test_lock_of_a_process_that_has_ended_without_its_start_holds_nothing(place:
 
 
 def limits() -> dict[str, int]:
-    return {name: size_limit(name) for name in [*FILES, "evaluations.json", "result_rank_3.json", "trainer.pkl"]}
+    return {name: size_limit(name) for name in [*FILES, "evaluations.json", "tuner.json", "result_rank_3.json", "trainer.pkl"]}
 
 
 def test_limits_are_those_of_the_documentation() -> None:
@@ -322,11 +322,12 @@ def test_limits_are_those_of_the_documentation() -> None:
         "logs/rank_0.log": 4096 * mebibyte,
         f"{CHECKPOINT}/.checkpoint.json": 64 * mebibyte,
         f"{CHECKPOINT}/.metadata.json": 64 * mebibyte,
-        "evaluations.json": 64 * mebibyte,
+        "evaluations.json": 256 * mebibyte,
+        "tuner.json": 256 * mebibyte,
         "result_rank_3.json": 4096 * mebibyte,
         "trainer.pkl": 4096 * mebibyte,
     }
-    for limit in ("1 MiB", "16 MiB", "64 MiB", "128 MiB", "4 GiB", f"{MAX_VALUES:,} values"):
+    for limit in ("1 MiB", "16 MiB", "64 MiB", "128 MiB", "256 MiB", "4 GiB", f"{MAX_VALUES:,} values"):
         assert limit in table
 
 

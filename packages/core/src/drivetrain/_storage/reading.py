@@ -50,8 +50,8 @@ _SIZE_LIMITS = {
 _SIZE_LIMIT = 4096 * _MEBIBYTE
 """For reports, logs and pickles, where these are read as a whole."""
 
-MAX_JSON_BYTES = 64 * _MEBIBYTE
-"""The maximum size of other JSON files, such as those in a checkpoint."""
+MAX_JSON_BYTES = 256 * _MEBIBYTE
+"""The maximum size of JSON files of plugins, such as ``tuner.json`` of a search."""
 
 MAX_LINE_BYTES = 16 * _MEBIBYTE
 """The maximum length of a line in a file of which only a part is in memory at a time."""
