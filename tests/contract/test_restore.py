@@ -277,7 +277,7 @@ def test_path_that_is_not_a_run_is_refused_and_nothing_is_created_there(
     def resume(path: Path) -> None:
         runtime.fit(count_up, {"steps": 4}, name=None, storage_path=None, resume=path)
 
-    with pytest.raises(StorageError, match=r"got the checkpoint .*checkpoint_000002: name the directory above it"):
+    with pytest.raises(StorageError, match=r"got the checkpoint .*checkpoint_000002. Pass the directory above it"):
         resume(run / "checkpoint_000002")
     for path in (run / "artifacts", tmp_path / "missing", tmp_path):
         with pytest.raises(StorageError, match=rf"expected a run directory with a run\.json, found none in {path}$"):
@@ -491,7 +491,7 @@ def delete_the_manifest_and_a_file(run: Path) -> None:
     [
         (truncate_a_file, 4, "run/checkpoint_000006/0.txt has 0 bytes instead of 1"),
         (delete_a_file, 4, "run/checkpoint_000006/0.txt is missing"),
-        (delete_the_directory, 4, "found no .checkpoint.json in"),
+        (delete_the_directory, 4, "without a .checkpoint.json"),
         (damage_the_list, 4, "run/checkpoint_000006/.checkpoint.json: expected JSON"),
         (delete_the_manifest, 6, "run/manifest.json is missing"),
         (damage_the_manifest, 6, "run/manifest.json is damaged"),
@@ -556,7 +556,7 @@ def test_files_of_a_newer_drivetrain_are_refused_and_left_as_they_are(runtime: R
     metadata = Path(checkpoint.path, ".metadata.json")
     assert json.loads(metadata.read_text()) == {"version": 1, "metadata": {"dataset": "digits"}}
     metadata.write_text('{"version": 2, "metadata": {}}')
-    with pytest.raises(StorageError, match=r"\.metadata\.json was written by a newer drivetrain .*upgrade drivetrain"):
+    with pytest.raises(StorageError, match=r"\.metadata\.json was written by a newer drivetrain .*Upgrade drivetrain"):
         checkpoint.get_metadata()
     (run / "manifest.json").write_text('{"version": 2, "checkpoints": "in an unknown format"}')
     before = snapshot(run / "checkpoint_000002")

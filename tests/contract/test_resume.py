@@ -39,7 +39,7 @@ def test_directory_with_unrelated_files_is_refused_and_unchanged(runtime: Runtim
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("years of work")
 
-    with pytest.raises(RunExistsError, match="files of something else"):
+    with pytest.raises(RunExistsError, match="expected a new or empty run directory"):
         runtime.fit(count_up, {"steps": 1})
 
     assert [(file.name, file.read_text()) for file in foreign.iterdir()] == [("thesis.txt", "years of work")]

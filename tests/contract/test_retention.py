@@ -206,5 +206,8 @@ def test_checkpoint_in_use_until_the_end_is_deleted_when_the_run_resumes(runtime
     assert scores(runtime.fit(report_scores, {"scores": [4]}, workers=1, resume="must", **rules)) == [4]
     assert directories(result.path) == committed_names(result.path)
     assert not os.path.exists(path)
-    with pytest.raises(CheckpointError, match="expected a directory that exists"), checkpoint.as_directory():
+    with (
+        pytest.raises(CheckpointError, match="expected the checkpoint's directory, which does not exist"),
+        checkpoint.as_directory(),
+    ):
         pass

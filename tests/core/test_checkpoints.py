@@ -159,7 +159,7 @@ def test_damaged_or_deleted_manifest_is_reported_and_rebuilt_from_verified_check
 def test_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(b'{"version": 99, "checkpoints": []}')
 
-    with pytest.raises(StorageError, match="upgrade drivetrain") as refused:
+    with pytest.raises(StorageError, match="Upgrade drivetrain") as refused:
         CheckpointManager(local_storage(tmp_path))
     assert str(tmp_path / "manifest.json") in str(refused.value)
 
@@ -253,6 +253,6 @@ def test_checkpoint_metadata_is_set_updated_and_read(tmp_path: Path) -> None:
     checkpoint.update_metadata({"b": 3, "c": [4]})
 
     assert checkpoint.get_metadata() == {"a": 1, "b": 3, "c": [4]}
-    with pytest.raises(CheckpointError, match="values that JSON knows"):
+    with pytest.raises(CheckpointError, match="values that JSON supports"):
         checkpoint.set_metadata({"d": object()})
     assert checkpoint.get_metadata() == {"a": 1, "b": 3, "c": [4]}

@@ -198,7 +198,9 @@ def test_wait_for_a_filling_process_is_bounded_and_names_the_process(node: Node)
     assert node.pipe.receive() == [f"fills {filling}"]
 
     with (
-        pytest.raises(StorageError, match=rf"waited 0\.1 s for process {filling} on this node to fill"),
+        pytest.raises(
+            StorageError, match=rf"expected process {filling} on this node to fill the directory within 0\.1 s"
+        ),
         share_directory("downloads", "weights", wait_s=0.1),
     ):
         pass

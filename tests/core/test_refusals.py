@@ -157,13 +157,18 @@ def test_checkpoint_options_of_trainers_that_own_the_loop_are_refused(storage_pa
 
 def test_storage_path_that_is_a_file_is_refused(storage_path: Path) -> None:
     run = {"storage_path": storage_path / "precious.txt"}
-    refuse(StorageError, "precious.txt/run has a file above it", storage_path, run=run)
+    refuse(
+        StorageError,
+        "precious.txt/run: expected directories above the run directory, got a file",
+        storage_path,
+        run=run,
+    )
 
 
 def test_storage_path_that_cannot_be_written_is_refused(storage_path: Path) -> None:
     refuse(
         StorageError,
-        "choose another storage_path, or mend its permissions",
+        "Choose another storage_path, or correct its permissions",
         storage_path,
         run={"storage_path": "/proc/1"},
     )
@@ -175,7 +180,7 @@ def test_storage_path_that_cannot_be_written_is_refused(storage_path: Path) -> N
         ("nosuch://bucket/runs", "Protocol not known"),
         ("s3://", "a bucket or directory after s3://"),
         ("memory://runs", "in the memory of this process"),
-        ("box://runs", "pip install"),
+        ("box://runs", "Install it with pip"),
     ],
 )
 def test_storage_that_cannot_be_used_is_refused(storage_path: Path, path: str, words: str) -> None:

@@ -122,7 +122,7 @@ def test_deadline_is_met_and_names_the_hanging_job() -> None:
     jobs = [Job("quick", lambda: None), Job("stuck in the network", released.wait), Job("quick", lambda: None)]
     start = time.monotonic()
     try:
-        with pytest.raises(StorageError, match=r"download took longer than 0\.3 s .*2 of 3 pieces.*stuck in the net"):
+        with pytest.raises(StorageError, match=r"download took longer than 0\.3 s .*2 of 3 parts.*stuck in the net"):
             run_jobs(jobs, what="download", limits=Limits(deadline_s=0.3))
         assert 0.3 <= time.monotonic() - start < 3
     finally:
@@ -250,7 +250,7 @@ def test_truncated_or_deleted_file_is_detected(
     with pytest.raises(CheckpointError, match=r"checkpoint_000001/optimizer\.pt .*Use another checkpoint"):
         checkpoint.to_directory(tmp_path / "copy")
     assert "config.json" in paths_in(checkpoint.to_directory(tmp_path / "part", include=["*.json", "model"]))
-    with pytest.raises(CheckpointError, match=r"expected a committed checkpoint, found no \.checkpoint\.json"):
+    with pytest.raises(CheckpointError, match=r"expected a committed checkpoint, got .* without a \.checkpoint\.json"):
         Checkpoint(source).verify()
 
 
@@ -419,7 +419,9 @@ def test_full_disk_fails_the_run_with_a_remedy_and_keeps_the_latest_commit(tmp_p
     results = run_in_mount_namespace(FULL_DISK, tmp_path)
 
     message, kind, cause = results["failed"]
-    assert "No space left on device. Make room, or keep fewer checkpoints (CheckpointConfig.num_to_keep)" in message
+    assert (
+        "No space left on device. Free disk space, or keep fewer checkpoints (CheckpointConfig.num_to_keep)" in message
+    )
     assert (kind, cause) == ("storage", "StorageError")
     assert [Path(path).name for path in results["committed"]] == ["checkpoint_000002"]
     assert results["continued"] == "checkpoint_000002"
@@ -448,7 +450,7 @@ def test_repeated_report_stores_the_whole_checkpoint_once_there_is_space(tmp_pat
     results = run_in_mount_namespace(REPEATED, tmp_path)
 
     (message,) = results["messages"]
-    assert "No space left on device. Make room" in message
+    assert "No space left on device. Free disk space" in message
     assert results["left"] == []
     assert results["whole"] == [True, True]
     assert results["listed"] == {name: [40 << 20, None] for name in ("first.bin", "second.bin")}
@@ -491,7 +493,7 @@ def test_disk_that_becomes_read_only_fails_the_run_clearly_and_keeps_the_latest_
     results = run_in_mount_namespace(READ_ONLY, tmp_path)
 
     message, kind, cause = results["failed"]
-    assert "Read-only file system. Mount it for writing, or choose another storage_path" in message
+    assert "Read-only file system. Mount the filesystem read-write, or choose another storage_path" in message
     assert (kind, cause) == ("storage", "StorageError")
     assert f"the run directory {tmp_path}/runs/run cannot be written" in results["refused"]
     assert "Read-only file system" in results["refused"]

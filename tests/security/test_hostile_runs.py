@@ -305,7 +305,10 @@ def test_lock_of_a_process_that_has_ended_without_its_start_holds_nothing(place:
 
 
 def limits() -> dict[str, int]:
-    return {name: size_limit(name) for name in [*FILES, "evaluations.json", "tuner.json", "result_rank_3.json", "trainer.pkl"]}
+    return {
+        name: size_limit(name)
+        for name in [*FILES, "evaluations.json", "tuner.json", "result_rank_3.json", "trainer.pkl"]
+    }
 
 
 def test_limits_are_those_of_the_documentation() -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint: a directory of files on some filesystem, with metadata beside them."""
+"""A checkpoint: a directory of files on some filesystem, with metadata."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _BYTES = "__bytes__"
 
 
 class Checkpoint:
-    """A directory that holds whatever a train function needs to continue.
+    """A directory with everything that a train function needs to continue.
 
-    A checkpoint is a reference, not a copy: making one reads nothing. It becomes durable when it is reported
-    and committed, and then points to its place in the run directory.
+    A checkpoint is a reference, not a copy: creating one reads no files. It becomes durable when it is reported and
+    committed. It then refers to its directory in the run directory.
 
     Args:
         path: a local directory, a URI such as ``s3://bucket/run/checkpoint_000003``, or a path on ``filesystem``.
-        filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None for the one that it names.
+        filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None to select it by the path.
 
     Attributes:
         path: the directory, on its filesystem.
@@ -78,7 +78,7 @@ class Checkpoint:
                 metrics = Fields(entry, self.path).mapping("metrics", {})
                 rows |= {f"metrics: {name}": value for name, value in metrics.items() if name[:1] != "_"}
             rows |= {f"metadata: {name}": value for name, value in self.get_metadata().items()}
-        except StorageError as error:  # showing something is no reason to raise
+        except StorageError as error:  # the display in a notebook must not raise
             rows["files"] = error
         return as_table("Checkpoint", rows)
 
@@ -103,7 +103,7 @@ class Checkpoint:
         return self._storage.filesystem.handle
 
     def exists(self) -> bool:
-        """Whether the directory exists; in a storage without directories, whether it has files."""
+        """Return True if the directory exists. In a storage without directories, return True if it has files."""
         return os.path.isdir(self.path) if self._storage.is_local else bool(self._storage.walk(""))
 
     @property
@@ -113,7 +113,7 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """A checkpoint of the files in a local directory.
+        """Create a checkpoint of the files in a local directory.
 
         Args:
             path: the directory; its files are read when the checkpoint is reported.
@@ -122,19 +122,18 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """A local directory with the checkpoint's files, for the time of a ``with`` block: do not write to it.
+        """Provide the checkpoint's files in a local directory during a ``with`` block. Do not write to it.
 
-        A local checkpoint is not copied, and is kept from being deleted by its run meanwhile. Another one is
-        downloaded; processes of one node that want it at the same time share the download, and the last one that is
-        done deletes it.
+        A local checkpoint is not copied, and its run does not delete it during the block. A remote checkpoint is
+        downloaded. Processes of one node that need it at the same time share the download, and the last one deletes it.
 
         Raises:
-            CheckpointError: the directory does not exist, or a file is not as it was stored.
-            StorageError: it cannot be downloaded.
+            CheckpointError: the directory does not exist, or a file differs from the stored one.
+            StorageError: it cannot be downloaded, or another process has locked it for a minute.
         """
         if self._storage.is_local:
             with hold(self._storage):
-                self._require()  # once it is held, it cannot be deleted
+                self._require()  # after the lock, because then it cannot be deleted
                 yield self.path
             return
         listing = self._storage.read_bytes(LISTING_FILE)
@@ -152,19 +151,20 @@ class Checkpoint:
         include: Sequence[str] | None = None,
         exclude: Sequence[str] | None = None,
     ) -> str:
-        """Copies the checkpoint's files, or some of them, into a directory of your own.
+        """Copy the checkpoint's files, or some of them, into a directory of your own.
 
         Args:
-            path: where to; made where it is missing; None makes a temporary directory, which is yours to delete.
-            include: patterns such as ``"*.safetensors"`` of the relative paths to copy; one that matches a directory
-                stands for everything in it. None for all.
+            path: the target directory, which is created if it is missing. None creates a temporary directory, which you
+                delete yourself.
+            include: patterns such as ``"*.safetensors"`` of the relative paths to copy. A pattern that matches a
+                directory selects all files in it. None selects all files.
             exclude: patterns of the relative paths to leave out.
 
         Returns:
             The directory.
 
         Raises:
-            CheckpointError: the directory does not exist, no file matches, or one is not as it was stored.
+            CheckpointError: the directory does not exist, no file matches, or a file differs from the stored one.
             StorageError: a file cannot be copied.
         """
         for name, patterns in (("include", include), ("exclude", exclude)):
@@ -177,26 +177,28 @@ class Checkpoint:
         return target
 
     def verify(self, *, checksums: bool = False) -> None:
-        """Makes sure that every file of a committed checkpoint is there, and as long as it was when it was stored.
+        """Check that every file of a committed checkpoint exists and has its stored size.
 
         Args:
-            checksums: also read local files, if the run took checksums (``CheckpointConfig(checksums=True)``).
+            checksums: also read local files, if the run recorded checksums (``CheckpointConfig(checksums=True)``).
 
         Raises:
             CheckpointError: a file is missing or differs, or the checkpoint was never committed.
         """
         listing = self._storage.read_bytes(LISTING_FILE)
         if listing is None:
-            raise CheckpointError(f"verify(): expected a committed checkpoint, found no {LISTING_FILE} in {self.path}")
+            raise CheckpointError(
+                f"verify(): expected a committed checkpoint, got {self.path} without a {LISTING_FILE}"
+            )
         files, _ = parse_listing(listing, self._storage.path(LISTING_FILE))
         if (damage := self._storage.find_damage("", files, checksums=checksums)) is not None:
             raise CheckpointError(f"the checkpoint {self.path} is damaged: {damage}")
 
     def get_metadata(self) -> dict[str, Any]:
-        """The metadata stored with the checkpoint; empty where there is none.
+        """Return the metadata stored with the checkpoint; empty if there is none.
 
         Raises:
-            CheckpointError: it is no metadata, or of a newer drivetrain.
+            CheckpointError: the metadata is damaged, or a newer drivetrain wrote it.
         """
         data = self._storage.read_bytes(METADATA_FILE)
         where = self._storage.path(METADATA_FILE)
@@ -207,7 +209,7 @@ class Checkpoint:
         except (StorageError, ValueError) as error:
             raise CheckpointError(f"{where}: expected a JSON object, got something else: {error}") from error
         if found.keys() != {"version", "metadata"} or not isinstance(found["version"], int):
-            return found  # of another tool, which keeps it plain
+            return found  # of another tool, which stores plain metadata
         check_version(found["version"], where, CheckpointError)
         if not isinstance(found["metadata"], dict):
             raise CheckpointError(
@@ -217,19 +219,21 @@ class Checkpoint:
         return metadata
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Replaces the metadata stored with the checkpoint.
+        """Replace the metadata stored with the checkpoint.
 
         Args:
-            metadata: values that JSON knows, or bytes.
+            metadata: values that JSON supports, or bytes.
 
         Raises:
-            CheckpointError: the directory does not exist, a value is neither, or there is more than can be read back.
+            CheckpointError: the directory does not exist, a value is neither, or the metadata is too large.
         """
         self._require()
         try:
             text = metadata_json({"version": VERSION, "metadata": dict(metadata)})
         except (TypeError, ValueError) as error:
-            raise CheckpointError(f"checkpoint metadata: expected values that JSON knows, or bytes: {error}") from error
+            raise CheckpointError(
+                f"checkpoint metadata: expected values that JSON supports, or bytes: {error}"
+            ) from error
         data = text.encode()
         limit = size_limit(METADATA_FILE)
         if len(data) > limit or count_values(data) > MAX_VALUES:
@@ -240,13 +244,13 @@ class Checkpoint:
         self._storage.write_bytes(METADATA_FILE, data)
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Adds to the metadata stored with the checkpoint; new values win over old ones."""
+        """Add to the metadata stored with the checkpoint. New values replace old ones."""
         self.set_metadata({**self.get_metadata(), **metadata})
 
     def pin(self) -> None:
-        """Keeps the checkpoint whatever the run's :class:`~drivetrain.CheckpointConfig` says, until it is unpinned.
+        """Keep the checkpoint until it is unpinned, although :class:`~drivetrain.CheckpointConfig` would drop it.
 
-        Works on a directory that is yet to be reported, and on one that is committed.
+        This works on a directory before it is reported, and on a committed checkpoint.
 
         Raises:
             CheckpointError: the directory does not exist.
@@ -255,11 +259,11 @@ class Checkpoint:
         self._storage.write_bytes(PIN_FILE, b"")
 
     def unpin(self) -> None:
-        """Leaves the checkpoint to the run's retention again, which looks at it with the next commit."""
+        """Apply the run's retention to the checkpoint again, starting with the next commit."""
         self._storage.delete(PIN_FILE)
 
     def is_pinned(self) -> bool:
-        """Whether :meth:`pin` was called, and :meth:`unpin` not since."""
+        """Return True if the checkpoint is pinned."""
         return self._storage.exists(PIN_FILE)
 
     def _fill(self, target: str) -> None:
@@ -276,15 +280,16 @@ class Checkpoint:
 
     def _require(self) -> None:
         if not self.exists():
-            what = "a link without a target" if os.path.islink(self.path) and self.is_local else "none"
-            raise CheckpointError(f"a checkpoint: expected a directory that exists, found {what} at {self.path}")
+            is_link = self._storage.is_local and os.path.islink(self.path)
+            what = "is a symbolic link without a target" if is_link else "does not exist"
+            raise CheckpointError(f"{self.path}: expected the checkpoint's directory, which {what}")
 
 
 def checkpoint_in(storage: Storage, name: str) -> Checkpoint:
-    """The checkpoint in a directory of a run directory.
+    """Return the checkpoint in a directory of a run directory.
 
     Raises:
-        StorageError: the name leaves the run directory, or a symbolic link does.
+        StorageError: the name leaves the run directory, or contains a symbolic link.
     """
     checkpoint = Checkpoint.__new__(Checkpoint)
     checkpoint._storage = storage.inside(name)
@@ -292,15 +297,15 @@ def checkpoint_in(storage: Storage, name: str) -> Checkpoint:
 
 
 def own_files(files: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
-    """The files whose content is settled when they are stored; metadata and pins may change later."""
+    """Return the files that do not change once they are stored. Metadata and pins may change later."""
     return {path: facts for path, facts in files.items() if path not in (METADATA_FILE, PIN_FILE, LISTING_FILE)}
 
 
 def parse_listing(data: bytes, where: str) -> tuple[dict[str, StoredFile], dict[str, Any]]:
-    """The files of a committed checkpoint by relative path, and the facts of its commit.
+    """Parse a listing: the files of a committed checkpoint by relative path, and its entry of the manifest.
 
     Raises:
-        StorageError: this is no such list, or one of a newer drivetrain.
+        StorageError: the listing is damaged, or a newer drivetrain wrote it.
     """
     listing = Fields(parse_json(data, where), where)
     check_version(listing.integer("version"), where)
@@ -321,10 +326,10 @@ def _stored_file(path: str, facts: object, where: str) -> StoredFile:
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:
-    """Metadata as JSON, in which bytes are objects of one entry.
+    """Encode metadata as JSON, in which bytes are objects with one entry.
 
     Raises:
-        TypeError: a value is none that JSON knows, and no bytes.
+        TypeError: JSON does not support a value, and it is not bytes.
     """
     return json.dumps(metadata, default=_encoded)
 
@@ -336,7 +341,7 @@ def _encoded(value: object) -> dict[str, str]:
 
 
 def _decoded(value: Any) -> Any:
-    """The value with every object that stands for bytes replaced by them."""
+    """Return the value with every object that represents bytes replaced by the bytes."""
     if isinstance(value, list):
         return [_decoded(inner) for inner in value]
     if not isinstance(value, dict):

@@ -18,14 +18,14 @@ class CommittedCheckpoint:
 
     Attributes:
         name: the checkpoint's directory in the run directory.
-        index: the index in the run of the report that it came with.
+        index: the index in the run of the report that it belongs to.
         iteration: the ``_training_iteration`` of that report.
         metrics: the metrics of that report.
         time: Unix time in seconds of the commit.
-        ordinal: how many checkpoints the run had committed with it.
+        ordinal: the number of checkpoints that the run had committed, this one included.
 
     Raises:
-        StorageError: the name is none that a checkpoint can have, for example because it leaves the run directory.
+        StorageError: the name is not valid for a checkpoint, for example because it leaves the run directory.
     """
 
     name: str
@@ -40,14 +40,14 @@ class CommittedCheckpoint:
 
     @classmethod
     def parse(cls, value: object, where: str) -> CommittedCheckpoint:
-        """The entry in a parsed manifest or listing; unknown fields are ignored.
+        """Parse an entry of the manifest or of a listing. Unknown fields are ignored.
 
         Args:
             value: the JSON object.
-            where: the file it comes from, for errors.
+            where: the file that contains it, for error messages.
 
         Raises:
-            StorageError: a field is missing, or of another type.
+            StorageError: a field is missing or has another type.
         """
         fields = Fields(value, where)
         return cls(

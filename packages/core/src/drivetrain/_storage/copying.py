@@ -1,4 +1,4 @@
-"""Copying files into a run directory on a local filesystem, to which several ranks may write at once."""
+"""Copies files into a run directory on a local filesystem, where several ranks may write at once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Claims", "copy_files", "copy_part", "duplicates_of", "same_content"]
 
 
 class Claims:
-    """The files that one copy creates in a directory, several ranks' copies going there.
+    """The files that one copy operation creates in a directory that several ranks copy to.
 
-    Those of a copy that fails are withdrawn: the rank may try again, and would take them for another rank's.
+    If a copy fails, its files are deleted. Otherwise a retry would mistake them for the files of another rank.
     """
 
     def __init__(self, target: str, rank: int) -> None:
@@ -28,12 +28,12 @@ class Claims:
         self._paths: list[str] = []
 
     def claim(self, relative: str, mode: int) -> int:
-        """Creates and opens a file, or one under the rank's own directory if another rank was first."""
+        """Create and open a file. If another rank has created it, create it among the duplicates of this rank."""
         mode = stat.S_IMODE(mode) | stat.S_IWUSR
         path = os.path.join(self.target, relative)
         with self._lock:
             if self._withdrawn:
-                raise StorageError("given up, as another piece failed")
+                raise StorageError("cancelled, because another part failed")
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             except FileExistsError:
@@ -44,7 +44,7 @@ class Claims:
         return descriptor
 
     def withdraw(self) -> None:
-        """Deletes what was created, and has nothing more be."""
+        """Delete the created files, and refuse further ones."""
         with self._lock:
             self._withdrawn = True
         for path in self._paths:
@@ -53,8 +53,8 @@ class Claims:
 
 
 def copy_files(batch: Sequence[tuple[str, str, int]], claims: Claims) -> None:
-    for origin, relative, mode in batch:
-        source = os.open(origin, os.O_RDONLY)
+    for source_path, relative, mode in batch:
+        source = os.open(source_path, os.O_RDONLY)
         try:
             copy = claims.claim(relative, mode)
             try:
@@ -65,8 +65,8 @@ def copy_files(batch: Sequence[tuple[str, str, int]], claims: Claims) -> None:
             os.close(source)
 
 
-def copy_part(origin: str, destination: str, start: int, count: int) -> None:
-    source = os.open(origin, os.O_RDONLY)
+def copy_part(source_path: str, destination: str, start: int, count: int) -> None:
+    source = os.open(source_path, os.O_RDONLY)
     try:
         copy = os.open(destination, os.O_WRONLY)
         try:
@@ -81,10 +81,10 @@ def duplicates_of(rank: int) -> str:
     return f".rank_{rank}"
 
 
-def same_content(one: str, other: str, block_bytes: int = 1 << 20) -> bool:
-    if os.path.getsize(one) != os.path.getsize(other):
+def same_content(first: str, second: str, block_bytes: int = 1 << 20) -> bool:
+    if os.path.getsize(first) != os.path.getsize(second):
         return False
-    with open(one, "rb") as left, open(other, "rb") as right:
+    with open(first, "rb") as left, open(second, "rb") as right:
         while block := left.read(block_bytes):
             if block != right.read(block_bytes):
                 return False

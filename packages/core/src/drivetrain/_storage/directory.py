@@ -1,4 +1,4 @@
-"""The run directory, wherever it is: put, get, list, delete and atomic write."""
+"""A directory in local or remote storage: put, get, list, delete and atomic write."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _PROBE_S = 30.0
 
 
 class Storage:
-    """A directory tree on some filesystem; every name given to its methods is relative to ``root``.
+    """A directory tree on some filesystem. Names in arguments of its methods are relative to ``root``.
 
-    No method leaves the tree. A name that would is refused, and so is a change behind a symbolic link below ``root``.
+    No method leaves the tree. It rejects names that leave it, and changes through a symbolic link below ``root``.
 
     Args:
-        filesystem: what it is on.
-        root: its path there.
-        limits: the bounds of its transfers.
+        filesystem: the filesystem of the directory.
+        root: the path of the directory on the filesystem.
+        limits: the bounds of transfers.
     """
 
     def __init__(self, filesystem: Filesystem, root: str, limits: Limits | None = None) -> None:
@@ -65,11 +65,11 @@ class Storage:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine's filesystem, or mounted there."""
+        """True if the directory is on this machine's filesystem, or mounted there."""
         return self.filesystem.is_local
 
     def path(self, *parts: str) -> str:
-        """The path of something in the storage, on its filesystem.
+        """Return the path of a name in the storage, on its filesystem.
 
         Raises:
             StorageError: the path would be outside the storage.
@@ -77,25 +77,25 @@ class Storage:
         return posixpath.join(self.root, *[require_relative(part, self.root) for part in parts if part])
 
     def inside(self, name: str) -> Storage:
-        """The storage of a directory in this one.
+        """Return the storage of a directory in this one.
 
         Raises:
-            StorageError: the name leaves this directory, or a symbolic link does.
+            StorageError: the name leaves this directory, or contains a symbolic link.
         """
         self._require_no_link(name)
         return Storage(self.filesystem, self.path(name), self.limits)
 
     def find_link(self, name: str) -> str | None:
-        """The first symbolic link on the way from the root to a name, the name included; None without one."""
+        """Return the first component of a name, including the last one, that is a symbolic link, or None."""
         self.path(name)
         return find_link(self.root, name) if self.is_local else None
 
     def exists(self, name: str) -> bool:
-        """Whether a file or directory of that name is there."""
+        """Return True if a file or directory of that name exists."""
         return self.call(f"look for {name}", lambda: self.filesystem.exists(self.path(name)))
 
     def read_bytes(self, name: str) -> bytes | None:
-        """Returns the content of a file, or None if there is no such file.
+        """Return the content of a file, or None if there is no such file.
 
         Raises:
             StorageError: the file cannot be read, exceeds its size limit, or is not a regular file.
@@ -113,7 +113,7 @@ class Storage:
         return self.call(f"read {name}", read)
 
     def read_json(self, name: str) -> Fields | None:
-        """Returns the fields of a JSON file, or None if there is no such file.
+        """Return the fields of a JSON file, or None if there is no such file.
 
         Raises:
             StorageError: the file cannot be read, or is not a JSON object.
@@ -132,7 +132,7 @@ class Storage:
 
     @contextlib.contextmanager
     def open_local(self, name: str) -> Iterator[BinaryIO]:
-        """Opens a file of a local directory for reading, for the time of a ``with`` block.
+        """Open a file of a local directory for reading, for the duration of a ``with`` block.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -167,13 +167,13 @@ class Storage:
     def write_bytes(
         self, name: str, data: bytes, *, durable: bool = True, midway: Callable[[], None] | None = None
     ) -> None:
-        """Replaces a file atomically.
+        """Replace a file atomically.
 
         Args:
             name: the file.
             data: its new content.
-            durable: it is on the disk when this returns, and so survives a power failure.
-            midway: called when everything is written, and before anybody can see it.
+            durable: flush it to the disk before this returns, so that it survives a power failure.
+            midway: called when everything is written, before the new content is visible.
         """
         self._require_no_link(posixpath.dirname(name))
         self.call(
@@ -184,10 +184,10 @@ class Storage:
         )
 
     def flush_to_disk(self, name: str) -> None:
-        """Has a local directory survive a power failure, with all files in it."""
+        """Flush a local directory and all files in it to the disk, so that they survive a power failure."""
         if not self.is_local:
             return
-        with contextlib.suppress(OSError):  # another driver's business by now
+        with contextlib.suppress(OSError):  # another driver may have deleted it
             directories = {self.path(name)}
             for relative, _ in walk_local(self.path(name)):
                 flush_to_disk(self.path(name, relative))
@@ -196,11 +196,11 @@ class Storage:
                 flush_to_disk(directory)
 
     def list_names(self, name: str = "") -> tuple[list[str], list[str]]:
-        """The names of the directories and of the files directly in a directory, each sorted."""
+        """Return the sorted names of the directories and of the files directly in a directory."""
         return self.call(f"list {name or 'the run'}", lambda: self.filesystem.list_names(self.path(name)))
 
     def walk(self, name: str) -> dict[str, int]:
-        """The size in bytes of each file under a directory, by relative path; none behind a symbolic link.
+        """Return the size in bytes of each file under a directory, by relative path. Links to directories are skipped.
 
         Raises:
             StorageError: an object of a bucket has a path that leaves the directory.
@@ -214,7 +214,7 @@ class Storage:
         return sizes
 
     def delete(self, name: str) -> None:
-        """Deletes a file, a directory tree or a link (and not its target); nothing happens where there is none.
+        """Delete a file, a directory tree or a link (not its target), if it exists.
 
         Raises:
             StorageError: the name is not below the root, or a directory above it is a symbolic link.
@@ -224,28 +224,28 @@ class Storage:
         self.call(f"delete {name}", lambda: self.filesystem.delete(self.path(name)))
 
     def require_run(self, run_id: str, start: int | None = None) -> None:
-        """Makes sure that this is the run's directory also as this process, maybe on another node, sees it.
+        """Check that this process, which may be on another node, sees the run directory of the driver.
 
         Args:
             run_id: the id that the driver has written into the directory.
-            start: how many drivers have worked on the run, the worker's own included; None for whatever it is.
+            start: the number of drivers that have worked on the run, the worker's own included; None to skip the check.
 
         Raises:
-            StorageError: it is not, or another driver has taken the run over.
+            StorageError: it sees another directory, or another driver has taken the run over.
         """
         facts = self.read_json(RUN_FILE)
         if facts is None or facts.values.get("id") != run_id:
             raise StorageError(
-                f"the run directory {self.root} is not the driver's on {socket.gethostname()}: a run on several nodes "
-                "expected a storage_path that all of them share, such as a network filesystem or a bucket"
+                f"{self.root}: expected the run directory of the driver, which {socket.gethostname()} cannot see. "
+                "Set a storage_path that all nodes share, such as a network filesystem or a bucket"
             )
         if start is not None and facts.values.get("starts") != start:
             raise StorageError(
-                f"the run directory {self.root} has been taken over by another driver: this worker's run is over"
+                f"the run directory {self.root} has been taken over by another driver. This worker stops"
             )
 
     def require_known_version(self) -> None:
-        """Refuses a run directory in a newer format than this release knows.
+        """Reject a run directory in a newer format than this release can read.
 
         Raises:
             StorageError: a newer drivetrain wrote ``run.json``, or the file is damaged.
@@ -258,37 +258,39 @@ class Storage:
         self, source: str, name: str, *, rank: int = 0, give_away: bool = False, checksums: bool = False,
         polite: bool = False,
     ) -> dict[str, StoredFile]:  # fmt: skip
-        """Stores the files of a local directory in the directory ``name``, where other ranks may put theirs too.
+        """Store the files of a local directory in the directory ``name``, where other ranks may store files too.
 
-        On a local filesystem, a file that another rank has put already is stored under ``.rank_<rank>/`` instead;
-        whoever commits the directory settles what that means (:func:`settle_duplicates`). Elsewhere the last one
-        stays, and the checksums, which are always taken there, tell.
+        On a local filesystem, a file that another rank has already stored goes to ``.rank_<rank>/`` instead. The commit
+        resolves such duplicates (:func:`settle_duplicates`). Elsewhere, the last upload of a file wins, and the commit
+        compares the checksums, which are always computed there.
+
+        Links to files are resolved: the stored checkpoint contains the files. Links to directories are skipped.
 
         Args:
             source: the local directory.
-            name: the directory in the storage; it is made where it is missing.
-            rank: the rank on whose behalf the files are put.
+            name: the directory in the storage, which is created if it is missing.
+            rank: the rank that the files belong to.
             give_away: the files may be moved instead of copied.
-            checksums: take checksums also of local copies.
-            polite: give way to the threads that train.
+            checksums: compute checksums of local copies too.
+            polite: lower the priority of the threads, in favor of the threads that train.
 
         Returns:
-            What is known of each file, by its path relative to ``source`` with forward slashes.
+            The size and checksum of each file, by its path relative to ``source`` with forward slashes.
 
         Raises:
-            CheckpointError: ``source`` is no directory, or has no files.
+            CheckpointError: ``source`` is not a directory, or has no files.
             StorageError: a file could not be stored.
         """
         if not os.path.isdir(source):
             raise CheckpointError(
-                f"a checkpoint: expected a directory that exists, found none at {source}: write the files before "
-                "reporting"
+                f"{source}: expected the checkpoint's directory, which does not exist. Write the files before calling "
+                "report()"
             )
         found = dict(walk_local(source))
         if not found:
             raise CheckpointError(
-                f"a checkpoint: expected a directory with at least one file, got {source} empty: "
-                "write the files before reporting"
+                f"{source}: expected the checkpoint's directory with at least one file, got an empty directory. "
+                "Write the files before calling report()"
             )
         limits = replace(self.limits, polite=True) if polite else self.limits
         self._require_no_link(name)
@@ -308,14 +310,14 @@ class Storage:
         return stored
 
     def settle_duplicates(self, name: str, files: Mapping[int, Mapping[str, StoredFile]]) -> None:
-        """Drops the files that several ranks put with the same content.
+        """Delete the duplicates of files that several ranks stored with the same content.
 
         Args:
-            name: the directory that the ranks put their files into.
-            files: what :meth:`put_directory` returned, by rank.
+            name: the directory that the ranks stored their files in.
+            files: the results of :meth:`put_directory`, by rank.
 
         Raises:
-            CheckpointError: two ranks put different content under one path; the message names the path and ranks.
+            CheckpointError: two ranks stored different content under one path. The message names the path and ranks.
         """
         first: dict[str, StoredFile] = {}
         for rank in sorted(files):
@@ -332,7 +334,7 @@ class Storage:
             self._require_no_link(f"{name}/{duplicates_of(rank)}")
             for relative, _ in walk_local(duplicates):
                 own, first_one = os.path.join(duplicates, relative), self.path(name, relative)
-                if not os.path.lexists(first_one):  # of a rank that could not store it in the end
+                if not os.path.lexists(first_one):  # the first rank could not store it in the end
                     make_below(self.path(name), posixpath.dirname(relative))
                     os.rename(own, first_one)
                 elif not same_content(own, first_one):
@@ -340,11 +342,11 @@ class Storage:
             self.filesystem.delete(duplicates)
 
     def find_damage(self, name: str, files: Mapping[str, StoredFile], *, checksums: bool = False) -> str | None:
-        """What is wrong with a stored directory, in words; None where every file is there and as long as it was.
+        """Describe the damage of a stored directory; None if every file exists and has its stored size.
 
         Args:
             name: the directory.
-            files: what it should hold.
+            files: the stored files.
             checksums: also read local files whose checksum is known.
         """
         sizes = self.walk(name)
@@ -368,28 +370,28 @@ class Storage:
         self, name: str, target: str, *, files: Mapping[str, StoredFile] | None = None,
         include: Sequence[str] | None = None, exclude: Sequence[str] | None = None,
     ) -> list[str]:  # fmt: skip
-        """Copies the files of a directory, or some of them, into a local directory.
+        """Copy the files of a directory, or some of them, into a local directory.
 
         Args:
             name: the directory in the storage.
-            target: the local directory; made where it is missing.
-            files: what is known of the files; their sizes, and checksums where there are, are checked.
-            include: patterns of the paths to copy; a pattern that a directory matches stands for all in it.
+            target: the local directory, which is created if it is missing.
+            files: the stored files, whose sizes and checksums are compared.
+            include: patterns of the paths to copy. A pattern that matches a directory selects all files in it.
             exclude: patterns of the paths to leave out.
 
         Returns:
             The relative paths that were copied.
 
         Raises:
-            StorageError: a file could not be copied, or is not what it should be.
+            StorageError: a file could not be copied, or differs from the stored one.
         """
 
-        def is_wanted(relative: str) -> bool:
+        def is_selected(relative: str) -> bool:
             return (not include or _matches(relative, include)) and not (exclude and _matches(relative, exclude))
 
-        sizes = {relative: size for relative, size in self.walk(name).items() if is_wanted(relative)}
+        sizes = {relative: size for relative, size in self.walk(name).items() if is_selected(relative)}
         for relative in files or ():
-            if relative not in sizes and is_wanted(relative):
+            if relative not in sizes and is_selected(relative):
                 raise CheckpointError(f"{self._explain_missing(name, relative)}. Use another checkpoint")
         jobs: list[Job[None]] = []
         os.makedirs(target, exist_ok=True)
@@ -415,7 +417,7 @@ class Storage:
         return sorted(sizes)
 
     def _ranges(self, name: str, relative: str, size: int) -> Sequence[tuple[int, int]]:
-        """The pieces of a file that are worth copying: a big local one may have holes."""
+        """Return the ranges of a file to copy. The holes of a large local file are skipped."""
         if self.is_local and size > CHUNK_BYTES:
             with open(self.path(name, relative), "rb", buffering=0) as file:
                 return list(data_ranges(file.fileno(), size, os.fstat(file.fileno()).st_blocks * 512))
@@ -443,16 +445,16 @@ class Storage:
         return stored
 
     def _take_over(self, source: str, name: str) -> bool:
-        """Moves a directory as a whole, if that is possible and means the same as copying it."""
+        """Move a whole directory, if that is possible and has the same result as copying it."""
         if has_links(source):
             return False
         target = self.path(name)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         try:
             os.rename(source, target)
-        except OSError:  # another filesystem, or another rank's files are there
+        except OSError:  # another filesystem, or the files of another rank exist
             return False
-        with contextlib.suppress(OSError):  # a temporary directory is its owner's alone
+        with contextlib.suppress(OSError):  # a temporary directory has the mode 0700
             os.chmod(target, stat.S_IMODE(os.stat(self.root).st_mode))
         return True
 
@@ -473,12 +475,12 @@ class Storage:
         jobs: list[Job[None]] = []
         batch: list[tuple[str, str, int]] = []
         for relative, status in found.items():
-            origin = os.path.join(source, relative)
+            source_path = os.path.join(source, relative)
             if (parent := posixpath.dirname(relative)) not in made:
                 make_below(target, parent)
                 made.add(parent)
             if status.st_size <= CHUNK_BYTES:
-                batch.append((origin, relative, status.st_mode))
+                batch.append((source_path, relative, status.st_mode))
                 if len(batch) == _BATCH_FILES:
                     jobs.append(Job(relative, partial(copy_files, batch, claims)))
                     batch = []
@@ -489,9 +491,9 @@ class Storage:
                 destination = os.readlink(f"/proc/self/fd/{descriptor}")
             finally:
                 os.close(descriptor)
-            with open(origin, "rb", buffering=0) as file:
+            with open(source_path, "rb", buffering=0) as file:
                 for start, count in data_ranges(file.fileno(), status.st_size, status.st_blocks * 512):
-                    jobs.append(Job(relative, partial(copy_part, origin, destination, start, count)))
+                    jobs.append(Job(relative, partial(copy_part, source_path, destination, start, count)))
         if batch:
             jobs.append(Job(batch[0][1], partial(copy_files, batch, claims)))
         several = len(jobs) > 1
@@ -504,14 +506,14 @@ class Storage:
             raise link_error(link)
 
     def call(self, action: str, operation: Callable[[], T]) -> T:
-        """Calls an operation of the filesystem and returns its result, with a deadline if it uses a network.
+        """Call an operation of the filesystem and return its result, with a deadline if it uses a network.
 
         Args:
-            action: what the operation does, for messages: ``"read run.json"``.
+            action: the operation in messages, such as ``"read run.json"``.
             operation: the call.
 
         Raises:
-            StorageError: it failed, or took too long.
+            StorageError: the operation failed, or took too long.
         """
         (result,) = run_jobs(
             [Job(self.root, operation)], what=f"cannot {action}:", limits=self.limits, in_thread=not self.is_local
@@ -520,18 +522,18 @@ class Storage:
 
 
 def quick(storage: Storage) -> Storage:
-    """The same storage for someone who wants to know soon whether it can be used."""
+    """Return the same storage with a short deadline and few retries, for checks that should fail fast."""
     limits = replace(storage.limits, deadline_s=min(storage.limits.deadline_s, _PROBE_S), attempts=3)
     return Storage(storage.filesystem, storage.root, limits)
 
 
 def open_storage(storage: Storage) -> None:
-    """Makes the directory where it is missing, and finds out whether it can be written.
+    """Create the directory if it is missing, and check that it is writable.
 
-    On an object store, where there are no directories, the first file that is written will tell.
+    An object store has no directories, so the first write is the check there.
 
     Raises:
-        StorageError: it is a file, or cannot be made or written.
+        StorageError: it is a file, or cannot be created or written.
     """
     if not storage.is_local:
         storage.call("make the run directory", partial(storage.filesystem.make_directory, storage.root))
@@ -541,18 +543,20 @@ def open_storage(storage: Storage) -> None:
         with tempfile.TemporaryFile(dir=storage.root):
             pass
     except FileExistsError:
-        raise StorageError(f"the run directory {storage.root} is a file: choose another path") from None
+        raise StorageError(f"{storage.root}: expected a run directory, got a file. Choose another path") from None
     except NotADirectoryError:
-        raise StorageError(f"the run directory {storage.root} has a file above it: choose another path") from None
+        raise StorageError(
+            f"{storage.root}: expected directories above the run directory, got a file. Choose another path"
+        ) from None
     except OSError as error:
         raise StorageError(
-            f"the run directory {storage.root} cannot be written ({explain(error)}): "
-            "choose another storage_path, or mend its permissions"
+            f"the run directory {storage.root} cannot be written ({explain(error)}). "
+            "Choose another storage_path, or correct its permissions"
         ) from error
 
 
 def runs_location(storage_path: str | os.PathLike[str] | None, filesystem: object | None = None) -> Storage:
-    """The directory that runs are kept in.
+    """Return the directory of the runs.
 
     Args:
         storage_path: as in :class:`~drivetrain.RunConfig`.
@@ -581,7 +585,7 @@ def _make_parent(path: str, made: set[str]) -> None:
 
 
 def has_links(directory: str) -> bool:
-    """Whether moving a directory would move a link, and not what it stands for."""
+    """Return True if a directory is or contains a link, so that moving it would not move the link's target."""
     return os.path.islink(directory) or any(entry.is_symlink() for _, entry in walk_entries(directory))
 
 
@@ -596,5 +600,5 @@ def _collision(name: str, relative: str, files: Mapping[int, Mapping[str, Stored
     owners = [rank for rank in sorted(files) if relative in files[rank]]
     return CheckpointError(
         f"ranks {' and '.join(map(str, owners))} reported {relative!r} for {name} with "
-        "different content: report the file from one rank only, or put the rank into its name"
+        "different content. Report the file from one rank only, or put the rank into its name"
     )

@@ -1,9 +1,9 @@
-"""What the storage asks of a filesystem, and the local one, which needs nothing but the standard library.
+"""The interface of a filesystem, and the local filesystem, which requires only the standard library.
 
-**How a write is atomic.** On a local filesystem the bytes go to a temporary file beside the target, which is flushed to
-the disk, renamed over the target, and made durable by flushing the directory. A reader, or a process started after a
-crash at any instant, sees the old file or the new one, never a part. An object store shows an object when its put is
-complete, and not before, so there the put is all.
+**Atomic writes.** On a local filesystem, the bytes are written to a draft next to the target. The draft is flushed to
+the disk and renamed to the target, and the directory is flushed as well. A reader, or a process that starts after a
+crash, sees the old file or the new one, never a part. On an object store, an object becomes visible only when its put
+is complete, so a single put is atomic.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from drivetrain.errors import StorageError
 __all__ = ["CHUNK_BYTES", "Filesystem", "LocalFilesystem", "StoredFile", "flush_to_disk", "walk_entries", "walk_local"]
 
 CHUNK_BYTES = 32 << 20
-"""Bytes that one thread moves of a big file before it looks for the next piece of work."""
+"""The maximum number of bytes of a large file that one job copies."""
 
-_SMALL_BYTES = 1 << 16  # less is copied faster through memory
+_SMALL_BYTES = 1 << 16  # smaller files are copied faster through memory
 _CANNOT_COPY_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
 class StoredFile(NamedTuple):
-    """A file as the list of a checkpoint's files knows it: its size in bytes, and a CRC-32 if one was taken."""
+    """A file in the listing of a checkpoint: its size in bytes, and its CRC-32 if it was computed."""
 
     size: int
     crc32: int | None = None
 
 
 class Filesystem(Protocol):
-    """A tree of files. Paths are strings with forward slashes; those of missing files raise FileNotFoundError."""
+    """A tree of files. Paths are strings with forward slashes. A missing file raises FileNotFoundError."""
 
     is_local: bool
 
     @property
     def handle(self) -> Any:
-        """What users know it as: a filesystem of fsspec or of pyarrow."""
+        """The user's filesystem object, of fsspec or of pyarrow."""
         ...
 
     def read_bytes(self, path: str, limit: int) -> bytes:
-        """The content of a file; a StorageError if it has more bytes than the limit."""
+        """Return the content of a file. Raise a StorageError if it has more bytes than the limit."""
         ...
 
     def write_bytes(
@@ -62,7 +62,7 @@ class Filesystem(Protocol):
         midway: Callable[[], None] | None = None,
         mode: int = 0o666,
     ) -> None:
-        """Replaces a file atomically.
+        """Replace a file atomically.
 
         Args:
             path: the file.
@@ -74,36 +74,36 @@ class Filesystem(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a directory."""
+        """Return True if there is a file or a directory."""
         ...
 
     def list_names(self, path: str) -> tuple[list[str], list[str]]:
-        """The names of the directories and of the files in a directory, each sorted; none where it is missing."""
+        """Return the sorted names of the directories and of the files in a directory; none if it is missing."""
         ...
 
     def walk(self, path: str) -> dict[str, int]:
-        """The size in bytes of each file at any depth, by relative path; none where the directory is missing."""
+        """Return the size in bytes of each file at any depth, by relative path; none if the directory is missing."""
         ...
 
     def delete(self, path: str) -> None:
-        """Deletes a file or a tree; nothing happens where there is none."""
+        """Delete a file or a tree, if it exists."""
         ...
 
     def make_directory(self, path: str) -> None:
-        """Makes a directory, and those above it, where the filesystem has such things."""
+        """Create a directory and its parents, if the filesystem has directories."""
         ...
 
     def put_file(self, source: str, path: str) -> StoredFile:
-        """Stores a copy of a local file, and returns what was stored, as far as it was looked at."""
+        """Store a copy of a local file. Return its size, and its checksum if it was computed."""
         ...
 
     def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
-        """Writes a range of bytes of a file to the same place of a local one."""
+        """Copy a range of bytes of a file to the same position of a local file."""
         ...
 
 
 class LocalFilesystem:
-    """This machine's filesystem, whatever is mounted in it."""
+    """The filesystem of this machine, including mounted network filesystems."""
 
     is_local = True
 
@@ -118,13 +118,13 @@ class LocalFilesystem:
 
     @property
     def handle(self) -> Any:
-        """Fsspec's local filesystem."""
+        """The local filesystem of fsspec."""
         from fsspec.implementations.local import LocalFileSystem
 
         return LocalFileSystem()
 
     def read_bytes(self, path: str, limit: int) -> bytes:
-        """The content of a regular file."""
+        """Return the content of a regular file."""
         return read_regular(os.path.dirname(path), os.path.basename(path), limit)
 
     def write_bytes(
@@ -136,7 +136,7 @@ class LocalFilesystem:
         midway: Callable[[], None] | None = None,
         mode: int = 0o666,
     ) -> None:
-        """Replaces a file atomically; see the module's docstring."""
+        """Replace a file atomically; see the module's docstring."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = str(target.with_name(draft_name(target.name)))
@@ -158,11 +158,11 @@ class LocalFilesystem:
             flush_to_disk(str(target.parent))
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a directory."""
+        """Return True if there is a file or a directory."""
         return os.path.exists(path)
 
     def list_names(self, path: str) -> tuple[list[str], list[str]]:
-        """The names of the directories and of the files in a directory; a link is a file."""
+        """Return the names of the directories and of the files in a directory. A link counts as a file."""
         directories: list[str] = []
         files: list[str] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
@@ -171,11 +171,11 @@ class LocalFilesystem:
         return sorted(directories), sorted(files)
 
     def walk(self, path: str) -> dict[str, int]:
-        """The size of each file at any depth; links to files count as files."""
+        """Return the size of each file at any depth. Links to files count as files."""
         return {relative: status.st_size for relative, status in walk_local(path)}
 
     def delete(self, path: str) -> None:
-        """Deletes a file, a link or a tree."""
+        """Delete a file, a link or a tree."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path)
@@ -183,11 +183,11 @@ class LocalFilesystem:
                 os.unlink(path)
 
     def make_directory(self, path: str) -> None:
-        """Makes a directory, and those above it."""
+        """Create a directory and its parents."""
         os.makedirs(path, exist_ok=True)
 
     def put_file(self, source: str, path: str) -> StoredFile:
-        """Copies a file as a whole."""
+        """Copy a whole file."""
         os.makedirs(os.path.dirname(path), exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
@@ -199,16 +199,16 @@ class LocalFilesystem:
         return StoredFile(size)
 
     def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
-        """Copies a range of bytes."""
+        """Copy a range of bytes."""
         with open(path, "rb", buffering=0) as file:
             copy_range(file.fileno(), descriptor, start, count)
 
 
 def copy_range(source: int, target: int, start: int, count: int) -> None:
-    """Copies a range of bytes between two open files, in the kernel, and without copying where it can share them.
+    """Copy a range of bytes between two open files in the kernel, which shares the blocks if the filesystem can.
 
     Raises:
-        EOFError: the source ends before.
+        EOFError: the source is too short.
     """
     if is_armed() and count > 1:
         _copy(source, target, start, count // 2)
@@ -233,17 +233,17 @@ def _copy(source: int, target: int, start: int, count: int) -> None:
             data = os.pread(source, min(end - start, 1 << 20), start)
             done = os.pwrite(target, data, start) if data else 0
         if done == 0:
-            raise EOFError(f"a file became shorter while it was read: {end - start} bytes are missing")
+            raise EOFError(f"expected {end - start} more bytes: the file became shorter while it was read")
         start += done
 
 
 def data_ranges(descriptor: int, size: int, allocated: int) -> Iterator[tuple[int, int]]:
-    """The parts of a file that hold data, as start and count, in pieces of at most :data:`CHUNK_BYTES`.
+    """Yield the ranges of a file that contain data, as start and count, each of at most :data:`CHUNK_BYTES`.
 
     Args:
         descriptor: the open file.
         size: its size in bytes.
-        allocated: how many bytes of it the filesystem has stored; where those are fewer, it has holes.
+        allocated: the number of allocated bytes. If it is smaller than the size, the file has holes.
     """
     position = 0
     while position < size:
@@ -260,7 +260,7 @@ def data_ranges(descriptor: int, size: int, allocated: int) -> Iterator[tuple[in
 
 
 def find_link(root: str, relative: str) -> str | None:
-    """The first component of a path below a directory that is a symbolic link; None without one."""
+    """Return the first component of a path below a directory that is a symbolic link, or None."""
     path = root
     for part in filter(None, relative.split("/")):
         path = os.path.join(path, part)
@@ -270,10 +270,10 @@ def find_link(root: str, relative: str) -> str | None:
 
 
 def make_below(root: str, relative: str) -> None:
-    """Makes a directory below another one, and those between them, without following links.
+    """Create a directory below another one, and the directories between them, without following links.
 
     Raises:
-        StorageError: there is a symbolic link on the way.
+        StorageError: a component of the path is a symbolic link.
     """
     if (link := find_link(root, relative)) is not None:
         raise link_error(link)
@@ -281,7 +281,7 @@ def make_below(root: str, relative: str) -> None:
 
 
 def link_error(link: str) -> StorageError:
-    """The error that a symbolic link is in the place of a directory of a run."""
+    """Return the error about a symbolic link in the place of a directory of a run."""
     return StorageError(
         f"{link}: expected a directory, got a symbolic link, which is not followed: it may lead out of the run "
         "directory. Delete the link, or replace it by the directory"
@@ -289,19 +289,19 @@ def link_error(link: str) -> StorageError:
 
 
 def walk_local(directory: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Each file under a directory, by relative path with forward slashes, in a stable order.
+    """Yield each file under a directory, by relative path with forward slashes, in a stable order.
 
-    A link to a file counts as the file, a link to a directory is not followed, and other things are left out.
+    A link to a file counts as the file. Links to directories are not followed, and special files are left out.
     """
     for relative, entry in walk_entries(directory):
-        with contextlib.suppress(FileNotFoundError):  # a link to nothing
+        with contextlib.suppress(FileNotFoundError):  # a link without a target
             status = entry.stat()
             if stat.S_ISREG(status.st_mode):
                 yield relative, status
 
 
 def walk_entries(directory: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Everything under a directory but directories, in the same order, and without a look at each."""
+    """Yield all entries under a directory except directories, in the same order, without reading their status."""
     pending = [""]
     while pending:
         prefix = pending.pop()
@@ -320,7 +320,7 @@ def walk_entries(directory: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 
 def checksum(path: str) -> int:
-    """The CRC-32 of a local file."""
+    """Return the CRC-32 of a local file."""
     value = 0
     with open(path, "rb", buffering=0) as file:
         while data := file.read(1 << 20):
@@ -329,7 +329,7 @@ def checksum(path: str) -> int:
 
 
 def flush_to_disk(path: str) -> None:
-    """Has the operating system write a file, or a directory's list of names, to the disk."""
+    """Flush a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

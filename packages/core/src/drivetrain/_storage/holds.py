@@ -1,7 +1,7 @@
-"""Keeps a committed local checkpoint from being deleted while a process reads it.
+"""Prevents the deletion of a committed local checkpoint while a process reads it.
 
-A reader holds a shared lock on the listing file, and a deletion takes an exclusive one. The kernel releases the lock of
-a process that dies. Checkpoints that are not local are never held, as readers copy them.
+A reader holds a shared lock on the listing file, and a deletion takes an exclusive lock. The kernel releases the locks
+of a process that dies. Remote checkpoints are never held, because readers copy them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _RETRY_S = 0.05
 
 @contextlib.contextmanager
 def hold(storage: Storage) -> Iterator[None]:
-    """Holds a checkpoint for the duration of a ``with`` block.
+    """Hold a checkpoint for the duration of a ``with`` block.
 
     Args:
-        storage: the directory of the checkpoint. If it is not committed, nobody but its owner would delete it.
+        storage: the directory of the checkpoint. An uncommitted one is not locked: only its owner would delete it.
 
     Raises:
         StorageError: another process has held an exclusive lock for a minute.
@@ -54,22 +54,22 @@ def _wait_for_lock(descriptor: int, path: str) -> None:
         if time.monotonic() > deadline:
             raise StorageError(
                 f"{path}: expected to get a shared lock within {_HOLD_WAIT_S:g} s, but another process holds an "
-                f"exclusive one: it deletes the checkpoint, or blocks it. To find that process, run: lslocks"
+                "exclusive one: it deletes the checkpoint, or blocks it. To find that process, run: lslocks"
             )
         time.sleep(_RETRY_S)
 
 
 def is_held(storage: Storage, name: str) -> bool:
-    """Whether some process holds the checkpoint in a directory."""
+    """Return True if a process holds the checkpoint in a directory."""
     with _locked_for_deletion(storage, name) as locked:
         return not locked
 
 
 def delete_unless_held(storage: Storage, name: str) -> bool:
-    """Deletes the checkpoint in a directory, unless some process holds it.
+    """Delete the checkpoint in a directory, unless a process holds it.
 
     Returns:
-        Whether it was deleted.
+        True if it was deleted.
     """
     with _locked_for_deletion(storage, name) as locked:
         if locked:
@@ -79,7 +79,7 @@ def delete_unless_held(storage: Storage, name: str) -> bool:
 
 @contextlib.contextmanager
 def _locked_for_deletion(storage: Storage, name: str) -> Iterator[bool]:
-    is_link = storage.find_link(name) is not None  # deleting deletes the link itself, which nobody holds
+    is_link = storage.find_link(name) is not None  # only the link is deleted, and nobody holds a link
     descriptor = _open(storage.path(name, LISTING_FILE), os.O_RDWR) if storage.is_local and not is_link else None
     try:
         locked = True

@@ -1,8 +1,8 @@
 """The names of the files and directories in a run directory, and the version of its format.
 
 Names that are read from a run directory may have been written by someone else. Every such name passes
-:func:`require_checkpoint_name` or :func:`require_relative` where it is parsed, so that nothing outside the run
-directory is ever written, moved or deleted. ``Storage.path`` repeats the check for every path that it builds.
+:func:`require_checkpoint_name` or :func:`require_relative` where it is parsed, so nothing outside the run directory is
+ever written, moved or deleted. ``Storage.path`` repeats the check for every path that it builds.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ LOGS = "logs"
 
 MANIFEST = "manifest.json"
 PENDING = ".pending"
-"""Where the names of directories are left that no pattern tells, while they are yet to be committed or deleted."""
+"""The directory with the names of custom-named checkpoint directories that are yet to be committed or deleted."""
 
 # In a checkpoint's directory.
 LISTING_FILE = ".checkpoint.json"
@@ -76,7 +76,7 @@ METADATA_FILE = ".metadata.json"
 PIN_FILE = ".pinned"
 
 STAGED_RUNS = "runs"
-"""The kind of the local directories that mirror runs which are stored elsewhere."""
+"""The kind of the local directories that mirror runs in remote storage."""
 
 _NAMES = frozenset(
     {
@@ -96,30 +96,34 @@ _DRAFT = re.compile(r"\.([^.].*)\.[0-9a-f]{8}")
 
 
 def checkpoint_name(index: int) -> str:
-    """The directory of the checkpoint that belongs to a report, by the report's index in the run."""
+    """Return the default name of a checkpoint's directory.
+
+    Args:
+        index: the index in the run of the report that the checkpoint belongs to.
+    """
     return f"checkpoint_{index:06d}"
 
 
 def announcement(name: str) -> str:
-    """The file that tells a sweep of a checkpoint's directory that no pattern tells."""
+    """Return the file that announces a custom-named checkpoint directory, so that a sweep can find it."""
     return f"{PENDING}/{quote(name, safe='')}"
 
 
 def announced_name(file: str, where: str) -> str:
-    """The directory that a file in :data:`PENDING` announces.
+    """Return the checkpoint directory that a file in :data:`PENDING` announces.
 
     Raises:
-        StorageError: the file announces no directory of a checkpoint.
+        StorageError: the name is not valid for a checkpoint directory.
     """
     return require_checkpoint_name(unquote(file), where)
 
 
 def require_relative(path: object, where: str) -> str:
-    """Returns a path that was read from a run directory, if it stays below the directory that it is relative to.
+    """Return a path that was read from a run directory, if it stays below the directory that it is relative to.
 
     Args:
         path: the path, with forward slashes.
-        where: where it was read, for messages.
+        where: the file or directory that contains it, for error messages.
 
     Raises:
         StorageError: the path is absolute, or contains ``.`` or ``..``.
@@ -130,21 +134,21 @@ def require_relative(path: object, where: str) -> str:
             return path
     raise StorageError(
         f"{where}: expected a path below this directory, got {path!r}. Do not use this directory: it is damaged, or "
-        "was made to change other files"
+        "someone made it to change other files"
     )
 
 
 def require_checkpoint_name(name: object, where: str) -> str:
-    """Returns the name of a checkpoint's directory that was read from a run directory.
+    """Return the name of a checkpoint's directory that was read from a run directory.
 
     It is one path component, or several if the train function made the directory (``checkpoint_upload_mode="none"``).
 
     Args:
         name: the name.
-        where: where it was read, for messages.
+        where: the file or directory that contains it, for error messages.
 
     Raises:
-        StorageError: the name leaves the run directory, or belongs to drivetrain.
+        StorageError: the name leaves the run directory, or is reserved by drivetrain.
     """
     checked = require_relative(name, where)
     if checked.startswith(".") or "" in checked.split("/") or is_reserved(checked):
@@ -153,7 +157,7 @@ def require_checkpoint_name(name: object, where: str) -> str:
 
 
 def check_version(version: Any, where: str, kind: type[StorageError] = StorageError) -> None:
-    """Refuses a file that a newer release wrote in a format that this one does not know.
+    """Reject a file in a newer format than this release can read.
 
     Args:
         version: the version in the file.
@@ -161,14 +165,14 @@ def check_version(version: Any, where: str, kind: type[StorageError] = StorageEr
         kind: the class of the error.
 
     Raises:
-        StorageError: the version is newer than :data:`VERSION`, or is no number.
+        StorageError: the version is newer than :data:`VERSION`, or is not an integer.
     """
     if not isinstance(version, int):
-        raise kind(f"{where}: expected the version of its format, a number up to {VERSION}, got {version!r}")
+        raise kind(f"{where}: expected a format version up to {VERSION}, got {version!r}")
     if version > VERSION:
         raise kind(
-            f"{where} was written by a newer drivetrain (expected a format version up to {VERSION}, got {version}): "
-            "upgrade drivetrain"
+            f"{where} was written by a newer drivetrain (expected a format version up to {VERSION}, got {version}). "
+            "Upgrade drivetrain"
         )
 
 
@@ -189,12 +193,12 @@ def is_draft(name: str, files: Collection[str] | None = None) -> bool:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a name in a run directory belongs to drivetrain, so that no checkpoint may have it."""
+    """Return True if a name in a run directory is reserved by drivetrain, so that no checkpoint may have it."""
     return name in _NAMES or _NAME_PATTERN.fullmatch(name) is not None
 
 
 def file_mode(name: str) -> int:
-    """Returns the permissions of a new file of a run directory, before the umask is applied.
+    """Return the permissions of a new file of a run directory, before the umask is applied.
 
     Files that may contain configuration, output or tracebacks are never readable for users outside the file's group.
     """
@@ -202,10 +206,10 @@ def file_mode(name: str) -> int:
 
 
 def result_file(rank: int) -> str:
-    """The name of the file with a rank's reports."""
+    """Return the name of the file with a rank's reports."""
     return "result.json" if rank == 0 else f"result_rank_{rank}.json"
 
 
 def staging_key(run_id: str, start: int | None) -> str:
-    """What tells the local directory of a run that is stored elsewhere."""
+    """Return the key of the local directory that mirrors a run in remote storage."""
     return f"{run_id}-{start}"

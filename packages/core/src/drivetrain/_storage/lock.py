@@ -1,9 +1,10 @@
-"""One driver at a time works on a run: the lock of a run directory.
+"""The lock of a run directory, which ensures that only one driver at a time works on a run.
 
-On a local filesystem it is a lock of the operating system on ``.lock``, which ends with its process. Elsewhere it is an
-object that the holder writes anew every few seconds. A driver that finds one on which nobody of this machine works any
-more takes it over at once; if the holder is on another machine, it watches the object for two and a half of those
-periods, and takes it over if it does not change. No clock of two machines is compared.
+On a local filesystem, it is a lock of the operating system on ``.lock``, which the kernel releases when the process
+exits. Elsewhere it is an object that the holder rewrites every few seconds (the heartbeat). If the holder was on this
+machine and has exited, another driver takes the lock over at once. If it is on another machine, the other driver
+watches the object for two and a half periods, and takes it over if it does not change. Clocks of two machines are never
+compared.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class RunLock:
 
     Args:
         storage: the run directory.
-        console: where a wait is announced.
-        beat_s: seconds between two signs of life in a storage that has no locks.
+        console: prints a message before a wait.
+        beat_s: seconds between two heartbeats in a storage without locks.
     """
 
     def __init__(self, storage: Storage, console: Console, *, beat_s: float = _BEAT_S) -> None:
@@ -52,10 +53,10 @@ class RunLock:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Holds the lock for the time of a ``with`` block.
+        """Hold the lock for the duration of a ``with`` block.
 
         Raises:
-            RunInUseError: another driver holds it; the message says who.
+            RunInUseError: another driver holds it. The message names its process.
         """
         if self._storage.is_local:
             try:
@@ -68,7 +69,7 @@ class RunLock:
             yield
 
     def check(self) -> None:
-        """Makes sure that the lock is still held.
+        """Check that this driver still holds the lock.
 
         Raises:
             RunInUseError: another driver has taken it.
@@ -109,7 +110,7 @@ class RunLock:
     def _hold_object(self) -> Iterator[None]:
         held = self._storage.read_bytes(LOCK_FILE)
         if held:
-            self._wait_for_the_end_of(held)
+            self._wait_for_release(held)
         self._storage.write_bytes(LOCK_FILE, self._facts(0))
         self._require(self._storage.read_bytes(LOCK_FILE))
         ended = threading.Event()
@@ -124,7 +125,7 @@ class RunLock:
                 with contextlib.suppress(StorageError):
                     self._storage.delete(LOCK_FILE)
 
-    def _wait_for_the_end_of(self, held: bytes) -> None:
+    def _wait_for_release(self, held: bytes) -> None:
         holder = _parse(held)
         if holder.get("machine") == _machine():
             if _is_running(holder):
@@ -132,11 +133,11 @@ class RunLock:
             return
         patience = 2.5 * self._beat_s
         self._console.print(
-            f"the run is locked by {_describe(holder)}: waiting {patience:g} s for a sign of life", error=True
+            f"the run is locked by {_describe(holder)}: waiting {patience:g} s for a heartbeat", error=True
         )
-        until = time.monotonic() + patience
-        while (remaining := until - time.monotonic()) > 0:
-            time.sleep(min(remaining, self._beat_s / 4))  # an object store pushes nothing
+        deadline = time.monotonic() + patience
+        while (remaining := deadline - time.monotonic()) > 0:
+            time.sleep(min(remaining, self._beat_s / 4))  # an object store sends no notifications
             found = self._storage.read_bytes(LOCK_FILE)
             if not found:
                 return
@@ -147,7 +148,7 @@ class RunLock:
         beat = 0
         while not ended.wait(self._beat_s):
             beat += 1
-            with contextlib.suppress(StorageError):  # the network may be away for a while
+            with contextlib.suppress(StorageError):  # the network may be down temporarily
                 found = self._storage.read_bytes(LOCK_FILE)
                 if found and _parse(found).get("token") != self._token:
                     self._lost = _describe(_parse(found))
@@ -189,23 +190,23 @@ def _open(path: str) -> int:
 
 
 _held: set[int] = set()
-"""Open files with a lock of this process. A child that outlives it must not keep the run locked."""
+"""Open files with a lock of this process. A forked child that outlives it must not keep the run locked."""
 
 
-def _let_go() -> None:
+def _close_held() -> None:
     while _held:
         os.close(_held.pop())
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_held)
 
 
 class Holder(NamedTuple):
-    """The driver whose lock is on a run.
+    """The driver that holds the lock of a run.
 
     Attributes:
         description: its process, in words.
-        is_certain: whether it is known to work on the run; one on another machine may have died there.
+        is_certain: True if the driver is running. A driver on another machine may have died.
     """
 
     description: str
@@ -213,7 +214,7 @@ class Holder(NamedTuple):
 
 
 def find_holder(storage: Storage) -> Holder | None:
-    """Who works on a run, without a lock being taken; None where it is nobody."""
+    """Return the driver that works on a run, or None. It does not take the lock."""
     held = storage.read_bytes(LOCK_FILE)
     if not held or "pid" not in (facts := _parse(held)):
         return None
@@ -223,11 +224,11 @@ def find_holder(storage: Storage) -> Holder | None:
 
 
 class _NoLocks(Exception):
-    """A filesystem that has no locks."""
+    """The filesystem has no locks."""
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    """The facts about a lock's holder; empty if they are damaged."""
+    """Parse the facts about the holder of a lock. Damaged facts are empty."""
     try:
         facts = Fields(parse_json(data, LOCK_FILE), LOCK_FILE)
         if not 0 < facts.integer("pid") < _MAX_PID:
@@ -246,13 +247,13 @@ def _describe(holder: dict[str, Any]) -> str:
 
 
 def _machine() -> str:
-    """What tells this machine, since its last start, and its process ids from others."""
+    """Return an id of this machine since its last boot, and of its namespace of process ids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
 def _started(pid: int) -> str | None:
-    """When a process was started, in the kernel's ticks; None where it is not running."""
+    """Return the start time of a process in ticks of the kernel, or None if it is not running."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,13 +1,13 @@
 """Commit and retention.
 
 **How a checkpoint is committed.** The ranks have uploaded their files to ``checkpoint_<index>/``. The controller
-checks that no two ranks disagree about a file, writes the list of files into the directory, and then replaces
-``manifest.json`` atomically. That replacement is the commit: what the manifest does not list does not exist, and is
-swept before the next attempt. Checkpoints that retention drops leave the manifest in the same replacement, and are
-deleted after it, by a thread that first has the new one flushed to the disk.
+checks that no two ranks uploaded different content under one path, writes the listing (the list of files) into the
+directory, and then replaces ``manifest.json`` atomically. That replacement is the commit. A checkpoint that is not in
+the manifest does not exist, and is deleted before the next attempt. The same replacement removes the checkpoints that
+retention drops. A thread deletes them afterwards, once it has flushed the new checkpoint to the disk.
 
-Each directory's own list says everything that the manifest says about it, so a manifest that is lost is made again from
-the directories whose files verify.
+The listing in each directory contains the directory's entry of the manifest. So a lost manifest is recreated from the
+directories whose files are complete.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class CheckpointManager:
     Args:
         storage: the run directory.
         config: which checkpoints are kept.
-        metadata: the trainer's metadata, which every checkpoint carries.
-        warn: told in a line about damage that was found, and what could not be deleted.
-        before_commit: called before each; what it raises prevents it.
+        metadata: the trainer's metadata, which is stored with every checkpoint.
+        warn: called with a message about damage, and about checkpoints that could not be deleted.
+        before_commit: called before each commit. An exception prevents the commit.
     """
 
     def __init__(
@@ -83,26 +83,26 @@ class CheckpointManager:
         self._metadata = dict(metadata or {})
         self._warn = warn
         self.committed: list[CommittedCheckpoint] = read_manifest(storage, warn)
-        self._encoded: dict[str, str] = {}
+        self._encoded_entries: dict[str, str] = {}
         self._damaged: set[str] = set()
         self._janitor = Janitor(storage, warn)
 
     @property
     def latest(self) -> CommittedCheckpoint | None:
-        """The newest checkpoint, as far as none was found to be damaged."""
+        """The newest checkpoint that is not known to be damaged; None without one."""
         return next((entry for entry in reversed(self.committed) if entry.name not in self._damaged), None)
 
     @property
     def last_index(self) -> int:
-        """The highest report index that a committed checkpoint has; 0 without any."""
+        """The highest report index of a committed checkpoint; 0 without one."""
         return self.committed[-1].index if self.committed else 0
 
     def checkpoint(self, entry: CommittedCheckpoint) -> Checkpoint:
-        """The files of a committed checkpoint."""
+        """Return a committed checkpoint."""
         return checkpoint_in(self._storage, entry.name)
 
     def verify(self) -> CommittedCheckpoint | None:
-        """Finds the newest checkpoint whose files are all there and complete, and says which were not."""
+        """Return the newest checkpoint whose files are complete, or None. Warn about the damaged ones."""
         while (entry := self.latest) is not None:
             try:
                 self.checkpoint(entry).verify()
@@ -114,7 +114,7 @@ class CheckpointManager:
                     raise
                 damage = str(error)
             self._damaged.add(entry.name)
-            self._warn(f"{damage}; it is left as it is, and the one before it is used")
+            self._warn(f"{damage}. The checkpoint is left unchanged, and the one before it is used")
         return None
 
     def commit(
@@ -126,36 +126,36 @@ class CheckpointManager:
         metrics: Mapping[str, Any],
         name: str | None = None,
     ) -> CommittedCheckpoint:
-        """Commits what the ranks uploaded for a report, and applies retention.
+        """Commit the files that the ranks uploaded for a report, and apply retention.
 
-        A rank that was not waited for may add its files to a checkpoint that is committed already.
+        A rank that the commit did not wait for may add its files to a checkpoint that is already committed.
 
         Args:
             index: the report's index in the run.
             iteration: the report's iteration.
             files: the files of each rank, by relative path.
             metrics: the report's metrics.
-            name: the directory; None for the one that the index gives.
+            name: the directory; None for the default name of the index.
 
         Raises:
             CheckpointError: two ranks uploaded different content under one path.
-            StorageError: the manifest could not be written; nothing is committed then.
+            StorageError: the manifest could not be written, so nothing is committed.
         """
         name = name or checkpoint_name(index)
         self._storage.settle_duplicates(name, files)
-        known = next((entry for entry in self.committed if entry.name == name), None)
-        if known and known.index != index:
+        existing = next((entry for entry in self.committed if entry.name == name), None)
+        if existing and existing.index != index:
             raise CheckpointError(
                 f"a checkpoint: expected a directory that is new in the run, got {name!r}, which is committed already"
             )
-        merged = self._listed(name) if known else {}
+        merged = self._listed(name) if existing else {}
         merged |= {path: facts for rank in sorted(files) for path, facts in files[rank].items()}
-        if not all(files.values()):  # a rank uploaded nothing, as it was in place
+        if not all(files.values()):  # the files of a rank were in place already
             merged = {path: StoredFile(size) for path, size in self._storage.walk(name).items()} | merged
         if self._metadata:
             checkpoint = checkpoint_in(self._storage, name)
             checkpoint.set_metadata({**self._metadata, **checkpoint.get_metadata()})
-        entry = known or CommittedCheckpoint(
+        entry = existing or CommittedCheckpoint(
             name=name,
             index=index,
             iteration=iteration,
@@ -163,11 +163,11 @@ class CheckpointManager:
             time=time.time(),
             ordinal=max((entry.ordinal for entry in self.committed), default=0) + 1,
         )
-        self._before_commit()  # as a list without a manifest counts too
+        self._before_commit()  # before the listing, because without a manifest it counts as a commit
         listing = {"version": VERSION, "entry": asdict(entry), "files": dict(sorted(own_files(merged).items()))}
         self._storage.write_bytes(f"{name}/{LISTING_FILE}", json.dumps(listing).encode(), durable=False)
-        if known:
-            return known
+        if existing:
+            return existing
         entries = sorted([*self.committed, entry], key=lambda entry: entry.index)
         kept = retained(entries, self._config, self._is_protected)
         names = {old.name for old in kept}
@@ -178,7 +178,7 @@ class CheckpointManager:
         return entry
 
     def _replace(self, kept: list[CommittedCheckpoint], dropped: Sequence[CommittedCheckpoint]) -> None:
-        """Commits a manifest, and has the directories of what is no longer in it deleted."""
+        """Commit a manifest, and schedule the deletion of the checkpoints that it drops."""
         for old in dropped:
             if not CHECKPOINT_NAME.fullmatch(old.name):
                 self._storage.write_bytes(announcement(old.name), b"", durable=False)
@@ -189,7 +189,7 @@ class CheckpointManager:
         self.committed = kept
         if dropped:
             for old in dropped:
-                self._encoded.pop(old.name, None)
+                self._encoded_entries.pop(old.name, None)
             self._janitor.submit(self.last_name, [old.name for old in dropped])
 
     def _find_leftovers(self) -> _Leftovers:
@@ -210,11 +210,11 @@ class CheckpointManager:
         return self.committed[-1].name if self.committed else ""
 
     def sweep(self) -> tuple[list[str], int]:
-        """Deletes checkpoint directories that were never committed, or that retention has dropped.
+        """Delete checkpoint directories that were never committed, or that retention has dropped.
 
         Returns:
-            Their names, and the highest report index among them, which must not be used again: a worker of a node
-            that is lost may still be writing there.
+            Their names, and the highest report index among them. It must not be used again, because a worker of a lost
+            node may still be writing there.
         """
         self._janitor.wait()
         orphans, announced, drafts = self._find_leftovers()
@@ -232,26 +232,26 @@ class CheckpointManager:
         return deleted, max(numbers, default=0)
 
     def leftovers(self) -> list[str]:
-        """The directories that :meth:`sweep` would delete."""
+        """Return the directories that :meth:`sweep` would delete."""
         return self._find_leftovers().orphans
 
     def droppable(self, config: CheckpointConfig) -> list[CommittedCheckpoint]:
-        """The committed checkpoints that other rules than the run's own would drop, oldest first."""
+        """Return the committed checkpoints that other rules than those of the run would drop, oldest first."""
         names = {entry.name for entry in retained(self.committed, config, self._is_protected)}
         return [entry for entry in self.committed if entry.name not in names]
 
     def drop(self, entries: Sequence[CommittedCheckpoint]) -> None:
-        """Takes checkpoints out of the manifest, and has them deleted.
+        """Remove checkpoints from the manifest, and schedule their deletion.
 
         Raises:
-            StorageError: the manifest could not be written; nothing is dropped then.
+            StorageError: the manifest could not be written, so nothing is dropped.
         """
         if entries:
             names = {entry.name for entry in entries}
             self._replace([entry for entry in self.committed if entry.name not in names], entries)
 
     def close(self) -> None:
-        """Waits until what retention has dropped is deleted."""
+        """Wait until the dropped checkpoints are deleted."""
         self._janitor.close()
 
     def _is_protected(self, entry: CommittedCheckpoint) -> bool:
@@ -263,26 +263,26 @@ class CheckpointManager:
         data = self._storage.read_bytes(f"{name}/{LISTING_FILE}")
         where = self._storage.path(name, LISTING_FILE)
         if data is None:
-            raise StorageError(f"{where}: expected the list of a checkpoint's files, found none")
+            raise StorageError(f"{where}: expected the list of a checkpoint's files, which does not exist")
         return parse_listing(data, where)[0]
 
     def _write_manifest(self, entries: Sequence[CommittedCheckpoint]) -> None:
         for entry in entries:
-            if entry.name not in self._encoded:
-                self._encoded[entry.name] = json.dumps(asdict(entry))
-        body = ",\n".join(self._encoded[entry.name] for entry in entries)
+            if entry.name not in self._encoded_entries:
+                self._encoded_entries[entry.name] = json.dumps(asdict(entry))
+        body = ",\n".join(self._encoded_entries[entry.name] for entry in entries)
         manifest = f'{{"version": {VERSION}, "checkpoints": [\n{body}\n]}}\n'
         self._storage.write_bytes(MANIFEST, manifest.encode(), midway=lambda: reach("during manifest write"))
 
 
 def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: None) -> list[CommittedCheckpoint]:
-    """The committed checkpoints of a run, oldest first; none where there are none.
+    """Return the committed checkpoints of a run, oldest first.
 
-    Where the manifest is damaged or missing, they are found by the lists in their directories.
+    If the manifest is damaged or missing, they are found by the listings in their directories.
 
     Args:
         storage: the run directory.
-        warn: told in a line if that was necessary.
+        warn: called with a message if the manifest is damaged, or missing although there are checkpoints.
 
     Raises:
         StorageError: a newer drivetrain wrote the manifest, or a name in it leaves the run directory.
@@ -302,7 +302,7 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
         check_version(version, where)
         if not damage:
             return found
-    found = _find_complete(storage)
+    found = _recover_entries(storage)
     if found or data is not None:
         names = ", ".join(entry.name for entry in found[-3:]) or "none"
         warn(f"{where} {damage}: {len(found)} checkpoints were found by their own lists, the newest being {names}")
@@ -310,14 +310,14 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
 
 
 def delete_checkpoints(storage: Storage) -> None:
-    """Deletes the manifest of a run that nobody works on, and its committed checkpoints."""
+    """Delete the manifest and the committed checkpoints of a run that no driver works on."""
     entries = read_manifest(storage)
     storage.delete(MANIFEST)
     for entry in entries:
         storage.delete(entry.name)
 
 
-def _find_complete(storage: Storage) -> list[CommittedCheckpoint]:
+def _recover_entries(storage: Storage) -> list[CommittedCheckpoint]:
     found = []
     for name in storage.list_names()[0]:
         try:

@@ -1,4 +1,4 @@
-"""Copies a local directory to the storage as it changes: metrics and logs of a driver, artifacts of a worker."""
+"""Copies a local directory to the storage as it changes: a driver's metrics and logs, a worker's artifacts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ __all__ = ["Mirror"]
 
 
 class Mirror:
-    """Uploads the files of a directory that are new or have changed, in the background every so often and on request.
+    """Uploads the new and changed files of a directory, periodically in the background and on request.
 
-    Files that are deleted locally stay in the storage. A round that fails is reported, and tried again with the next.
+    Files that are deleted locally are kept in the storage. If an upload fails, a warning is printed and the next round
+    retries it.
 
     Args:
         directory: the local directory.
-        storage: where its files are copied to.
+        storage: the storage to copy the files to.
         prefix: the directory in the storage; empty for the storage itself.
         period_s: seconds between two rounds.
-        warn: told what went wrong with a round.
-        state: a file that keeps what was uploaded, for another process's mirror of the same directory.
+        warn: called with a message if a round fails.
+        state: a file that records the uploaded files, for another process's mirror of the same directory.
     """
 
     def __init__(
@@ -48,39 +49,39 @@ class Mirror:
         self._prefix = prefix
         self._period_s = period_s
         self._warn = warn
-        self._known: dict[str, list[int]] = {}
+        self._uploaded: dict[str, list[int]] = {}
         if state is not None:
             with contextlib.suppress(FileNotFoundError, ValueError), open(state, encoding="utf-8") as file:
-                self._known = json.load(file)
+                self._uploaded = json.load(file)
         self._lock = threading.Lock()
         self._warned = False
         self._ended = False
-        self._woken = threading.Event()
+        self._wakeup = threading.Event()
 
     def wake(self) -> None:
-        """Has the next round begin now."""
-        self._woken.set()
+        """Start the next round now."""
+        self._wakeup.set()
 
     def pull(self, patterns: Sequence[str]) -> None:
-        """Fetches the files of those names that the storage has."""
+        """Download the files of the storage whose names match one of the patterns."""
         for name in self._storage.list_names(self._prefix)[1]:
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
                 data = self._storage.read_bytes(os.path.join(self._prefix, name))
                 with open(os.path.join(self._directory, name), "wb") as file:
                     file.write(data or b"")
-                self._known[name] = _state(os.path.join(self._directory, name))
+                self._uploaded[name] = _state(os.path.join(self._directory, name))
 
     def push(self) -> None:
-        """Uploads what has changed.
+        """Upload the changed files.
 
         Raises:
-            StorageError: something could not be uploaded.
+            StorageError: a file could not be uploaded.
         """
         with self._lock:
             changed = {
                 relative: [status.st_size, status.st_mtime_ns]
                 for relative, status in walk_local(self._directory)
-                if self._known.get(relative) != [status.st_size, status.st_mtime_ns]
+                if self._uploaded.get(relative) != [status.st_size, status.st_mtime_ns]
             }
             if not changed:
                 return
@@ -90,19 +91,19 @@ class Mirror:
                 for name in changed
             ]
             run_jobs(jobs, what=f"upload to {self._storage.path(self._prefix)}", limits=self._storage.limits)
-            self._known.update(changed)
+            self._uploaded.update(changed)
             if self._state_file is not None:
                 with open(self._state_file, "w", encoding="utf-8") as file:
-                    json.dump(self._known, file)
+                    json.dump(self._uploaded, file)
 
     def try_push(self) -> None:
-        """Uploads what has changed; warns, the first time, if that fails."""
+        """Upload the changed files. Warn once if that fails."""
         try:
             self.push()
             self._warned = False
         except (StorageError, OSError) as error:
             if not self._warned:
-                self._warn(f"{error}; this is tried again in {self._period_s:g} s")
+                self._warn(f"{error}; the upload is retried in {self._period_s:g} s")
             self._warned = True
 
     def _target(self, name: str) -> str:
@@ -110,21 +111,21 @@ class Mirror:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Mirror]:
-        """Uploads in the background for the time of a ``with`` block, and once more at its end."""
+        """Upload in the background for the duration of a ``with`` block, and once more at its end."""
         thread = threading.Thread(target=self._work, daemon=True, name="drivetrain mirror")
         thread.start()
         try:
             yield self
         finally:
             self._ended = True
-            self._woken.set()
+            self._wakeup.set()
             thread.join(self._storage.limits.deadline_s)
             self.try_push()
 
     def _work(self) -> None:
         while not self._ended:
-            self._woken.wait(self._period_s)
-            self._woken.clear()
+            self._wakeup.wait(self._period_s)
+            self._wakeup.clear()
             if not self._ended:
                 self.try_push()
 

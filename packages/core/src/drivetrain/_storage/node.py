@@ -1,7 +1,7 @@
-"""Directories that processes of one node share for a while: downloads, and what waits for its upload.
+"""Directories that processes of one node share temporarily: downloads, and files that wait for their upload.
 
-A directory belongs to whoever holds the shared lock of the file beside it. The last one to leave deletes it. Locks end
-with their process, so what a killed process has left is unlocked, and swept by the next that comes.
+A process that uses a directory holds a shared lock on the file next to it. The last process deletes the directory. The
+kernel releases the locks of a killed process, so the next process finds its directories unlocked and deletes them.
 
 The directories are in the temporary directory, which all users of the node can write to. They are created with mode
 0700, whatever the umask is. A directory that belongs to another user, or that others can write to, is refused, because
@@ -28,7 +28,7 @@ __all__ = ["share_directory", "sweep", "try_lock"]
 _LOCK = ".lock"
 _READY = ".ready"
 _LEAVING = ".leaving"
-_LOOK_S = 0.02
+_RETRY_S = 0.02
 
 
 @contextlib.contextmanager
@@ -40,17 +40,17 @@ def share_directory(
     before_deletion: Callable[[str], None] | None = None,
     wait_s: float = 1800.0,
 ) -> Iterator[str]:
-    """A local directory that is shared with all processes of this user and node that ask for the same one.
+    """Share a local directory with all processes of this user and node that request the same kind and key.
 
     Args:
-        kind: what it is for.
-        key: which one.
-        fill: puts the content into the empty directory; called by one process, while the others wait.
-        before_deletion: called by the last one to leave.
-        wait_s: seconds to wait for that other process.
+        kind: the purpose of the directory, such as ``"downloads"``.
+        key: the name of the directory.
+        fill: fills the empty directory. One process calls it while the others wait.
+        before_deletion: called by the last process that uses the directory.
+        wait_s: seconds to wait for another process to fill the directory.
 
     Raises:
-        StorageError: the wait is over, the key is no plain name, or others can write to the directories of this user.
+        StorageError: the wait timed out, the key contains a slash, or others can write to the directories of this user.
     """
     if "/" in require_relative(key, "the key of a shared directory"):
         raise StorageError(f"the key of a shared directory: expected a name without slashes, got {key!r}")
@@ -64,21 +64,21 @@ def share_directory(
 
 
 def sweep(kind: str) -> None:
-    """Deletes the directories of that kind whose processes have all ended."""
-    if not os.path.isdir(_place(kind)):
+    """Delete the directories of a kind whose processes have all exited."""
+    if not os.path.isdir(_directory_of(kind)):
         return
     base = _base(kind)
-    left: list[tuple[str, int]] = []
-    with _departure(base, fcntl.LOCK_EX | fcntl.LOCK_NB) as nobody_leaves:
-        names = [name for name in os.listdir(base) if name.endswith(_LOCK)] if nobody_leaves else []
+    abandoned: list[tuple[str, int]] = []
+    with _departure(base, fcntl.LOCK_EX | fcntl.LOCK_NB) as has_lock:
+        names = [name for name in os.listdir(base) if name.endswith(_LOCK)] if has_lock else []
         for name in names:
             with contextlib.suppress(OSError):
                 descriptor = os.open(os.path.join(base, name), os.O_RDWR | os.O_CLOEXEC)
                 if try_lock(descriptor, fcntl.LOCK_EX):
-                    left.append((os.path.join(base, name.removesuffix(_LOCK)), descriptor))
+                    abandoned.append((os.path.join(base, name.removesuffix(_LOCK)), descriptor))
                 else:
                     os.close(descriptor)
-    for path, descriptor in left:
+    for path, descriptor in abandoned:
         try:
             with contextlib.suppress(OSError):
                 if is_file_at(descriptor, path + _LOCK):
@@ -88,7 +88,7 @@ def sweep(kind: str) -> None:
 
 
 def try_lock(descriptor: int, kind: int) -> bool:
-    """Takes ``fcntl.LOCK_SH`` or ``LOCK_EX`` on an open file if that is possible at once."""
+    """Take ``fcntl.LOCK_SH`` or ``LOCK_EX`` on an open file without waiting, and return True on success."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -97,24 +97,24 @@ def try_lock(descriptor: int, kind: int) -> bool:
 
 
 def is_file_at(descriptor: int, path: str) -> bool:
-    """Whether an open file is still the one at a path."""
+    """Return True if an open file is still the one at a path."""
     try:
-        there, here = os.stat(path), os.fstat(descriptor)
+        at_path, opened = os.stat(path), os.fstat(descriptor)
     except FileNotFoundError:
         return False
-    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+    return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
 
 
-def _place(kind: str) -> str:
-    # Older releases used "drivetrain-<user id>" with the mode of the umask, which may let others write to it.
+def _directory_of(kind: str) -> str:
+    # Older releases used "drivetrain-<user id>" with the mode of the umask, so others may be able to write to it.
     return os.path.join(tempfile.gettempdir(), f"drivetrain-{os.getuid()}-private", kind)
 
 
 def _base(kind: str) -> str:
-    base = _place(kind)
+    base = _directory_of(kind)
     _require_safe_parent(os.path.dirname(os.path.dirname(base)))
-    _make_private(os.path.dirname(base))
-    _make_private(base)
+    _create_private(os.path.dirname(base))
+    _create_private(base)
     return base
 
 
@@ -137,11 +137,11 @@ def _require_safe_parent(path: str) -> None:
         )
 
 
-def _make_private(path: str) -> None:
-    """Makes a directory that only this user can use.
+def _create_private(path: str) -> None:
+    """Create a directory that only this user can use.
 
     Raises:
-        StorageError: it exists, and others own it or can write to it.
+        StorageError: it exists, and another user owns it or others can write to it.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -155,7 +155,7 @@ def _make_private(path: str) -> None:
 
 
 def _enter(path: str, fill: Callable[[str], None] | None, wait_s: float) -> int:
-    """Takes the shared lock of a directory that is ready, and makes it ready where nobody has."""
+    """Take the shared lock of a directory. Fill the directory first if no other process has."""
     deadline = time.monotonic() + wait_s
     while True:
         descriptor = os.open(path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -173,14 +173,14 @@ def _enter(path: str, fill: Callable[[str], None] | None, wait_s: float) -> int:
             if descriptor >= 0:
                 os.close(descriptor)
         if time.monotonic() > deadline:
-            raise StorageError(f"waited {wait_s:g} s for {holder} on this node to fill {path}")
-        time.sleep(_LOOK_S)
+            raise StorageError(f"{path}: expected {holder} on this node to fill the directory within {wait_s:g} s")
+        time.sleep(_RETRY_S)
 
 
 def _make_ready(path: str, fill: Callable[[str], None] | None, descriptor: int) -> None:
     if os.path.exists(path + _READY):
         return
-    shutil.rmtree(path, ignore_errors=True)  # what a killed process has left
+    shutil.rmtree(path, ignore_errors=True)  # of a killed process
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
     os.mkdir(path, 0o700)
@@ -190,10 +190,10 @@ def _make_ready(path: str, fill: Callable[[str], None] | None, descriptor: int) 
 
 
 def _leave(path: str, descriptor: int, before_deletion: Callable[[str], None] | None) -> None:
-    """Gives the lock back, and deletes the directory if nobody else holds one."""
+    """Release the lock, and delete the directory if no other process holds one."""
     try:
         with _departure(os.path.dirname(path), fcntl.LOCK_SH):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a forked child has inherited the descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # even if a forked child has inherited the descriptor
             is_last = try_lock(descriptor, fcntl.LOCK_EX)
         if is_last and is_file_at(descriptor, path + _LOCK):
             if before_deletion is not None:
@@ -205,10 +205,10 @@ def _leave(path: str, descriptor: int, before_deletion: Callable[[str], None] | 
 
 @contextlib.contextmanager
 def _departure(base: str, kind: int) -> Iterator[bool]:
-    """Keeps a sweep out of the moment in which the last one to leave holds no lock, and has still to be called.
+    """Prevent a sweep while the last process has released its lock and has not yet called ``before_deletion``.
 
     Yields:
-        Whether the lock was taken, which only ``LOCK_NB`` leaves open.
+        True if the lock was taken. It can be False only with ``LOCK_NB``.
     """
     descriptor = os.open(base + _LEAVING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -226,7 +226,7 @@ def _departure(base: str, kind: int) -> Iterator[bool]:
 
 
 def _delete(path: str) -> None:
-    """Deletes a directory whose exclusive lock is held."""
+    """Delete a directory whose exclusive lock this process holds."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path + _READY)
     shutil.rmtree(path, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Reads files that may be damaged, or made by someone else: every file of a run directory is read through this module.
+"""Reads files that may be damaged or hostile. Every file of a run directory is read through this module.
 
 Only regular files are opened, no link below the run directory is followed, every file has a size limit, and JSON may
-not be nested deeply. Values have the expected types, or a :class:`~drivetrain.StorageError` names the file, what was
-expected, and what was found instead.
+not be nested deeply. A value of an unexpected type raises a :class:`~drivetrain.StorageError`, which names the file,
+the expected type and the value.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _SIZE_LIMITS = {
     layout.METADATA_FILE: 64 * _MEBIBYTE,
 }
 _SIZE_LIMIT = 4096 * _MEBIBYTE
-"""For reports, logs and pickles, where these are read as a whole."""
+"""The maximum size of reports, logs and pickles, where these are read as a whole."""
 
 MAX_JSON_BYTES = 256 * _MEBIBYTE
 """The maximum size of JSON files of plugins, such as ``tuner.json`` of a search."""
 
 MAX_LINE_BYTES = 16 * _MEBIBYTE
-"""The maximum length of a line in a file of which only a part is in memory at a time."""
+"""The maximum length of a line in a file that is read in parts."""
 
 MAX_VALUES = 4_000_000
 """The maximum number of values in a JSON document. A value can take 30 times the memory of its text, so a limit on the
@@ -65,19 +65,19 @@ _MAX_SHOWN = 80
 
 
 def size_limit(name: str) -> int:
-    """Returns the maximum size in bytes of a file of a run directory, by its name."""
+    """Return the maximum size in bytes of a file of a run directory, by its name."""
     base = posixpath.basename(name)
     is_other_json = base.endswith(".json") and layout.RESULT_FILE.fullmatch(base) is None
     return _SIZE_LIMITS.get(base, MAX_JSON_BYTES if is_other_json else _SIZE_LIMIT)
 
 
 def too_large(where: str, size: int, limit: int) -> StorageError:
-    """Returns the error about a file that exceeds its size limit."""
+    """Return the error about a file that exceeds its size limit."""
     return StorageError(f"{where}: expected a file of at most {limit:,} bytes, got {size:,} bytes. It was not read")
 
 
 def open_regular(root: str, name: str) -> int:
-    """Opens a regular file for reading, without waiting, and without following a link below a directory.
+    """Open a regular file for reading without blocking, and without following a link below a directory.
 
     Args:
         root: the directory; it may be a link itself.
@@ -88,7 +88,7 @@ def open_regular(root: str, name: str) -> int:
 
     Raises:
         FileNotFoundError: there is no such file.
-        StorageError: the path leaves the directory or contains a link, or it is something other than a regular file.
+        StorageError: the path leaves the directory or contains a link, or the file is not a regular file.
     """
     where = posixpath.join(root, name)
     *parents, last = name.split("/")
@@ -118,7 +118,7 @@ def open_regular(root: str, name: str) -> int:
 
 
 def read_regular(root: str, name: str, limit: int) -> bytes:
-    """Reads a regular file as a whole.
+    """Read a whole regular file.
 
     Args:
         root: the directory, as in :func:`open_regular`.
@@ -133,7 +133,7 @@ def read_regular(root: str, name: str, limit: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size <= limit:
             data = file.read(size + 1)
-            if len(data) > size:  # it grows
+            if len(data) > size:  # it is growing
                 data += file.read(limit + 1 - len(data))
             size = len(data)
     if size > limit:
@@ -142,7 +142,7 @@ def read_regular(root: str, name: str, limit: int) -> bytes:
 
 
 def _open_directory(path: str, directory: int | None) -> int:
-    """Opens a directory, by a path or by its name in another open directory; links are followed only in a path."""
+    """Open a directory by its path, or by its name in another open directory. Only a path may contain links."""
     flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
     try:
         return os.open(path, flags if directory is None else flags | os.O_NOFOLLOW, dir_fd=directory)
@@ -196,12 +196,12 @@ def is_damage(error: StorageError) -> bool:
 
 
 def _check_depth(value: Any, data: bytes | str) -> None:
-    """Raises a ``ValueError`` for values so deep that code that follows the nesting could exceed Python's stack."""
+    """Raise a ``ValueError`` if recursive code could exceed Python's stack because the value is nested too deeply."""
     opened = data.count(b"[") + data.count(b"{") if isinstance(data, bytes) else data.count("[") + data.count("{")
     if opened <= _MAX_DEPTH:
         return
     if isinstance(value, list) and opened == len(value) + 1 and all(isinstance(child, dict) for child in value):
-        return  # a list of flat objects, which a million reports are
+        return  # a list of flat objects, such as a million reports
     level = [value]
     for _ in range(_MAX_DEPTH):
         inner = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)]
@@ -212,7 +212,7 @@ def _check_depth(value: Any, data: bytes | str) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a finite number that a float can hold; a bool is not a number."""
+    """Return True if a value is a finite number that a float can represent. A bool is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:
@@ -222,14 +222,14 @@ def is_number(value: object) -> bool:
 
 
 class Fields:
-    """The fields of a JSON object, each checked when it is read.
+    """The fields of a JSON object. The type of each field is checked when it is read.
 
-    The methods raise a :class:`~drivetrain.StorageError` for a field of another type, and for one that is missing
-    or null, unless there is a default.
+    The methods raise a :class:`~drivetrain.StorageError` if a field has another type, or if it is missing or null and
+    there is no default.
 
     Args:
         value: the parsed object.
-        where: the file it comes from, for the errors.
+        where: the file that contains it, for error messages.
 
     Raises:
         StorageError: the value is not an object.
@@ -242,28 +242,28 @@ class Fields:
         self.where = where
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Returns a string."""
-        found: str = self._get(name, "a string", default, lambda value: isinstance(value, str))
-        return found
+        """Return a string."""
+        text: str = self._get(name, "a string", default, lambda value: isinstance(value, str))
+        return text
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Returns a finite number."""
+        """Return a finite number."""
         return float(self._get(name, "a finite number", default, is_number))
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Returns an integer."""
+        """Return an integer."""
         found: int = self._get(
             name, "an integer", default, lambda value: isinstance(value, int) and not isinstance(value, bool)
         )
         return found
 
     def mapping(self, name: str, default: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Returns an object."""
+        """Return an object."""
         found: dict[str, Any] = self._get(name, "an object", default, lambda value: isinstance(value, dict))
         return found
 
     def items(self, name: str, default: list[Any] | None = None) -> list[Any]:
-        """Returns a list."""
+        """Return a list."""
         found: list[Any] = self._get(name, "a list", default, lambda value: isinstance(value, list))
         return found
 
@@ -278,10 +278,10 @@ class Fields:
 
 @contextlib.contextmanager
 def damage_of(where: str) -> Iterator[None]:
-    """Turns the errors that unexpected values cause in a ``with`` block into a StorageError.
+    """Convert errors that unexpected values cause in a ``with`` block into a StorageError.
 
-    It is the last line of defense around code that processes values from a run directory, so that one damaged run
-    cannot affect others. Readers check their values themselves, with better messages.
+    This is the last line of defense around code that processes values from a run directory, so that one damaged run
+    cannot affect others. Readers check their values themselves and have better messages.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Storages off this machine, through pyarrow or fsspec, and how a path or URI is taken for one of them."""
+"""Remote storages through pyarrow or fsspec, and the selection of a filesystem for a path or URI."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _PART_BYTES = 8 << 20
 _PARTS_IN_FLIGHT = 4
 _PYARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "memory"}
-"""Where a file appears when its put is complete; elsewhere it is written under another name, and renamed."""
+"""The storages in which a put is atomic. Elsewhere, a file is written as a draft and renamed."""
 
 
 def locate(path: str | os.PathLike[str], filesystem: Any | None = None, *, what: str) -> tuple[Filesystem, str]:
-    """The filesystem that a path or URI is on, and the path on it.
+    """Return the filesystem of a path or URI, and the path on it.
 
     Args:
         path: a local path, a URI, or a path on ``filesystem``.
-        filesystem: a filesystem of pyarrow or fsspec; None for the one that the path names.
-        what: what the path is for, for messages.
+        filesystem: a filesystem of pyarrow or fsspec; None to select it by the path.
+        what: the name of the argument in error messages.
 
     Raises:
-        ConfigurationError: the URI is none, or its package is not installed.
+        ConfigurationError: the URI is not valid, or its package is not installed.
     """
     text = os.fspath(path)
     if filesystem is not None:
         adapter = _adapt(filesystem)
         if "://" in text:
             raise ConfigurationError(
-                f"{what}: expected a path without its protocol where storage_filesystem is given, got {redact(text)!r}"
+                f"{what}: expected a path without its protocol if storage_filesystem is given, got {redact(text)!r}"
             )
         return adapter, os.path.abspath(text) if adapter.is_local else text.rstrip("/")
     if "://" not in text:
@@ -57,8 +57,8 @@ def locate(path: str | os.PathLike[str], filesystem: Any | None = None, *, what:
     except ImportError as error:
         package = "pyarrow" if scheme in _PYARROW_SCHEMES else f"the fsspec package for {scheme}://"
         raise ConfigurationError(
-            f"{what}={redact(text)!r} requires {package}, which is not installed ({redact(str(error))}): pip install it"
-            + (" (pip install pyarrow)" if package == "pyarrow" else "")
+            f"{what}={redact(text)!r} requires {package}, which is not installed ({redact(str(error))}). "
+            + ("Run: pip install pyarrow" if package == "pyarrow" else "Install it with pip")
         ) from error
     except (ValueError, OSError, TypeError) as error:
         raise ConfigurationError(
@@ -84,7 +84,7 @@ def _open_uri(scheme: str, uri: str) -> tuple[Filesystem, str]:
 
 
 def _with_small_puts(scheme: str, uri: str) -> str:
-    """Has pyarrow store a small object by one request to S3; it takes three by default."""
+    """Make pyarrow store a small object with one request to S3. By default it sends three."""
     if scheme != "s3" or "allow_delayed_open" in uri:
         return uri
     return f"{uri}{'&' if '?' in uri else '?'}allow_delayed_open=true"
@@ -109,7 +109,7 @@ def _adapt(filesystem: Any) -> Filesystem:
         if "file" in (protocol if isinstance(protocol, (list, tuple)) else [protocol]):
             return LocalFilesystem()
         return FsspecFilesystem(filesystem)
-    if "pyarrow" in sys.modules:  # not pyarrow.fs, which a filesystem that was unpickled does without
+    if "pyarrow" in sys.modules:  # unpickling a filesystem does not import pyarrow.fs
         from pyarrow import fs
 
         if isinstance(filesystem, fs.LocalFileSystem):
@@ -124,7 +124,7 @@ def _adapt(filesystem: Any) -> Filesystem:
 
 
 class _Remote:
-    """What both adapters share."""
+    """The base of both adapters."""
 
     is_local = False
 
@@ -133,7 +133,7 @@ class _Remote:
 
     @property
     def handle(self) -> Any:
-        """What users know it as."""
+        """The user's filesystem object."""
         return self._handle
 
     def __repr__(self) -> str:
@@ -147,7 +147,7 @@ class _Remote:
 
 
 def _parts(source: str) -> Iterator[tuple[bytes, int]]:
-    """The content of a local file in parts, each with the CRC-32 up to its end."""
+    """Yield the content of a local file in parts, each with the CRC-32 up to its end."""
     value = 0
     part_bytes = max(1, os.path.getsize(source) // 2) if is_armed() else _PART_BYTES
     with open(source, "rb", buffering=0) as file:
@@ -174,7 +174,7 @@ class ArrowFilesystem(_Remote):
         return ArrowFilesystem, (self.handle,)
 
     def read_bytes(self, path: str, limit: int) -> bytes:
-        """The content of a file."""
+        """Return the content of a file."""
         with self.handle.open_input_file(path) as file:
             if file.size() > limit:
                 raise too_large(path, file.size(), limit)
@@ -190,7 +190,7 @@ class ArrowFilesystem(_Remote):
         midway: Callable[[], None] | None = None,
         mode: int = 0o666,
     ) -> None:
-        """Puts an object, or writes a draft and moves it into place."""
+        """Put an object, or write a draft and move it into place."""
         target = path if self._is_object_store else _draft_of(path)
         if not self._is_object_store:
             self.handle.create_dir(posixpath.dirname(path), recursive=True)
@@ -202,11 +202,11 @@ class ArrowFilesystem(_Remote):
             self.handle.move(target, path)
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a directory."""
+        """Return True if there is a file or a directory."""
         return bool(self._type(path))
 
     def list_names(self, path: str) -> tuple[list[str], list[str]]:
-        """The names of the directories and files in a directory."""
+        """Return the names of the directories and files in a directory."""
         directories: list[str] = []
         files: list[str] = []
         for info in self._select(path, recursive=False):
@@ -214,12 +214,12 @@ class ArrowFilesystem(_Remote):
         return sorted(directories), sorted(files)
 
     def walk(self, path: str) -> dict[str, int]:
-        """The size of each file at any depth."""
+        """Return the size of each file at any depth."""
         start = len(path.rstrip("/")) + 1
         return {info.path[start:]: info.size for info in self._select(path, recursive=True) if info.is_file}
 
     def delete(self, path: str) -> None:
-        """Deletes a file or a tree."""
+        """Delete a file or a tree."""
         kind = self._type(path)
         try:
             if kind == "Directory":
@@ -229,17 +229,17 @@ class ArrowFilesystem(_Remote):
         except FileNotFoundError:
             return
         except OSError:
-            # pyarrow then marks the directory above as one that may be empty, which not every S3 server takes.
+            # pyarrow then creates an empty object for the parent directory, which not every S3 server accepts.
             if self._type(path):
                 raise
 
     def make_directory(self, path: str) -> None:
-        """Makes a directory, except on an object store, which has none."""
+        """Create a directory, except on an object store, which has none."""
         if not self._is_object_store:
             self.handle.create_dir(path, recursive=True)
 
     def put_file(self, source: str, path: str) -> StoredFile:
-        """Uploads a file, with a bounded number of its parts in memory."""
+        """Upload a file with a bounded number of its parts in memory."""
         if not self._is_object_store:
             self.handle.create_dir(posixpath.dirname(path), recursive=True)
         size = value = 0
@@ -248,11 +248,11 @@ class ArrowFilesystem(_Remote):
                 stream.write(data)
                 size += len(data)
                 if number % _PARTS_IN_FLIGHT == 0:
-                    stream.flush()  # pyarrow queues parts without bound otherwise
+                    stream.flush()  # otherwise pyarrow queues any number of parts
         return StoredFile(size, value)
 
     def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
-        """Downloads a range of bytes."""
+        """Download a range of bytes."""
         with self.handle.open_input_file(path) as file:
             while count > 0:
                 data = file.read_at(min(count, _PART_BYTES), start)
@@ -283,7 +283,7 @@ class FsspecFilesystem(_Remote):
         return FsspecFilesystem, (self.handle,)
 
     def read_bytes(self, path: str, limit: int) -> bytes:
-        """The content of a file."""
+        """Return the content of a file."""
         self.handle.invalidate_cache()
         size = self.handle.info(path)["size"]
         if size is not None and size > limit:
@@ -300,7 +300,7 @@ class FsspecFilesystem(_Remote):
         midway: Callable[[], None] | None = None,
         mode: int = 0o666,
     ) -> None:
-        """Puts an object, or writes a draft and moves it into place."""
+        """Put an object, or write a draft and move it into place."""
         target = path if self._is_object_store else _draft_of(path)
         self.make_directory(posixpath.dirname(path))
         if midway is not None:
@@ -310,12 +310,12 @@ class FsspecFilesystem(_Remote):
             self.handle.mv(target, path)
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a directory."""
+        """Return True if there is a file or a directory."""
         self.handle.invalidate_cache()
         return bool(self.handle.exists(path))
 
     def list_names(self, path: str) -> tuple[list[str], list[str]]:
-        """The names of the directories and files in a directory."""
+        """Return the names of the directories and files in a directory."""
         self.handle.invalidate_cache()
         directories: list[str] = []
         files: list[str] = []
@@ -327,7 +327,7 @@ class FsspecFilesystem(_Remote):
         return sorted(directories), sorted(files)
 
     def walk(self, path: str) -> dict[str, int]:
-        """The size of each file at any depth."""
+        """Return the size of each file at any depth."""
         self.handle.invalidate_cache()
         try:
             found = self.handle.find(path, detail=True)
@@ -341,19 +341,19 @@ class FsspecFilesystem(_Remote):
         }
 
     def delete(self, path: str) -> None:
-        """Deletes a file or a tree."""
+        """Delete a file or a tree."""
         self.handle.invalidate_cache()
         with contextlib.suppress(FileNotFoundError):
             if self.handle.exists(path):
                 self.handle.rm(path, recursive=True)
 
     def make_directory(self, path: str) -> None:
-        """Makes a directory, except on an object store, where it would be a bucket."""
+        """Create a directory, except on an object store, where it would be a bucket."""
         if not self._is_object_store or "memory" in self.handle.protocol:
             self.handle.makedirs(path, exist_ok=True)
 
     def put_file(self, source: str, path: str) -> StoredFile:
-        """Uploads a file, a part at a time."""
+        """Upload a file, one part at a time."""
         self.make_directory(posixpath.dirname(path))
         size = value = 0
         with self.handle.open(path, "wb", block_size=_PART_BYTES) as stream:
@@ -363,7 +363,7 @@ class FsspecFilesystem(_Remote):
         return StoredFile(size, value)
 
     def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
-        """Downloads a range of bytes."""
+        """Download a range of bytes."""
         while count > 0:
             data = self.handle.cat_file(path, start=start, end=start + min(count, _PART_BYTES))
             _pwrite(descriptor, data, start, path)
@@ -372,7 +372,7 @@ class FsspecFilesystem(_Remote):
 
 def _pwrite(descriptor: int, data: bytes, start: int, path: str) -> None:
     if not data:
-        raise EOFError(f"{path} is shorter than it was")
+        raise EOFError(f"{path} became shorter while it was read")
     view = memoryview(data)
     while view:
         done = os.pwrite(descriptor, view, start)

@@ -1,4 +1,4 @@
-"""Reading the files with reports, and other files of JSON lines, in a run directory."""
+"""Reads the files with reports, and other files of JSON lines, in a run directory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _MAX_TAIL_BYTES = 256 << 20
 
 
 def rank_files(storage: Storage) -> dict[int, str]:
-    """The files with the reports of each rank."""
+    """Return the name of the file with the reports of each rank."""
     matches = [match for name in storage.list_names()[1] if (match := RESULT_FILE.fullmatch(name))]
     return {int(match[1] or 0): match[0] for match in sorted(matches, key=lambda match: int(match[1] or 0))}
 
 
 def last_report(storage: Storage, rank: int = 0) -> dict[str, Any] | None:
-    """The last report of a rank that is on storage; None without any. Of a local file only the end is read.
+    """Return the last stored report of a rank, or None if it has none. Only the end of a local file is read.
 
     Raises:
         StorageError: the report is not an object, or one of the values that drivetrain adds is not a number.
@@ -36,7 +36,7 @@ def last_report(storage: Storage, rank: int = 0) -> dict[str, Any] | None:
         try:
             value = parse_json(line, where)
         except StorageError:
-            continue  # a line that a kill has cut
+            continue  # an incomplete line of a killed process
         report = Fields(value, where)
         for name in ("_timestamp", "_training_iteration"):
             report.number(name, 0)
@@ -45,17 +45,17 @@ def last_report(storage: Storage, rank: int = 0) -> dict[str, Any] | None:
 
 
 def tail_lines(storage: Storage, name: str, count: int, *, cut: bool = False) -> list[bytes]:
-    """The last whole lines of a file, without their ends; none where there is no file.
+    """Return the last complete lines of a file, without line ends; an empty list if there is no file.
 
     Args:
         storage: the run directory.
         name: the file.
         count: how many lines.
-        cut: return the last part of lines that are too long, instead of raising. A log can contain such a line: a
-            progress bar writes no line ends.
+        cut: return the last part of a line that is too long instead of raising. A log can contain such a line, because
+            a progress bar writes no line ends.
 
     Raises:
-        StorageError: they are too long, or the file cannot be read.
+        StorageError: the lines are too long, or the file cannot be read.
     """
     try:
         with storage.open_file(name) as file:
@@ -74,16 +74,16 @@ def tail_lines(storage: Storage, name: str, count: int, *, cut: bool = False) ->
         return []
     if cut and b"\n" not in data and len(data) >= MAX_LINE_BYTES:
         return [data]
-    whole = data.rpartition(b"\n")[0].split(b"\n")  # a run that was killed, or still goes on, may have written a part
+    whole = data.rpartition(b"\n")[0].split(b"\n")  # a run that was killed or is live may have written a part
     return [line for line in whole[-count:] if line]
 
 
 def read_line(file: BinaryIO, where: str, start: bytes = b"") -> bytes:
-    """Reads the next line of a file with its end, or the rest of the line of which a part has been read.
+    """Read the next line of a file with its line end, or the rest of a line that has been read in part.
 
     Args:
         file: the open file.
-        where: its path, for the error.
+        where: its path, for error messages.
         start: the part that has been read.
 
     Raises:
@@ -96,7 +96,7 @@ def read_line(file: BinaryIO, where: str, start: bytes = b"") -> bytes:
 
 
 def read_lines(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, one per line; other lines are skipped.
+    """Read the JSON objects of a file, one per line. Other lines are skipped.
 
     Raises:
         StorageError: the file cannot be read, or has too many values.
@@ -112,5 +112,5 @@ def read_lines(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
 
 
 def line_too_long(where: str, what: str = "a line", limit: int = MAX_LINE_BYTES) -> StorageError:
-    """Returns the error about a line that exceeds the size limit."""
+    """Return the error about a line that exceeds the size limit."""
     return StorageError(f"{where}: expected {what} to have at most {limit:,} bytes, got more")

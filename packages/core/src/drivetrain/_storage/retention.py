@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and the deletion of those that are dropped."""
+"""Selects the checkpoints to keep, and deletes the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DELETIONS_AHEAD = 4
 
 
 class Janitor:
-    """Deletes dropped checkpoints on a thread of its own, after what replaces them is on the disk."""
+    """Deletes dropped checkpoints on a thread of its own, after the newest checkpoint has been flushed to the disk."""
 
     def __init__(self, storage: Storage, warn: Callable[[str], None]) -> None:
         self._storage = storage
@@ -34,7 +34,11 @@ class Janitor:
         self._error: str | None = None
 
     def submit(self, newest: str, dropped: list[str]) -> None:
-        """Has checkpoints deleted; waits while too many are left to delete already."""
+        """Schedule the deletion of checkpoints. Block while too many deletions are pending.
+
+        Raises:
+            StorageError: the wait took too long.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True, name="drivetrain retention")
             self._thread.start()
@@ -42,12 +46,12 @@ class Janitor:
             self._work.put((newest, dropped), timeout=self._storage.limits.deadline_s)
         except queue.Full:
             raise StorageError(
-                f"waited {self._storage.limits.deadline_s:g} s (SyncConfig.sync_timeout) for checkpoints in "
-                f"{self._storage.root} to be deleted"
+                f"{self._storage.root}: expected the pending deletions of checkpoints to take at most "
+                f"{self._storage.limits.deadline_s:g} s (SyncConfig.sync_timeout)"
             ) from None
 
     def wait(self) -> None:
-        """Waits until everything that was submitted is done, and says what could not be deleted."""
+        """Wait for the pending deletions, and warn if one failed."""
         if self._thread is None:
             return
         deadline = time.monotonic() + self._storage.limits.deadline_s
@@ -59,7 +63,7 @@ class Janitor:
             self._error = None
 
     def close(self) -> None:
-        """Waits as well, and ends the thread; one that takes longer than that ends after what it is at."""
+        """Wait for the pending deletions, and end the thread. A slow thread ends after its current deletion."""
         self.wait()
         if self._thread is None:
             return
@@ -76,8 +80,8 @@ class Janitor:
                 self._storage.flush_to_disk(newest)
                 reach("during retention")
                 held = [name for name in [*held, *dropped] if not self._delete(name)]
-            except Exception as error:  # deleting is no reason to lose the run
-                self._error = f"a dropped checkpoint could not be deleted, the next start of the run will: {error}"
+            except Exception as error:  # a failed deletion must not end the run
+                self._error = f"cannot delete a dropped checkpoint; the next start of the run tries again: {error}"
             finally:
                 self._work.task_done()
         self._work.task_done()
@@ -95,12 +99,12 @@ def retained(
     config: CheckpointConfig,
     is_protected: Callable[[CommittedCheckpoint], bool] = lambda entry: False,
 ) -> list[CommittedCheckpoint]:
-    """The checkpoints that are kept.
+    """Return the checkpoints to keep.
 
     Args:
-        entries: all of them, oldest first.
+        entries: all checkpoints, oldest first.
         config: the rules.
-        is_protected: whether one that the rules would drop is to be kept all the same.
+        is_protected: returns True for a checkpoint to keep although the rules would drop it.
     """
     if config.num_to_keep is None:
         return list(entries)
@@ -113,12 +117,12 @@ def retained(
 
 
 def rank_checkpoints(entries: Sequence[CommittedCheckpoint], metric: str, mode: str) -> list[CommittedCheckpoint]:
-    """Sorts checkpoints by a metric, best first; those without it, or with NaN, come last; later ones win ties.
+    """Sort checkpoints by a metric, best first. Checkpoints without it, or with NaN, come last. Later ones win ties.
 
     Args:
         entries: the checkpoints, oldest first.
-        metric: the metric's name; of a nested one ``outer/inner``.
-        mode: ``"max"`` or ``"min"``: which end of the metric is better.
+        metric: the name of the metric; a nested metric is ``outer/inner``.
+        mode: ``"max"`` if higher values are better, else ``"min"``.
     """
 
     def score(entry: CommittedCheckpoint) -> tuple[bool, float, int]:

@@ -1,4 +1,4 @@
-"""Opening a run's directory, new or to be resumed, for the time that a driver works on it."""
+"""Opens the directory of a new or resumed run while a driver works on it."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ class OpenRun:
     """A run that this driver works on.
 
     Attributes:
-        name: its name.
-        id: its id.
-        start: how many drivers have worked on it, this one included.
-        last_index: the highest report index that it has used.
+        name: the name of the run.
+        id: the id of the run.
+        start: the number of drivers that have worked on it, this one included.
+        last_index: the highest report index that the run has used.
         storage: the run directory.
-        directory: where callbacks write files: the run directory, or what is copied to it.
-        checkpoints: its committed checkpoints.
-        console: where lines are printed.
-        push: copies what is in ``directory`` to the storage.
+        directory: the directory for files of callbacks: the run directory, or one that is copied to it.
+        checkpoints: the committed checkpoints.
+        console: prints messages.
+        push: copies the content of ``directory`` to the storage.
     """
 
     name: str
@@ -89,24 +89,24 @@ class OpenRun:
 def open_run(
     config: RunConfig, facts: Mapping[str, Any], metadata: Mapping[str, Any], trainer: bytes
 ) -> Iterator[OpenRun]:
-    """Opens the run directory for the time of a ``with`` block, and says what was found.
+    """Open the run directory for the duration of a ``with`` block, and print whether the run resumes.
 
     Args:
-        config: which run, and whether it is to be resumed.
-        facts: what to write to ``run.json``.
-        metadata: what every checkpoint carries.
-        trainer: the content of ``trainer.pkl``, with which the run can be continued later.
+        config: the name of the run, and whether to resume it.
+        facts: the content of ``run.json``.
+        metadata: the metadata of every checkpoint.
+        trainer: the content of ``trainer.pkl``, which ``restore`` reads.
 
     Raises:
-        RunExistsError: the run exists, and resuming was not asked for; or there is something else.
+        RunExistsError: the run exists and ``resume`` is "never", or the directory contains other files.
         RunInUseError: another driver works on it.
         StorageError: there is no run to resume, the directory cannot be written, a newer drivetrain wrote it, or one of
             drivetrain's files in it is a symbolic link.
     """
     console = Console()
-    storage, mode = _find(config, str(facts["trainer"]))
+    storage, mode = _locate_run(config, str(facts["trainer"]))
     name = posixpath.basename(storage.root)
-    _look(quick(storage), name, mode)
+    _check_exists(quick(storage), name, mode)
     _refuse_links(storage)
     _refuse_special_files(storage)
     open_storage(quick(storage))
@@ -114,7 +114,7 @@ def open_run(
         lock = RunLock(quick(storage), console)
         stack.enter_context(lock.hold())
         _sweep_drafts(storage)
-        exists = _look(storage, name, mode)
+        exists = _check_exists(storage, name, mode)
         record, starts = _read_record(storage)
         record.setdefault("id", secrets.token_hex(4))
         record.setdefault("created", time.time())
@@ -139,7 +139,7 @@ def open_run(
         last_index = 0
         if exists:
             pull()
-            last_index = _take_stock(config, storage, name, checkpoints, console)
+            last_index = _prepare_resume(config, storage, name, checkpoints, console)
         storage.write_bytes(RUN_FILE, json.dumps(record, indent=2).encode())
         storage.write_bytes(TRAINER_FILE, trainer)
         for stale in ERROR_FILES:
@@ -162,8 +162,8 @@ def _shortened(fact: Any) -> Any:
     return f"{fact[:_MAX_FACT_CHARS]}... ({len(fact):,} characters)" if is_long else fact
 
 
-def _find(config: RunConfig, trainer: str) -> tuple[Storage, str]:
-    """The run directory, which may not exist, and whether it may."""
+def _locate_run(config: RunConfig, trainer: str) -> tuple[Storage, str]:
+    """Return the run directory, which may not exist, and the mode: "never", "auto" or "must"."""
     limits = Limits(threads=config.sync_config.transfer_threads, deadline_s=config.sync_config.sync_timeout)
     if config.resume not in ("never", "auto", "must"):
         filesystem, root = locate(config.resume, config.storage_filesystem, what="RunConfig(resume=...)")
@@ -171,7 +171,7 @@ def _find(config: RunConfig, trainer: str) -> tuple[Storage, str]:
         if not quick(storage).exists(RUN_FILE):
             if storage.exists(LISTING_FILE):
                 raise StorageError(
-                    f"RunConfig(resume=...): expected a run directory, got the checkpoint {root}: name the directory "
+                    f"RunConfig(resume=...): expected a run directory, got the checkpoint {root}. Pass the directory "
                     "above it, or start a new run from it with resume_from_checkpoint=Checkpoint(path)"
                 )
             raise StorageError(
@@ -183,29 +183,28 @@ def _find(config: RunConfig, trainer: str) -> tuple[Storage, str]:
     return Storage(runs.filesystem, runs.path(name), limits), str(config.resume)
 
 
-def _look(storage: Storage, name: str, mode: str) -> bool:
-    """Whether the run exists; refuses what may not be."""
+def _check_exists(storage: Storage, name: str, mode: str) -> bool:
+    """Return True if the run exists. Raise an error if the mode does not allow that."""
     parent = posixpath.dirname(storage.root)
     exists = storage.exists(RUN_FILE)
     if mode == "must" and not exists:
         raise StorageError(f'RunConfig(resume="must"): expected a run {name!r} in {parent}, found none')
     if exists and mode == "never":
         raise RunExistsError(
-            f"a run {name!r} exists in {parent} and was left as it is: choose another name, delete it, or "
-            'continue it with RunConfig(resume="auto")'
+            f"a run {name!r} exists in {parent} and was left unchanged. Choose another name, delete the run, or "
+            'resume it with RunConfig(resume="auto")'
         )
     if not exists and mode == "never":
         directories, files = storage.list_names()
         if directories or any(file != LOCK_FILE for file in files):
             raise RunExistsError(
-                f"the run directory {storage.root}: expected a new or empty directory, found other files in it: "
-                "choose another name"
+                f"{storage.root}: expected a new or empty run directory, got one with other files. Choose another name"
             )
     return exists
 
 
 def _read_record(storage: Storage) -> tuple[dict[str, Any], int]:
-    """The content of ``run.json``, and how many drivers have worked on the run; empty and 0 for a new run."""
+    """Return the content of ``run.json`` and the number of drivers so far; empty and 0 for a new run."""
     stored = storage.read_json(RUN_FILE)
     if stored is None:
         return {}, 0
@@ -217,7 +216,7 @@ def _read_record(storage: Storage) -> tuple[dict[str, Any], int]:
 
 
 def _refuse_special_files(storage: Storage) -> None:
-    """Refuses a run directory in which a name that drivetrain uses belongs to a link, a named pipe or a device."""
+    """Reject a run directory with a link, a named pipe or a device in the place of one of drivetrain's files."""
     if not storage.is_local:
         return
     for directory in ("", LOGS):
@@ -229,7 +228,7 @@ def _refuse_special_files(storage: Storage) -> None:
 
 
 def _refuse_links(storage: Storage) -> None:
-    """Refuses a run directory in which a file that this process, a worker or a callback writes to may be outside.
+    """Reject a run directory with a link through which this process, a worker or a callback could write outside of it.
 
     Links in the place of a checkpoint are allowed, because they are never followed.
     """
@@ -247,7 +246,7 @@ def _refuse_links(storage: Storage) -> None:
 
 
 def _is_below(path: str, directory: str) -> bool:
-    """Whether a path is below a directory after all links are resolved."""
+    """Return True if a path is below a directory after all links are resolved."""
     return os.path.realpath(path).startswith(os.path.join(os.path.realpath(directory), ""))
 
 
@@ -256,7 +255,7 @@ def _is_growing(name: str) -> bool:
 
 
 def _sweep_drafts(storage: Storage) -> None:
-    """Deletes what drivers have left that were killed while they replaced a file."""
+    """Delete the drafts of drivers that were killed while they replaced a file."""
     for name in storage.list_names()[1]:
         if is_draft(name, _REPLACED):
             storage.delete(name)
@@ -265,7 +264,7 @@ def _sweep_drafts(storage: Storage) -> None:
 def _stage(
     stack: contextlib.ExitStack, storage: Storage, record: Mapping[str, Any], config: RunConfig, console: Console
 ) -> tuple[Path, Callable[[], None], Callable[[], None]]:
-    """Where callbacks write files, how they get to the storage, and how those of earlier drivers get here."""
+    """Return the directory for files of callbacks, and functions that push it to and pull it from the storage."""
     _sweep_uploads()
     stack.callback(_sweep_uploads)
     if storage.is_local:
@@ -287,15 +286,15 @@ def _stage(
 
 
 def _sweep_uploads() -> None:
-    """Deletes what workers of this node have left that were killed during an upload."""
-    with contextlib.suppress(StorageError):  # who wants such a directory will say what is wrong with it
+    """Delete the files of workers of this node that were killed during an upload."""
+    with contextlib.suppress(StorageError):  # the first use of such a directory reports the same error
         sweep("uploads")
 
 
-def _take_stock(
+def _prepare_resume(
     config: RunConfig, storage: Storage, name: str, checkpoints: CheckpointManager, console: Console
 ) -> int:
-    """Deletes what was not committed, finds the checkpoint to continue from, and says so in one line."""
+    """Delete uncommitted checkpoints, find the checkpoint to resume from, and print it."""
     swept, last_index = checkpoints.sweep()
     latest = checkpoints.verify()
     found = f"continues from {latest.name}" if latest else "starts from the beginning, as no checkpoint was committed"

@@ -1,7 +1,7 @@
-"""The format of ``timeline.jsonl``: what happened to a run and when, one JSON record per line.
+"""The format of ``timeline.jsonl``: the events of a run with their times, one JSON record per line.
 
-The file is for people and tools that look at a run; resuming a run does not need it. So a record that cannot be written
-is left out, and a reader skips unknown and incomplete records: newer versions may add records and fields.
+The file is for people and tools that inspect a run; resuming a run does not need it. So a record that cannot be written
+is left out, and a reader skips unknown and incomplete records. Newer versions may add records and fields.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class TimelineRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class DriverStarted(TimelineRecord):
-    """A driver started to work on the run: its first one, or one that resumes it.
+    """A driver started the run or resumed it.
 
     Attributes:
-        environment: where the driver runs: host, operating system, CPUs, memory, and the version of Python.
+        environment: the driver's host, operating system, CPUs, memory and version of Python.
     """
 
     environment: dict[str, Any]
@@ -71,7 +71,7 @@ class VersionsFound(TimelineRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptStarted(TimelineRecord):
-    """The workers of an attempt are up.
+    """The workers of an attempt have started.
 
     Attributes:
         attempt: the number of the attempt, from 0 for each driver.
@@ -108,7 +108,7 @@ class CheckpointCommitted(TimelineRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptFailed(TimelineRecord):
-    """The attempt failed, or it lost ranks and continues.
+    """The attempt failed, or it lost ranks and continued.
 
     Attributes:
         failure: the root cause, in the form of ``error.json``.
@@ -136,11 +136,11 @@ class AttemptEnded(TimelineRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnded(TimelineRecord):
-    """A driver has finished its work on the run.
+    """A driver has ended its work on the run.
 
     Attributes:
         outcome: a value of :class:`~drivetrain._base.outcome.RunOutcome`.
-        error: the first line of the error; None without one.
+        error: the first line of the error, or None.
     """
 
     outcome: str
@@ -169,13 +169,13 @@ _IS_VALID: dict[str, Callable[[Any], bool]] = {
     "dict[str, str]": lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
     "list[dict[str, Any]]": lambda value: isinstance(value, list) and all(isinstance(each, dict) for each in value),
 }
-"""Whether a value from the file is valid for a field, by the type that the field is declared with."""
+"""Functions that return True if a value from the file is valid for a field, by the declared type of the field."""
 
 _EVENTS = {kind: event for event, kind in _RECORDS.items()}
 
 
 def append_record(directory: Path, record: TimelineRecord) -> None:
-    """Appends a record to the file in a local run directory, unless the file cannot be written."""
+    """Append a record to the file in a local run directory. An error is ignored."""
     values = {each.name: getattr(record, each.name) for each in fields(record)}
     text = json.dumps({"time": record.time, "event": _EVENTS[type(record)], **values}, default=str)
     line = redact(text).encode() + b"\n"
@@ -185,7 +185,7 @@ def append_record(directory: Path, record: TimelineRecord) -> None:
         )
         try:
             end = os.lseek(descriptor, 0, os.SEEK_END)
-            if end and os.pread(descriptor, 1, end - 1) != b"\n":  # a driver was killed in the middle of a line
+            if end and os.pread(descriptor, 1, end - 1) != b"\n":  # a driver was killed while it wrote a line
                 line = b"\n" + line
             os.write(descriptor, line)
         finally:
@@ -193,7 +193,7 @@ def append_record(directory: Path, record: TimelineRecord) -> None:
 
 
 def read_timeline(storage: Storage) -> Iterator[TimelineRecord]:
-    """Reads the records of a run, oldest first; none if there is no file."""
+    """Read the records of a run, oldest first. There are none if there is no file."""
     for line in read_lines(storage, TIMELINE_FILE):
         record = _parse(line)
         if record is not None:
@@ -207,7 +207,7 @@ def _parse(line: Mapping[str, Any]) -> TimelineRecord | None:
     values: dict[str, Any] = {}
     for each in fields(kind):
         value = line.get(each.name)
-        if not _IS_VALID[str(each.type)](value):  # missing, or of another type
+        if not _IS_VALID[str(each.type)](value):  # missing or of another type
             return None
         values[each.name] = value
     return kind(**values)

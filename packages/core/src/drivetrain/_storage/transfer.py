@@ -1,7 +1,7 @@
-"""Moving many files with a bounded number of threads, a deadline, and retries after errors that may pass.
+"""Transfers many files with a bounded number of threads, a deadline, and retries after transient errors.
 
-The threads are daemons: one that hangs in a call into a filesystem's library is named when the deadline is over, and
-left behind, so that neither the wait nor the end of the process depends on it.
+The threads are daemons. If a thread hangs in a call of a filesystem library, it is abandoned at the deadline, and the
+error names its file. So neither the wait nor the exit of the process depends on it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Limits:
     """The bounds of a transfer.
 
     Attributes:
-        threads: files, or parts of big ones, that are moved at a time.
-        deadline_s: seconds that one transfer may take.
-        attempts: how often one file is tried.
-        polite: give way to the threads that train.
+        threads: the number of files, or parts of large files, that are transferred at a time.
+        deadline_s: the maximum duration of a transfer in seconds.
+        attempts: the maximum number of attempts for a file.
+        polite: lower the priority of the threads, in favor of the threads that train.
     """
 
     threads: int = 8
@@ -58,11 +58,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[T]):
-    """A piece of a transfer.
+    """A part of a transfer.
 
     Attributes:
-        name: what messages call it.
-        call: does it.
+        name: its name in messages.
+        call: performs it.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Job(Generic[T]):
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether trying again may help."""
+    """Return True if a retry may succeed."""
     if isinstance(error, _PERMANENT):
         return False
     if isinstance(error, OSError):
@@ -81,19 +81,19 @@ def is_transient(error: BaseException) -> bool:
 
 
 def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bool = True) -> list[T]:
-    """Runs all jobs, several at a time.
+    """Run all jobs, several at a time.
 
     Args:
-        jobs: the pieces.
-        what: what they make up, for messages, such as ``"upload of checkpoint_000003"``.
+        jobs: the parts of the transfer.
+        what: the name of the transfer in messages, such as ``"upload of checkpoint_000003"``.
         limits: the bounds.
         in_thread: False runs a single job, or all with one thread, on the calling thread, without a deadline.
 
     Returns:
-        What each job returned.
+        The result of each job.
 
     Raises:
-        StorageError: a job failed for good, or the deadline is over; the message names the jobs.
+        StorageError: a job failed permanently, or the deadline passed. The message names the jobs.
     """
     deadline = time.monotonic() + limits.deadline_s
     if not in_thread and (len(jobs) == 1 or limits.threads == 1):
@@ -104,9 +104,9 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
             except StorageError:
                 raise
             except Exception as error:
-                raise _blame(what, job.name, error) from error
+                raise _describe_failure(what, job.name, error) from error
         return values
-    gate = threading.Event()
+    failed = threading.Event()
     results: list[Any] = [None] * len(jobs)
     done: queue.SimpleQueue[tuple[int, Any, Exception | None]] = queue.SimpleQueue()
     numbers = iter(range(len(jobs)))
@@ -116,17 +116,17 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
     def work() -> None:
         if limits.polite:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        while not gate.is_set():
+        while not failed.is_set():
             with lock:
                 number = next(numbers, None)
             if number is None:
                 return
             current[number] = jobs[number].name
             try:
-                done.put((number, _attempt(jobs[number], deadline, gate.wait, limits.attempts), None))
+                done.put((number, _attempt(jobs[number], deadline, failed.wait, limits.attempts), None))
             except Exception as error:
                 done.put((number, None, error))
-                gate.set()
+                failed.set()
             finally:
                 current.pop(number, None)
 
@@ -140,15 +140,15 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
                 names = ", ".join(sorted(dict(current).values())[:5]) or "its threads"
                 raise StorageError(
                     f"{what} took longer than {limits.deadline_s:g} s (SyncConfig.sync_timeout): "
-                    f"{finished} of {len(jobs)} pieces are done, and {names} is waited for"
+                    f"{finished} of {len(jobs)} parts are complete, waiting for {names}"
                 ) from empty
             if isinstance(failure, StorageError):
                 raise failure
             if failure is not None:
-                raise _blame(what, jobs[number].name, failure) from failure
+                raise _describe_failure(what, jobs[number].name, failure) from failure
             results[number] = value
     finally:
-        gate.set()
+        failed.set()
     return results
 
 
@@ -158,7 +158,7 @@ def _sleep(seconds: float) -> bool:
 
 
 def _attempt(job: Job[T], deadline: float, wait: Callable[[float], bool], attempts: int) -> T:
-    """Runs a job until it succeeds; `wait` waits for some seconds and returns True if another job failed meanwhile."""
+    """Run a job until it succeeds. `wait` waits for some seconds and returns True if another job has failed."""
     pause = _FIRST_PAUSE_S
     for attempt in range(1, attempts + 1):
         try:
@@ -167,26 +167,26 @@ def _attempt(job: Job[T], deadline: float, wait: Callable[[float], bool], attemp
             if attempt == attempts or not is_transient(error) or time.monotonic() + pause > deadline:
                 raise
         if wait(pause * random.uniform(0.7, 1.3)):
-            raise StorageError("given up, as another piece failed")
+            raise StorageError("cancelled, because another part failed")
         pause = min(2 * pause, _LONGEST_PAUSE_S)
     raise AssertionError("unreachable")
 
 
-def _blame(what: str, job: str, error: Exception) -> StorageError:
+def _describe_failure(what: str, job: str, error: Exception) -> StorageError:
     return StorageError(f"{what} failed at {job}: {explain(error)}")
 
 
 def explain(error: BaseException) -> str:
-    """A storage's error in a line, with what to do where that is known."""
+    """Describe an error of a storage in one line, with a remedy if there is one."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         text = error.strerror
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            text += ". Make room, or keep fewer checkpoints (CheckpointConfig.num_to_keep)"
+            text += ". Free disk space, or keep fewer checkpoints (CheckpointConfig.num_to_keep)"
         elif error.errno == errno.EROFS:
-            text += ". Mount it for writing, or choose another storage_path"
+            text += ". Mount the filesystem read-write, or choose another storage_path"
     elif any(word in text for word in ("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist")):
-        text += ". Create the bucket, or mend storage_path"
+        text += ". Create the bucket, or correct storage_path"
     elif any(word in text for word in _PERMANENT_WORDS):
         text += ". Check the credentials (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role)"
     elif any(word in text for word in ("NETWORK_CONNECTION", "connect", "curlCode")):

@@ -61,7 +61,7 @@ _LOCAL_STEPS = 60
 _REMOTE_STEPS = 8
 _ITERATION = "_training_iteration"
 _CONTINUES = re.compile(r"resume=.* (?:(?:continues|resumes) from ([^\s(]+)|starts from the beginning)")
-_DAMAGE = re.compile(r"is damaged|left as it is|could not be deleted")
+_DAMAGE = re.compile(r"is damaged|left unchanged|cannot delete a dropped checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
