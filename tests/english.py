@@ -24,6 +24,9 @@ from tests.toml import tomllib
 
 ROOT = Path(__file__).parents[1]
 
+# From Python 3.12 on, the text of an f-string has a token of its own type.
+_STRINGS = (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
+
 # These quote the idioms.
 _EXCLUDED = ("tests/english.py", "tests/core/test_english.py")
 
@@ -56,10 +59,42 @@ class Rule:
 
 
 RULES = [
+    Rule(r"wants\b|want (?:a|an|the|its|their)\b", '"expects", "requires" or "needs"'),
+    Rule(r"expected\b[^.;]*, found\b", '"expected X, got Y"'),
+    Rule(r"(?:go|goes|went|going|gone) on\b(?! (?:a|an|the|to a|to the)\b)", '"continues", "resumes" or "is running"'),
+    Rule(r"anew\b", '"again"; "recreate" for "make anew"'),
+    Rule(r"mend(?:s|ed|ing)?\b", '"fix"'),
+    Rule(r"beside\b", '"next to", "in addition to" or "compared with"'),
     Rule(r"(?:is|are|was|were) no more(?=\s?[.,;:)]|$)", '"exited", "was lost" or "no longer exists"'),
+    Rule(r"(?:is|are|was|were|be) gone\b", '"exited", "was lost", "was deleted" or "no longer exists"'),
+    Rule(r"says? (?:no|yes|who|whose)\b", '"returns False", or "names"'),
+    Rule(r"(?:is|are|was|were|be|been) told\b", '"is notified", "receives", "is reported" or "is distinguished from"'),
     Rule(r"tells? (?:nobody|nothing|of|apart)\b", '"reports" or "notifies"'),
+    Rule(r"(?:nobody|somebody|anybody|everybody|whoever)\b", "the process or person that is meant"),
+    Rule(r"(?:is|are|was|were) to be\b", '"must be", "should be" or "will be"'),
+    Rule(r"reckon(?:s|ed|ing)?\b", '"count", "estimate" or "consider"'),
+    Rule(r"(?:end|exit|stop|leave|return|finish|shut down)(?:s|e?d|p?ed|p?ing)? in order\b(?! to)", '"gracefully"'),
+    Rule(r"so many\b(?! that)", '"this number of", "N" or the name of the variable'),
     Rule(r"lines? to (?:the|a|its|their|each|every) (?:controller|worker|driver|rank)s?\b", '"connection"'),
+    Rule(r"(?:tries|tried) (?:it |this |that )?again\b", '"retry"'),
+    Rule(r"(?:start|begin)(?:s|ed|ning)? again\b|(?:begun|began) again\b", '"restart" or "resume"'),
     Rule(r"of (?:one's|ones) own\b", '"a separate", "a custom" or "your own"'),
+    Rule(r"all the same\b", '"still" or "anyway"'),
+    Rule(r"(?:in vain|without a word|word of (?:a|the|its))\b", "the event or message that is meant"),
+    Rule(r"greatest\b", '"largest" or "maximum"'),
+    Rule(r"made again\b", '"recreated", "repeated" or "rebuilt"'),
+    Rule(r"(?:with|for|than|beyond) what\b", "the noun instead of the clause"),
+    Rule(r"(?:is|are|was|were) none (?:of|that)\b", '"is not a"'),
+    Rule(r"hears? of\b", '"receives" or "is notified of"'),
+    Rule(r"for ever\b", '"forever"'),
+    Rule(
+        r"(?:has|have|having) (?:it|them|each|every \w+|the \w+|all \w+) "
+        r"(?:be|do|end|fail|go|make|raise|read|report|run|save|stop|take|use|wait|write)\b",
+        '"makes X do Y", "lets X do Y", or the imperative',
+    ),
+    Rule(r"What\b", "the thing that it returns or describes", opens=True),
+    Rule(r"Has (?:a|an|the|each|every|all|one|its|\w+s?) ", '"Make X do Y", or the imperative', opens=True),
+    Rule(r"(?:Those|The ones?|Who|Whose)\b", "a noun, or an imperative verb", opens=True),
 ]
 
 
@@ -106,7 +141,7 @@ def texts_of_python(source: str) -> Iterator[Text]:
                     yield Text(first_line, "\n".join(comment))
                 comment, first_line = [], token.start[0]
             comment.append(token.string.lstrip("# "))
-        elif token.type == tokenize.STRING:
+        elif token.type in _STRINGS:
             content = token.string.lstrip("rbfuRBFU").strip("\"'")
             yield Text(token.start[0], content, is_docstring=before in statement_starts)
         elif token.type == tokenize.NAME and token.string.startswith("test_"):

@@ -280,7 +280,7 @@ def test_path_that_is_not_a_run_is_refused_and_nothing_is_created_there(
     with pytest.raises(StorageError, match=r"got the checkpoint .*checkpoint_000002. Pass the directory above it"):
         resume(run / "checkpoint_000002")
     for path in (run / "artifacts", tmp_path / "missing", tmp_path):
-        with pytest.raises(StorageError, match=rf"expected a run directory with a run\.json, found none in {path}$"):
+        with pytest.raises(StorageError, match=rf"expected a run directory with a run\.json, got {path}$"):
             resume(path)
     assert not (tmp_path / "missing").exists()
     assert snapshot(run) == before

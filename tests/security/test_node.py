@@ -87,10 +87,10 @@ def test_directory_that_others_can_write_to_is_refused(level: str, mode: int, to
     open_one = top if level == "top" else top / "downloads"
     open_one.chmod(mode)
 
-    refused = pytest.raises(StorageError, match=rf"{open_one}: expected .* nobody else can write .* set TMPDIR")
+    refused = pytest.raises(StorageError, match=rf"{open_one}: expected .* no other user can write .* set TMPDIR")
     with refused, share_directory("downloads", "model"):
         pass
-    with pytest.raises(StorageError, match="nobody else can write"):
+    with pytest.raises(StorageError, match="no other user can write"):
         sweep("downloads")
 
 

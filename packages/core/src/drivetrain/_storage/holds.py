@@ -79,7 +79,7 @@ def delete_unless_held(storage: Storage, name: str) -> bool:
 
 @contextlib.contextmanager
 def _locked_for_deletion(storage: Storage, name: str) -> Iterator[bool]:
-    is_link = storage.find_link(name) is not None  # only the link is deleted, and nobody holds a link
+    is_link = storage.find_link(name) is not None  # only the link is deleted, and a link has no holds
     descriptor = _open(storage.path(name, LISTING_FILE), os.O_RDWR) if storage.is_local and not is_link else None
     try:
         locked = True

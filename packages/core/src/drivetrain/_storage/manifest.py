@@ -45,7 +45,7 @@ __all__ = ["CheckpointManager", "delete_checkpoints", "read_manifest"]
 
 
 class _Leftovers(NamedTuple):
-    """What :meth:`CheckpointManager.sweep` deletes.
+    """The files that :meth:`CheckpointManager.sweep` deletes.
 
     Attributes:
         orphans: the checkpoint directories that are not committed.

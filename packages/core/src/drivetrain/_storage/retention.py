@@ -81,7 +81,7 @@ class Janitor:
                 reach("during retention")
                 held = [name for name in [*held, *dropped] if not self._delete(name)]
             except Exception as error:  # a failed deletion must not end the run
-                self._error = f"cannot delete a dropped checkpoint; the next start of the run tries again: {error}"
+                self._error = f"cannot delete a dropped checkpoint; the next start of the run retries: {error}"
             finally:
                 self._work.task_done()
         self._work.task_done()

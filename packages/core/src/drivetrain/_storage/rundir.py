@@ -174,9 +174,7 @@ def _locate_run(config: RunConfig, trainer: str) -> tuple[Storage, str]:
                     f"RunConfig(resume=...): expected a run directory, got the checkpoint {root}. Pass the directory "
                     "above it, or start a new run from it with resume_from_checkpoint=Checkpoint(path)"
                 )
-            raise StorageError(
-                f"RunConfig(resume=...): expected a run directory with a {RUN_FILE}, found none in {root}"
-            )
+            raise StorageError(f"RunConfig(resume=...): expected a run directory with a {RUN_FILE}, got {root}")
         return storage, "must"
     runs = runs_location(config.storage_path, config.storage_filesystem)
     name = config.name or f"{trainer}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
@@ -188,7 +186,7 @@ def _check_exists(storage: Storage, name: str, mode: str) -> bool:
     parent = posixpath.dirname(storage.root)
     exists = storage.exists(RUN_FILE)
     if mode == "must" and not exists:
-        raise StorageError(f'RunConfig(resume="must"): expected a run {name!r} in {parent}, found none')
+        raise StorageError(f'RunConfig(resume="must"): expected the run {name!r} to exist in {parent}')
     if exists and mode == "never":
         raise RunExistsError(
             f"a run {name!r} exists in {parent} and was left unchanged. Choose another name, delete the run, or "
