@@ -330,5 +330,5 @@ def test_checkpoint_of_a_uri_is_the_same_as_that_of_a_filesystem_and_a_path(prox
 
     assert Checkpoint(by_uri.path, by_uri.filesystem) == by_uri
     assert not by_uri.exists()
-    with pytest.raises(CheckpointError, match="a directory that exists, found none"):
+    with pytest.raises(CheckpointError, match="expected the checkpoint's directory, which does not exist"):
         by_uri.to_directory()
