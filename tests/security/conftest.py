@@ -100,13 +100,13 @@ def reading_commands(run: Path, good: Path, target: Path, *, both: bool = True) 
 
 
 def read_in_python(run: Path) -> None:
-    """Reads a run through the Python interface; a DrivetrainError is a valid answer to each question."""
+    """Reads a run through the Python interface; a DrivetrainError is a valid result of each query."""
     result = None
     with contextlib.suppress(DrivetrainError):
         result = Result.from_path(run)
     if result is None:
         return
-    questions: list[Callable[[], object]] = [
+    queries: list[Callable[[], object]] = [
         lambda: result.best_checkpoints,
         lambda: result.get_best_checkpoint("eval/loss", "min"),
         result._repr_html_,
@@ -116,6 +116,6 @@ def read_in_python(run: Path) -> None:
         lambda: [checkpoint._repr_html_() for checkpoint, _ in result.best_checkpoints],
         lambda: [checkpoint.as_directory().__enter__() for checkpoint, _ in result.best_checkpoints],
     ]
-    for ask in questions:
+    for query in queries:
         with contextlib.suppress(DrivetrainError):
-            ask()
+            query()

@@ -8,7 +8,7 @@ from drivetrain import Checkpoint
 
 
 def train() -> None:
-    """Counts to two, or on from a checkpoint to three; every step is a checkpoint, the second one has a name."""
+    """Counts to two, or from a checkpoint to three. Every step reports a checkpoint, and the second one has a name."""
     checkpoint = drivetrain.get_checkpoint()
     start, end = 1, 2
     if checkpoint is not None:

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: links, named pipes and locks where a checkpoint is read, and links in what is reported."""
+"""The files of a checkpoint: links, named pipes and locks in stored checkpoints, and links in reported ones."""
 
 import contextlib
 import fcntl

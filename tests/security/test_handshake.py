@@ -58,7 +58,7 @@ def accept_one(listener: WorkerListener, deadline_s: float = 10) -> Introduction
 
 
 def handle(listener: WorkerListener) -> None:
-    """Handles what can be read now, and fails if that blocks."""
+    """Handles the events that are ready, and fails if that blocks."""
     select.select([listener], [], [], 10)
     began = time.process_time(), time.monotonic()
     assert listener.accept() is None

@@ -32,7 +32,7 @@ from drivetrain._storage.remote import FsspecFilesystem
 from tests.security.conftest import ALL_ATTACKS, Command, read_in_python, reading_commands
 from tests.support import local_storage
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(1800 if ALL_ATTACKS else 120)
 
 CHECKPOINT = "checkpoint_000001"
 FILES = [
@@ -122,7 +122,7 @@ def replace(path: Path, make: Callable[[Path], None]) -> None:
 
 
 def attack(place: Path, command: Command) -> None:
-    """Reads the hostile run in every way, and makes sure that the good one is still shown."""
+    """Reads the hostile run in every way, and checks that the good one is still shown."""
     run, good = place / "hostile", place / "good"
     for words in reading_commands(run, good, place.parent, both=ALL_ATTACKS):
         _, out, err = command(*words)
@@ -151,7 +151,7 @@ def test_file_that_is_not_what_it_should_be(place: Path, command: Command, make:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_no_file_of_a_run_blocks_or_leads_elsewhere(place: Path, command: Command, name: str) -> None:
+def test_no_file_of_a_run_blocks_or_leads_outside(place: Path, command: Command, name: str) -> None:
     for make in (make_fifo, link_outside, make_endless_line):
         (place / "hostile" / name).unlink(missing_ok=True)
         make(place / "hostile" / name)
@@ -159,7 +159,7 @@ def test_no_file_of_a_run_blocks_or_leads_elsewhere(place: Path, command: Comman
         (place / "hostile" / name).unlink()
 
 
-def test_directory_of_logs_that_leads_elsewhere_is_not_followed(place: Path, command: Command) -> None:
+def test_directory_of_logs_that_is_a_link_is_not_followed(place: Path, command: Command) -> None:
     outside = place.parent / "outside"
     outside.mkdir()
     (outside / "rank_0.log").write_text("CANARY\n")
@@ -194,7 +194,7 @@ def with_value(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def mutations(text: str, *, is_lines: bool) -> Iterator[str]:
-    """The file with one value replaced by one of another kind; without the long form, one replacement per value."""
+    """Yields the file with one value replaced by one of another type; one replacement per value unless ALL_ATTACKS."""
     lines = text.splitlines() if is_lines else [text]
     number = 0
     for position, line in enumerate(lines):

@@ -47,7 +47,7 @@ def mode_of(path: Path) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_directories_are_private_whatever_the_umask_is(kind: str, top: Path) -> None:
+def test_directories_are_private_for_any_umask(kind: str, top: Path) -> None:
     with share_directory(kind, "key", fill=lambda path: Path(path, "weights").touch()) as directory:
         assert [mode_of(path) for path in (top, top / kind, Path(directory))] == [0o700] * 3
         assert [mode_of(path) for path in (top / kind).glob("key.*")] == [0o600] * 2

@@ -1,4 +1,4 @@
-"""Hostile run directories: nothing outside of them is written, moved or deleted, whatever is done with them."""
+"""Hostile run directories: no operation on them writes, moves or deletes anything outside of them."""
 
 import contextlib
 import json

@@ -27,13 +27,14 @@ def train(config: dict[str, str]) -> list[bytes]:
     """Fails once, reports a checkpoint, and returns the command lines that contain a canary."""
     assert any(b"python" in line for line in command_lines())
     assert config["runtime"] == "ray" or os.environ[VARIABLE] == "value-of-the-canary"
-    marker = Path(config["directory"], f"failed_{drivetrain.get_context().get_world_rank()}")
+    rank = drivetrain.get_context().get_world_rank()
+    marker = Path(config["directory"], f"failed_{rank}")
     if not marker.exists():
         marker.touch()
         raise ValueError("the first attempt fails")
-    place = Path(config["directory"], "reported")
+    place = Path(config["directory"], f"reported_by_{rank}")
     place.mkdir(exist_ok=True)
-    (place / "weights.txt").write_text("1")
+    (place / f"weights_{rank}.txt").write_text("1")
     drivetrain.report({"loss": 1.0}, checkpoint=Checkpoint(place))
     return [line for line in command_lines() if any(canary in line for canary in CANARIES)]
 

@@ -1,4 +1,4 @@
-"""Clients and runs that try to keep others from the pages of `drivetrain runs serve`."""
+"""Clients and runs that try to block the pages of `drivetrain runs serve` for other clients."""
 
 import contextlib
 import json
@@ -77,7 +77,7 @@ def test_names_in_any_encoding_are_listed(server: RunsServer, place: Path) -> No
     assert [get(server, link)[0] for link in links] == [200, 200]
 
 
-def test_silent_and_slow_clients_do_not_keep_others_out(server: RunsServer) -> None:
+def test_silent_and_slow_clients_do_not_block_others(server: RunsServer) -> None:
     server._server.max_clients = 8
     for sent in (b"", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\nX"):
         with connections(server, CLIENTS, sent):
@@ -85,12 +85,12 @@ def test_silent_and_slow_clients_do_not_keep_others_out(server: RunsServer) -> N
                 assert get(server, "/")[0] == 200
 
 
-def test_request_that_comes_in_drops_has_a_deadline(server: RunsServer) -> None:
+def test_request_that_arrives_byte_by_byte_has_a_deadline(server: RunsServer) -> None:
     server.request_limit_s = 0.5
     with connections(server, 1, b"GET / HTTP/1.1\r\n") as (client,):
         client.settimeout(0.05)
-        drops = 0
-        while drops < 600:  # far more than there is time for
+        sent_bytes = 0
+        while sent_bytes < 600:  # far more than there is time for
             with contextlib.suppress(TimeoutError):
                 assert client.recv(1000) == b""
                 break
@@ -98,8 +98,8 @@ def test_request_that_comes_in_drops_has_a_deadline(server: RunsServer) -> None:
                 client.sendall(b"X")
             except OSError:
                 break
-            drops += 1
-        assert drops < 600
+            sent_bytes += 1
+        assert sent_bytes < 600
 
 
 def test_client_that_does_not_read_has_a_deadline(server: RunsServer, place: Path) -> None:
@@ -110,11 +110,11 @@ def test_client_that_does_not_read_has_a_deadline(server: RunsServer, place: Pat
     request = b"GET /run/hostile/data HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connections(server, 1, request) as (client,):
         assert client.recv(8) == b"HTTP/1.1"
-        wait_for_a_place(server)
+        wait_until_accepted(server)
 
 
-def wait_for_a_place(server: RunsServer, change: Callable[[], None] = lambda: None) -> None:
-    """Asks again and again until the server has a place for a client."""
+def wait_until_accepted(server: RunsServer, change: Callable[[], None] = lambda: None) -> None:
+    """Sends requests until the server accepts one."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         change()
@@ -124,7 +124,7 @@ def wait_for_a_place(server: RunsServer, change: Callable[[], None] = lambda: No
     raise AssertionError(f"no place for a client after {DEADLINE_S} s")
 
 
-def test_streams_are_limited_and_their_places_are_given_back(server: RunsServer, place: Path) -> None:
+def test_streams_are_limited_and_a_closed_one_makes_room_for_another(server: RunsServer, place: Path) -> None:
     server._server.max_clients = 4
     server.pages.poll_s = 0.05
     request = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -134,6 +134,6 @@ def test_streams_are_limited_and_their_places_are_given_back(server: RunsServer,
         with contextlib.suppress(ConnectionError):  # the refusal may be lost with the connection
             assert get(server, "/")[0] == 503
         clients[0].close()
-        wait_for_a_place(
+        wait_until_accepted(
             server, (place / "hostile" / "error.json").touch
         )  # events, which the closed connection refuses
