@@ -174,7 +174,7 @@ def test_no_rank_is_replaced_beyond_the_failure_budget(runtime: RuntimeUnderTest
     with (
         listening(tmp_path / "reported"),
         listening(tmp_path / "new"),
-        pytest.raises(TrainingFailedError, match="the worker process of rank 1") as caught,
+        pytest.raises(TrainingFailedError, match="rank 1: the worker process") as caught,
     ):
         runtime.fit(train, config, backend_config=KeepsSurvivors())
     assert caught.value.rank == 1

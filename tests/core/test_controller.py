@@ -94,7 +94,7 @@ def fit(tmp_path: Path, runtime: ScriptedRuntime, **run_config: Any) -> Result:
 def test_death_of_a_process_is_the_cause_of_the_exceptions_that_it_triggers_elsewhere(tmp_path: Path) -> None:
     script = [[Failed(0, 1.0, TRAINING, ConnectionResetError("lost the other rank"))], [Exited(1, -9, "")]]
 
-    with pytest.raises(TrainingFailedError, match="rank 1 was killed by SIGKILL") as failed:
+    with pytest.raises(TrainingFailedError, match="rank 1: the worker process was killed by SIGKILL") as failed:
         fit(tmp_path, ScriptedRuntime(2, script))
 
     assert isinstance(failed.value.__cause__, WorkerDiedError)

@@ -1,8 +1,10 @@
 """A start that takes too long fails, and the error names the state of every rank."""
 
 import contextlib
+import gc
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +22,7 @@ from drivetrain import (
     WaitTimeoutError,
     WorkerGroup,
 )
+from drivetrain._runtimes.local import ForkServers, LocalRuntime
 from tests.support import Pipe, listening, tell, wait_for_release, wait_until_gone
 
 
@@ -111,3 +114,17 @@ def test_train_function_itself_may_take_longer_than_the_start(tmp_path: Path, ga
         assert not threading.Event().wait(1.0)
 
     fit(NeverBlocks(gate.path, pids.path), tmp_path, train, seconds=0.8)
+
+
+def test_start_that_times_out_before_the_workers_exist_closes_its_connections(tmp_path: Path) -> None:
+    trainer = DataParallelTrainer(
+        print,
+        scaling_config=ScalingConfig(num_workers=2, runtime=LocalRuntime(servers=ForkServers())),
+        run_config=RunConfig(start_timeout_s=0.001, storage_path=tmp_path),
+    )
+    with pytest.raises(TrainingFailedError, match="start_timeout_s"):
+        trainer.fit()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [str(warning.message) for warning in caught if warning.category is ResourceWarning] == []

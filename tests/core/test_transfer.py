@@ -103,7 +103,9 @@ PERMANENT = [
 def test_permanent_error_is_raised_at_once_and_names_the_job(error: Exception, in_thread: bool) -> None:
     flaky = Flaky(error, failures=99)
 
-    with pytest.raises(StorageError, match=rf"^upload failed at weights: {type(error).__name__}: ") as failed:
+    with pytest.raises(
+        StorageError, match=rf"^\[DT-406\] upload failed at weights: {type(error).__name__}: "
+    ) as failed:
         run_jobs([Job("weights", flaky)], what="upload", limits=Limits(), in_thread=in_thread)
     assert flaky.calls == 1
     assert failed.value.__cause__ is error

@@ -70,7 +70,7 @@ def _or_none(check: Check) -> Check:
 def _int_from(minimum: int) -> Check:
     def check(subject: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ConfigurationError(f"{subject}: expected an integer of at least {minimum}, got {value!r}")
+            raise ConfigurationError(f"[DT-101] {subject}: expected an integer of at least {minimum}, got {value!r}")
 
     return check
 
@@ -78,7 +78,9 @@ def _int_from(minimum: int) -> Check:
 def _one_of(*choices: object) -> Check:
     def check(subject: str, value: object) -> None:
         if value not in choices:
-            raise ConfigurationError(f"{subject}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+            raise ConfigurationError(
+                f"[DT-101] {subject}: expected one of {', '.join(map(repr, choices))}, got {value!r}"
+            )
 
     return check
 
@@ -86,7 +88,7 @@ def _one_of(*choices: object) -> Check:
 def _instance_of(kind: type[object]) -> Check:
     def check(subject: str, value: object) -> None:
         if not isinstance(value, kind):
-            raise ConfigurationError(f"{subject}: expected a {kind.__name__}, got {value!r}")
+            raise ConfigurationError(f"[DT-101] {subject}: expected a {kind.__name__}, got {value!r}")
 
     return check
 
@@ -94,29 +96,29 @@ def _instance_of(kind: type[object]) -> Check:
 def _object_with(method: str, description: str) -> Check:
     def check(subject: str, value: object) -> None:
         if not callable(getattr(value, method, None)):
-            raise ConfigurationError(f"{subject}: expected {description}, got {value!r}")
+            raise ConfigurationError(f"[DT-101] {subject}: expected {description}, got {value!r}")
 
     return check
 
 
 def _seconds(subject: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigurationError(f"{subject}: expected a positive number of seconds, got {value!r}")
+        raise ConfigurationError(f"[DT-101] {subject}: expected a positive number of seconds, got {value!r}")
 
 
 def _bool(subject: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{subject}: expected True or False, got {value!r}")
+        raise ConfigurationError(f"[DT-101] {subject}: expected True or False, got {value!r}")
 
 
 def _resources(subject: str, value: object) -> None:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f'{subject}: expected a mapping such as {{"CPU": 2}}, got {value!r}')
+        raise ConfigurationError(f'[DT-101] {subject}: expected a mapping such as {{"CPU": 2}}, got {value!r}')
     for key, amount in value.items():
         good = isinstance(key, str) and isinstance(amount, (int, float)) and not isinstance(amount, bool)
         if not good or not 0 <= amount < math.inf:
             raise ConfigurationError(
-                f"{subject}: expected resource names with amounts of at least 0, got {key!r}: {amount!r}"
+                f"[DT-101] {subject}: expected resource names with amounts of at least 0, got {key!r}: {amount!r}"
             )
 
 
@@ -125,12 +127,12 @@ def _number_of_workers(subject: str, value: object) -> None:
         _int_from(0)(subject, value)
         return
     if len(value) != 2:
-        raise ConfigurationError(f"{subject}: expected a number or a pair (min, max), got {value!r}")
+        raise ConfigurationError(f"[DT-101] {subject}: expected a number or a pair (min, max), got {value!r}")
     for bound in value:
         _int_from(1)(subject, bound)
     if value[0] > value[1]:
         raise ConfigurationError(
-            f"{subject.replace('...', '(min, max)')}: expected min to be at most max, got {value!r}"
+            f"[DT-101] {subject.replace('...', '(min, max)')}: expected min to be at most max, got {value!r}"
         )
 
 
@@ -143,19 +145,19 @@ def _run_name(subject: str, value: object) -> None:
     _instance_of(str)(subject, value)
     if not _RUN_NAME.fullmatch(str(value)) or value in (".", ".."):
         raise ConfigurationError(
-            f"{subject}: expected a directory name without slashes, got {value!r}. Put parent directories into "
-            "storage_path"
+            f"[DT-101] {subject}: expected a directory name without slashes, got {value!r}. Put parent directories "
+            "into storage_path"
         )
 
 
 def _path(subject: str, value: object) -> None:
     if not isinstance(value, (str, os.PathLike)):
-        raise ConfigurationError(f"{subject}: expected a path or URI, got {value!r}")
+        raise ConfigurationError(f"[DT-101] {subject}: expected a path or URI, got {value!r}")
 
 
 def _callbacks(subject: str, value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigurationError(f"{subject}: expected a list of callbacks or names, got {value!r}")
+        raise ConfigurationError(f"[DT-101] {subject}: expected a list of callbacks or names, got {value!r}")
     for callback in value:
         if not isinstance(callback, str):
             _object_with("on_report", "Callback objects or names")(subject, callback)
@@ -163,24 +165,25 @@ def _callbacks(subject: str, value: object) -> None:
 
 def _module_names(subject: str, value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(name, str) for name in value):
-        raise ConfigurationError(f"{subject}: expected a list of module names, got {value!r}")
+        raise ConfigurationError(f"[DT-101] {subject}: expected a list of module names, got {value!r}")
 
 
 def _stop_condition(subject: str, value: object) -> None:
     if callable(value):
         return
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{subject}: expected a mapping or a function, got {value!r}")
+        raise ConfigurationError(f"[DT-101] {subject}: expected a mapping or a function, got {value!r}")
     for key, bound in value.items():
         if not isinstance(bound, (int, float)):
-            raise ConfigurationError(f"{subject}: expected a number for {key!r}, got {bound!r}")
+            raise ConfigurationError(f"[DT-101] {subject}: expected a number for {key!r}, got {bound!r}")
 
 
 def _resume(subject: str, value: object) -> None:
     modes = ("never", "auto", "must")
     if value not in modes and not isinstance(value, os.PathLike) and "/" not in str(value):
         raise ConfigurationError(
-            f"{subject}: expected one of {', '.join(map(repr, modes))} or the path of a run directory, got {value!r}"
+            f"[DT-101] {subject}: expected one of {', '.join(map(repr, modes))} or the path of a run directory, "
+            f"got {value!r}"
         )
 
 
@@ -252,17 +255,18 @@ class ScalingConfig(ShowsFields):
         gpus = (self.resources_per_worker or {}).get("GPU")
         if gpus and not self.use_gpu:
             raise ConfigurationError(
-                f"ScalingConfig(resources_per_worker=...): expected no GPU because use_gpu is False, got {gpus} per "
-                "worker. Set use_gpu=True, or remove GPU"
+                "[DT-102] ScalingConfig(resources_per_worker=...): expected no GPU because use_gpu is False, got "
+                f"{gpus} per worker. Set use_gpu=True, or remove GPU"
             )
         if self.use_gpu and gpus == 0:
             raise ConfigurationError(
-                "ScalingConfig(use_gpu=True): expected GPUs in resources_per_worker, got 0 GPUs per worker. Remove GPU "
-                "from resources_per_worker, or set use_gpu=False"
+                "[DT-102] ScalingConfig(use_gpu=True): expected GPUs in resources_per_worker, got 0 GPUs per worker. "
+                "Remove GPU from resources_per_worker, or set use_gpu=False"
             )
         if self.num_workers == 0 and isinstance(self.runtime, str) and self.runtime != "inprocess":
             raise ConfigurationError(
-                f'ScalingConfig(num_workers=0): expected runtime="inprocess" or None, got {self.runtime!r}. Set '
+                '[DT-102] ScalingConfig(num_workers=0): expected runtime="inprocess" or None, got '
+                f"{self.runtime!r}. Set "
                 "num_workers to at least 1, or remove runtime"
             )
 
@@ -362,8 +366,8 @@ class CheckpointConfig(ShowsFields):
         )
         if self.num_to_keep is None and (self.keep_last != 1 or self.keep_every is not None):
             raise ConfigurationError(
-                "CheckpointConfig(keep_last=..., keep_every=...): expected a num_to_keep, got num_to_keep=None, "
-                "which keeps all checkpoints. Set num_to_keep"
+                "[DT-102] CheckpointConfig(keep_last=..., keep_every=...): expected a num_to_keep, got "
+                "num_to_keep=None, which keeps all checkpoints. Set num_to_keep"
             )
 
 
@@ -409,8 +413,8 @@ class FailureConfig(ShowsFields):
             _bool("FailureConfig(fail_fast=...)", self.fail_fast)
         if self.fail_fast and self.max_failures != 0:
             raise ConfigurationError(
-                f"FailureConfig(fail_fast={self.fail_fast!r}): expected max_failures=0 because fail_fast disables "
-                f"retries, got max_failures={self.max_failures}. Set only one of them"
+                f"[DT-102] FailureConfig(fail_fast={self.fail_fast!r}): expected max_failures=0 because fail_fast "
+                f"disables retries, got max_failures={self.max_failures}. Set only one of them"
             )
 
 
@@ -543,10 +547,13 @@ class RunConfig(ShowsFields):
         object.__setattr__(self, "callbacks", tuple(self.callbacks))
         object.__setattr__(self, "preload", tuple(self.preload))
         if self.resume == "must" and self.name is None:
-            raise ConfigurationError('RunConfig(resume="must"): expected the name of the run, got None. Set name')
+            raise ConfigurationError(
+                '[DT-102] RunConfig(resume="must"): expected the name of the run, got None. Set name'
+            )
         is_path = self.resume not in ("never", "auto", "must")
         if is_path and (self.name is not None or self.storage_path is not None):
             raise ConfigurationError(
-                "RunConfig(resume=<path>): expected no name and storage_path, because the path names the run. Remove "
+                "[DT-102] RunConfig(resume=<path>): expected no name and storage_path, because the path names "
+                "the run. Remove "
                 'them, or set resume="must" and keep them'
             )

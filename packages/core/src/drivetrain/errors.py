@@ -26,6 +26,7 @@ many of them are raised in a worker process and shown in the driver.
 from __future__ import annotations
 
 import enum
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ __all__ = [
 ]
 
 
+_CODE = re.compile(r"\[(DT-\d{3})\] ")
+
+
 class FailureKind(enum.Enum):
     """The category of a failure, which decides whether a retry can help."""
 
@@ -66,7 +70,21 @@ class FailureKind(enum.Enum):
 
 
 class DrivetrainError(Exception):
-    """Base of every exception that drivetrain raises on its own behalf."""
+    """Base of every exception that drivetrain raises on its own behalf.
+
+    Example:
+        >>> try:
+        ...     drivetrain.report({"loss": 1.0})
+        ... except drivetrain.DrivetrainError as error:
+        ...     print(error.code)
+        DT-801
+    """
+
+    @property
+    def code(self) -> str | None:
+        """The code at the beginning of the message, which ``drivetrain explain`` explains; None without a code."""
+        match = _CODE.match(str(self))
+        return None if match is None else match[1]
 
 
 class ConfigurationError(DrivetrainError, ValueError):

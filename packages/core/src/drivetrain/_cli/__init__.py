@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from drivetrain._cli.checkpoints import add_checkpoints
 from drivetrain._cli.doctor import add_doctor
+from drivetrain._cli.explain import add_explain
 from drivetrain._cli.output import (
     BAD,
     MISSING,
@@ -94,6 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_checkpoints(commands)
     _add_stacks(commands)
     add_doctor(commands)
+    add_explain(commands)
     _add_plugins(commands)
     _add_completion(commands)
     return parser

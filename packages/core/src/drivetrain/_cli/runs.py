@@ -143,7 +143,7 @@ def _show_text(record: RunRecord) -> str:
             for number, attempt in enumerate(record.history.attempts, start=1)
         ]
         header = ["ATTEMPT", "STARTED", "DURATION", "WORKERS", "RESUMED FROM", "FAILURE"]
-        parts.append(table(header, rows, spare=["STARTED", "RESUMED FROM"]))
+        parts.append(table(header, rows, spare=["STARTED", "RESUMED FROM"], wrap=True))
     if record.checkpoints:
         rows = [
             [entry.name, str(entry.iteration), moment(entry.time), _metrics_text(entry.metrics)]

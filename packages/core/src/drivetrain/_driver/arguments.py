@@ -117,17 +117,17 @@ def check_param_space(param_space: Mapping[str, Any], known: Collection[str] | N
         ConfigurationError: the parameters contain settings of the run, or unknown arguments.
     """
     if not isinstance(param_space, Mapping):
-        raise ConfigurationError(f"param_space: expected a mapping, got {param_space!r}")
+        raise ConfigurationError(f"[DT-108] param_space: expected a mapping, got {param_space!r}")
     for name in _RUN_ARGUMENTS:
         if name in param_space:
             raise ConfigurationError(
-                f"param_space: expected arguments of the trainer that can differ between trials, got {name!r}, "
-                f"which is the same for all trials. Pass it to the Tuner: Tuner(..., {name}=...)"
+                "[DT-108] param_space: expected arguments of the trainer that can differ between trials, got "
+                f"{name!r}, which is the same for all trials. Pass it to the Tuner: Tuner(..., {name}=...)"
             )
     if known is not None and (unknown := [name for name in param_space if name not in known]):
         tunable = ", ".join(sorted(set(known) - set(_RUN_ARGUMENTS)))
         raise ConfigurationError(
-            f"param_space: expected names of the trainer's arguments ({tunable}), got {unknown[0]!r}. To "
+            f"[DT-108] param_space: expected names of the trainer's arguments ({tunable}), got {unknown[0]!r}. To "
             f'pass it to the train function, use param_space={{"train_loop_config": {{{unknown[0]!r}: ...}}}}'
         )
 
@@ -163,8 +163,8 @@ def _merge(before: Any, value: Any, where: str) -> Any:
             names = [field.name for field in fields(before) if field.init]
             if unknown := [name for name in value if name not in names]:
                 raise ConfigurationError(
-                    f"param_space[{where!r}]: expected fields of {type(before).__name__} ({', '.join(names)}), "
-                    f"got {unknown[0]!r}"
+                    f"[DT-108] param_space[{where!r}]: expected fields of {type(before).__name__} "
+                    f"({', '.join(names)}), got {unknown[0]!r}"
                 )
             return replace(before, **{name: _merge(getattr(before, name), each, name) for name, each in value.items()})
         return value
@@ -184,6 +184,7 @@ def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
     backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None
     if backend is None:
         raise ConfigurationError(
-            f"backend_config: expected a BackendConfig, a Backend or the name of an installed backend, got {given!r}"
+            "[DT-103] backend_config: expected a BackendConfig, a Backend or the name of an installed backend, "
+            f"got {given!r}"
         )
     return backend

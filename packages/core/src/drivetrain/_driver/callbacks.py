@@ -41,9 +41,9 @@ def _load(name: str) -> Callback:
         raise
     except Exception as error:  # the class is user code
         raise PluginBrokenError(
-            f"callback {name!r}: creating it without arguments raised {type(error).__name__}: {error}. "
+            f"[DT-602] callback {name!r}: creating it without arguments raised {type(error).__name__}: {error}. "
             f"Pass an object to RunConfig(callbacks=...) instead: {getattr(kind, '__qualname__', kind)}(...)"
         ) from error
     if not callable(getattr(callback, "on_report", None)):
-        raise PluginBrokenError(f"callback {name!r}: expected a drivetrain.Callback, got {callback!r}")
+        raise PluginBrokenError(f"[DT-602] callback {name!r}: expected a drivetrain.Callback, got {callback!r}")
     return callback

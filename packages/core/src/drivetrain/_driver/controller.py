@@ -239,7 +239,8 @@ class Controller:
             return self._policy.decide(failure, self._history)
         except Exception as error:  # raised by a user's policy
             raise CallbackError(
-                f"FailureConfig(policy=...) raised {type(error).__name__}: {error}, for the failure: {failure.summary}"
+                f"[DT-605] FailureConfig(policy=...) raised {type(error).__name__}: {error}, for the failure: "
+                f"{failure.summary}"
             ) from error
 
     def _target_size(self, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:

@@ -133,7 +133,7 @@ class Delivery:
                 return bool(condition(self._services.run.id, metrics))
             return any(find_metric(metrics, key, -math.inf) >= bound for key, bound in (condition or {}).items())
         except Exception as error:  # raised by a user's function, or by comparing a metric that is not a number
-            raise CallbackError(f"RunConfig(stop=...) raised {type(error).__name__}: {error}") from error
+            raise CallbackError(f"[DT-605] RunConfig(stop=...) raised {type(error).__name__}: {error}") from error
 
     def _complete(self, settled: list[MatchedReport]) -> bool:
         """Combine the values of completed reports, then commit their checkpoints."""
@@ -158,7 +158,9 @@ class Delivery:
     def _commit(self, matched: MatchedReport) -> None:
         names = sorted(set(matched.directories.values()))
         if len(names) > 1:
-            raise CheckpointError(f"checkpoint_dir_name: expected the same name on all ranks, got {', '.join(names)}")
+            raise CheckpointError(
+                f"[DT-411] checkpoint_dir_name: expected the same name on all ranks, got {', '.join(names)}"
+            )
         metrics = dict(matched.metrics[min(matched.metrics)])
         metrics.update(combine(matched.metrics, matched.reduce))
         entry = self._services.checkpoints.commit(

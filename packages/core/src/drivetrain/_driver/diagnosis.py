@@ -68,7 +68,7 @@ class Diagnosis:
         kind, how = event.kind, event.reason or describe_exit(event.exit_code)
         if rank.received_sigterm:
             kind, how = FailureKind.PREEMPTION, "received SIGTERM"
-        summary = f"the worker process of rank {event.rank} {how} while {phase}"
+        summary = f"[DT-501] rank {event.rank}: the worker process {how} while {phase}"
         if event.exit_code == 0:
             summary += ", before its train function returned (os._exit?)"
         self.losses.append(
@@ -98,13 +98,19 @@ class Diagnosis:
         config = self._run.run_config
         if self._ranks.starting:
             ranks = sorted(self._ranks.starting)
-            waited = f"{config.start_timeout_s:g} s (RunConfig.start_timeout_s) for ranks {ranks} to reach the train "
+            waited = (
+                f"[DT-303] waited {config.start_timeout_s:g} s (RunConfig.start_timeout_s) for ranks {ranks} "
+                "to reach the train "
+            )
             waited += "function"
         else:
             ranks = sorted(self._ranks.active)
-            waited = f"{config.hang_timeout_s:g} s (RunConfig.hang_timeout_s) for a report from any of ranks {ranks}"
+            waited = (
+                f"[DT-502] waited {config.hang_timeout_s:g} s (RunConfig.hang_timeout_s) for a report from "
+                f"any of ranks {ranks}"
+            )
         stacks = group.stacks(ranks)
-        message = f"waited {waited}{self._suspect(ranks, stacks)}\n\n{self._explain(ranks, stacks)}"
+        message = f"{waited}{self._suspect(ranks, stacks)}\n\n{self._explain(ranks, stacks)}"
         self._timeout = failure_in_driver(WaitTimeoutError(message, ranks=ranks))
 
     def describe(self, group: Group) -> str:

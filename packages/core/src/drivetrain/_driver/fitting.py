@@ -100,7 +100,7 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
     callbacks = make_callbacks(job.run_config)
     if job.resume_from is not None and not job.resume_from.exists():
         raise ConfigurationError(
-            "resume_from_checkpoint: expected a checkpoint that exists, got the missing directory "
+            "[DT-706] resume_from_checkpoint: expected a checkpoint that exists, got the missing directory "
             f"{job.resume_from.path}"
         )
     if not runtime.in_driver:

@@ -37,8 +37,8 @@ def require_shared(config: RunConfig) -> None:
     protocol = getattr(config.storage_filesystem, "protocol", None)
     if str(path).startswith("memory://") or "memory" in (protocol if isinstance(protocol, tuple) else (protocol,)):
         raise ConfigurationError(
-            f"storage_path: expected a storage that the workers can access, got {path}, which is in the memory of this "
-            "process. Use another storage, or ScalingConfig(num_workers=0)"
+            f"[DT-404] storage_path: expected a storage that the workers can access, got {path}, which is in the "
+            "memory of this process. Use another storage, or ScalingConfig(num_workers=0)"
         )
 
 
@@ -92,7 +92,7 @@ def _refuse_missing_runtime() -> None:
     if missing:
         name, variable = next(iter(missing.items()))
         raise PluginNotFoundError(
-            f"the environment variable {variable} selects the runtime {name!r}, which is not installed. "
+            f"[DT-307] the environment variable {variable} selects the runtime {name!r}, which is not installed. "
             f'Run: pip install "drivetrain[{name}]", or select another runtime: ScalingConfig(runtime="local")'
         )
 
@@ -106,8 +106,8 @@ def pickle_function(
     except Exception as error:  # whatever a user's object may raise
         culprit = _find_unpicklable(function, config, reduce) or "the train function"
         raise SerializationError(
-            f"train_loop_per_worker: expected a function and config that can be pickled, but {culprit} cannot be "
-            f"pickled ({type(error).__name__}: {error}). Create it inside the train function instead"
+            f"[DT-201] train_loop_per_worker: expected a function and config that can be pickled, but {culprit} "
+            f"cannot be pickled ({type(error).__name__}: {error}). Create it inside the train function instead"
         ) from error
 
 

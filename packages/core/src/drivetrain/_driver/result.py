@@ -66,7 +66,7 @@ class Result:
         storage.require_known_version()
         if storage.read_json(RUN_FILE) is None:
             raise StorageError(
-                f"Result.from_path: expected a run directory with {RUN_FILE}, got {redact(os.fspath(path))}"
+                f"[DT-703] Result.from_path: expected a run directory with {RUN_FILE}, got {redact(os.fspath(path))}"
             )
         return cls(metrics=last_metrics(storage), storage=storage, error=_read_error(storage))
 

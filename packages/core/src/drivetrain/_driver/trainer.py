@@ -125,7 +125,7 @@ class DataParallelTrainer(KeepsArguments):
         try:
             metadata_json(dict(metadata or {}))
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"metadata: expected JSON values or bytes: {error}") from error
+            raise ConfigurationError(f"[DT-107] metadata: expected JSON values or bytes: {error}") from error
         self._function = train_loop_per_worker
         self._config = None if train_loop_config is None else dict(train_loop_config)
         self._given_backend = self._choose_config(backend_config, named_config)
@@ -153,7 +153,7 @@ class DataParallelTrainer(KeepsArguments):
         if config is None:
             return BackendConfig() if kind is None else kind()
         if kind is not None and not isinstance(config, kind):
-            raise ConfigurationError(f"{owner}({argument}=...): expected {kind.__name__}, got {config!r}")
+            raise ConfigurationError(f"[DT-103] {owner}({argument}=...): expected {kind.__name__}, got {config!r}")
         return config
 
     def _repr_html_(self) -> str:
@@ -397,13 +397,13 @@ def trainable_of(
 
 def _check_optional(name: str, value: object, kind: type[Any]) -> None:
     if value is not None and not isinstance(value, kind):
-        raise ConfigurationError(f"{name}: expected a {kind.__name__}, got {value!r}")
+        raise ConfigurationError(f"[DT-103] {name}: expected a {kind.__name__}, got {value!r}")
 
 
 def _check_checkpoint_rules(rules: CheckpointConfig) -> None:
     if rules.checkpoint_frequency or rules.checkpoint_at_end:
         raise ConfigurationError(
-            f"CheckpointConfig(checkpoint_frequency={rules.checkpoint_frequency}, "
+            f"[DT-106] CheckpointConfig(checkpoint_frequency={rules.checkpoint_frequency}, "
             f"checkpoint_at_end={rules.checkpoint_at_end}): expected neither, because the train function owns the "
             "training loop. Call report(..., checkpoint=...) in the train function"
         )
@@ -411,7 +411,7 @@ def _check_checkpoint_rules(rules: CheckpointConfig) -> None:
 
 def _check_function(function: object) -> None:
     if not callable(function):
-        raise ConfigurationError(f"train_loop_per_worker: expected a function, got {function!r}")
+        raise ConfigurationError(f"[DT-104] train_loop_per_worker: expected a function, got {function!r}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -422,7 +422,6 @@ def _check_function(function: object) -> None:
     if len(required) > 1 or only_by_keyword:
         name = getattr(function, "__qualname__", repr(function))
         raise ConfigurationError(
-            "train_loop_per_worker: expected a function with no argument, or with the config as its only required "
-            "argument, got "
-            f"{name}{signature}. Put the other values into train_loop_config"
+            "[DT-104] train_loop_per_worker: expected a function with no argument, or with the config as its only "
+            f"required argument, got {name}{signature}. Put the other values into train_loop_config"
         )

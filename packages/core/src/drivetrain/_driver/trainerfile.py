@@ -51,7 +51,7 @@ class TrainerFile:
         data = storage.read_bytes(TRAINER_FILE)
         if data is None or not storage.exists(RUN_FILE):
             raise StorageError(
-                f"restore: expected a run directory with {RUN_FILE} and {TRAINER_FILE}, got "
+                f"[DT-707] restore: expected a run directory with {RUN_FILE} and {TRAINER_FILE}, got "
                 f"{redact(os.fspath(path))}. Check with can_restore(path)"
             )
         try:
@@ -62,8 +62,8 @@ class TrainerFile:
             raise
         except Exception as error:  # whatever damaged pickles raise
             raise StorageError(
-                f"{storage.path(TRAINER_FILE)} cannot be read ({error!r}). Create a trainer with its arguments and "
-                "RunConfig(resume=<path>) instead"
+                f"[DT-707] {storage.path(TRAINER_FILE)} cannot be read ({error!r}). Create a trainer with its "
+                "arguments and RunConfig(resume=<path>) instead"
             ) from error
 
     @staticmethod
@@ -88,7 +88,7 @@ class TrainerFile:
                 values[name] = pickle.loads(self.parts[name])
             except Exception as error:  # whatever a user's object may raise
                 raise SerializationError(
-                    f"restore: the stored {name} cannot be loaded ({type(error).__name__}: {error}). "
+                    f"[DT-202] restore: the stored {name} cannot be loaded ({type(error).__name__}: {error}). "
                     f"Pass it again: restore(path, {name}=...)"
                 ) from error
         return values

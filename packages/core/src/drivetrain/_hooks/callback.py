@@ -142,4 +142,4 @@ class Callbacks:
 
 def _callback_error(callback: object, hook: str, error: Exception) -> CallbackError:
     name = type(callback).__qualname__
-    return CallbackError(f"callback {name}.{hook}() raised {type(error).__name__}: {error}")
+    return CallbackError(f"[DT-604] callback {name}.{hook}() raised {type(error).__name__}: {error}")

@@ -40,7 +40,8 @@ class DataConfig:
         names = datasets_to_split
         if names != "all" and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
             raise ConfigurationError(
-                f'DataConfig(datasets_to_split=...): expected "all" or a list of names, got {datasets_to_split!r}'
+                '[DT-109] DataConfig(datasets_to_split=...): expected "all" or a list of names, got '
+                f"{datasets_to_split!r}"
             )
         self.datasets_to_split = names if isinstance(names, str) else list(names)
         self.execution_options = execution_options
@@ -121,7 +122,7 @@ class DataConfig:
         options = Providers().default_options()
         if options is None:
             raise PluginNotFoundError(
-                "no installed dataset provider has execution options. "
+                "[DT-601] no installed dataset provider has execution options. "
                 'For those of Ray Data, run: pip install "drivetrain[ray]"'
             )
         return options
@@ -142,6 +143,6 @@ class DataConfig:
         for argument, names in (("datasets_to_split", split), ("keep_together", self.keep_together)):
             if unknown := sorted(set(names) - set(datasets)):
                 raise ConfigurationError(
-                    f"DataConfig({argument}=...): expected names of datasets ({', '.join(map(repr, datasets))}), "
-                    f"got {', '.join(map(repr, unknown))}"
+                    f"[DT-109] DataConfig({argument}=...): expected names of datasets "
+                    f"({', '.join(map(repr, datasets))}), got {', '.join(map(repr, unknown))}"
                 )

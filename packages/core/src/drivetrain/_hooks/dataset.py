@@ -119,7 +119,8 @@ class DatasetProvider(ABC):
         """
         if keep_together is not None:
             raise ConfigurationError(
-                f"dataset {name!r}: DataConfig(keep_together={{{name!r}: {keep_together!r}}}) is not supported for "
+                f"[DT-109] dataset {name!r}: DataConfig(keep_together={{{name!r}: {keep_together!r}}}) is not "
+                "supported for "
                 f"{self.accepted}. Use another kind of dataset, or remove keep_together"
             )
         return dataset

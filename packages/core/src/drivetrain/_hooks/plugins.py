@@ -76,7 +76,7 @@ class Plugin:
             return EntryPoint(self.name, self.target, KINDS[self.kind]).load()
         except (Exception, SystemExit) as error:  # importing another package may raise anything
             raise PluginBrokenError(
-                f"the {self.kind} {self.name!r} of {self.distribution} {self.version} cannot be loaded from "
+                f"[DT-602] the {self.kind} {self.name!r} of {self.distribution} {self.version} cannot be loaded from "
                 f"{self.target}: {type(error).__name__}: {error}"
             ) from error
 
@@ -126,7 +126,8 @@ def load_plugin(kind: str, name: str) -> Any:
     if len(candidates) > 1:
         providers = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in candidates)
         raise PluginError(
-            f"{kind} {name!r}: expected one distribution that provides it, got {providers}. Uninstall one of them"
+            f"[DT-603] {kind} {name!r}: expected one distribution that provides it, got {providers}. Uninstall "
+            "one of them"
         )
     return candidates[0].load()
 
@@ -145,16 +146,16 @@ def load_only_plugin(kind: str, *, hint: str) -> Any:
     """
     installed = list_plugins(kind)
     if not installed:
-        raise PluginNotFoundError(f"no {kind} is installed. {hint}")
+        raise PluginNotFoundError(f"[DT-601] no {kind} is installed. {hint}")
     if len(installed) > 1:
         names = ", ".join(f"{plugin.name!r} of {plugin.distribution}" for plugin in installed)
-        raise PluginError(f"expected one installed {kind}, got {names}. Select one by its name")
+        raise PluginError(f"[DT-603] expected one installed {kind}, got {names}. Select one by its name")
     return installed[0].load()
 
 
 def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
     names = ", ".join(repr(plugin.name) for plugin in installed) or "none"
-    message = f"no {kind} {name!r} is installed. Installed: {names}"
+    message = f"[DT-601] no {kind} {name!r} is installed. Installed: {names}"
     if (extra := _extra_of(name)) is not None:
         message += f'. Run: pip install "drivetrain[{extra}]"'
     return message

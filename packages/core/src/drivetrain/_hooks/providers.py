@@ -41,7 +41,7 @@ class OpenedDataset:
         shards = list(self.provider.split(self.value, request))
         if len(shards) != request.world_size:
             raise PluginBrokenError(
-                f"dataset {request.name!r}: expected {request.world_size} shards, one per rank, from "
+                f"[DT-602] dataset {request.name!r}: expected {request.world_size} shards, one per rank, from "
                 f"{type(self.provider).__qualname__}.split(), got {len(shards)}"
             )
         return shards
@@ -86,7 +86,7 @@ class Providers:
             raise self._not_accepted(name, dataset)
         if len(accepting) > 1:
             raise PluginError(
-                f"dataset {name!r}: expected one provider that accepts a {type(dataset).__qualname__}, got "
+                f"[DT-603] dataset {name!r}: expected one provider that accepts a {type(dataset).__qualname__}, got "
                 f"{' and '.join(map(str, accepting))}. Uninstall one of them"
             )
         provider = accepting[0].provider
@@ -102,7 +102,7 @@ class Providers:
             return bool(installed.provider.accepts(dataset))
         except Exception as error:  # another package may raise anything
             broken = PluginBrokenError(
-                f"the dataset provider {installed} raised in accepts(): {type(error).__name__}: {error}"
+                f"[DT-602] the dataset provider {installed} raised in accepts(): {type(error).__name__}: {error}"
             )
             broken.__cause__ = error
             self._broken[installed.plugin.target] = broken
@@ -112,7 +112,7 @@ class Providers:
         module, kind = type(dataset).__module__, type(dataset).__qualname__
         described = [f"{installed} ({installed.provider.accepted})" for installed in self._installed]
         message = (
-            f"dataset {name!r}: no installed provider accepts an object of type "
+            f"[DT-110] dataset {name!r}: no installed provider accepts an object of type "
             f"{kind if module == 'builtins' else f'{module}.{kind}'}. "
             f"Installed providers: {'; '.join(described) or 'none'}"
         )
@@ -152,8 +152,9 @@ def check_runtime(datasets: Mapping[str, Any], runtime: str) -> dict[str, Any]:
     for name, runtimes in _needed_runtimes(datasets).items():
         if runtime not in runtimes:
             raise ConfigurationError(
-                f"dataset {name!r}: expected a runtime whose workers can read a {type(datasets[name]).__qualname__} "
-                f"({', '.join(map(repr, runtimes))}), got {runtime!r}. Use ScalingConfig(runtime={runtimes[0]!r})"
+                f"[DT-111] dataset {name!r}: expected a runtime whose workers can read a "
+                f"{type(datasets[name]).__qualname__} ({', '.join(map(repr, runtimes))}), got {runtime!r}. Use "
+                f"ScalingConfig(runtime={runtimes[0]!r})"
             )
     return {
         name: functools.partial(_make_checked, name, dataset, runtime) if callable(dataset) else dataset
@@ -189,13 +190,13 @@ def _make(plugin: Plugin) -> DatasetProvider:
     provider = plugin.load()
     if not isinstance(provider, type) or not issubclass(provider, DatasetProvider):
         raise PluginBrokenError(
-            f"the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version}: expected a subclass of "
-            f"drivetrain.plugin.DatasetProvider at {plugin.target}, got {provider!r}"
+            f"[DT-602] the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version}: expected a "
+            f"subclass of drivetrain.plugin.DatasetProvider at {plugin.target}, got {provider!r}"
         )
     try:
         return provider()
     except Exception as error:  # another package may raise anything
         raise PluginBrokenError(
-            f"the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version} cannot be created: "
+            f"[DT-602] the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version} cannot be created: "
             f"{type(error).__name__}: {error}"
         ) from error

@@ -133,7 +133,7 @@ class ConnectedGroup:
             for rank in missing:
                 if (exited := self._exited.get(rank)) is not None:
                     raise WorkerDiedError(
-                        f"the worker of rank {rank} {exited.reason or describe_exit(exited.exit_code)} "
+                        f"[DT-501] the worker of rank {rank} {exited.reason or describe_exit(exited.exit_code)} "
                         f"before it could {action}",
                         rank=rank,
                         exit_code=exited.exit_code,
@@ -256,7 +256,7 @@ class ConnectedGroup:
             stacks = self.stacks(ranks)
             listed = "".join(f"\n\nrank {rank} is at:\n{stack}" for rank, stack in sorted(stacks.items()))
             raise WaitTimeoutError(
-                f"the workers did not start within RunConfig.start_timeout_s, waiting for {awaited}{listed}",
+                f"[DT-303] the workers did not start within RunConfig.start_timeout_s, waiting for {awaited}{listed}",
                 ranks=ranks,
             )
         self._select(self._selector, remaining)

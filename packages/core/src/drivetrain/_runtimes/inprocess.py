@@ -140,7 +140,8 @@ class InProcessRuntime(Runtime):
         """Check that there is at most one worker, and that this machine has enough GPUs."""
         if scaling.max_workers > 1:
             raise ConfigurationError(
-                f'ScalingConfig(num_workers=...): expected 0 or 1 with runtime="inprocess", got {scaling.num_workers}. '
+                '[DT-105] ScalingConfig(num_workers=...): expected 0 or 1 with runtime="inprocess", got '
+                f"{scaling.num_workers}. "
                 'Set runtime="local"'
             )
         _own_gpus(scaling)

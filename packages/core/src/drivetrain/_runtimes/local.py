@@ -194,7 +194,10 @@ class LocalGroup(ConnectedGroup):
         self._environment = environment
         self._gpus = partition_gpus(spec.scaling, list(machine_gpus))
         self.watch(server.control, self._read_server)
-        self._start_all(range(spec.num_workers))
+
+    def start(self) -> None:
+        """Start the workers. Call :meth:`end` afterwards, also if this raises."""
+        self._start_all(range(self._spec.num_workers))
 
     def replace(self, ranks: Sequence[int]) -> None:
         """See :meth:`drivetrain.plugin.Group.replace`."""
@@ -211,7 +214,9 @@ class LocalGroup(ConnectedGroup):
             self._start(rank, self._gpus[rank], self._environment)
         while missing := [rank for rank in ranks if not self._processes[rank].pid]:
             if self.broken:
-                raise WorkerDiedError("the fork server exited while it imported the framework. See its output above")
+                raise WorkerDiedError(
+                    "[DT-304] the fork server exited while it imported the framework. See its output above"
+                )
             self.wait(f"the processes of ranks {missing} to start", missing)
         self.workers = tuple(self._describe(rank, self._gpus[rank]) for rank in range(self._spec.num_workers))
 
@@ -264,6 +269,8 @@ class LocalGroup(ConnectedGroup):
                 self._signal_all(signal.SIGTERM)
                 self._wait_for_exits(grace_s)
             self._signal_all(signal.SIGKILL)
+            if any(not process.pid for process in self._processes.values()):
+                self.broken = True  # the server still has to fork these, and would do it later: it is ended with them
             self._wait_for_exits(_END_WAIT_S)
             for output in self._outputs:
                 output.drain()
@@ -297,7 +304,7 @@ class LocalGroup(ConnectedGroup):
             token = self._server.fork(request, (theirs.fileno(), output, stacks_write))
         except ConnectionError:
             self.broken = True
-            raise WorkerDiedError("the fork server has exited") from None
+            raise WorkerDiedError("[DT-304] the fork server has exited") from None
         finally:
             theirs.close()
             os.close(output)
@@ -433,6 +440,7 @@ class LocalRuntime(Runtime):
         grace_s = 0.0
         try:
             group = LocalGroup(spec, server, environment, self._visible_gpus())
+            group.start()
             server.warm(spec.warmup)
             yield group
         except KeyboardInterrupt:

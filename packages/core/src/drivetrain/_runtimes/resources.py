@@ -52,15 +52,15 @@ def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, .
         parts = [gpus[rank // sharers : rank // sharers + 1] for rank in range(workers)]
     else:
         if each != int(each):
-            raise ResourceError(f"GPUs per worker: expected a whole number or a fraction below 1, got {each}")
+            raise ResourceError(f"[DT-302] GPUs per worker: expected a whole number or a fraction below 1, got {each}")
         whole = int(each)
         needed = whole * workers
         parts = [gpus[rank * whole : (rank + 1) * whole] for rank in range(workers)]
     if needed > len(gpus):
         available = f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none"
         raise ResourceError(
-            f"{workers} workers with {each:g} GPUs each require {needed} GPUs on this machine, which has {available}. "
-            "Set a smaller num_workers, set use_gpu=False, or connect to a Ray cluster with enough GPUs"
+            f"[DT-301] {workers} workers with {each:g} GPUs each require {needed} GPUs on this machine, which has "
+            f"{available}. Set a smaller num_workers, set use_gpu=False, or connect to a Ray cluster with enough GPUs"
         )
     return [tuple(part) for part in parts]
 

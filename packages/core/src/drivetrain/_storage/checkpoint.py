@@ -188,11 +188,11 @@ class Checkpoint:
         listing = self._storage.read_bytes(LISTING_FILE)
         if listing is None:
             raise CheckpointError(
-                f"verify(): expected a committed checkpoint, got {self.path} without a {LISTING_FILE}"
+                f"[DT-412] verify(): expected a committed checkpoint, got {self.path} without a {LISTING_FILE}"
             )
         files, _ = parse_listing(listing, self._storage.path(LISTING_FILE))
         if (damage := self._storage.find_damage("", files, checksums=checksums)) is not None:
-            raise CheckpointError(f"the checkpoint {self.path} is damaged: {damage}")
+            raise CheckpointError(f"[DT-409] the checkpoint {self.path} is damaged: {damage}")
 
     def get_metadata(self) -> dict[str, Any]:
         """Return the metadata stored with the checkpoint; empty if there is none.
@@ -207,13 +207,13 @@ class Checkpoint:
         try:
             found: dict[str, Any] = _decoded(Fields(parse_json(data, where), where).values)
         except (StorageError, ValueError) as error:
-            raise CheckpointError(f"{where}: expected a JSON object, got something else: {error}") from error
+            raise CheckpointError(f"[DT-413] {where}: expected a JSON object, got something else: {error}") from error
         if found.keys() != {"version", "metadata"} or not isinstance(found["version"], int):
             return found  # of another tool, which stores plain metadata
         check_version(found["version"], where, CheckpointError)
         if not isinstance(found["metadata"], dict):
             raise CheckpointError(
-                f"{where}: expected a JSON object as metadata, got {type(found['metadata']).__name__}"
+                f"[DT-413] {where}: expected a JSON object as metadata, got {type(found['metadata']).__name__}"
             )
         metadata: dict[str, Any] = found["metadata"]
         return metadata
@@ -232,14 +232,14 @@ class Checkpoint:
             text = metadata_json({"version": VERSION, "metadata": dict(metadata)})
         except (TypeError, ValueError) as error:
             raise CheckpointError(
-                f"checkpoint metadata: expected values that JSON supports, or bytes: {error}"
+                f"[DT-107] checkpoint metadata: expected values that JSON supports, or bytes: {error}"
             ) from error
         data = text.encode()
         limit = size_limit(METADATA_FILE)
         if len(data) > limit or count_values(data) > MAX_VALUES:
             raise CheckpointError(
-                f"checkpoint metadata: expected at most {limit:,} bytes of JSON with {MAX_VALUES:,} values, got "
-                f"{len(data):,} bytes. Write a file into the checkpoint instead"
+                f"[DT-107] checkpoint metadata: expected at most {limit:,} bytes of JSON with {MAX_VALUES:,} values, "
+                f"got {len(data):,} bytes. Write a file into the checkpoint instead"
             )
         self._storage.write_bytes(METADATA_FILE, data)
 
@@ -282,7 +282,7 @@ class Checkpoint:
         if not self.exists():
             is_link = self._storage.is_local and os.path.islink(self.path)
             what = "is a symbolic link without a target" if is_link else "does not exist"
-            raise CheckpointError(f"{self.path}: expected the checkpoint's directory, which {what}")
+            raise CheckpointError(f"[DT-408] {self.path}: expected the checkpoint's directory, which {what}")
 
 
 def checkpoint_in(storage: Storage, name: str) -> Checkpoint:

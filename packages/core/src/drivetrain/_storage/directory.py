@@ -236,12 +236,12 @@ class Storage:
         facts = self.read_json(RUN_FILE)
         if facts is None or facts.values.get("id") != run_id:
             raise StorageError(
-                f"{self.root}: expected the run directory of the driver, which {socket.gethostname()} cannot see. "
-                "Set a storage_path that all nodes share, such as a network filesystem or a bucket"
+                f"[DT-404] {self.root}: expected the run directory of the driver, which {socket.gethostname()} cannot "
+                "see. Set a storage_path that all nodes share, such as a network filesystem or a bucket"
             )
         if start is not None and facts.values.get("starts") != start:
             raise StorageError(
-                f"the run directory {self.root} has been taken over by another driver. This worker stops"
+                f"[DT-705] the run directory {self.root} has been taken over by another driver. This worker stops"
             )
 
     def require_known_version(self) -> None:
@@ -283,14 +283,14 @@ class Storage:
         """
         if not os.path.isdir(source):
             raise CheckpointError(
-                f"{source}: expected the checkpoint's directory, which does not exist. Write the files before calling "
-                "report()"
+                f"[DT-408] {source}: expected the checkpoint's directory, which does not exist. Write the files "
+                "before calling report()"
             )
         found = dict(walk_local(source))
         if not found:
             raise CheckpointError(
-                f"{source}: expected the checkpoint's directory with at least one file, got an empty directory. "
-                "Write the files before calling report()"
+                f"[DT-408] {source}: expected the checkpoint's directory with at least one file, got an empty "
+                "directory. Write the files before calling report()"
             )
         limits = replace(self.limits, polite=True) if polite else self.limits
         self._require_no_link(name)
@@ -304,7 +304,7 @@ class Storage:
                 stored = self._copy(source, name, found, rank, checksums, limits)
         except OSError as error:
             raise StorageError(
-                f"cannot store the checkpoint {source} in {self.path(name)}: {explain(error)}"
+                f"[DT-406] cannot store the checkpoint {source} in {self.path(name)}: {explain(error)}"
             ) from error
         reach("after upload")
         return stored
@@ -392,7 +392,7 @@ class Storage:
         sizes = {relative: size for relative, size in self.walk(name).items() if is_selected(relative)}
         for relative in files or ():
             if relative not in sizes and is_selected(relative):
-                raise CheckpointError(f"{self._explain_missing(name, relative)}. Use another checkpoint")
+                raise CheckpointError(f"[DT-409] {self._explain_missing(name, relative)}. Use another checkpoint")
         jobs: list[Job[None]] = []
         os.makedirs(target, exist_ok=True)
         made: set[str] = set()
@@ -411,8 +411,8 @@ class Storage:
             local = os.path.join(target, relative)
             if sizes[relative] != facts.size or (facts.crc32 is not None and checksum(local) != facts.crc32):
                 raise CheckpointError(
-                    f"{self.path(name, relative)} is damaged: expected {facts.size} bytes with the checksum from the "
-                    f"upload, got {sizes[relative]} bytes. Use another checkpoint"
+                    f"[DT-409] {self.path(name, relative)} is damaged: expected {facts.size} bytes with the checksum "
+                    f"from the upload, got {sizes[relative]} bytes. Use another checkpoint"
                 )
         return sorted(sizes)
 
@@ -543,14 +543,16 @@ def open_storage(storage: Storage) -> None:
         with tempfile.TemporaryFile(dir=storage.root):
             pass
     except FileExistsError:
-        raise StorageError(f"{storage.root}: expected a run directory, got a file. Choose another path") from None
+        raise StorageError(
+            f"[DT-401] {storage.root}: expected a run directory, got a file. Choose another path"
+        ) from None
     except NotADirectoryError:
         raise StorageError(
-            f"{storage.root}: expected directories above the run directory, got a file. Choose another path"
+            f"[DT-401] {storage.root}: expected directories above the run directory, got a file. Choose another path"
         ) from None
     except OSError as error:
         raise StorageError(
-            f"the run directory {storage.root} cannot be written ({explain(error)}). "
+            f"[DT-401] the run directory {storage.root} cannot be written ({explain(error)}). "
             "Choose another storage_path, or correct its permissions"
         ) from error
 
@@ -599,6 +601,6 @@ def _matches(relative: str, patterns: Sequence[str]) -> bool:
 def _collision(name: str, relative: str, files: Mapping[int, Mapping[str, StoredFile]]) -> CheckpointError:
     owners = [rank for rank in sorted(files) if relative in files[rank]]
     return CheckpointError(
-        f"ranks {' and '.join(map(str, owners))} reported {relative!r} for {name} with "
+        f"[DT-410] ranks {' and '.join(map(str, owners))} reported {relative!r} for {name} with "
         "different content. Report the file from one rank only, or put the rank into its name"
     )

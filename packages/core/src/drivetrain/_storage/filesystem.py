@@ -283,8 +283,8 @@ def make_below(root: str, relative: str) -> None:
 def link_error(link: str) -> StorageError:
     """Return the error about a symbolic link in the place of a directory of a run."""
     return StorageError(
-        f"{link}: expected a directory, got a symbolic link, which is not followed: it may lead out of the run "
-        "directory. Delete the link, or replace it by the directory"
+        f"[DT-413] {link}: expected a directory, got a symbolic link, which is not followed: it may lead out of the "
+        "run directory. Delete the link, or replace it by the directory"
     )
 
 

@@ -133,8 +133,8 @@ def require_relative(path: object, where: str) -> str:
         if "/./" not in enclosed and "/../" not in enclosed:
             return path
     raise StorageError(
-        f"{where}: expected a path below this directory, got {path!r}. Do not use this directory: it is damaged, or "
-        "someone made it to change other files"
+        f"[DT-413] {where}: expected a path below this directory, got {path!r}. Do not use this directory: it is "
+        "damaged, or someone made it to change other files"
     )
 
 
@@ -152,7 +152,7 @@ def require_checkpoint_name(name: object, where: str) -> str:
     """
     checked = require_relative(name, where)
     if checked.startswith(".") or "" in checked.split("/") or is_reserved(checked):
-        raise StorageError(f"{where}: expected the name of a checkpoint's directory, got {name!r}")
+        raise StorageError(f"[DT-413] {where}: expected the name of a checkpoint's directory, got {name!r}")
     return checked
 
 
@@ -168,11 +168,11 @@ def check_version(version: Any, where: str, kind: type[StorageError] = StorageEr
         StorageError: the version is newer than :data:`VERSION`, or is not an integer.
     """
     if not isinstance(version, int):
-        raise kind(f"{where}: expected a format version up to {VERSION}, got {version!r}")
+        raise kind(f"[DT-413] {where}: expected a format version up to {VERSION}, got {version!r}")
     if version > VERSION:
         raise kind(
-            f"{where} was written by a newer drivetrain (expected a format version up to {VERSION}, got {version}). "
-            "Upgrade drivetrain"
+            f"[DT-414] {where} was written by a newer drivetrain (expected a format version up to {VERSION}, got "
+            f"{version}). Upgrade drivetrain"
         )
 
 

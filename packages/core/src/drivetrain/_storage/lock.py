@@ -75,7 +75,7 @@ class RunLock:
             RunInUseError: another driver has taken it.
         """
         if self._lost:
-            raise RunInUseError(f"the run directory {self._storage.root} has been taken over by {self._lost}")
+            raise RunInUseError(f"[DT-705] the run directory {self._storage.root} has been taken over by {self._lost}")
 
     @contextlib.contextmanager
     def _hold_file(self) -> Iterator[None]:
@@ -161,8 +161,8 @@ class RunLock:
 
     def _in_use(self, held: bytes) -> RunInUseError:
         return RunInUseError(
-            f"the run in {self._storage.root} is being worked on by {_describe(_parse(held))}: wait for it, end it, or "
-            "choose another name"
+            f"[DT-704] the run in {self._storage.root} is being worked on by {_describe(_parse(held))}: wait for it, "
+            "end it, or choose another name"
         )
 
     def _facts(self, beat: int) -> bytes:

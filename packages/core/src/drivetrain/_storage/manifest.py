@@ -146,7 +146,8 @@ class CheckpointManager:
         existing = next((entry for entry in self.committed if entry.name == name), None)
         if existing and existing.index != index:
             raise CheckpointError(
-                f"a checkpoint: expected a directory that is new in the run, got {name!r}, which is committed already"
+                f"[DT-411] a checkpoint: expected a directory that is new in the run, got {name!r}, which is "
+                "committed already"
             )
         merged = self._listed(name) if existing else {}
         merged |= {path: facts for rank in sorted(files) for path, facts in files[rank].items()}
@@ -298,7 +299,7 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
             entries = manifest.items("checkpoints") if version <= VERSION else []
             found = [CommittedCheckpoint.parse(entry, where) for entry in entries]
         except StorageError as error:
-            damage = f"is damaged ({str(error).removeprefix(where).lstrip(': ')})"
+            damage = f"is damaged ({error})"
         check_version(version, where)
         if not damage:
             return found

@@ -132,8 +132,9 @@ def _require_safe_parent(path: str) -> None:
     )
     if others_can_write and not status.st_mode & stat.S_ISVTX:
         raise StorageError(
-            f"{path}: expected a temporary directory that no other user can write to, or one with the sticky bit, got "
-            f"{stat.filemode(status.st_mode)}. Set TMPDIR to your own directory, or run: chmod +t {shlex.quote(path)}"
+            f"[DT-415] {path}: expected a temporary directory that no other user can write to, or one with the sticky "
+            f"bit, got {stat.filemode(status.st_mode)}. Set TMPDIR to your own directory, or run: chmod +t "
+            f"{shlex.quote(path)}"
         )
 
 
@@ -149,7 +150,7 @@ def _create_private(path: str) -> None:
     others_can_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or others_can_write:
         raise StorageError(
-            f"{path}: expected a directory of user {os.getuid()} that no other user can write to, got "
+            f"[DT-415] {path}: expected a directory of user {os.getuid()} that no other user can write to, got "
             f"{stat.filemode(status.st_mode)} of user {status.st_uid}. Delete it, or set TMPDIR to your own directory"
         )
 

@@ -73,7 +73,9 @@ def size_limit(name: str) -> int:
 
 def too_large(where: str, size: int, limit: int) -> StorageError:
     """Return the error about a file that exceeds its size limit."""
-    return StorageError(f"{where}: expected a file of at most {limit:,} bytes, got {size:,} bytes. It was not read")
+    return StorageError(
+        f"[DT-413] {where}: expected a file of at most {limit:,} bytes, got {size:,} bytes. It was not read"
+    )
 
 
 def open_regular(root: str, name: str) -> int:
@@ -156,7 +158,7 @@ def _check_kind(status: os.stat_result, where: str, *, is_directory: bool = Fals
         return
     kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe"}
     kind = kinds.get(stat.S_IFMT(mode), "a device or a socket")
-    raise StorageError(f"{where}: expected a regular file, got {kind}. It was not read")
+    raise StorageError(f"[DT-413] {where}: expected a regular file, got {kind}. It was not read")
 
 
 def parse_json(data: bytes | str, where: str) -> Any:
@@ -181,7 +183,7 @@ def parse_json(data: bytes | str, where: str) -> Any:
         cause = ValueError("too large for the memory of this machine")
     except ValueError as error:
         cause = error
-    raise StorageError(f"{where}: expected JSON, got {_short(data)} ({cause})") from cause
+    raise StorageError(f"[DT-413] {where}: expected JSON, got {_short(data)} ({cause})") from cause
 
 
 def count_values(data: bytes | str) -> int:
@@ -237,7 +239,7 @@ class Fields:
 
     def __init__(self, value: object, where: str) -> None:
         if not isinstance(value, dict):
-            raise StorageError(f"{where}: expected a JSON object, got {_short(value)}")
+            raise StorageError(f"[DT-413] {where}: expected a JSON object, got {_short(value)}")
         self.values: dict[str, Any] = value
         self.where = where
 
@@ -272,7 +274,7 @@ class Fields:
         if value is None and default is not None:
             return default
         if not is_valid(value):
-            raise StorageError(f"{self.where}: expected {name!r} to be {expected}, got {_short(value)}")
+            raise StorageError(f"[DT-413] {self.where}: expected {name!r} to be {expected}, got {_short(value)}")
         return value
 
 

@@ -44,7 +44,8 @@ def locate(path: str | os.PathLike[str], filesystem: Any | None = None, *, what:
         adapter = _adapt(filesystem)
         if "://" in text:
             raise ConfigurationError(
-                f"{what}: expected a path without its protocol if storage_filesystem is given, got {redact(text)!r}"
+                f"[DT-403] {what}: expected a path without its protocol if storage_filesystem is given, got "
+                f"{redact(text)!r}"
             )
         return adapter, os.path.abspath(text) if adapter.is_local else text.rstrip("/")
     if "://" not in text:
@@ -57,15 +58,17 @@ def locate(path: str | os.PathLike[str], filesystem: Any | None = None, *, what:
     except ImportError as error:
         package = "pyarrow" if scheme in _PYARROW_SCHEMES else f"the fsspec package for {scheme}://"
         raise ConfigurationError(
-            f"{what}={redact(text)!r} requires {package}, which is not installed ({redact(str(error))}). "
+            f"[DT-402] {what}={redact(text)!r} requires {package}, which is not installed ({redact(str(error))}). "
             + ("Run: pip install pyarrow" if package == "pyarrow" else "Install it with pip")
         ) from error
     except (ValueError, OSError, TypeError) as error:
         raise ConfigurationError(
-            f"{what}: expected the URI of a storage, got {redact(text)!r}: {redact(str(error))}"
+            f"[DT-403] {what}: expected the URI of a storage, got {redact(text)!r}: {redact(str(error))}"
         ) from error
     if not inner.strip("/"):
-        raise ConfigurationError(f"{what}: expected a bucket or directory after {scheme}://, got {redact(text)!r}")
+        raise ConfigurationError(
+            f"[DT-403] {what}: expected a bucket or directory after {scheme}://, got {redact(text)!r}"
+        )
     return adapter, inner.rstrip("/")
 
 
@@ -119,7 +122,7 @@ def _adapt(filesystem: Any) -> Filesystem:
         if isinstance(filesystem, fs.FileSystem):
             return ArrowFilesystem(filesystem)
     raise ConfigurationError(
-        f"storage_filesystem: expected a pyarrow.fs.FileSystem or an fsspec filesystem, got {filesystem!r}"
+        f"[DT-403] storage_filesystem: expected a pyarrow.fs.FileSystem or an fsspec filesystem, got {filesystem!r}"
     )
 
 

@@ -46,7 +46,7 @@ class Janitor:
             self._work.put((newest, dropped), timeout=self._storage.limits.deadline_s)
         except queue.Full:
             raise StorageError(
-                f"{self._storage.root}: expected the pending deletions of checkpoints to take at most "
+                f"[DT-405] {self._storage.root}: expected the pending deletions of checkpoints to take at most "
                 f"{self._storage.limits.deadline_s:g} s (SyncConfig.sync_timeout)"
             ) from None
 

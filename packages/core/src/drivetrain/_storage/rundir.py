@@ -171,10 +171,12 @@ def _locate_run(config: RunConfig, trainer: str) -> tuple[Storage, str]:
         if not quick(storage).exists(RUN_FILE):
             if storage.exists(LISTING_FILE):
                 raise StorageError(
-                    f"RunConfig(resume=...): expected a run directory, got the checkpoint {root}. Pass the directory "
-                    "above it, or start a new run from it with resume_from_checkpoint=Checkpoint(path)"
+                    f"[DT-703] RunConfig(resume=...): expected a run directory, got the checkpoint {root}. Pass the "
+                    "directory above it, or start a new run from it with resume_from_checkpoint=Checkpoint(path)"
                 )
-            raise StorageError(f"RunConfig(resume=...): expected a run directory with a {RUN_FILE}, got {root}")
+            raise StorageError(
+                f"[DT-703] RunConfig(resume=...): expected a run directory with a {RUN_FILE}, got {root}"
+            )
         return storage, "must"
     runs = runs_location(config.storage_path, config.storage_filesystem)
     name = config.name or f"{trainer}_{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
@@ -186,17 +188,19 @@ def _check_exists(storage: Storage, name: str, mode: str) -> bool:
     parent = posixpath.dirname(storage.root)
     exists = storage.exists(RUN_FILE)
     if mode == "must" and not exists:
-        raise StorageError(f'RunConfig(resume="must"): expected the run {name!r} to exist in {parent}')
+        raise StorageError(f'[DT-702] RunConfig(resume="must"): expected the run {name!r} to exist in {parent}')
     if exists and mode == "never":
         raise RunExistsError(
-            f"a run {name!r} exists in {parent} and was left unchanged. Choose another name, delete the run, or "
+            f"[DT-701] a run {name!r} exists in {parent} and was left unchanged. Choose another name, delete the "
+            "run, or "
             'resume it with RunConfig(resume="auto")'
         )
     if not exists and mode == "never":
         directories, files = storage.list_names()
         if directories or any(file != LOCK_FILE for file in files):
             raise RunExistsError(
-                f"{storage.root}: expected a new or empty run directory, got one with other files. Choose another name"
+                f"[DT-701] {storage.root}: expected a new or empty run directory, got one with other files. "
+                "Choose another name"
             )
     return exists
 
@@ -222,7 +226,9 @@ def _refuse_special_files(storage: Storage) -> None:
             for entry in entries:
                 is_usual = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
                 if not is_usual and (directory or is_reserved(entry.name)):
-                    raise StorageError(f"{entry.path}: expected a regular file or a directory. The run was not opened")
+                    raise StorageError(
+                        f"[DT-413] {entry.path}: expected a regular file or a directory. The run was not opened"
+                    )
 
 
 def _refuse_links(storage: Storage) -> None:
@@ -238,8 +244,8 @@ def _refuse_links(storage: Storage) -> None:
         link = None if CHECKPOINT_NAME.fullmatch(name) else storage.find_link(name)
         if link is not None and (is_own or not _is_below(link, storage.root)):
             raise StorageError(
-                f"{link}: expected a file or directory of the run, got a symbolic link, which would let the run change "
-                "files outside of its directory. Delete the link, or replace it by its target"
+                f"[DT-413] {link}: expected a file or directory of the run, got a symbolic link, which would let the "
+                "run change files outside of its directory. Delete the link, or replace it by its target"
             )
 
 

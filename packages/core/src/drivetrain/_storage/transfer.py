@@ -139,7 +139,7 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
             except queue.Empty as empty:
                 names = ", ".join(sorted(dict(current).values())[:5]) or "its threads"
                 raise StorageError(
-                    f"{what} took longer than {limits.deadline_s:g} s (SyncConfig.sync_timeout): "
+                    f"[DT-405] {what} took longer than {limits.deadline_s:g} s (SyncConfig.sync_timeout): "
                     f"{finished} of {len(jobs)} parts are complete, waiting for {names}"
                 ) from empty
             if isinstance(failure, StorageError):
@@ -173,7 +173,7 @@ def _attempt(job: Job[T], deadline: float, wait: Callable[[float], bool], attemp
 
 
 def _describe_failure(what: str, job: str, error: Exception) -> StorageError:
-    return StorageError(f"{what} failed at {job}: {explain(error)}")
+    return StorageError(f"[DT-406] {what} failed at {job}: {explain(error)}")
 
 
 def explain(error: BaseException) -> str:

@@ -347,7 +347,7 @@ def connect_to_driver(
         connection = socket.create_connection((address.host, address.port), timeout=CONNECT_WAIT_S)
     except OSError as error:
         raise ConnectionError(
-            f"a worker on {hostname} cannot reach the driver at {address.host}:{address.port} ({error}). "
+            f"[DT-305] a worker on {hostname} cannot reach the driver at {address.host}:{address.port} ({error}). "
             "Allow connections from the nodes of the cluster to the driver's node"
         ) from error
     _configure(connection)
@@ -372,7 +372,7 @@ def _require_same_versions(theirs: Mapping[str, Any]) -> None:
     for name, own in _own_versions().items():
         if theirs.get(name) != own:
             raise ConfigurationError(
-                f"worker {theirs.get('number')!r} on host {theirs.get('host')!r}: expected {name} {own}, "
+                f"[DT-306] worker {theirs.get('number')!r} on host {theirs.get('host')!r}: expected {name} {own}, "
                 f"as in the driver, got {theirs.get(name)!r}. Install the same version on all nodes"
             )
 

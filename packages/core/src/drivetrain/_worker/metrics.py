@@ -21,11 +21,11 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         SessionError: a key is not a string, or a value is not plain. The message names the key.
     """
     if not isinstance(metrics, Mapping):
-        raise SessionError(f"report(): expected a mapping from metric to value, got {_describe_type(metrics)}")
+        raise SessionError(f"[DT-802] report(): expected a mapping from metric to value, got {_describe_type(metrics)}")
     values: dict[str, Any] = {}
     for key, value in metrics.items():
         if type(key) is not str:
-            raise SessionError(f"report(): expected strings as names of metrics, got {key!r}")
+            raise SessionError(f"[DT-802] report(): expected strings as names of metrics, got {key!r}")
         values[key] = value if type(value) in _PLAIN_TYPES else _plain_value(key, value)
     return values
 
@@ -37,14 +37,14 @@ def _plain_value(key: str, value: Any) -> Any:
         return [_plain_value(f"{key}[{place}]", item) for place, item in enumerate(value)]
     if isinstance(value, Mapping):
         if bad := [name for name in value if not isinstance(name, str)]:
-            raise SessionError(f"report(): expected strings as names in metric {key!r}, got {bad[0]!r}")
+            raise SessionError(f"[DT-802] report(): expected strings as names in metric {key!r}, got {bad[0]!r}")
         return {str(name): _plain_value(f"{key}.{name}", item) for name, item in value.items()}
     shape = getattr(value, "shape", None)
     if shape is not None:
         if math.prod(shape) != 1:
             raise SessionError(
-                f"report(): expected plain values, got {_describe_type(value)} of shape {tuple(shape)} as metric "
-                f"{key!r}. Report a number such as its mean, or save it in a checkpoint"
+                f"[DT-802] report(): expected plain values, got {_describe_type(value)} of shape {tuple(shape)} as "
+                f"metric {key!r}. Report a number such as its mean, or save it in a checkpoint"
             )
         array = value if hasattr(value, "item") else value.numpy()  # TensorFlow's tensors have no item()
         return _plain_value(key, array.item())
@@ -52,7 +52,7 @@ def _plain_value(key: str, value: Any) -> Any:
         if isinstance(value, kind):
             return kind(value)
     raise SessionError(
-        f"report(): expected plain values (numbers, strings, None, and lists and mappings of them), "
+        f"[DT-802] report(): expected plain values (numbers, strings, None, and lists and mappings of them), "
         f"got {_describe_type(value)} as metric {key!r}"
     )
 
@@ -65,10 +65,13 @@ def check_reductions(reduce: Mapping[str, str], values: Mapping[str, Any]) -> No
     """
     for key, how in reduce.items():
         if how not in REDUCTIONS:
-            raise SessionError(f"report(reduce=...): expected one of {', '.join(REDUCTIONS)} for {key!r}, got {how!r}")
+            raise SessionError(
+                f"[DT-803] report(reduce=...): expected one of {', '.join(REDUCTIONS)} for {key!r}, got {how!r}"
+            )
         if isinstance(values.get(key), bool) or not isinstance(values.get(key), (int, float)):
             raise SessionError(
-                f"report(reduce=...): expected a number reported as {key!r}, got {values.get(key, 'no such metric')!r}"
+                f"[DT-803] report(reduce=...): expected a number reported as {key!r}, got "
+                f"{values.get(key, 'no such metric')!r}"
             )
 
 

@@ -110,7 +110,7 @@ class Session:
         if name is None or name not in self._task.datasets:
             names = ", ".join(map(repr, self._task.datasets)) or "no datasets. Pass datasets={...} to the trainer"
             raise SessionError(
-                f"get_dataset_shard(): expected the name of a dataset, got {name!r}; the run has {names}"
+                f"[DT-806] get_dataset_shard(): expected the name of a dataset, got {name!r}; the run has {names}"
             )
         return self._task.datasets[name]
 
@@ -132,8 +132,8 @@ class Session:
         """
         if os.getpid() != self._process:
             raise SessionError(
-                "report(): expected a call in the worker process, got one in a child process, such as a data loader's "
-                "worker. Call report() from the train function"
+                "[DT-804] report(): expected a call in the worker process, got one in a child process, such as a "
+                "data loader's worker. Call report() from the train function"
             )
         values = plain_metrics(metrics)
         if reduce is not None:
@@ -216,8 +216,8 @@ def activate(session: Session) -> Iterator[None]:
     global _active
     if _active is not None:
         raise SessionError(
-            "fit(): expected no running train function in this process, got a call from inside one. Call fit() outside "
-            "of the train function"
+            "[DT-807] fit(): expected no running train function in this process, got a call from inside one. Call "
+            "fit() outside of the train function"
         )
     _active = session
     try:
@@ -280,7 +280,7 @@ def report(
         metrics = metrics_by_name
     elif metrics_by_name:
         raise SessionError(
-            "report(): expected metrics as one mapping or as keywords, got a mapping and the keywords "
+            "[DT-805] report(): expected metrics as one mapping or as keywords, got a mapping and the keywords "
             f"{', '.join(metrics_by_name)}. If these are metrics, add them to the mapping"
         )
     if checkpoint is None:
@@ -288,19 +288,21 @@ def report(
         return
     if not isinstance(checkpoint, Checkpoint):
         raise SessionError(
-            f"report(checkpoint=...): expected a Checkpoint, got {checkpoint!r}. Use Checkpoint.from_directory(path)"
+            f"[DT-805] report(checkpoint=...): expected a Checkpoint, got {checkpoint!r}. Use "
+            "Checkpoint.from_directory(path)"
         )
     try:
         mode = CheckpointUploadMode(checkpoint_upload_mode)
     except ValueError:
         raise SessionError(
-            f"report(checkpoint_upload_mode=...): expected 'sync', 'async' or 'none', got {checkpoint_upload_mode!r}"
+            "[DT-805] report(checkpoint_upload_mode=...): expected 'sync', 'async' or 'none', got "
+            f"{checkpoint_upload_mode!r}"
         ) from None
     name = checkpoint_dir_name
     if name is not None and (str(name) != name or is_reserved(name) or not _DIRECTORY_NAME.fullmatch(name)):
         raise SessionError(
-            "report(checkpoint_dir_name=...): expected a directory name without slashes that drivetrain does not "
-            f"reserve, got {name!r}"
+            "[DT-411] report(checkpoint_dir_name=...): expected a directory name without slashes that drivetrain "
+            f"does not reserve, got {name!r}"
         )
     request = UploadRequest(
         checkpoint=checkpoint,
@@ -382,7 +384,7 @@ def active_session(function: str) -> Session:
     """
     if _active is None:
         raise SessionError(
-            f"{function}(): expected a call inside a train function, but this process runs none. Pass the function to "
-            "a trainer and call trainer.fit()"
+            f"[DT-801] {function}(): expected a call inside a train function, but this process runs none. Pass the "
+            "function to a trainer and call trainer.fit()"
         )
     return _active

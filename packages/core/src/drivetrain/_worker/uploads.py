@@ -229,7 +229,9 @@ class Uploads:
         if failures:
             count = "a checkpoint was" if len(failures) == 1 else f"{len(failures)} checkpoints were"
             reasons = "; ".join(str(failure) or type(failure).__name__ for failure in failures)
-            raise StorageError(f"{count} not stored because the background upload failed: {reasons}") from failures[0]
+            raise StorageError(
+                f"[DT-407] {count} not stored because the background upload failed: {reasons}"
+            ) from failures[0]
 
     def prepare(self, request: UploadRequest, index: int) -> Upload:
         """Store a checkpoint's files, or secure them so that they can be stored in the background.
@@ -275,7 +277,7 @@ class Uploads:
         assert pending is not None
         if not self._free.acquire(timeout=self._storage.limits.deadline_s):
             raise StorageError(
-                f"none of {self._config.max_uploads_in_flight} background uploads finished within "
+                f"[DT-405] none of {self._config.max_uploads_in_flight} background uploads finished within "
                 f"{self._storage.limits.deadline_s:g} s (SyncConfig.sync_timeout)"
             )
 
@@ -301,7 +303,7 @@ class Uploads:
         for thread in self._threads:
             thread.join(self._storage.limits.deadline_s)
             if thread.is_alive():
-                raise StorageError(f"{thread.name} took longer than {self._storage.limits.deadline_s:g} s")
+                raise StorageError(f"[DT-405] {thread.name} took longer than {self._storage.limits.deadline_s:g} s")
         self.raise_failure()
 
     def _is_of_run(self, checkpoint: Checkpoint) -> bool:
@@ -313,7 +315,7 @@ class Uploads:
         """Record a custom directory name, so that the directory is deleted if it is never committed."""
         if directory in self._used or self._storage.exists(f"{directory}/{LISTING_FILE}"):
             raise CheckpointError(
-                f"report(checkpoint_dir_name=...): expected a new name, got {directory!r}, which another checkpoint of "
-                "the run has"
+                f"[DT-411] report(checkpoint_dir_name=...): expected a new name, got {directory!r}, which another "
+                "checkpoint of the run has"
             )
         self._storage.write_bytes(announcement(directory), b"", durable=False)

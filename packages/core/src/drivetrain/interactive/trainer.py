@@ -130,7 +130,7 @@ class Trainer:
         size: object = num_workers
         if isinstance(size, (tuple, list)):
             raise ConfigurationError(
-                f"Trainer(num_workers=...): expected a number, got {num_workers!r}. For elastic runs, use "
+                f"[DT-101] Trainer(num_workers=...): expected a number, got {num_workers!r}. For elastic runs, use "
                 "DataParallelTrainer or a subclass"
             )
         self._scaling = ScalingConfig(
@@ -357,7 +357,8 @@ class Trainer:
         """Ensure that only one call is active, and end a run that is still being iterated."""
         if not self._call_lock.acquire(blocking=False):
             raise SessionError(
-                "Trainer: expected one call at a time, got a call while a function is running. Use another Trainer"
+                "[DT-808] Trainer: expected one call at a time, got a call while a function is running. Use "
+                "another Trainer"
             )
         try:
             self._close_iterator()
@@ -470,8 +471,8 @@ def _check_run_config(config: RunConfig) -> None:
     for name in ("name", "storage_path", "resume"):
         if getattr(config, name) != getattr(default, name):
             raise ConfigurationError(
-                f"Trainer(run_config=...): expected a RunConfig without {name}, got {getattr(config, name)!r}. "
-                "Pass logdir=... instead: each run gets a new directory in it"
+                f"[DT-102] Trainer(run_config=...): expected a RunConfig without {name}, got "
+                f"{getattr(config, name)!r}. Pass logdir=... instead: each run gets a new directory in it"
             )
 
 

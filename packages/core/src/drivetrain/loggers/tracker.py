@@ -87,12 +87,15 @@ class TrackerCallback(Callback):
         name = type(self).__name__
         if self.package and importlib.util.find_spec(self.package) is None:
             raise PluginNotFoundError(
-                f'{name} requires {self.package}, which is not installed. Run: pip install "drivetrain[{self.extra}]"'
+                f"[DT-606] {name} requires {self.package}, which is not installed. Run: pip install "
+                f'"drivetrain[{self.extra}]"'
             )
         if ranks not in ("rank0", "all", "reduced"):
-            raise ConfigurationError(f"{name}(ranks=...): expected 'rank0', 'all' or 'reduced', got {ranks!r}")
+            raise ConfigurationError(f"[DT-101] {name}(ranks=...): expected 'rank0', 'all' or 'reduced', got {ranks!r}")
         if not drain_timeout_s >= 0:
-            raise ConfigurationError(f"{name}(drain_timeout_s=...): expected seconds >= 0, got {drain_timeout_s!r}")
+            raise ConfigurationError(
+                f"[DT-101] {name}(drain_timeout_s=...): expected seconds >= 0, got {drain_timeout_s!r}"
+            )
         self.ranks = ranks
         self.drain_timeout_s = drain_timeout_s
         self._feed: _Feed | None = None
