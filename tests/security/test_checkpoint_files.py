@@ -70,7 +70,7 @@ def test_link_in_the_place_of_a_checkpoint_does_not_hide_the_others_in_the_list(
     status, out, _ = command("checkpoints", "list", place / "hostile")
     assert status == 0
     assert [line.split()[0] for line in out.splitlines()[1:4]] == ["checkpoint_000001", "checkpoint_000002", NEWEST]
-    assert f"{NEWEST}: {place / 'hostile' / NEWEST}: expected a directory, got a symbolic link" in out
+    assert f"{NEWEST}: [DT-413] {place / 'hostile' / NEWEST}: expected a directory, got a symbolic link" in out
     rows = json.loads(command("checkpoints", "list", place / "hostile", "--json")[1])
     assert [bool(row["damage"]) for row in rows] == [False, False, True]
 

@@ -271,7 +271,7 @@ def test_worker_process_learns_why_it_is_refused(patient: WorkerListener) -> Non
         assert worker.stderr is not None
         last = worker.stderr.read().strip().splitlines()[-1]
     assert worker.returncode == 1
-    assert "ConfigurationError: worker 3 on host" in last
+    assert "ConfigurationError: [DT-306] worker 3 on host" in last
     assert "got '0.0.1'. Install the same version on all nodes" in last
 
 
@@ -309,7 +309,7 @@ def test_worker_with_another_version_is_named_and_nothing_of_it_is_unpickled(
     body = pickle.dumps(Poison(tmp_path / "unpickled"))
     with peer(patient) as connection:
         connection.sendall(patient.address.token + LENGTHS.pack(len(versions), len(body)) + versions + body)
-        expected = rf"worker 3 on host 'host-b': expected {name} {own[name]}, as in the driver, got '{got}'"
+        expected = rf"\[DT-306\] worker 3 on host 'host-b': expected {name} {own[name]}, as in the driver, got '{got}'"
         with pytest.raises(ConfigurationError, match=expected):
             accept_one(patient)
         assert re.match(expected, receive(connection).reason)
