@@ -423,6 +423,21 @@ def test_checkpoint_with_a_damaged_list_does_not_hide_the_others(
     assert (row["status"], row["checkpoints"]) == ("failed", 2)
 
 
+@pytest.mark.parametrize("size", [10**400, -1, 1 << 63, "x", None])
+def test_impossible_size_of_a_file_affects_only_its_checkpoint(place: Path, command: Command, size: object) -> None:
+    file = place / "hostile" / CHECKPOINT / ".checkpoint.json"
+    listing = json.loads(file.read_text())
+    listing["files"]["weights"] = [size, None]
+    file.write_text(json.dumps(listing))
+    status, out, _ = command("checkpoints", "list", place / "hostile")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [f"checkpoint_00000{index}" for index in (1, 2, 3)]
+    status, out, _ = command("checkpoints", "verify", place / "hostile")
+    assert status == 1
+    assert f"{CHECKPOINT}  " in out
+    assert "expected the size and the checksum of 'weights'" in out
+
+
 @pytest.mark.parametrize("make", [make_fifo, link_outside, make_deep_list, make_endless_line])
 def test_run_resumes_from_the_checkpoint_before_one_with_a_damaged_list(
     place: Path, make: Callable[[Path], None], capfd: pytest.CaptureFixture[str]

@@ -32,6 +32,7 @@ from drivetrain.errors import CheckpointError, StorageError
 __all__ = ["Checkpoint", "checkpoint_in", "own_files", "parse_listing"]
 
 _BYTES = "__bytes__"
+_MAX_FILE_BYTES = (1 << 63) - 1
 
 
 class Checkpoint:
@@ -318,9 +319,9 @@ def parse_listing(data: bytes, where: str) -> tuple[dict[str, StoredFile], dict[
 
 def _stored_file(path: str, facts: object, where: str) -> StoredFile:
     match facts:
-        case [int(size)] | [int(size), None]:
+        case [int(size)] | [int(size), None] if 0 <= size <= _MAX_FILE_BYTES:
             return StoredFile(size)
-        case [int(size), int(crc32)]:
+        case [int(size), int(crc32)] if 0 <= size <= _MAX_FILE_BYTES:
             return StoredFile(size, crc32)
     raise StorageError(f"{where}: expected the size and the checksum of {path!r}, got something else")
 
