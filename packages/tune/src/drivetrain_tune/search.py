@@ -307,13 +307,12 @@ def read_records(storage: Storage) -> list[TrialRecord]:
     Raises:
         StorageError: there is no search in the directory, or it was written by a newer drivetrain.
     """
-    data = storage.read_bytes(STATE_FILE)
-    if data is None:
+    state = storage.read_any_json(STATE_FILE)
+    if state is None:
         raise StorageError(
             f"{storage.root}: expected the directory of a search, which contains a {STATE_FILE}, got none"
         )
     try:
-        state = json.loads(data)
         if state["version"] > VERSION:
             raise StorageError(
                 f"{storage.path(STATE_FILE)}: expected a file of format version {VERSION} or older, got version "
@@ -323,5 +322,5 @@ def read_records(storage: Storage) -> list[TrialRecord]:
             TrialRecord(**{**trial, "reports": {int(step): value for step, value in trial["reports"].items()}})
             for trial in state["trials"]
         ]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"{storage.path(STATE_FILE)}: expected the state of a search, got {error!r}") from error

@@ -254,7 +254,7 @@ class ConnectedGroup:
         remaining = self._deadline - time.monotonic()
         if remaining <= 0:
             stacks = self.stacks(ranks)
-            listed = "".join(f"\n\nrank {rank} is at:\n{stack}" for rank, stack in sorted(stacks.items()))
+            listed = "".join(f"\n\nstack of rank {rank}:\n{stack}" for rank, stack in sorted(stacks.items()))
             raise WaitTimeoutError(
                 f"[DT-303] the workers did not start within RunConfig.start_timeout_s, waiting for {awaited}{listed}",
                 ranks=ranks,
