@@ -321,7 +321,8 @@ class CheckpointConfig(ShowsFields):
     (:meth:`Checkpoint.pin() <drivetrain.Checkpoint.pin>`) or being read on this machine.
 
     Attributes:
-        num_to_keep: number of committed checkpoints to keep, best first; None keeps all.
+        num_to_keep: number of committed checkpoints to keep, best first; None keeps all, and must not be combined with
+            ``keep_last`` or ``keep_every``.
         checkpoint_score_attribute: name of the reported metric that ranks checkpoints; a nested metric is named
             ``outer/inner``. None ranks by recency.
         checkpoint_score_order: ``"max"`` if a higher value of that metric is better, ``"min"`` if a lower one is.

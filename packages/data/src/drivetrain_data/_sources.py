@@ -266,7 +266,7 @@ class Rows(Source):
         return [replace(shards[0]) for _ in range(request.world_size)] if request.whole else shards
 
     def _with_remainders(self, shards: list[TableShard], position: Position) -> list[TableShard]:
-        """Return shards that can resume an epoch at a position of a different split."""
+        """Return the shards with the unread rows of an interrupted epoch, if that epoch was split differently."""
         if position.world_size != len(shards):
             intervals = position.unread()
         elif position.intervals is not None:  # an earlier attempt has already split the unread rows again
@@ -425,7 +425,7 @@ def _rows_of_files(name: str, dataset: Any) -> Rows:
 
 
 def _table_of(name: str, dataset: Any) -> pa.Table | None:
-    """Return a dataset in memory as a table; None for other datasets."""
+    """Convert a dataset in memory to a table; return None for any other dataset."""
     import pyarrow as pa
 
     if isinstance(dataset, pa.Table):

@@ -128,7 +128,10 @@ class TableData(DataConfig):
         ]
 
     def _check(self, opened: Mapping[str, Any]) -> None:
-        """Check the datasets that were opened as tables; not functions, nor datasets that another provider splits."""
+        """Check columns and labels of the datasets that were opened as tables, and collect their categories.
+
+        Functions, and datasets that another provider splits, are not checked.
+        """
         sources = _sources(opened)
         for name in sorted(sources, key=lambda name: name != TRAIN):
             features = self._columns.features(name, sources[name].schema(), self._expected)

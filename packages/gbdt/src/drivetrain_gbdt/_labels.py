@@ -16,7 +16,7 @@ __all__ = ["LabelRules", "Labels"]
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of one dataset.
+    """The range of the labels of one dataset, and whether they are whole numbers.
 
     Attributes:
         dataset: the name of the dataset.
@@ -34,10 +34,10 @@ class Labels:
 
     @classmethod
     def read(cls, dataset: str, column: str, shard: TableShard) -> Labels:
-        """Read the column of the labels.
+        """Read the labels to find their range, and whether they are whole numbers.
 
         Raises:
-            ConfigurationError: a label is missing or infinite.
+            ConfigurationError: a label is missing, infinite or not a number.
         """
         import pyarrow.compute as pc
 

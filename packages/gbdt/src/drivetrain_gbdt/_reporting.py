@@ -1,4 +1,4 @@
-"""The shared part of both reporting callbacks: when to report metrics, and the model in its checkpoint."""
+"""Code shared by both reporting callbacks: it reports the metrics of each round, and saves the model when it is due."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ class AccelerateConfig(TorchConfig):
     """Settings of a process group, with a configuration of Accelerate.
 
     Attributes:
-        torch: settings of the process group. The settings inherited from :class:`~drivetrain_torch.TorchConfig` have no
-            effect.
+        torch: the settings of the process group. They are used instead of the settings that this class inherits from
+            :class:`~drivetrain_torch.TorchConfig`, which have no effect.
         accelerate: the content of a configuration file of ``accelerate config``.
     """
 
@@ -144,7 +144,7 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
         on_cpu: True if the processes have no accelerator.
 
     Raises:
-        ConfigurationError: If this version of accelerate does not know a key or a value, or would silently ignore it.
+        ConfigurationError: this version of accelerate does not know a key or a value, or would silently ignore it.
     """
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import launch_command_parser

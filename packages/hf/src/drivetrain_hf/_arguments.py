@@ -16,8 +16,8 @@ def check_arguments(arguments: TrainingArguments) -> None:
     """Refuse arguments with which this worker would train alone, or checkpoints would be saved without their score.
 
     Raises:
-        ConfigurationError: If the arguments do not fit the run. The message says what to change.
-        SessionError: If called outside a train function.
+        ConfigurationError: the arguments do not fit the run. The message says what to change.
+        SessionError: called outside a train function.
     """
     context = get_context()
     if arguments.world_size != context.get_world_size():
@@ -57,7 +57,7 @@ def check_logged(metrics: dict[str, Any], logged: set[str]) -> None:
     """Refuse a checkpoint whose score was never logged.
 
     Raises:
-        ConfigurationError: If the score was never logged. The message lists the logged metrics.
+        ConfigurationError: the score was never logged. The message lists the logged metrics.
     """
     score = get_context().checkpoint_config.checkpoint_score_attribute
     if score is not None and score not in metrics and score not in logged:

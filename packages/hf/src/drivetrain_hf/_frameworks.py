@@ -17,7 +17,7 @@ def require(framework: str) -> None:
             extra.
 
     Raises:
-        PluginError: If the framework is not installed in this environment.
+        PluginError: the framework is not installed in this environment.
     """
     if importlib.util.find_spec(framework) is None:
         raise PluginError(

@@ -41,9 +41,9 @@ class AccelerateTrainer(TorchTrainer):
         resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run.
 
     Raises:
-        ConfigurationError: If an argument has the wrong type, or the file was not written by ``accelerate config``.
+        ConfigurationError: an argument has the wrong type, or the file was not written by ``accelerate config``.
             Keys that the workers' version of accelerate does not know are reported when the run starts.
-        PluginError: If accelerate is not installed here but required, because the file is YAML or the default file.
+        PluginError: accelerate is not installed here but required, because the file is YAML or the default file.
     """
 
     def __init__(

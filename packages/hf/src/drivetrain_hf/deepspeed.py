@@ -27,7 +27,7 @@ def check_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str
         The configuration, in the form that ``deepspeed.initialize(config=...)`` takes.
 
     Raises:
-        ConfigurationError: If the configuration cannot be read, or a value is ``"auto"``. The message lists all such
+        ConfigurationError: the configuration cannot be read, or a value is ``"auto"``. The message lists all such
             values.
 
     Example:

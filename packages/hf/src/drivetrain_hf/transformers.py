@@ -59,11 +59,11 @@ def prepare_trainer(trainer: T) -> T:
         The same trainer.
 
     Raises:
-        ConfigurationError: If it is not a ``Trainer``, it would train alone instead of with the other workers, it would
+        ConfigurationError: it is not a ``Trainer``, it would train alone instead of with the other workers, it would
             ignore requested DeepSpeed or FSDP settings, ``max_steps`` is missing for data without a length, or the run
             ranks checkpoints by a metric that is not evaluated when they are saved.
-        PluginError: If transformers is not installed.
-        SessionError: If called outside a train function.
+        PluginError: transformers is not installed.
+        SessionError: called outside a train function.
     """
     require("transformers")
     import transformers
@@ -179,7 +179,7 @@ def _divide(datasets: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[st
     """Separate the datasets that a ``Trainer`` samples batches from itself from those split among the workers.
 
     Raises:
-        ConfigurationError: If the name of a dataset is unknown.
+        ConfigurationError: the name of a dataset is unknown.
     """
     given = dict(datasets or {})
     if unknown := sorted(given.keys() - _NAMES):
@@ -232,7 +232,7 @@ class TransformersTrainer(TorchTrainer):
         resume_from_checkpoint: a checkpoint of a :class:`RayTrainReportCallback` to start a new run from.
 
     Raises:
-        ConfigurationError: If an argument has the wrong type, or a dataset has another name.
+        ConfigurationError: an argument has the wrong type, or a dataset has another name.
     """
 
     def __init__(
@@ -285,9 +285,9 @@ class TransformersTrainer(TorchTrainer):
                 workers are not stored. Pass them again.
 
         Raises:
-            StorageError: If there is no run at ``path``, or the run has no stored arguments.
-            ConfigurationError: If an argument has the wrong type.
-            SerializationError: If a stored argument cannot be loaded here. Pass it again.
+            StorageError: there is no run at ``path``, or the run has no stored arguments.
+            ConfigurationError: an argument has the wrong type.
+            SerializationError: a stored argument cannot be loaded here. Pass it again.
         """
         if "trainer_init_config" in arguments:
             arguments["train_loop_config"] = arguments.pop("trainer_init_config")

@@ -38,7 +38,7 @@ class HorovodConfig(BackendConfig):
         ssh_str: see ``ssh_port``.
 
     Raises:
-        ConfigurationError: If a value has the wrong type or is out of range.
+        ConfigurationError: a value has the wrong type or is out of range.
 
     Example:
         >>> HorovodConfig(nics={"eth0"}).timeout_s

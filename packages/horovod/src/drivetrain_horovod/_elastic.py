@@ -91,7 +91,7 @@ class ElasticRendezvous:
         server: Horovod's server. Workers connect to its address and port.
 
     Raises:
-        PluginError: If Horovod is not installed in the driver's environment.
+        PluginError: Horovod is not installed in the driver's environment.
     """
 
     def __init__(self, slots: Sequence[tuple[Any, ...]], near: str, timeout_s: float, verbose: int) -> None:

@@ -33,7 +33,7 @@ class HorovodTrainer(DataParallelTrainer, config=HorovodConfig):
         resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run.
 
     Raises:
-        ConfigurationError: If an argument has the wrong type, or the function cannot be called as described.
+        ConfigurationError: an argument has the wrong type, or the function cannot be called as described.
 
     Example:
         >>> import drivetrain

@@ -22,9 +22,9 @@ def prepare_trainer(trainer: T) -> T:
         The same trainer.
 
     Raises:
-        ConfigurationError: If its strategy or cluster environment is not from this package, or its devices do not
+        ConfigurationError: its strategy or cluster environment is not from this package, or its devices do not
             belong to this worker. The message says what to pass to the ``Trainer``.
-        SessionError: If called outside a train function.
+        SessionError: called outside a train function.
     """
     if not hasattr(trainer, "strategy"):
         raise ConfigurationError(f"prepare_trainer: expected a Lightning Trainer, got {trainer!r}")

@@ -1,4 +1,4 @@
-"""Shared code of the callbacks for both distributions: reporting metrics and checkpoints to drivetrain."""
+"""Code shared by the callbacks for ``lightning`` and ``pytorch_lightning``: reports of metrics and checkpoints."""
 
 from __future__ import annotations
 

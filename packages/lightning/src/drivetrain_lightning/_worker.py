@@ -1,4 +1,4 @@
-"""Shared code of the classes for both distributions: this process is a worker, and its process group exists already.
+"""Code shared by the classes for ``lightning`` and ``pytorch_lightning``, which run in a worker with a process group.
 
 The classes are mixins for classes of Lightning. They come before Lightning's class in the list of bases.
 """
@@ -67,7 +67,7 @@ class WorkerEnvironment:
         return get_context().get_node_rank()
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Refuse the strategy: only strategies that would start processes call this, none of this package."""
+        """Raise an error: only strategies that would start processes call this, and those of this package do not."""
         check_strategy(None)
 
     def teardown(self) -> None:

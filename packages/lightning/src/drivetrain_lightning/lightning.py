@@ -74,7 +74,7 @@ class RayTrainReportCallback(ReportCallback, Callback):
         checkpoint_upload_mode: ``"sync"`` or ``"async"``, see :func:`drivetrain.report`.
 
     Raises:
-        ConfigurationError: If an argument is out of range. At a report, if a metric was never logged. With several
+        ConfigurationError: an argument is out of range. At a report, if a metric was never logged. With several
             workers, if the trainer is not configured for them; see :func:`prepare_trainer`.
     """
 

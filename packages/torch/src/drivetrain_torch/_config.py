@@ -25,12 +25,12 @@ class TorchConfig(BackendConfig):
         backend: ``"nccl"``, ``"gloo"``, ``"mpi"``, a backend for each kind of device such as
             ``"cpu:gloo,cuda:nccl"``, or any other backend that torch supports. None selects NCCL if the workers have
             GPUs, and Gloo otherwise.
-        init_method: ``"env"`` also sets ``MASTER_ADDR`` and ``MASTER_PORT`` in the train function, so that your own
-            code can call ``init_process_group()`` after it has destroyed the group. ``"tcp"`` does not set them.
+        init_method: ``"env"`` sets ``MASTER_ADDR`` and ``MASTER_PORT`` in the train function, so that your own code can
+            destroy the process group and call ``init_process_group()`` again. ``"tcp"`` does not set them.
         timeout_s: time limit in seconds for the workers to connect to each other, and for each collective operation.
 
     Raises:
-        ConfigurationError: If a value has the wrong type or is out of range.
+        ConfigurationError: a value has the wrong type or is out of range.
 
     Example:
         >>> TorchConfig(backend="gloo", timeout_s=60).init_method

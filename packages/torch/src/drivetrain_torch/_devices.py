@@ -18,7 +18,7 @@ def get_device() -> torch.device:
     """Return the device that this worker trains on: its first GPU, or the CPU if it has no GPU.
 
     Raises:
-        SessionError: If called outside a train function.
+        SessionError: called outside a train function.
 
     Example:
         In a train function::
@@ -32,7 +32,7 @@ def get_devices() -> list[torch.device]:
     """Return all devices of this worker: its GPUs, or the CPU if it has no GPU.
 
     Raises:
-        SessionError: If called outside a train function.
+        SessionError: called outside a train function.
     """
     import torch
 

@@ -40,8 +40,8 @@ def prepare_model(
         The model, or the wrapper around it.
 
     Raises:
-        ConfigurationError: If the strategy is unknown.
-        SessionError: If called outside a train function.
+        ConfigurationError: the strategy is unknown.
+        SessionError: called outside a train function.
     """
     import torch
 
@@ -92,8 +92,8 @@ def prepare_data_loader(
         each epoch to get a new order.
 
     Raises:
-        ConfigurationError: If the loader's class cannot be recreated with another sampler.
-        SessionError: If called outside a train function.
+        ConfigurationError: the loader's class cannot be recreated with another sampler.
+        SessionError: called outside a train function.
     """
     from torch.utils.data import DataLoader
 
@@ -114,7 +114,8 @@ def enable_reproducibility(seed: int = 0) -> None:
     It seeds the random number generators of Python, NumPy (if it is installed) and torch. The seed is the same on every
     worker, and data loader workers derive theirs from it. It also makes torch use deterministic algorithms, which may
     be slower; operations without a deterministic algorithm raise an error. PyTorch's notes on reproducibility describe
-    the remaining sources. The settings hold for the rest of the process, which is your own with ``num_workers=0``.
+    the remaining sources. The settings hold for the rest of the process, which is the calling process if
+    ``ScalingConfig(num_workers=0)`` is set.
 
     Args:
         seed: the seed.

@@ -32,8 +32,8 @@ def save_sharded(
 ) -> None:
     """Write this rank's part of a model and its optimizers, for :func:`load_sharded` on any number of workers.
 
-    Every worker calls this function, and then reports a checkpoint of its directory. The checkpoint is complete once
-    the files of all ranks are merged. Replicated values, as under ``DistributedDataParallel``, are written once. Values
+    Every worker calls this function, and then reports a checkpoint of its directory, so that the files of all ranks are
+    merged into a complete checkpoint. Replicated values, as under ``DistributedDataParallel``, are written once. Values
     that differ between the ranks without being sharded, such as buffers, are saved from rank 0.
 
     Args:
@@ -46,8 +46,8 @@ def save_sharded(
             and picklable, with tensors on the CPU. The values of rank 0 are saved.
 
     Raises:
-        CheckpointError: If the directory already holds a sharded checkpoint, or a rank could not write its part.
-        ConfigurationError: If the model is not a module, or an optimizer has parameters that are not in the model.
+        CheckpointError: the directory already holds a sharded checkpoint, or a rank could not write its part.
+        ConfigurationError: the model is not a module, or an optimizer has parameters that are not in the model.
 
     Example:
         In a train function, on every worker::
@@ -94,8 +94,8 @@ def load_sharded(
     """Load a checkpoint written by :func:`save_sharded` into a model and its optimizers, in place.
 
     Every worker calls this function. The number of workers and the wrapper of the model may differ from those that
-    saved the checkpoint. A process without a process group loads into a plain model. Call this function after wrapping
-    the model and creating the optimizers and learning rate schedulers. It drops gradients.
+    saved the checkpoint. In a process without a process group, the model must not be wrapped. Call this function after
+    wrapping the model and creating the optimizers and learning rate schedulers. It drops gradients.
 
     Args:
         directory: the checkpoint, with the files of all ranks that saved it.
@@ -106,9 +106,9 @@ def load_sharded(
         The ``extra`` values that rank 0 saved.
 
     Raises:
-        CheckpointError: If the directory is not a sharded checkpoint, has missing files, or belongs to another model or
+        CheckpointError: the directory is not a sharded checkpoint, has missing files, or belongs to another model or
             optimizer.
-        ConfigurationError: If the model is not a module, or an optimizer has parameters that are not in the model.
+        ConfigurationError: the model is not a module, or an optimizer has parameters that are not in the model.
 
     Example:
         At the start of a train function, on every worker::

@@ -33,10 +33,11 @@ class TBXLoggerCallback(TrackerCallback):
     """Writes TensorBoard event files to the run directory.
 
     Numbers become scalars, and lists of numbers become histograms. The HParams tab shows the train function's config as
-    hyperparameters, and the metrics of the first report. The callback also reads files that the train function writes
-    to ``get_context().get_trial_dir()``, if the driver can access this directory: ``.png`` and ``.jpg`` as images,
-    ``.npy`` and ``.npz`` as histograms. The file name is the tag, and digits at its end are the step:
-    ``samples_000200.png`` is the image ``samples`` at step 200. Without digits, the step is that of the last report.
+    hyperparameters, and the latest values of the metrics that the first report contains. The callback also reads files
+    that the train function writes to ``get_context().get_trial_dir()``, if the driver can access this directory:
+    ``.png`` and ``.jpg`` as images, ``.npy`` and ``.npz`` as histograms. The file name is the tag, and digits at its
+    end are the step: ``samples_000200.png`` is the image ``samples`` at step 200. Without digits, the step is that of
+    the last report.
 
     Args:
         artifacts: read images and arrays.

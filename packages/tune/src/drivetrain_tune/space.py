@@ -105,7 +105,7 @@ class Range(Domain):
 
 @dataclass(frozen=True)
 class Normal(Domain):
-    """Numbers of a normal distribution; Optuna draws their quantiles."""
+    """Numbers of a normal distribution. Optuna draws a probability between 0 and 1; the number is its quantile."""
 
     mean: float = 0.0
     sd: float = 1.0

@@ -1,8 +1,8 @@
 """The output of a run on this terminal: printed lines, and live lines below them that are redrawn in place.
 
 On a terminal the live lines are drawn below the cursor, which then returns to its previous position. Other output, such
-as a user's own progress bar, therefore appears where it would appear without them, and overwrites them instead of
-mixing with them. In a notebook the live lines are one output of the cell, which is replaced.
+as a user's own progress bar, therefore appears in its usual place, and overwrites the live lines instead of mixing with
+them. In a notebook the live lines are one output of the cell, which is replaced.
 """
 
 from __future__ import annotations

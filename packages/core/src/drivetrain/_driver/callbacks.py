@@ -17,12 +17,12 @@ __all__ = ["make_callbacks"]
 
 
 def make_callbacks(config: RunConfig) -> list[Callback]:
-    """Return the callbacks in the order in which they are called.
+    """Return the default callbacks and then the configured ones, which is the order in which they are called.
 
-    A callback of the same class in the configuration replaces a default callback.
+    A default callback is omitted if the configuration has a callback of its class or of a subclass.
 
     Raises:
-        PluginError: a name is not installed, does not load, or is not the name of a callback.
+        PluginError: a callback that is given by name is not installed, does not load, or is not a callback.
     """
     given = [
         _load(callback) if isinstance(callback, str) else cast("Callback", callback) for callback in config.callbacks

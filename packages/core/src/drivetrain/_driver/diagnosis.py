@@ -1,4 +1,4 @@
-"""Determines why an attempt failed and what its ranks are doing: root cause, clocks, stacks."""
+"""Determines the root cause of a failed attempt, and describes what the ranks are doing, with their stacks."""
 
 from __future__ import annotations
 

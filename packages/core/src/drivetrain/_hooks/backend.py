@@ -45,9 +45,10 @@ class WorkerGroup(Protocol):
 class Backend(ABC):
     """Sets up a framework for distributed training. A framework plugin must implement this class.
 
-    The controller calls :meth:`rendezvous` once the worker processes are running, and sends each rank its mapping. Each
-    worker enters :meth:`session`, runs the train function in it, and leaves it. When the attempt ends, with or without
-    an error, the controller calls :meth:`close` and then stops the processes. The object is pickled to the workers.
+    Once the worker processes are running, the controller calls :meth:`rendezvous`, which returns one mapping per rank,
+    and sends each mapping to its rank. Each worker enters :meth:`session`, runs the train function in it, and leaves
+    it. When the attempt ends, with or without an error, the controller calls :meth:`close` and then stops the
+    processes. The object is pickled to the workers.
 
     Attributes:
         name: the backend's name in messages.
@@ -57,8 +58,8 @@ class Backend(ABC):
             same rules apply.
         preload_environment: prefixes of the names of environment variables that these modules may read on import. If
             such a variable changes, the next start imports the modules again. By default, every variable counts.
-        survives_losses: True if the other ranks can be kept when ranks are lost, and continue with new processes in
-            place of the lost ones. The backend then has :meth:`rejoin`. If False, all processes are replaced.
+        survives_losses: True if only the processes of lost ranks have to be replaced, and the other ranks continue with
+            the new processes. The backend must then implement :meth:`rejoin`. If False, all processes are replaced.
     """
 
     name: str = "backend"

@@ -59,7 +59,7 @@ class Mirror:
         self._wakeup = threading.Event()
 
     def wake(self) -> None:
-        """Start the next round now."""
+        """Make the background thread upload the changed files now instead of at the end of the period."""
         self._wakeup.set()
 
     def pull(self, patterns: Sequence[str]) -> None:

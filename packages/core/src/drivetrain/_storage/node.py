@@ -191,7 +191,7 @@ def _make_ready(path: str, fill: Callable[[str], None] | None, descriptor: int) 
 
 
 def _leave(path: str, descriptor: int, before_deletion: Callable[[str], None] | None) -> None:
-    """Release the lock, and delete the directory if no other process holds one."""
+    """Release this process's lock on the directory, and delete the directory if no other process has one on it."""
     try:
         with _departure(os.path.dirname(path), fcntl.LOCK_SH):
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # even if a forked child has inherited the descriptor

@@ -79,10 +79,10 @@ def too_large(where: str, size: int, limit: int) -> StorageError:
 
 
 def open_regular(root: str, name: str) -> int:
-    """Open a regular file for reading without blocking, and without following a link below a directory.
+    """Open a regular file below a directory for reading, without blocking or following a symbolic link.
 
     Args:
-        root: the directory; it may be a link itself.
+        root: the directory; it may itself be a symbolic link.
         name: the file's path relative to the directory.
 
     Returns:

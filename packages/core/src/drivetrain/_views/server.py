@@ -327,7 +327,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._reject(http.HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
     def _is_allowed(self, query: Mapping[str, list[str]]) -> bool:
-        """Reject clients without the token, and pages of other sites whose host name points to this machine."""
+        """Return True if the request may be answered; otherwise, answer it with an error.
+
+        If the server has a token, the request must have it. Otherwise, a server on a loopback address refuses requests
+        to other host names: a page of another site may send them, through a host name that points to this machine.
+        """
         runs = self.runs
         if runs.token:
             given = query.get("token", [""])[0]
@@ -361,7 +365,13 @@ class _Handler(BaseHTTPRequestHandler):
         return f"{_COOKIE}_{self.connection.getsockname()[1]}"
 
     def _stream(self, make: Callable[[], tuple[str, str]], is_behind: Callable[[], bool], seen: str) -> None:
-        """Send each state that differs from the state in the browser, until the client disconnects."""
+        """Send each new state of a page as an event, until the client disconnects.
+
+        Args:
+            make: returns the stamp and the document of the current state.
+            is_behind: returns True if there is more to read at once, without waiting for the next poll.
+            seen: the stamp of the state that the browser shows.
+        """
         self.send_response(http.HTTPStatus.OK)
         self._send_headers("text/event-stream")
         self.send_header("Connection", "close")

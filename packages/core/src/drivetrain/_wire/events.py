@@ -144,7 +144,7 @@ class Exited(NamedTuple):
 
 
 class PreemptionPolled(NamedTuple):
-    """A rank's train function called ``get_preemption_info()`` for the first time, so it can end gracefully."""
+    """A rank's train function called ``get_preemption_info()`` for the first time: it is able to end gracefully."""
 
     rank: int
 

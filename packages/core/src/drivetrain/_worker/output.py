@@ -151,7 +151,7 @@ class LineEcho:
         self._rows, self._place, self._from_start, self._rest = [_Row()], 0, False, ""
 
     def _release(self, count: int) -> None:
-        """Print the first rows as lines, and show the bars among the other rows."""
+        """Print the first ``count`` rows as lines, and show the progress bars among the rest as live lines."""
         finished, self._rows = self._rows[:count], self._rows[count:]
         self._place = max(0, self._place - count)
         bars = [row.text for row in self._rows if row.is_bar and row.text.strip()] if self._shows_bars else []

@@ -1,4 +1,4 @@
-"""The directory for a worker's artifacts, which are its files other than checkpoints, and their upload."""
+"""Creates the directory for a worker's artifacts, which are its files other than checkpoints, and uploads its files."""
 
 from __future__ import annotations
 

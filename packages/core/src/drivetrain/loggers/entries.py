@@ -52,7 +52,7 @@ class Entries:
         self._logged_before = iteration
 
     def regroup(self, size: int) -> list[Entry]:
-        """Set the number of ranks that report from now on, and return the held entries."""
+        """Set the number of ranks that report from now on. Return the entries that wait for reports of other ranks."""
         held = self.flush()
         self._mean.size = size
         return held
