@@ -59,4 +59,4 @@ def test_example_raises_the_error(code: str, tmp_path: Path, monkeypatch: pytest
     (example,) = blocks(EXPLANATIONS[code], "python")
     with pytest.raises(drivetrain.DrivetrainError) as raised:
         exec(compile(example, code, "exec"), names)
-    assert f"[{code}] " in str(raised.value), str(raised.value)
+    assert raised.value.code == code, str(raised.value)

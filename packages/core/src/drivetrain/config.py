@@ -265,9 +265,8 @@ class ScalingConfig(ShowsFields):
             )
         if self.num_workers == 0 and isinstance(self.runtime, str) and self.runtime != "inprocess":
             raise ConfigurationError(
-                '[DT-102] ScalingConfig(num_workers=0): expected runtime="inprocess" or None, got '
-                f"{self.runtime!r}. Set "
-                "num_workers to at least 1, or remove runtime"
+                f'[DT-102] ScalingConfig(num_workers=0): expected runtime="inprocess" or None, got {self.runtime!r}. '
+                "Set num_workers to at least 1, or remove runtime"
             )
 
     @property
@@ -554,7 +553,6 @@ class RunConfig(ShowsFields):
         is_path = self.resume not in ("never", "auto", "must")
         if is_path and (self.name is not None or self.storage_path is not None):
             raise ConfigurationError(
-                "[DT-102] RunConfig(resume=<path>): expected no name and storage_path, because the path names "
-                "the run. Remove "
-                'them, or set resume="must" and keep them'
+                "[DT-102] RunConfig(resume=<path>): expected no name and storage_path, because the path names the run. "
+                'Remove them, or set resume="must" and keep them'
             )

@@ -1,6 +1,6 @@
 """The exceptions of drivetrain.
 
-Every message states what was expected, what it got instead, and what to do. Every exception can be pickled, because
+Every message states what was expected, what was found instead, and what to do. Every exception can be pickled, because
 many of them are raised in a worker process and shown in the driver.
 
     DrivetrainError
@@ -73,6 +73,7 @@ class DrivetrainError(Exception):
     """Base of every exception that drivetrain raises on its own behalf.
 
     Example:
+        >>> import drivetrain
         >>> try:
         ...     drivetrain.report({"loss": 1.0})
         ... except drivetrain.DrivetrainError as error:
@@ -82,8 +83,8 @@ class DrivetrainError(Exception):
 
     @property
     def code(self) -> str | None:
-        """The code at the beginning of the message, which ``drivetrain explain`` explains; None without a code."""
-        match = _CODE.match(str(self))
+        """The code in the first line of the message, which ``drivetrain explain`` explains; None without a code."""
+        match = _CODE.search(str(self).partition("\n")[0])
         return None if match is None else match[1]
 
 

@@ -299,9 +299,10 @@ class TableShard:
         has_same_split = position.world_size == self.world_size and position.intervals is None
         if not has_same_split and (self.remainder is None or self.remainder.position != position):
             raise ConfigurationError(
-                f"dataset {self.name!r}: expected a state with {self.world_size} workers, got a state with "
-                f"{position.world_size}. The unread rows can only be split again if rank 0 reported the state with "
-                "the checkpoint that the run resumes from, and if rows are neither kept together nor only iterated. "
+                f"dataset {self.name!r}: expected a state of an undivided epoch with {self.world_size} workers, got "
+                f"one with {position.world_size} workers{' that was split again' if position.intervals else ''}. "
+                "The unread rows can only be split again if rank 0 reported the state with the checkpoint that the run "
+                "resumes from, and if rows are neither kept together nor only iterated. "
                 "Resume with the same number of workers, or restart the epoch"
             )
         at_start = not position.batches and position.intervals is None
@@ -349,7 +350,7 @@ class TableShard:
             minimum = batch_size if drop_last and batch_size is not None else 1
             if self.smallest_shard < minimum <= max(self.largest_shard, minimum if drop_last else 0):
                 raise ConfigurationError(
-                    f"dataset {self.name!r}: expected each shard to have the rows of at least one batch, {minimum}"
+                    f"dataset {self.name!r}: expected at least {minimum} rows per shard for a batch"
                     f"{' (drop_last=True)' if drop_last else ''}, got a shard with {self.smallest_shard}. "
                     "Use a smaller batch_size, fewer workers, or DataConfig(datasets_to_split=[...]) without this "
                     "dataset"

@@ -294,8 +294,9 @@ def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reser
             if time.monotonic() < deadline:
                 continue
             raise ResourceError(
-                f"Ray cluster: expected free resources within {spec.start_timeout_s:g} s (RunConfig.start_timeout_s), "
-                f"got a timeout: requested {requested} ({_strategy(scaling.placement_strategy)}); {_inventory()}. "
+                f"[DT-303] Ray cluster: expected free resources within {spec.start_timeout_s:g} s "
+                f"(RunConfig.start_timeout_s), got a timeout: requested {requested} "
+                f"({_strategy(scaling.placement_strategy)}); {_inventory()}. "
                 "Request less, or add nodes"
             )
     except BaseException:

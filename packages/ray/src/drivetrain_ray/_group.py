@@ -123,7 +123,7 @@ class RayGroup(RemoteGroup):
         while missing := sorted(set(self._bundle_of) - set(self._actors.introductions)):
             for index in missing:
                 if (death := self._actors.deaths.by_index.get(index)) is not None:
-                    raise WorkerDiedError(f"worker {index} did not start: {death.reason}")
+                    raise WorkerDiedError(f"worker {index} did not start: it {death.reason}")
             self.wait(f"workers {missing} to start on the Ray cluster", ())
 
     def training_started(self) -> None:

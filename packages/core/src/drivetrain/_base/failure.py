@@ -51,7 +51,7 @@ class Failure:
     survived: bool = False
 
     def record(self) -> dict[str, object]:
-        """Return the contents of ``error.json``."""
+        """Return the fields of ``error.json`` that describe the failure."""
         return {
             "kind": self.kind.value,
             "rank": self.rank,
@@ -109,7 +109,7 @@ def classify(error: BaseException) -> FailureKind:
         return FailureKind.STORAGE
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return FailureKind.STORAGE
-    # PyTorch and CuPy raise an OutOfMemoryError; the allocators of JAX and TensorFlow a ResourceExhaustedError.
+    # PyTorch and CuPy raise an OutOfMemoryError, TensorFlow a ResourceExhaustedError.
     if isinstance(error, MemoryError) or any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__):
         return FailureKind.OUT_OF_MEMORY
     return FailureKind.USER_ERROR

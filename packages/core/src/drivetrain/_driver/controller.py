@@ -103,7 +103,7 @@ class Controller:
                 if isinstance(ending, Succeeded):
                     return ending
                 if isinstance(ending, Grow):
-                    self._print(f"there is room for {ending.size} workers; restarting with {ending.size} workers")
+                    self._print(f"there is room for {ending.size} workers; restarting with all of them")
                 elif (failed := self._retry_or_give_up(ending)) is not None:
                     return failed
                 self._last_number = max(self._last_number, self._services.checkpoints.sweep()[1])
@@ -215,7 +215,7 @@ class Controller:
             failure = replace(ending.failure, survived=True)
             self._history.append(failure)
             self._services.callbacks.call("on_failure", failure, True)
-            self._print(f"ranks {list(lost)} were replaced, the others stay")
+            self._print(f"ranks {list(lost)} were replaced; the other ranks continue")
 
     def _replace(self, group: Group, attempt: Attempt, number: int, lost: Sequence[int]) -> bool:
         """Replace the processes of lost ranks; return False if all processes must be replaced instead."""

@@ -74,7 +74,7 @@ class Delivery:
     def on_upload(self, event: Uploaded) -> bool:
         """Process the end of an upload; return True if a checkpoint was committed."""
         matched = self._matcher.held(event.number) or self._uploading.get(event.number)
-        if matched is None:  # the rank counted as silent, so no report waits for its files
+        if matched is None:  # restart() has discarded the report
             return False
         matched.files[event.rank] = event.files
         matched.uploading.discard(event.rank)

@@ -100,9 +100,8 @@ class Diagnosis:
             ranks = sorted(self._ranks.starting)
             waited = (
                 f"[DT-303] waited {config.start_timeout_s:g} s (RunConfig.start_timeout_s) for ranks {ranks} "
-                "to reach the train "
+                "to reach the train function"
             )
-            waited += "function"
         else:
             ranks = sorted(self._ranks.active)
             waited = (

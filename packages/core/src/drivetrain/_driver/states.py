@@ -59,7 +59,7 @@ class Trigger(enum.Enum):
     GROWTH_REQUESTED = enum.auto()  # the ranks can save first
     GROWTH_WITHOUT_SAVING = enum.auto()  # they cannot: the next attempt uses the latest checkpoint
     ALL_RETURNED = enum.auto()  # every train function returned
-    ALL_SAVED = enum.auto()  # every train function returned, at least one of them because of a preemption notice
+    ALL_SAVED = enum.auto()  # every train function returned, at least one of them after a notice
     RANK_FAILED = enum.auto()
     RANK_LOST = enum.auto()
     REPLACEMENT_STARTED = enum.auto()

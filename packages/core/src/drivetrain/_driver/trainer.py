@@ -329,7 +329,7 @@ class DataParallelTrainer(KeepsArguments):
         return TrainerFile.exists(path, storage_filesystem)
 
     def _run(self, interrupts: Interrupts, raise_on_failure: bool) -> Result:
-        # The engine is imported here, as workers also import modules that define trainers, and never run them.
+        # Imported here, because workers import this module too, but never run a job.
         from drivetrain._driver.fitting import TrainerRecord, TrainingJob, run_job
 
         job = TrainingJob(

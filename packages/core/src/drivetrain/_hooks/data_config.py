@@ -40,7 +40,7 @@ class DataConfig:
         names = datasets_to_split
         if names != "all" and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
             raise ConfigurationError(
-                '[DT-109] DataConfig(datasets_to_split=...): expected "all" or a list of names, got '
+                '[DT-101] DataConfig(datasets_to_split=...): expected "all" or a list of names, got '
                 f"{datasets_to_split!r}"
             )
         self.datasets_to_split = names if isinstance(names, str) else list(names)
@@ -67,7 +67,7 @@ class DataConfig:
             worker_node_ids: the node of each worker, by rank.
             options: further keyword arguments. ``positions``, if the checkpoint to resume from has any: for each
                 dataset, the return value of its shards' ``state_dict()``. ``resources``, if a dataset is a function or
-                requires a runtime: the resources that the run uses of the cluster, by name.
+                requires a runtime: the cluster resources that the run uses, by name.
 
         Returns:
             The shards of each rank, by name. They are pickled to the workers.

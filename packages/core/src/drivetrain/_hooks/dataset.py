@@ -70,7 +70,7 @@ class SplitRequest:
         position: the position that the checkpoint to resume from has for this dataset; None to start an epoch. The
             train function decides whether it resumes there: it calls :meth:`DatasetShard.load_state_dict()
             <drivetrain.DatasetShard.load_state_dict>`.
-        resources: the resources that the run uses of the cluster, by name, so that a provider can read with the
+        resources: the cluster resources that the run uses, by name, so that a provider can read with the
             remaining ones; empty if unknown.
         options: the ``execution_options`` of :class:`drivetrain.DataConfig`.
     """
@@ -119,9 +119,8 @@ class DatasetProvider(ABC):
         """
         if keep_together is not None:
             raise ConfigurationError(
-                f"[DT-109] dataset {name!r}: DataConfig(keep_together={{{name!r}: {keep_together!r}}}) is not "
-                "supported for "
-                f"{self.accepted}. Use another kind of dataset, or remove keep_together"
+                f"[DT-102] dataset {name!r}: DataConfig(keep_together={{{name!r}: {keep_together!r}}}) is not "
+                f"supported for {self.accepted}. Use another kind of dataset, or remove keep_together"
             )
         return dataset
 

@@ -1,7 +1,8 @@
 """Plugins: list the entry points without importing them, load one by name, and explain errors.
 
 *Missing* is not *broken*. If no distribution provides a name, the error says what to install. If a package cannot be
-loaded, the error names its distribution and includes the exception. A plugin is used only if it is selected by name.
+loaded, the error names its distribution and includes the exception. A plugin is used only if it is selected by name,
+except that dataset providers and runtimes are asked whether they apply.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class GroupSpec:
         output: the destinations of the workers' output.
         start_timeout_s: seconds within which every worker must start running the train function.
         interrupts: requests from outside to end the run. The group handles them whenever it waits.
-        run_resources: closed at the end of the run. A runtime registers the release of everything here that it keeps
+        run_resources: closed at the end of the run. A runtime registers here the release of everything that it keeps
             from one group of the run for the next.
         elastic: True if the next group of the run may have another size.
         avoided: ids of nodes on which to place no workers, as long as there are other nodes.
@@ -122,7 +122,7 @@ class Group(WorkerGroup, Protocol):
 
         Returns:
             False if a new group would differ: a process exited or does not respond, the driver's environment or the
-            file of a module has changed, or the requested size is another one. The caller must then end the group.
+            file of a module has changed, or another size is requested. The caller must then end the group.
         """
         ...
 

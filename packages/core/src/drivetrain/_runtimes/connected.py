@@ -133,8 +133,8 @@ class ConnectedGroup:
             for rank in missing:
                 if (exited := self._exited.get(rank)) is not None:
                     raise WorkerDiedError(
-                        f"[DT-501] the worker of rank {rank} {exited.reason or describe_exit(exited.exit_code)} "
-                        f"before it could {action}",
+                        f"[DT-501] the worker of rank {rank} could not {action}: it "
+                        f"{exited.reason or describe_exit(exited.exit_code)}",
                         rank=rank,
                         exit_code=exited.exit_code,
                     )
@@ -256,7 +256,8 @@ class ConnectedGroup:
             stacks = self.stacks(ranks)
             listed = "".join(f"\n\nstack of rank {rank}:\n{stack}" for rank, stack in sorted(stacks.items()))
             raise WaitTimeoutError(
-                f"[DT-303] the workers did not start within RunConfig.start_timeout_s, waiting for {awaited}{listed}",
+                f"[DT-303] the workers did not start within RunConfig.start_timeout_s; still waiting for {awaited}"
+                f"{listed}",
                 ranks=ranks,
             )
         self._select(self._selector, remaining)

@@ -247,7 +247,7 @@ def _warm_up(names: Sequence[str]) -> None:
 
 
 def _forks_cleanly() -> bool:
-    """Return True if this process has one thread. Fork once before, because some libraries stop threads then."""
+    """Return True if this process has one thread. If not, fork and count again: some libraries stop threads then."""
     if len(os.listdir("/proc/self/task")) == 1:
         return True
     with warnings.catch_warnings():

@@ -141,8 +141,7 @@ class InProcessRuntime(Runtime):
         if scaling.max_workers > 1:
             raise ConfigurationError(
                 '[DT-105] ScalingConfig(num_workers=...): expected 0 or 1 with runtime="inprocess", got '
-                f"{scaling.num_workers}. "
-                'Set runtime="local"'
+                f'{scaling.num_workers}. Set runtime="local"'
             )
         _own_gpus(scaling)
 

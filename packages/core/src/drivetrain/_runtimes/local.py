@@ -260,17 +260,17 @@ class LocalGroup(ConnectedGroup):
                 self._on_exit(rank, _exit_code_of_zombie(process.pid))
 
     def end(self, *, grace_s: float) -> None:
-        """Stop all remaining workers, wait until they have exited, and close all descriptors."""
+        """Stop all remaining workers, wait for their exit unless the server is broken, and close all descriptors."""
         self.ignore_interrupts()
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self.close_lines)
             cleanup.callback(self._close_pipes)
+            if any(not process.pid for process in self._processes.values()):
+                self.broken = True  # the server would fork these workers later, so it is closed with the group
             if grace_s:
                 self._signal_all(signal.SIGTERM)
                 self._wait_for_exits(grace_s)
             self._signal_all(signal.SIGKILL)
-            if any(not process.pid for process in self._processes.values()):
-                self.broken = True  # the server still has to fork these, and would do it later: it is ended with them
             self._wait_for_exits(_END_WAIT_S)
             for output in self._outputs:
                 output.drain()
@@ -433,7 +433,7 @@ class LocalRuntime(Runtime):
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[LocalGroup]:
-        """Fork the workers. On leaving, kill them; if the driver is interrupted, send SIGTERM seconds before."""
+        """Fork the workers. On leaving, kill them; after Ctrl-C, send SIGTERM first and wait up to three seconds."""
         environment = _environment(spec)
         server = self._servers.take(spec, environment)
         group: LocalGroup | None = None

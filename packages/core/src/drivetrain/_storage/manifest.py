@@ -299,7 +299,7 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
             entries = manifest.items("checkpoints") if version <= VERSION else []
             found = [CommittedCheckpoint.parse(entry, where) for entry in entries]
         except StorageError as error:
-            damage = f"is damaged ({error})"
+            damage = f"is damaged ({str(error).removeprefix('[DT-413] ').removeprefix(where).lstrip(': ')})"
         check_version(version, where)
         if not damage:
             return found

@@ -191,9 +191,8 @@ def _check_exists(storage: Storage, name: str, mode: str) -> bool:
         raise StorageError(f'[DT-702] RunConfig(resume="must"): expected the run {name!r} to exist in {parent}')
     if exists and mode == "never":
         raise RunExistsError(
-            f"[DT-701] a run {name!r} exists in {parent} and was left unchanged. Choose another name, delete the "
-            "run, or "
-            'resume it with RunConfig(resume="auto")'
+            f"[DT-701] a run {name!r} exists in {parent} and was left unchanged. Choose another name, delete the run, "
+            'or resume it with RunConfig(resume="auto")'
         )
     if not exists and mode == "never":
         directories, files = storage.list_names()

@@ -45,8 +45,8 @@ class JoinRun:
 
     Attributes:
         rank: the rank of this worker.
-        log_directory: the directory for the process's output. The output is not redirected if this is None, or a
-            directory of a run directory that does not exist on this node.
+        log_directory: the directory for the process's output. The output is not redirected if this is None, or if
+            it is in a run directory that does not exist on this node.
         shown: True to send the output to the driver too.
         module_path: the entries of the driver's ``sys.path``; missing ones are appended.
         environment: environment variables to set.

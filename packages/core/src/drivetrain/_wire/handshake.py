@@ -164,8 +164,8 @@ class _Peer:
     def _without_versions(self) -> ConfigurationError:
         """Return the error about a worker whose release has another handshake."""
         return ConfigurationError(
-            f"a worker on {self._host()}: expected protocol {PROTOCOL_VERSION}, as in the driver, got an introduction "
-            "without versions, from another release of drivetrain. Install the same version on all nodes"
+            f"[DT-306] a worker on {self._host()}: expected protocol {PROTOCOL_VERSION}, as in the driver, got an "
+            "introduction without versions, from another release of drivetrain. Install the same version on all nodes"
         )
 
     def _host(self) -> str:

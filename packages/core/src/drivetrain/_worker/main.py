@@ -60,7 +60,8 @@ def worker_main(
 
     Raises:
         ConnectionError: the driver is unreachable.
-        ConfigurationError: the driver refuses this process, because its versions differ.
+        ConfigurationError: the driver refuses this process, because its versions differ or its details are too
+            large.
     """
     stacks, write_end = os.pipe()
     dump_stacks_on_signal(write_end)

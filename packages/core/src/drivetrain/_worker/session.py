@@ -241,7 +241,7 @@ def report(
 
     Any rank may report at any time; the call is not a barrier. Metrics are sent to the driver at once, so they are kept
     even if the process dies right after the call. The files of a checkpoint are copied to the run directory. The
-    checkpoint is committed once all its files are stored and every rank that still runs has made the same number of
+    checkpoint is committed once all its files are stored and every rank that still runs has made at least as many
     reports.
 
     Args:
@@ -301,8 +301,8 @@ def report(
     name = checkpoint_dir_name
     if name is not None and (str(name) != name or is_reserved(name) or not _DIRECTORY_NAME.fullmatch(name)):
         raise SessionError(
-            "[DT-411] report(checkpoint_dir_name=...): expected a directory name without slashes that drivetrain "
-            f"does not reserve, got {name!r}"
+            "[DT-411] report(checkpoint_dir_name=...): expected a directory name that does not begin with a dot, has "
+            f"no slashes or control characters, and is not reserved by drivetrain, got {name!r}"
         )
     request = UploadRequest(
         checkpoint=checkpoint,

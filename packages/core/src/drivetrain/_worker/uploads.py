@@ -129,15 +129,17 @@ class _InPlace:
         name = destination.name_of(checkpoint)
         if name is None:
             raise CheckpointError(
-                "report(): expected a checkpoint in its own directory in the run directory "
+                "[DT-805] report(): expected a checkpoint in its own directory in the run directory "
                 f"{destination.storage.root}, because it is not uploaded, got {checkpoint.path}"
             )
         if directory is not None and name != directory:
             raise CheckpointError(
-                f"report(): expected the checkpoint in {directory!r} of the run directory, got {name!r}"
+                f"[DT-805] report(): expected the checkpoint in {directory!r} of the run directory, got {name!r}"
             )
         if not destination.storage.walk(name):
-            raise CheckpointError(f"report(): expected a checkpoint with at least one file, got no files in {name!r}")
+            raise CheckpointError(
+                f"[DT-408] report(): expected a checkpoint with at least one file, got no files in {name!r}"
+            )
         self.directory = name
 
     def store(self) -> dict[str, StoredFile]:
@@ -193,7 +195,8 @@ class _ByFunction:
         stored = self.function(self.request.checkpoint, self.directory)
         if not isinstance(stored, Checkpoint):
             raise CheckpointError(
-                f"checkpoint_upload_fn: expected a Checkpoint in the run directory as return value, got {stored!r}"
+                "[DT-805] checkpoint_upload_fn: expected a Checkpoint in the run directory as return value, got "
+                f"{stored!r}"
             )
         files = _InPlace(stored, self.directory, self.destination).store()
         if self.request.delete_local and self.request.checkpoint.is_local and self.request.checkpoint != stored:
@@ -303,7 +306,10 @@ class Uploads:
         for thread in self._threads:
             thread.join(self._storage.limits.deadline_s)
             if thread.is_alive():
-                raise StorageError(f"[DT-405] {thread.name} took longer than {self._storage.limits.deadline_s:g} s")
+                raise StorageError(
+                    f"[DT-405] {thread.name} took longer than {self._storage.limits.deadline_s:g} s "
+                    "(SyncConfig.sync_timeout)"
+                )
         self.raise_failure()
 
     def _is_of_run(self, checkpoint: Checkpoint) -> bool:
