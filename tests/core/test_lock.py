@@ -109,7 +109,7 @@ def test_lock_of_a_local_process_is_respected_while_it_lives_and_taken_at_once_a
     (pid,) = holder.start(kind)
     os.utime(holder.file, (time.time() - age, time.time() - age))
 
-    with pytest.raises(RunInUseError, match=rf"is being worked on by process {pid} on "):
+    with pytest.raises(RunInUseError, match=rf"is in use by process {pid} on "):
         take(kind, holder.directory)
     holder.kill()
     if holder.file.exists():

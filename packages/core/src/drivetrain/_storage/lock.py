@@ -161,7 +161,7 @@ class RunLock:
 
     def _in_use(self, held: bytes) -> RunInUseError:
         return RunInUseError(
-            f"[DT-704] the run in {self._storage.root} is being worked on by {_describe(_parse(held))}. Wait for it, "
+            f"[DT-704] the run in {self._storage.root} is in use by {_describe(_parse(held))}. Wait for it, "
             "end it, or choose another name"
         )
 

@@ -52,7 +52,7 @@ def _plain_value(key: str, value: Any) -> Any:
         if isinstance(value, kind):
             return kind(value)
     raise SessionError(
-        f"[DT-802] report(): expected plain values (numbers, strings, None, and lists and mappings of them), "
+        f"[DT-802] report(): expected plain values (numbers, strings, booleans, None, and lists and mappings of them), "
         f"got {_describe_type(value)} as metric {key!r}"
     )
 
