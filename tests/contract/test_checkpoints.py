@@ -154,7 +154,7 @@ def test_checkpoint_without_files_is_refused_by_report(runtime: RuntimeUnderTest
 
     result = runtime.fit(train, {"made": made}, workers=1)
 
-    assert "a checkpoint: expected a directory" in result.metrics["refused"]
+    assert "expected the checkpoint's directory" in result.metrics["refused"]
     assert directories(result.path) == []
 
 
