@@ -237,10 +237,11 @@ class Checkpoint:
             ) from error
         data = text.encode()
         limit = size_limit(METADATA_FILE)
-        if len(data) > limit or count_values(data) > MAX_VALUES:
+        values = count_values(data)
+        if len(data) > limit or values > MAX_VALUES:
             raise CheckpointError(
                 f"[DT-107] checkpoint metadata: expected at most {limit:,} bytes of JSON with {MAX_VALUES:,} values, "
-                f"got {len(data):,} bytes. Write a file into the checkpoint instead"
+                f"got {len(data):,} bytes with {values:,} values. Write a file into the checkpoint instead"
             )
         self._storage.write_bytes(METADATA_FILE, data)
 

@@ -264,7 +264,7 @@ class CheckpointManager:
         data = self._storage.read_bytes(f"{name}/{LISTING_FILE}")
         where = self._storage.path(name, LISTING_FILE)
         if data is None:
-            raise StorageError(f"{where}: expected the list of a checkpoint's files, which does not exist")
+            raise StorageError(f"[DT-413] {where}: expected the list of a checkpoint's files, which does not exist")
         return parse_listing(data, where)[0]
 
     def _write_manifest(self, entries: Sequence[CommittedCheckpoint]) -> None:

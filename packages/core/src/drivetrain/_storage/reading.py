@@ -41,16 +41,16 @@ _SIZE_LIMITS = {
     layout.RUN_FILE: 16 * _MEBIBYTE,
     layout.ERROR_FILE: 64 * _MEBIBYTE,
     layout.ERROR_TEXT_FILE: 64 * _MEBIBYTE,
-    layout.TIMELINE_FILE: 128 * _MEBIBYTE,  # 600,000 workers, the sum over all attempts
+    layout.TIMELINE_FILE: 128 * _MEBIBYTE,  # MAX_VALUES, which is 400,000 records of workers, is usually reached first
     layout.USAGE_FILE: 64 * _MEBIBYTE,
-    layout.MANIFEST: 64 * _MEBIBYTE,  # 100,000 checkpoints
+    layout.MANIFEST: 256 * _MEBIBYTE,  # MAX_VALUES is usually reached first: 37,000 checkpoints with 100 metrics
     layout.LISTING_FILE: 64 * _MEBIBYTE,  # 800,000 files
     layout.METADATA_FILE: 64 * _MEBIBYTE,
 }
 _SIZE_LIMIT = 4096 * _MEBIBYTE
 """The maximum size of reports, logs and pickles, where these are read as a whole."""
 
-MAX_JSON_BYTES = 256 * _MEBIBYTE
+MAX_JSON_BYTES = 1024 * _MEBIBYTE
 """The maximum size of JSON files of plugins, such as ``tuner.json`` of a search."""
 
 MAX_LINE_BYTES = 16 * _MEBIBYTE
@@ -60,6 +60,7 @@ MAX_VALUES = 4_000_000
 """The maximum number of values in a JSON document. A value can take 30 times the memory of its text, so a limit on the
 size of a file does not limit the memory that its values take."""
 
+_TRANSFER_CODES = ("DT-405", "DT-406")
 _MAX_DEPTH = 100
 _MAX_SHOWN = 80
 
@@ -95,7 +96,7 @@ def open_regular(root: str, name: str) -> int:
     where = posixpath.join(root, name)
     *parents, last = name.split("/")
     if ".." in parents or last in ("", ".", "..") or name.startswith("/"):
-        raise StorageError(f"{root}: expected the name of a file in this directory, got {name!r}")
+        raise StorageError(f"[DT-413] {root}: expected the name of a file in this directory, got {name!r}")
     descriptor = _open_directory(root, None)
     try:
         for parent in parents:
@@ -194,6 +195,8 @@ def count_values(data: bytes | str) -> int:
 
 def is_damage(error: StorageError) -> bool:
     """Return True for an error about the content of a file, and False if the storage could not be read."""
+    if error.code in _TRANSFER_CODES:  # its cause can be a ValueError: pyarrow's ArrowInvalid, or a JSONDecodeError
+        return False
     return isinstance(error.__cause__, (ValueError, MemoryError, RecursionError, type(None)))
 
 

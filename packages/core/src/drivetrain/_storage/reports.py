@@ -106,11 +106,11 @@ def read_lines(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
     for line in io.BytesIO(storage.read_bytes(name) or b""):
         values += count_values(line)
         if values > MAX_VALUES:
-            raise StorageError(f"{where}: expected at most {MAX_VALUES:,} values in all lines, got more")
+            raise StorageError(f"[DT-413] {where}: expected at most {MAX_VALUES:,} values in all lines, got more")
         with contextlib.suppress(StorageError):
             yield Fields(parse_json(line, where), where).values
 
 
 def line_too_long(where: str, what: str = "a line", limit: int = MAX_LINE_BYTES) -> StorageError:
     """Return the error about a line that exceeds the size limit."""
-    return StorageError(f"{where}: expected {what} to have at most {limit:,} bytes, got more")
+    return StorageError(f"[DT-413] {where}: expected {what} to have at most {limit:,} bytes, got more")

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.reading import damage_of
+from drivetrain._storage.reading import damage_of, is_damage
 from drivetrain._version import __version__
 from drivetrain._views.curves import CurveReader
 from drivetrain._views.records import checkpoint_sizes, read_run, read_usage
+from drivetrain.errors import StorageError
 
 __all__ = ["describe_run", "describe_runs", "encode", "plain", "render", "write_report"]
 
@@ -82,9 +83,19 @@ def _describe_run(
         "curves": [
             {"rank": rank, "metric": metric, **curve.export()} for (rank, metric), curve in reader.curves().items()
         ],
-        "usage": read_usage(storage),
+        "usage": _read_usage(storage),
         "read": read,
     }
+
+
+def _read_usage(storage: Storage) -> list[dict[str, Any]]:
+    """Return the resource usage; empty if its file is damaged or too large, because the page is useful without it."""
+    try:
+        return read_usage(storage)
+    except StorageError as error:
+        if not is_damage(error):
+            raise
+        return []
 
 
 def describe_runs(location: str, summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

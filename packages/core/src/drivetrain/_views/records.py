@@ -161,7 +161,9 @@ def read_run(storage: Storage) -> RunRecord:
         storage.require_known_version()
         facts = storage.read_json(RUN_FILE)
         if facts is None:
-            raise StorageError(f"{storage.root}: expected a run directory with {RUN_FILE}, got a directory without it")
+            raise StorageError(
+                f"[DT-703] {storage.root}: expected a run directory with {RUN_FILE}, got a directory without it"
+            )
         history = History()
         for record in read_timeline(storage):
             history.add(record)

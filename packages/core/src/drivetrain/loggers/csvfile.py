@@ -125,7 +125,9 @@ def _parse(lines: Iterator[str], where: str) -> tuple[list[str], Iterator[dict[s
             if chars > MAX_LINE_BYTES:
                 raise line_too_long(where, "a row")
             if count > _MAX_ROW_LINES:
-                raise StorageError(f"{where}: expected a row to have at most {_MAX_ROW_LINES:,} lines, got more")
+                raise StorageError(
+                    f"[DT-413] {where}: expected a row to have at most {_MAX_ROW_LINES:,} lines, got more"
+                )
             yield line
 
     reader = csv.reader(counted())
