@@ -108,13 +108,27 @@ def test_directory_of_another_user_is_refused(level: str, top: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o703])
-def test_temporary_directory_that_others_can_write_to_without_the_sticky_bit_is_refused(
+def test_temporary_directory_that_others_can_write_to_without_the_sticky_bit_causes_one_warning(
     mode: int, temporary: Path
 ) -> None:
     temporary.chmod(mode)
-    refused = pytest.raises(StorageError, match=rf"{temporary}: expected .* sticky bit, got drwx.* run: chmod \+t")
-    with refused, share_directory("downloads", "model"):
+    private = temporary / f"tmp-{os.getuid()}"
+    expected = rf"{temporary}: expected .* sticky bit, got drwx.* mkdir -m 700 {private} && export TMPDIR={private}$"
+    with pytest.warns(UserWarning, match=expected), share_directory("downloads", "model") as directory:
+        assert mode_of(Path(directory)) == 0o700
+    with share_directory("downloads", "model"):  # a second warning would be an error
         pass
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o1777])
+def test_temporary_directory_of_another_user_is_refused(mode: int, temporary: Path) -> None:
+    os.chown(temporary, OTHER_USER, OTHER_USER)
+    temporary.chmod(mode)
+    expected = rf"{temporary}: expected a temporary directory of user 0 .* got one of user {OTHER_USER}\. Set TMPDIR"
+    with pytest.raises(StorageError, match=expected) as refused, share_directory("downloads", "model"):
+        pass
+    assert refused.value.code == "DT-415"
     assert os.listdir(temporary) == []
 
 
@@ -125,7 +139,7 @@ def test_group_of_a_temporary_directory_is_trusted_if_it_is_the_primary_one(temp
         pass
     os.chown(temporary, -1, OTHER_USER)
     temporary.chmod(0o770)
-    with pytest.raises(StorageError, match="sticky bit"), share_directory("downloads", "model"):
+    with pytest.warns(UserWarning, match="sticky bit"), share_directory("downloads", "model"):
         pass
 
 

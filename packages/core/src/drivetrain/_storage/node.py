@@ -5,7 +5,7 @@ kernel releases the locks of a killed process, so the next process finds its dir
 
 The directories are in the temporary directory, which all users of the node can write to. They are created with mode
 0700, whatever the umask is. A directory that belongs to another user, or that others can write to, is refused, because
-its content may have been replaced.
+its content may have been replaced. A temporary directory of another user is refused too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import shutil
 import stat
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 
 from drivetrain._storage.layout import require_relative
@@ -29,6 +30,8 @@ _LOCK = ".lock"
 _READY = ".ready"
 _LEAVING = ".leaving"
 _RETRY_S = 0.02
+
+_warned: set[str] = set()
 
 
 @contextlib.contextmanager
@@ -119,22 +122,33 @@ def _base(kind: str) -> str:
 
 
 def _require_safe_parent(path: str) -> None:
-    """Refuse a temporary directory in which other users can replace the directory of this user.
+    """Refuse a temporary directory whose owner is another user, who can replace the directory of this user.
 
+    Warn once per process if all users can replace it: they can write to the temporary directory, which has no sticky
+    bit. This is not an error, because a volume of a container is often such a directory, and only root can change that.
     Members of this user's own primary group are trusted: with a umask of 002, a user's directories are group-writable.
+    Members of the group root are trusted too.
 
     Raises:
-        StorageError: others can write to it, and it does not have the sticky bit.
+        StorageError: the owner is neither root nor this user.
     """
     status = os.stat(path)
+    if status.st_uid not in (0, os.getuid()):
+        raise StorageError(
+            f"[DT-415] {path}: expected a temporary directory of user {os.getuid()} or of root, got one of user "
+            f"{status.st_uid}. Set TMPDIR to your own directory with mode 0700"
+        )
     others_can_write = status.st_mode & stat.S_IWOTH or (
         status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid())
     )
-    if others_can_write and not status.st_mode & stat.S_ISVTX:
-        raise StorageError(
+    if others_can_write and not status.st_mode & stat.S_ISVTX and path not in _warned:
+        _warned.add(path)
+        private = shlex.quote(os.path.join(path, f"tmp-{os.getuid()}"))
+        warnings.warn(
             f"[DT-415] {path}: expected a temporary directory that no other user can write to, or one with the sticky "
-            f"bit, got {stat.filemode(status.st_mode)}. Set TMPDIR to your own directory, or run: chmod +t "
-            f"{shlex.quote(path)}"
+            f"bit, got {stat.filemode(status.st_mode)}. Other users of this node may be able to replace files of your "
+            f"runs. Set TMPDIR to your own directory with mode 0700: mkdir -m 700 {private} && export TMPDIR={private}",
+            stacklevel=2,
         )
 
 
@@ -151,7 +165,8 @@ def _create_private(path: str) -> None:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or others_can_write:
         raise StorageError(
             f"[DT-415] {path}: expected a directory of user {os.getuid()} that no other user can write to, got "
-            f"{stat.filemode(status.st_mode)} of user {status.st_uid}. Delete it, or set TMPDIR to your own directory"
+            f"{stat.filemode(status.st_mode)} of user {status.st_uid}. Delete it, or set TMPDIR to your own directory "
+            "with mode 0700"
         )
 
 
