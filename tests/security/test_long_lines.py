@@ -81,6 +81,16 @@ def test_everything_that_was_written_before_the_end_of_a_run_is_shown(place: Pat
     assert [line.decode() for line in shown] == lines
 
 
+def test_lines_after_a_long_one_at_the_end_of_a_run_are_shown(place: Path) -> None:
+    log = place / "hostile" / "logs" / "rank_0.log"
+    lines = ["short", "x" * (MAX_LINE_BYTES - 3), "last"]  # the first read ends in the long line
+    shown = _follow(local_storage(place / "hostile"), "logs/rank_0.log", 1, True, is_log=True)
+    assert next(shown) == b"hello"
+    with log.open("a") as file:
+        file.write("\n".join(lines) + "\n")
+    assert [len(line) for line in shown] == [len(line) for line in lines]
+
+
 def test_log_without_line_ends_is_shown_in_part(place: Path, command: Command) -> None:
     with (place / "hostile" / "logs" / "rank_0.log").open("wb") as file:
         file.truncate(SPARSE_BYTES)
@@ -152,7 +162,8 @@ def test_table_with_a_row_that_spans_many_lines_is_refused(
 ) -> None:
     (place / "hostile" / "progress.csv").write_bytes(header + row * (2 * MAX_LINE_BYTES // len(row)))
     with pytest.raises(
-        DrivetrainError, match=r"progress\.csv: expected a row to have at most (16,777,216 bytes|10,000 lines)"
+        DrivetrainError,
+        match=r"StorageError: \[DT-413\] /.*progress\.csv: expected a row to have at most (16,777,216 bytes|10,000 lines)",
     ):
         resume(place / "hostile")
     assert command("runs", "list", place)[0] == 0

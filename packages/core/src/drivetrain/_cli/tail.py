@@ -67,8 +67,8 @@ def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bo
     yield from shown
     while follow:
         is_live = read_run(storage).is_live  # checked before the last read, so that no line is missed
-        start = -MAX_LINE_BYTES
-        while position - start > MAX_LINE_BYTES // 2:  # one read may not return all new lines
+        start = -1
+        while position > start:  # one read may not return all new lines
             start = position
             for line, end in _lines_from(storage, name, position, is_log=is_log):
                 position = end
