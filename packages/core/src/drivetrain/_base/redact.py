@@ -17,10 +17,13 @@ _USER_AND_PASSWORD = re.compile(r"([^/?#:@\[]*):")
 _PORT = re.compile(r"\d{1,5}(?:[/?#]|$)")
 _AUTHORITY_END = re.compile(r"[/?#]")
 
-# In these schemes, "name:123/" is a host and a port, even if an "@" follows in the path. "s3://name:123/x@bucket" has a
-# password with a slash, and so has "https://name:123/x@host", unless the name is that of a host: it contains a dot.
-_SCHEMES_WITHOUT_PASSWORDS = {"grpc", "hdfs", "ray", "tcp", "viewfs", "webhdfs"}
-_SCHEMES_WITH_PORTS = {"ftp", "git+https", "git+ssh", "http", "https", "sftp", "ssh", "ws", "wss"}
+# In these schemes, "name:123/" is a host and a port, even if an "@" follows in the path or the query.
+_SCHEMES_OF_SERVERS = {"grpc", "hdfs", "http", "https", "ray", "tcp", "viewfs", "webhdfs"}
+# In these schemes, "name:123/x@host" has a password with a slash, unless the name is that of a host: it contains a dot.
+# In all other schemes, it always has a password: "s3://name:123/x@bucket".
+_SCHEMES_WITH_PORTS = {"ftp", "git+https", "git+ssh", "sftp", "ssh", "ws", "wss"}
+# In these schemes, the name before the "@" is that of a container: "abfs://container@account.dfs.core.windows.net/x".
+_SCHEMES_WITH_CONTAINERS = {"abfs", "abfss", "wasb", "wasbs"}
 
 _OPTION = re.compile(r"""([?&;\#])([^=&;\#?\s"'\\]+)=((?:[^&;\#\s"'\\]|\\u[0-9a-f]{4})*)""")
 
@@ -67,17 +70,23 @@ def _without_user_info(address: str, before: str) -> str:
     else:
         end = _AUTHORITY_END.search(address)
         at = address.rfind("@", 0, len(address) if end is None else end.start())
+        if _scheme(before) in _SCHEMES_WITH_CONTAINERS and ":" not in address[: max(at, 0)]:
+            return address
     return address if at < 0 else f"***{address[at:]}"
 
 
 def _is_host_and_port(address: str, pair: re.Match[str], before: str) -> bool:
     if _PORT.match(address, pair.end()) is None:
         return False
-    scheme_match = _SCHEME.search(before)
-    scheme = scheme_match[0].lower() if scheme_match else ""
-    if scheme in _SCHEMES_WITHOUT_PASSWORDS:
+    scheme = _scheme(before)
+    if scheme in _SCHEMES_OF_SERVERS:
         return True
     return scheme in _SCHEMES_WITH_PORTS and ("." in pair[1] or pair[1] == "localhost")
+
+
+def _scheme(before: str) -> str:
+    match = _SCHEME.search(before)
+    return match[0].lower() if match else ""
 
 
 def _redact_option(match: re.Match[str]) -> str:
