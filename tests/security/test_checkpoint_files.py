@@ -82,6 +82,17 @@ def test_link_without_a_target_is_named(tmp_path: Path) -> None:
         pass
 
 
+class OpensAMissingFile:
+    def __reduce__(self) -> tuple[object, ...]:
+        return open, ("/nonexistent/file",)
+
+
+def test_missing_file_of_an_object_in_a_checkpoint_is_not_an_error_about_the_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / DICT_FILE).write_bytes(dump({"file": OpensAMissingFile()}))
+    with pytest.raises(FileNotFoundError, match="/nonexistent/file"):
+        load(Checkpoint(tmp_path), "load_checkpoint()", "get_checkpoint()")
+
+
 @contextlib.contextmanager
 def locked(path: Path, kind: int) -> Iterator[None]:
     """Holds a lock as another process would."""

@@ -93,16 +93,17 @@ def load(checkpoint: Checkpoint, caller: str, alternative: str) -> dict[str, Any
     """
     with checkpoint.as_directory() as directory:
         try:
-            with open(open_regular(directory, DICT_FILE), "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size > _MEMORY_BYTES:
-                    raise too_large(os.path.join(directory, DICT_FILE), size, _MEMORY_BYTES)
-                values: dict[str, Any] = pickle.load(file)
+            descriptor = open_regular(directory, DICT_FILE)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{caller}: expected a checkpoint of save_checkpoint(), got the directory {checkpoint.path} without "
                 f"{DICT_FILE}. Use {alternative}"
             ) from None
+        with open(descriptor, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _MEMORY_BYTES:
+                raise too_large(os.path.join(directory, DICT_FILE), size, _MEMORY_BYTES)
+            values: dict[str, Any] = pickle.load(file)
     return values
 
 
