@@ -78,7 +78,12 @@ def test_ipv6_address_is_served(runs: Path) -> None:
 
 
 def test_requests_from_other_machines_require_the_token_and_keep_it_in_a_cookie(runs: Path) -> None:
-    with serving(runs, host="0.0.0.0") as server:
+    for host in ("0.0.0.0", ""):
+        _check_token(runs, host)
+
+
+def _check_token(runs: Path, host: str) -> None:
+    with serving(runs, host=host) as server:
         query = urlsplit(server.url).query
         assert len(query) > 30
 

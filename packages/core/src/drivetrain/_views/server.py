@@ -123,7 +123,7 @@ def _address_family(host: str) -> socket.AddressFamily:
     Raises:
         OSError: the address does not exist.
     """
-    addresses = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     families = {family for family, *_ in addresses}
     return socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
 
