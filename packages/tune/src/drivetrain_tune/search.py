@@ -171,6 +171,9 @@ def _identity(value: Any) -> Any:
     return value
 
 
+_itself = _identity  # the name in the trials that older releases stored
+
+
 class Search:
     """The trials of a search.
 
