@@ -160,7 +160,7 @@ def test_values_of_a_checkpoint_are_read_from_a_regular_file_only(
     [
         (link_to_file, "expected a regular file, got a symbolic link"),
         (make_fifo, "expected a regular file, got a named pipe"),
-        (make_sparse, "expected a file of at most 268,435,456 bytes"),
+        (make_sparse, "expected a file of at most 1,073,741,824 bytes"),
         (lambda path: path.write_text("[" * 200_000), "expected JSON"),
     ],
 )
