@@ -137,7 +137,7 @@ def test_first_tutorial_can_be_repeated(tmp_path: Path) -> None:
 
 def test_every_block_has_a_kind_that_is_checked() -> None:
     kinds = {"python", "shell", "none figure", "text output", "toml"}
-    known_directives = re.compile(r"\{(toctree|eval-rst|literalinclude)\}")
+    known_directives = re.compile(r"\{(toctree|eval-rst|include|literalinclude)\}")
     unknown = [
         f"{page}:{block.line} {block.info!r}"
         for page in PAGES

@@ -37,7 +37,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 def every_command() -> list[list[str]]:
     commands = []
     for words in (
-        *(["run"], ["stacks"], ["doctor"], ["plugins"], ["completion"]),
+        *(["run"], ["stacks"], ["doctor"], ["plugins"], ["completion"], ["explain"]),
         *(["runs", name] for name in ("list", "show", "plot", "compare", "tail", "gc", "report", "serve")),
         *(["checkpoints", name] for name in ("list", "verify", "export")),
     ):
@@ -58,6 +58,23 @@ def test_every_command_has_help_with_examples_and_json(words: list[str], capsys:
 def test_command_without_its_object_lists_the_choices(command: Command) -> None:
     assert command()[0] == command("runs")[0] == USAGE
     assert "compare" in command("runs")[1]
+
+
+def test_error_code_is_explained_in_any_spelling(command: Command) -> None:
+    for code in ("DT-104", "dt-104", "104", "[DT-104]"):
+        status, text, _ = command("explain", code)
+        assert status == OK
+        assert text.startswith("DT-104: ")
+        assert "\n    DataParallelTrainer(train_two)" in text
+        assert max(map(len, text.splitlines())) <= 80
+    assert json.loads(command("explain", "DT-104", "--json")[1])["code"] == "DT-104"
+
+
+def test_error_codes_are_listed_and_an_unknown_code_is_refused(command: Command) -> None:
+    assert "DT-104  " in command("explain")[1]
+    status, _, error = command("explain", "DT-999")
+    assert status == MISSING
+    assert "expected an error code such as DT-104, got 'DT-999'" in error
 
 
 def test_runs_are_listed_the_newest_first_as_text_and_as_json(command: Command, runs: Path) -> None:
