@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import ROOT
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]  # clusters start slowly on a busy machine
 
 SCRIPT = "tests.contract.cluster_scenarios"
 
@@ -21,7 +21,7 @@ def run(scenario, tmp_path):
         [sys.executable, "-m", SCRIPT, scenario, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=220,
         cwd=ROOT,
         env={**environment, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONPATH": paths},
         check=False,

@@ -330,7 +330,7 @@ def test_checkpoints_are_stored_in_the_directories_named_by_the_ranks(runtime: R
 )
 @in_this_process
 def test_reserved_file_name_is_refused_before_anything_is_stored(runtime: RuntimeUnderTest, name: str) -> None:
-    with pytest.raises(TrainingFailedError, match="directory name without slashes") as failed:
+    with pytest.raises(TrainingFailedError, match="directory name that does not begin with a dot") as failed:
         runtime.fit(lambda: report_under(name, **{"0.txt": "1"}))
     assert isinstance(failed.value.__cause__, SessionError)
     assert failed.value.kind is FailureKind.USER_ERROR

@@ -249,9 +249,11 @@ def test_invalid_arguments_are_rejected() -> None:
         with pytest.raises(ConfigurationError):
             shard.iter_batches(**options)
     few = split(columns(3), 4)
-    with pytest.raises(ConfigurationError, match="at least one batch, 1, got a shard with 0"):
+    with pytest.raises(ConfigurationError, match="at least 1 rows per shard for a batch, got a shard with 0"):
         few[0].iter_batches()
-    with pytest.raises(ConfigurationError, match=r"at least one batch, 600 \(drop_last=True\), got a shard with 501"):
+    with pytest.raises(
+        ConfigurationError, match=r"at least 600 rows per shard for a batch \(drop_last=True\), got a shard with 501"
+    ):
         split(columns(), 2)[1].iter_batches(batch_size=600, drop_last=True)
 
 
