@@ -186,5 +186,5 @@ def test_storage_not_shared_by_the_nodes_is_reported_at_the_start_and_refused_at
     results = run("storage_that_the_nodes_do_not_share", tmp_path)
     assert results["error"] == "TrainingFailedError"
     assert results["cause"] == "StorageError"
-    assert "a run on several nodes: expected a storage_path that all of them share" in results["message"]
+    assert "Set a storage_path that all nodes share" in results["message"]
     assert "checkpoints reported on" in results["stderr"].partition("Traceback")[0]

@@ -160,7 +160,7 @@ def test_two_processes_reach_the_parameters_of_one_process_with_the_whole_batch(
 
 
 def test_killed_rank_is_reported_as_the_cause_although_the_other_raised_first(fit: Callable[..., Result]):
-    with pytest.raises(TrainingFailedError, match="the worker process of rank 1 was killed by SIGKILL") as caught:
+    with pytest.raises(TrainingFailedError, match="rank 1: the worker process was killed by SIGKILL") as caught:
         fit(train_with_checkpoints, {"die_at": 2})
     assert caught.value.kind is FailureKind.INFRASTRUCTURE
     assert caught.value.rank == 1
