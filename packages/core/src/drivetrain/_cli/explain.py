@@ -36,7 +36,7 @@ class Explanation:
     text: str
 
     def plain(self, width: int) -> str:
-        """Returns the explanation for a terminal of a width in characters; code is indented instead of fenced."""
+        """Return the explanation for a terminal of this width in characters. Code is indented instead of fenced."""
         prose = _FENCED.split(self.text)  # prose and code alternate
         parts = [f"{self.code}: {self.title}"]
         for number, part in enumerate(prose):
@@ -48,7 +48,7 @@ class Explanation:
 
 
 def load_explanations() -> dict[str, Explanation]:
-    """Returns all explanations by code."""
+    """Return all explanations by code."""
     page = resources.files("drivetrain._cli").joinpath("errors.md").read_text(encoding="utf-8")
     page = re.sub(r"^## .*$", "", page, flags=re.MULTILINE)
     _, *parts = _HEADING.split(page)
@@ -57,7 +57,7 @@ def load_explanations() -> dict[str, Explanation]:
 
 
 def add_explain(commands: Commands) -> None:
-    """Adds the command."""
+    """Add ``explain``."""
     parser = add_command(
         commands,
         "explain",
