@@ -25,6 +25,10 @@ _MODULES = (
 )
 
 
+# The first test includes the build: 30 s of CPU, several minutes on a busy machine.
+pytestmark = pytest.mark.timeout(300)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built pages."""
@@ -34,7 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*build, "-d", str(target / "doctrees"), str(DOCS), str(target / "html")],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr

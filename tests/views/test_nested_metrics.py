@@ -136,7 +136,7 @@ def test_commands_show_nested_metrics_and_accept_their_names(
     exported = command(
         *("checkpoints", "export", plain, "best", tmp_path / "best", "--metric", "eval/accuracy", "--mode", "max")
     )
-    assert exported.startswith(BEST)
+    assert exported.startswith(f"exported {BEST} ")
 
 
 def test_progress_shows_nested_metrics_and_counts_reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
