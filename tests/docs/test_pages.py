@@ -27,7 +27,7 @@ _LONGEST_LINE = 88  # the width that a page shows without scrolling
 
 
 def run_script(
-    script: Path, directory: Path, *, environment: Mapping[str, str] | None = None, limit_s: float = 300
+    script: Path, directory: Path, *, environment: Mapping[str, str] | None = None, limit_s: float = 580
 ) -> str:
     """Run a script like a reader, in its own directory, and return its standard output."""
     finished = subprocess.run(
@@ -101,7 +101,7 @@ def bucket(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
         yield {**server.environment, "AWS_ENDPOINT_URL": proxy.endpoint}
 
 
-@pytest.mark.timeout(320)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page))) for page in PROGRAMS],
@@ -121,7 +121,7 @@ def test_blocks_of_a_page_run_and_print_the_shown_output(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(320)
+@pytest.mark.timeout(600)
 def test_first_tutorial_can_be_repeated(tmp_path: Path) -> None:
     (page,) = [page for page in PAGES if page.path.name == "getting-started.md"]
     script = tmp_path / "tutorial.py"
