@@ -8,6 +8,7 @@ import pkgutil
 import drivetrain
 import drivetrain.testing
 import drivetrain_data
+import drivetrain_gbdt
 import drivetrain_hf
 import drivetrain_horovod
 import drivetrain_lightning
@@ -62,6 +63,7 @@ def _load_names_for_annotations() -> None:
         drivetrain,
         drivetrain_ray,
         drivetrain_data,
+        drivetrain_gbdt,
         drivetrain_track,
         drivetrain_tune,
         drivetrain_torch,

@@ -27,7 +27,7 @@ SEATS = "seat"  # a resource: the Ray of the tests has four units, and only one 
 class Pipe:
     """A named pipe between a test and processes that the test does not start itself.
 
-    The processes send lines with :func:`tell`, or wait in :func:`wait_for_release`; the test is on the other side.
+    The processes send lines with :func:`send_line`, or wait in :func:`wait_for_release`; the test is on the other side.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +65,7 @@ class Pipe:
         os.close(self._descriptor)
 
 
-def tell(path: str, line: object) -> None:
+def send_line(path: str, line: object) -> None:
     """Send a line to the test that made the :class:`Pipe`."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
@@ -104,7 +104,7 @@ def wait_for_stop_step() -> None:
     assert step is not None, f"waited {DEADLINE_S} s for the stop step"
 
 
-def wait_until_gone(pids: Iterable[int], *, deadline_s: float = DEADLINE_S) -> None:
+def wait_until_exited(pids: Iterable[int], *, deadline_s: float = DEADLINE_S) -> None:
     """Wait until all of the processes have exited."""
     deadline = time.monotonic() + deadline_s
     left = []
@@ -195,7 +195,7 @@ class Driver:
     def wait_until_nothing_is_left(self, *, deadline_s: float = DEADLINE_S) -> None:
         deadline = time.monotonic() + deadline_s
         while pids := self.offspring():
-            wait_until_gone(pids, deadline_s=max(0.0, deadline - time.monotonic()))
+            wait_until_exited(pids, deadline_s=max(0.0, deadline - time.monotonic()))
 
     def clean_up(self) -> None:
         """Kill the processes that a failed test has left."""

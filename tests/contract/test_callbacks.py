@@ -7,7 +7,7 @@ import drivetrain
 from drivetrain import Callback, CallbackError, FailureConfig, TrainingFailedError
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.test_checkpoints import committed_names, report_files
-from tests.support import Collector, Pipe, tell, wait_for_release, wait_until_gone
+from tests.support import Collector, Pipe, send_line, wait_for_release, wait_until_exited
 
 HOOKS = (
     *("on_run_start", "on_group_start", "on_report", "on_checkpoint"),
@@ -115,17 +115,17 @@ def test_callback_that_raises_at_the_end_does_not_hide_the_failure_of_the_run(ru
 def test_callback_that_raises_leaves_no_worker(runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe) -> None:
     def train(config: dict) -> None:
         if drivetrain.get_context().get_world_rank() == 0:
-            tell(config["pipe"], os.getpid())
+            send_line(config["pipe"], os.getpid())
             drivetrain.report({"step": 0})
         else:
-            tell(config["pipe"], os.getpid())
+            send_line(config["pipe"], os.getpid())
             wait_for_release(config["gate"])
 
     with pytest.raises(TrainingFailedError, match="on_report"):
         runtime.fit(train, {"pipe": pipe.path, "gate": gate.path}, callbacks=[Recorder(raise_in="on_report")])
 
     if runtime.has_processes:
-        wait_until_gone(pipe.receive_pids(1))
+        wait_until_exited(pipe.receive_pids(1))
 
 
 @pytest.mark.parametrize("condition", ["mapping", "function"])

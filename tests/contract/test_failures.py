@@ -14,7 +14,7 @@ import drivetrain
 from drivetrain import Backend, FailureConfig, FailureKind, RemoteError, Result, TrainingFailedError, WorkerDiedError
 from tests.contract.conftest import LOCAL, RuntimeUnderTest
 from tests.contract.runtimes import on_this_machine, with_processes
-from tests.support import DEADLINE_S, Collector, Pipe, read_lines, release, tell, wait_for_release
+from tests.support import DEADLINE_S, Collector, Pipe, read_lines, release, send_line, wait_for_release
 
 
 class TwoWordsError(Exception):
@@ -267,7 +267,7 @@ def test_backend_failure_on_one_rank_is_an_ordinary_failure_with_its_phase(
 def test_last_output_of_a_dead_worker_is_in_the_error(runtime: RuntimeUnderTest, pipe: Pipe) -> None:
     def train(config: dict) -> None:
         print("my last words", flush=True)
-        tell(config["pipe"], os.getpid())
+        send_line(config["pipe"], os.getpid())
         os.abort()
 
     with pytest.raises(TrainingFailedError, match="my last words") as failed:

@@ -101,12 +101,12 @@ DRIVER = """
 import json, sys
 import drivetrain
 from tests.contract.test_hangs import wait_forever
-from tests.support import tell
+from tests.support import send_line
 
 given = json.loads(sys.argv[1])
 
 def train(config):
-    tell(config["pipe"], "here")
+    send_line(config["pipe"], "here")
     wait_forever(config["gate"])
 
 drivetrain.DataParallelTrainer(

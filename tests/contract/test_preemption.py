@@ -31,7 +31,7 @@ from drivetrain import (
 )
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import on_this_machine, with_processes
-from tests.support import Collector, Pipe, listening, release, tell, wait_for_release
+from tests.support import Collector, Pipe, listening, release, send_line, wait_for_release
 
 STEPS = 30
 
@@ -58,7 +58,7 @@ def train(config: dict) -> str:
         step += 1
         if (info := drivetrain.get_preemption_info()) is not None:
             assert isinstance(info, PreemptionInfo)
-            tell(config["notified"], info.reason)
+            send_line(config["notified"], info.reason)
             if config.get("stubborn"):
                 wait_for_release(config["gate"])
             save(step)
@@ -81,7 +81,7 @@ def train_in_step(config: dict) -> tuple[int, int]:
             other.write(b".")
         wait_for_release(gates[rank])
         if drivetrain.get_preemption_info() is not None:
-            tell(config["notified"], step)
+            send_line(config["notified"], step)
             save(step)
             return first, step
     return first, step
@@ -234,13 +234,13 @@ DRIVER = """
 import json, sys
 import drivetrain
 from tests.contract.test_preemption import train
-from tests.support import tell
+from tests.support import send_line
 
 given = json.loads(sys.argv[1])
 
 class Tells(drivetrain.Callback):
     def on_report(self, run, report):
-        tell(given["pipe"], report.rank)
+        send_line(given["pipe"], report.rank)
 
 result = drivetrain.DataParallelTrainer(
     train,
@@ -349,7 +349,7 @@ def test_error_of_a_background_run_is_raised_when_awaited(runtime: RuntimeUnderT
 def train_until_cancelled(config: dict) -> str:
     """Work in steps; notify the test at the start, and poll for preemptions if configured."""
     step = restored()
-    tell(config["pipe"], f"from {step}")
+    send_line(config["pipe"], f"from {step}")
     while True:
         step += 1
         drivetrain.report({"step": step})

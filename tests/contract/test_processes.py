@@ -11,7 +11,7 @@ import pytest
 import drivetrain
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import in_this_process, with_processes
-from tests.support import Collector, Pipe, release, tell, wait_for_release, wait_until_gone
+from tests.support import Collector, Pipe, release, send_line, wait_for_release, wait_until_exited
 
 FIT = """
 import json, sys
@@ -34,13 +34,13 @@ WAIT = (
     FIT
     + """
 import os, signal, subprocess
-from tests.support import tell, wait_for_release
+from tests.support import send_line, wait_for_release
 
 def train(config):
-    tell(given["pipe"], os.getpid())
+    send_line(given["pipe"], os.getpid())
     if given["child"]:
         child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-        tell(given["pipe"], child.pid)
+        send_line(given["pipe"], child.pid)
     wait_for_release(given["gate"])
 
 class WaitsInItsSetUp(drivetrain.Backend):
@@ -168,7 +168,7 @@ def test_ctrl_c_raises_keyboard_interrupt_and_leaves_no_process(
     assert status == (1 if runtime.name == "ray" else -signal.SIGINT), errors
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert "fit() returned" not in output
-    wait_until_gone(pids)
+    wait_until_exited(pids)
     driver.wait_until_nothing_is_left()
 
 
@@ -189,7 +189,7 @@ def test_driver_that_catches_ctrl_c_gets_its_handler_back_and_leaves_no_worker(
 
     assert driver.process.stdout is not None
     assert driver.process.stdout.readline() == "caught True\n"
-    wait_until_gone(pids)
+    wait_until_exited(pids)
     gate.release()
     assert driver.wait()[0] == 0
 
@@ -202,7 +202,7 @@ def test_kill_9_of_the_driver_leaves_no_process(runtime: RuntimeUnderTest, pipe:
 
     driver.kill()
 
-    wait_until_gone([driver.process.pid, *pids])
+    wait_until_exited([driver.process.pid, *pids])
     driver.wait_until_nothing_is_left()
 
 
@@ -210,20 +210,20 @@ def test_kill_9_of_the_driver_leaves_no_process(runtime: RuntimeUnderTest, pipe:
 def test_nothing_is_left_running_after_a_success(runtime: RuntimeUnderTest, pipe: Pipe) -> None:
     def train(config: dict) -> None:
         child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-        tell(config["pipe"], os.getpid())
-        tell(config["pipe"], child.pid)
+        send_line(config["pipe"], os.getpid())
+        send_line(config["pipe"], child.pid)
         child.returncode = 0  # it is left behind on purpose
 
     runtime.fit(train, {"pipe": pipe.path})
 
-    wait_until_gone(pipe.receive_pids(4))
+    wait_until_exited(pipe.receive_pids(4))
 
 
 @with_processes
 def test_worker_that_ignores_sigterm_is_killed(runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe) -> None:
     def train(config: dict) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        tell(config["pipe"], os.getpid())
+        send_line(config["pipe"], os.getpid())
         if drivetrain.get_context().get_world_rank() == 0:
             wait_for_release(config["gate"])
             raise ValueError
@@ -233,7 +233,7 @@ def test_worker_that_ignores_sigterm_is_killed(runtime: RuntimeUnderTest, pipe: 
     with pytest.raises(drivetrain.TrainingFailedError):
         runtime.fit(train, {"pipe": pipe.path, "gate": gate.path})
 
-    wait_until_gone(pipe.receive_pids(2))
+    wait_until_exited(pipe.receive_pids(2))
 
 
 def test_second_run_of_the_same_driver_starts_in_a_clean_state(runtime: RuntimeUnderTest) -> None:
@@ -263,7 +263,7 @@ def test_ctrl_c_while_the_workers_are_still_starting_leaves_no_process(
     _, output, errors = driver.wait()
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert "fit() returned" not in output
-    wait_until_gone(pids)
+    wait_until_exited(pids)
     driver.wait_until_nothing_is_left()
 
 
@@ -289,5 +289,5 @@ def test_ctrl_c_ends_the_run_if_the_kernel_delivers_it_to_another_thread(
     _, output, errors = driver.wait()
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert "fit() returned" not in output
-    wait_until_gone(pids)
+    wait_until_exited(pids)
     driver.wait_until_nothing_is_left()

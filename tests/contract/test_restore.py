@@ -41,10 +41,10 @@ from tests.support import (
     Pipe,
     read_lines,
     release,
+    send_line,
     snapshot,
-    tell,
     wait_for_release,
-    wait_until_gone,
+    wait_until_exited,
 )
 
 on_one_machine = pytest.mark.parametrize("runtime", ["inprocess", "local"], indirect=True)
@@ -63,7 +63,7 @@ def count_up(config: dict) -> list[int]:
         with checkpoint.as_directory() as path:
             start = int(Path(path, "0.txt").read_text())
     if "pipe" in config:
-        tell(config["pipe"], f"pid {os.getpid()}")
+        send_line(config["pipe"], f"pid {os.getpid()}")
     done = []
     for step in range(start, config["steps"]):
         if step == config.get("fail_at") and not os.path.exists(config.get("marker", "")):
@@ -73,7 +73,7 @@ def count_up(config: dict) -> list[int]:
                 wait_for_release(config["taken"])
             raise RuntimeError(f"failed at step {step}")
         if step == config.get("wait_at"):
-            tell(config["pipe"], f"waits at {step}")
+            send_line(config["pipe"], f"waits at {step}")
             wait_for_release(config["gate"])
         if step % 2 == 1:
             report_files({"step": step}, {f"{rank}.txt": str(step + 1)})
@@ -308,7 +308,7 @@ DRIVER = """
 import json, sys
 from drivetrain import Callback, DataParallelTrainer, RunConfig, ScalingConfig
 from tests.contract.test_restore import count_up
-from tests.support import tell
+from tests.support import send_line
 
 given = json.loads(sys.argv[1])
 
@@ -316,7 +316,7 @@ class NotifyReports(Callback):
     # The loggers run before it, and everything before a rank's report has been committed earlier.
     def on_report(self, run, report):
         if report.metrics["step"] == given["config"]["wait_at"] - 1:
-            tell(given["config"]["pipe"], f"processed report of rank {report.rank}")
+            send_line(given["config"]["pipe"], f"processed report of rank {report.rank}")
 
 if __name__ == "__main__":
     DataParallelTrainer(
@@ -349,7 +349,7 @@ def kill_together(driver: Driver, workers: list[int]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     driver.process.wait()
-    wait_until_gone(pids)
+    wait_until_exited(pids)
 
 
 def leave_unchanged(run: Path) -> None:

@@ -191,12 +191,12 @@ KILLED_DRIVER = """
 import json, os, sys
 import drivetrain
 from tests.contract.test_s3 import train
-from tests.support import tell
+from tests.support import send_line
 given = json.loads(sys.argv[1])
 
 class Tell(drivetrain.Callback):
     def on_checkpoint(self, run, checkpoint):
-        tell(given["pipe"], checkpoint.index)
+        send_line(given["pipe"], checkpoint.index)
 
 trainer = drivetrain.DataParallelTrainer(
     train,

@@ -13,19 +13,19 @@ import drivetrain
 from drivetrain import Trainer, TrainingFailedError
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
-from tests.support import Collector, Pipe, is_running, wait_until_gone
+from tests.support import Collector, Pipe, is_running, wait_until_exited
 
 DRIVER = """
 import json, os, sys
 from drivetrain import Trainer
-from tests.support import tell, wait_for_release
+from tests.support import send_line, wait_for_release
 given = json.loads(sys.argv[1])
 trainer = Trainer("none", given["num_workers"], runtime=given["runtime"], logdir=given["storage_path"])
 try:
-    trainer.run(lambda: (tell(given["pipe"], os.getpid()), wait_for_release(given["gate"])))
+    trainer.run(lambda: (send_line(given["pipe"], os.getpid()), wait_for_release(given["gate"])))
 except KeyboardInterrupt:
     for pid in trainer.run(os.getpid):
-        tell(given["pipe"], pid)
+        send_line(given["pipe"], pid)
     wait_for_release(given["gate"])
 """
 
@@ -51,7 +51,7 @@ def test_next_run_reuses_the_workers_and_has_its_own_logs(trainer: Trainer) -> N
         for rank in range(2):
             assert Path(directory, "logs", f"rank_{rank}.log").read_text() == f"this is {name}\n"
     trainer.shutdown()
-    wait_until_gone(pids)
+    wait_until_exited(pids)
 
 
 @with_processes
@@ -64,7 +64,7 @@ def test_exception_is_not_retried_and_the_next_run_has_new_workers(trainer: Trai
 
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
     assert collector.attempts == 1
-    wait_until_gone(pids)
+    wait_until_exited(pids)
     assert not {*trainer.run(os.getpid)} & {*pids}
 
 
@@ -95,7 +95,7 @@ def test_run_that_loses_a_worker_resumes_from_its_checkpoint(trainer: Trainer) -
 def test_worker_lost_between_runs_is_replaced(trainer: Trainer) -> None:
     pids = trainer.run(os.getpid)
     os.kill(pids[1], signal.SIGKILL)
-    wait_until_gone(pids[1:])
+    wait_until_exited(pids[1:])
 
     assert len({*trainer.run(os.getpid), *pids}) == 4
 
@@ -132,10 +132,10 @@ def test_ctrl_c_ends_only_the_run_and_a_kill_of_the_driver_leaves_no_process(
     driver.interrupt()
 
     idle = pipe.receive_pids(2)
-    wait_until_gone(interrupted)
+    wait_until_exited(interrupted)
     assert all(map(is_running, idle))
 
     driver.kill()
 
-    wait_until_gone(idle)
+    wait_until_exited(idle)
     driver.wait_until_nothing_is_left()

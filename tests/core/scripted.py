@@ -191,10 +191,10 @@ class ScriptedGroup:
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
         return {}
 
-    def rest(self) -> bool:
+    def park(self) -> bool:
         return False
 
-    def renew(self, spec: Any) -> bool:
+    def reuse(self, spec: Any) -> bool:
         return False
 
 

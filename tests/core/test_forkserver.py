@@ -8,7 +8,7 @@ import pytest
 
 from drivetrain import Backend, DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
 from drivetrain._hooks.backend import NoBackend
-from tests.support import wait_until_gone
+from tests.support import wait_until_exited
 
 
 class Preloads(NoBackend):
@@ -70,7 +70,7 @@ def test_changed_environment_variable_starts_a_new_server(tmp_path, write_module
     monkeypatch.setenv("READ_ON_IMPORT", "1")
     third, _ = fit(server_and_modules, tmp_path, backend).return_value
     assert third != first
-    wait_until_gone([first])
+    wait_until_exited([first])
 
 
 def test_module_that_starts_a_thread_is_not_preloaded(tmp_path, write_module):

@@ -20,7 +20,7 @@ from drivetrain import (
     TrainingCallback,
     TrainingFailedError,
 )
-from tests.support import read_lines, wait_until_gone
+from tests.support import read_lines, wait_until_exited
 
 
 @pytest.fixture(params=[0, 2], ids=["inprocess", "local"])
@@ -229,7 +229,7 @@ def test_loop_that_ends_early_ends_the_run(make: Callable[..., Trainer]) -> None
     for results in trainer.run_iterator(endless):
         assert [result["pid"] for result in results] == pids
         break
-    wait_until_gone(pids)
+    wait_until_exited(pids)
 
     iterator = trainer.run_iterator(endless)
     next(iterator)
@@ -237,7 +237,7 @@ def test_loop_that_ends_early_ends_the_run(make: Callable[..., Trainer]) -> None
         iterator.get_final_results()
     assert trainer.run(lambda: 5) == [5, 5]
     assert iterator.is_finished()
-    wait_until_gone(pids[2:4])
+    wait_until_exited(pids[2:4])
 
 
 def test_failure_is_raised_from_the_loop(make: Callable[..., Trainer]) -> None:
@@ -275,7 +275,7 @@ def test_unreferenced_trainer_terminates_its_workers(make: Callable[..., Trainer
     trainer = Trainer("none", 2, runtime="local", logdir=tmp_path)
     pids = trainer.run(os.getpid)
     del trainer
-    wait_until_gone(pids)
+    wait_until_exited(pids)
 
 
 def test_changed_module_is_reloaded_in_all_workers(

@@ -17,7 +17,7 @@ from drivetrain._base.console import Console
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.lock import RunLock
 from drivetrain._storage.remote import locate
-from tests.support import DEADLINE_S, ROOT, Pipe, listening, release, wait_until_gone
+from tests.support import DEADLINE_S, ROOT, Pipe, listening, release, wait_until_exited
 
 YEARS_S = 3e8
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from drivetrain._base.console import Console
 from drivetrain._storage import lock
 from tests.core.test_lock import storage_of
-from tests.support import tell, wait_for_release
+from tests.support import send_line, wait_for_release
 
 kind, directory, pipe, gate, machine, forks = sys.argv[1:]
 if machine:
@@ -35,7 +35,7 @@ if machine:
 with lock.RunLock(storage_of(kind, Path(directory)), Console(), beat_s=0.05).hold():
     if forks:
         os.fork()
-    tell(pipe, os.getpid())
+    send_line(pipe, os.getpid())
     wait_for_release(gate)
 """
 
@@ -129,7 +129,7 @@ def test_lock_of_a_killed_process_is_released_while_its_child_runs(holder: Holde
 
     os.kill(child, 0)  # raises if the child has exited
     release(str(holder.directory / "gate"))
-    wait_until_gone([child])
+    wait_until_exited([child])
 
 
 @pytest.mark.parametrize("age", [0.0, YEARS_S, -YEARS_S])

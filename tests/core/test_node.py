@@ -18,21 +18,21 @@ USER = """
 import os, sys
 from pathlib import Path
 from drivetrain._storage.node import share_directory
-from tests.support import tell, wait_for_release
+from tests.support import send_line, wait_for_release
 
 key, pipe, filled, left = sys.argv[1:]
 
 def fill(path):
     Path(path, f"of {os.getpid()}").write_text("a part")
-    tell(pipe, f"fills {os.getpid()}")
+    send_line(pipe, f"fills {os.getpid()}")
     wait_for_release(filled)
     Path(path, "whole").write_text("all of it")
 
 def before_deletion(path):
-    tell(pipe, f"is last {os.getpid()} {sorted(os.listdir(path))}")
+    send_line(pipe, f"is last {os.getpid()} {sorted(os.listdir(path))}")
 
 with share_directory("downloads", key, fill=fill, before_deletion=before_deletion) as path:
-    tell(pipe, f"has {os.getpid()} {path}")
+    send_line(pipe, f"has {os.getpid()} {path}")
     wait_for_release(left)
 """
 

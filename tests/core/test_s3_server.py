@@ -11,7 +11,7 @@ import pytest
 from pyarrow import fs
 
 from tests.s3 import FaultProxy, HangUp, LoseAnswer, ResetDownload, ResetUpload, S3Server, SlowDown, Stall, Throttle
-from tests.support import DEADLINE_S, ROOT, is_running, wait_until_gone
+from tests.support import DEADLINE_S, ROOT, is_running, wait_until_exited
 
 DATA = os.urandom(1 << 20)
 
@@ -72,7 +72,7 @@ def test_server_exits_with_the_process_that_started_it(tmp_path):
         pid = int(starter.stdout.readline())
         assert is_running(pid)
         starter.kill()
-        wait_until_gone([pid])
+        wait_until_exited([pid])
 
 
 def test_proxy_forwards_requests_that_are_signed_for_it(server, proxy):

@@ -23,7 +23,7 @@ from drivetrain import (
     WorkerGroup,
 )
 from drivetrain._runtimes.local import ForkServers, LocalRuntime
-from tests.support import Pipe, listening, tell, wait_for_release, wait_until_gone
+from tests.support import Pipe, listening, send_line, wait_for_release, wait_until_exited
 
 
 def wait_for_the_others(gate: str) -> None:
@@ -41,7 +41,7 @@ class BlocksInSession(Backend):
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> AbstractContextManager[None]:
         import os
 
-        tell(self.pids, os.getpid())
+        send_line(self.pids, os.getpid())
         if context.get_world_rank() == 1:
             wait_for_the_others(self.gate)
         return contextlib.nullcontext()
@@ -88,7 +88,7 @@ def test_rank_that_hangs_in_its_setup_is_named_with_its_phase_and_stack(tmp_path
     assert re.search(r"rank 1 \(process \d+ on .*\) is setting up the collective, has not reported yet", str(cause))
     assert "wait_for_the_others" in str(cause), "the stack is missing"
     assert "rank 0 is" not in str(cause)
-    wait_until_gone(pids.receive_pids(2))
+    wait_until_exited(pids.receive_pids(2))
 
 
 def test_rank_that_hangs_in_the_rendezvous_is_named_with_its_stack(tmp_path: Path, gate: Pipe, pids: Pipe) -> None:

@@ -162,7 +162,7 @@ def test_exit_of_a_worker_is_detected_at_once_although_its_connection_stays_open
     ours, theirs = socket.socketpair()
     interrupts = Interrupts()
     group = ConnectedGroup(time.monotonic() + 60, interrupts)
-    group.add_line(0, ours)
+    group.add_connection(0, ours)
     with theirs, contextlib.closing(interrupts):
         Channel(theirs).send_event(PhaseEntered(0, RankState.TRAINING, 1.0))
         started = time.monotonic()
@@ -175,5 +175,5 @@ def test_exit_of_a_worker_is_detected_at_once_although_its_connection_stays_open
             return False
 
         group.pump(deliver, 0)
-    group.close_lines()
+    group.close_connections()
     assert events == [PhaseEntered(0, RankState.TRAINING, 1.0), Exited(0, 3, "")]

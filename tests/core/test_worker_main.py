@@ -52,7 +52,7 @@ class CommandGroup(RemoteGroup):
         if introduction is not None:
             self.introductions[introduction.index] = introduction
 
-    def line_closed(self, rank: int) -> None:
+    def connection_closed(self, rank: int) -> None:
         index = next(index for index, own in self.rank_of.items() if own == rank)
         self.note_exit(rank, self.processes[index].wait(10))
 
@@ -77,7 +77,7 @@ class CommandRuntime(Runtime):
             listener = WorkerListener("127.0.0.1")
             acquired.callback(listener.close)
             group = CommandGroup(spec, listener)
-            acquired.callback(group.close_lines)
+            acquired.callback(group.close_connections)
             acquired.callback(group.end)
             group.start()
             yield group

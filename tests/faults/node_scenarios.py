@@ -16,7 +16,7 @@ from ray.util import placement_group_table
 from drivetrain import Callback, CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
 from tests.contract.cluster_scenarios import cluster_of
 from tests.faults.scenarios import VICTIM, Moment, Plan, train
-from tests.support import Pipe, is_running, wait_until_gone
+from tests.support import Pipe, is_running, wait_until_exited
 
 
 class Watch(Callback):
@@ -84,7 +84,7 @@ def fit(cluster: Any, fault: str, moment: Moment, directory: Path) -> dict[str, 
         ).fit(raise_on_failure=False)
         thread.join(30)
         pids = [worker.pid for group in watch.groups for worker in group]
-        wait_until_gone(pids, deadline_s=10)
+        wait_until_exited(pids, deadline_s=10)
         return {
             "fault": fault,
             "moment": moment.value,

@@ -21,7 +21,7 @@ from drivetrain import Backend, Checkpoint
 from drivetrain._base.crashpoints import ADDRESS
 from drivetrain._hooks.backend import NoBackend
 from drivetrain._hooks.context import TrainContext
-from tests.support import release, tell, wait_for_release
+from tests.support import release, send_line, wait_for_release
 
 STEPS = 4
 STRUCK_STEP = 2
@@ -269,13 +269,13 @@ def wait_for_the_end_of_the_driver(plan: Plan, let_go: LetGo) -> None:
 
 def wait_for_fault(plan: Plan, let_go: LetGo) -> None:
     """Wait for a fault from outside."""
-    tell(plan.pipe, "here")
+    send_line(plan.pipe, "here")
     threading.Event().wait(60)
 
 
 def wait_for_event(plan: Plan, let_go: LetGo) -> None:
     """Wait for an event from outside, after which the training continues."""
-    tell(plan.pipe, "here")
+    send_line(plan.pipe, "here")
     wait_for_release(plan.gate(9, VICTIM))
     let_go()
 

@@ -11,9 +11,9 @@ from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
 from tests.faults.scenarios import STEPS, Moment, Plan, train
 from tests.faults.table import PROPERTY, Row
-from tests.support import DEADLINE_S, Pipe, wait_until_gone
+from tests.support import DEADLINE_S, Pipe, wait_until_exited
 
-GONE_S = 10.0
+EXITED_S = 10.0
 MEMORY = Path("/dev/shm")
 
 DRIVER = """
@@ -82,8 +82,8 @@ def test_killed_driver_leaves_nothing_running_and_the_next_continues_from_the_co
 
     struck = time.monotonic()
     driver.kill()
-    driver.wait_until_nothing_is_left(deadline_s=GONE_S)
-    wait_until_gone(map(int, (tmp_path / "pids").read_text().split()), deadline_s=GONE_S)
+    driver.wait_until_nothing_is_left(deadline_s=EXITED_S)
+    wait_until_exited(map(int, (tmp_path / "pids").read_text().split()), deadline_s=EXITED_S)
     terminated_s = time.monotonic() - struck
     for gate in gates:
         gate.drain()

@@ -50,7 +50,7 @@ from tests.faults.scenarios import (
     train,
 )
 from tests.faults.table import PROPERTY, Row
-from tests.support import Collector, Pipe, is_running, release, wait_until_gone
+from tests.support import Collector, Pipe, is_running, release, wait_until_exited
 
 FIRST, MIDST, UPLOAD, RESTART = Moment
 DEATH_S = 3.0
@@ -394,7 +394,7 @@ def test_fault(
         assert noticed_s is not None
         assert 0 <= noticed_s < fault.noticed_s
     if runtime.name == "ray" and fault.name == "SIGSTOP":
-        wait_until_gone(watch.pids, deadline_s=10.0)  # Ray takes seconds to terminate a stopped process
+        wait_until_exited(watch.pids, deadline_s=10.0)  # Ray takes seconds to terminate a stopped process
         sweep("uploads")  # so its uploads are left for the next run on its node
     check_nothing_is_left(runtime.name, watch, Path(result.path), temporary_files, before)
 
@@ -433,7 +433,7 @@ def check_nothing_is_left(
     runtime: str, watch: Watch, run: Path, temporary_files: Path, before: set[int] | None = None
 ) -> None:
     """Check that no process, reservation, temporary file or lock is left."""
-    wait_until_gone(watch.pids, deadline_s=2.0 if runtime == "local" else 10.0)
+    wait_until_exited(watch.pids, deadline_s=2.0 if runtime == "local" else 10.0)
     if runtime == "ray":
         from ray.util import placement_group_table
 

@@ -7,7 +7,7 @@ import threading
 
 import drivetrain
 from tests.gpu.check import Figures, Run, Skip, check, equal
-from tests.support import tell
+from tests.support import send_line
 
 SAMPLE_PIPE = "SAMPLE_PIPE"
 """The variable with the path of a :class:`~tests.support.Pipe` that receives the id of the process of ``hangs``."""
@@ -39,7 +39,7 @@ def hangs(run: Run) -> None:
     """Waits forever, together with a process that it has started in a separate session"""
     process = subprocess.Popen([sys.executable, "-c", WAITS], start_new_session=True)
     if path := os.environ.get(SAMPLE_PIPE):
-        tell(path, process.pid)
+        send_line(path, process.pid)
     threading.Event().wait()
 
 

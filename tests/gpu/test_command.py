@@ -14,7 +14,7 @@ import pytest
 
 from tests.gpu import checkout
 from tests.gpu.samples import SAMPLE_PIPE, WAITS
-from tests.support import DEADLINE_S, ROOT, listening, wait_until_gone
+from tests.support import DEADLINE_S, ROOT, listening, wait_until_exited
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="GPUs are supported on Linux")
 
@@ -125,7 +125,7 @@ def test_sigterm_terminates_the_command_and_its_checks(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
         process.terminate()
         assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
-        wait_until_gone([pid])
+        wait_until_exited([pid])
         assert not waiting_pids() - before
 
 

@@ -19,7 +19,7 @@ from drivetrain import (
     SerializationError,
     TrainingFailedError,
 )
-from tests.support import DEADLINE_S, SEATS, Pipe, wait_until_gone
+from tests.support import DEADLINE_S, SEATS, Pipe, wait_until_exited
 from tests.tune.jobs import REPORTS, climb, read_state, wait_until
 
 pytestmark = pytest.mark.ray
@@ -105,7 +105,7 @@ def test_asha_finds_the_best_trial_and_stopped_trials_leave_no_worker(
     assert best.metrics["step"] == REPORTS
     assert read_state(best.checkpoint)[0] == REPORTS
     assert sum(result.metrics["step"] < REPORTS for result in grid) >= len(xs) // 4
-    wait_until_gone(int(line.split()[1]) for line in pipe.receive(len(xs)))
+    wait_until_exited(int(line.split()[1]) for line in pipe.receive(len(xs)))
 
 
 def test_population_based_training_continues_from_the_best_checkpoints(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
-from tests.support import ROOT, Pipe, is_running, listening, wait_until_gone
+from tests.support import ROOT, Pipe, is_running, listening, wait_until_exited
 
 DEADLINE_S = 60
 
@@ -40,8 +40,8 @@ RUN = """
 print(json.dumps(trainer.run(train_func, config={"add": 2})))
 """
 WAIT = """
-from tests.support import tell, wait_for_release
-trainer.run(lambda: (tell({pipe!r}, os.getpid()), wait_for_release({gate!r})))
+from tests.support import send_line, wait_for_release
+trainer.run(lambda: (send_line({pipe!r}, os.getpid()), wait_for_release({gate!r})))
 """
 
 
@@ -116,21 +116,21 @@ def test_notebook_can_redefine_interrupt_and_restart(tmp_path: Path) -> None:
             assert sorted(await receive_two_pids(pipe)) == sorted(workers)
             await nb.interrupt()
             assert await cell == ("", "KeyboardInterrupt")
-            wait_until_gone(workers)
+            wait_until_exited(workers)
 
             third = await nb.run()
             assert [value[1:] for value in third] == [[-4.0, "second"]] * 2
             workers = [value[0] for value in third]
             assert all(map(is_running, workers))
             await nb.restart()
-            wait_until_gone(workers)
+            wait_until_exited(workers)
 
             assert await nb.execute(RUN) == ("", "NameError")
             await nb.execute(SETUP)
             cell = asyncio.create_task(nb.execute(WAIT))
             workers = await receive_two_pids(pipe)
             await nb.kill()
-            wait_until_gone(workers)
+            wait_until_exited(workers)
             with pytest.raises(DeadKernelError):
                 await cell
 

@@ -40,7 +40,7 @@ from drivetrain_track import (
     WandbLoggerCallback,
 )
 from tests.events import read_events
-from tests.support import DEADLINE_S, Pipe, release, tell, wait_for_release
+from tests.support import DEADLINE_S, Pipe, release, send_line, wait_for_release
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 STEPS = list(range(1, 8))
@@ -347,7 +347,7 @@ def test_mlflow_has_the_same_outcome_as_the_run(ends_by: str, status: str, tmp_p
 
     def train() -> None:
         drivetrain.report({"loss": 0.5})
-        tell(steps_path, "reported")
+        send_line(steps_path, "reported")
         wait_for_release(gate_path)
         if ends_by == "error":
             raise ArithmeticError

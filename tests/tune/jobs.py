@@ -9,7 +9,7 @@ from typing import Any
 
 import drivetrain
 from drivetrain import Checkpoint
-from tests.support import DEADLINE_S, tell, wait_for_release
+from tests.support import DEADLINE_S, send_line, wait_for_release
 
 REPORTS = 8
 
@@ -21,7 +21,7 @@ def climb(config: dict[str, Any]) -> None:
     """
     context = drivetrain.get_context()
     if "pipe" in config:
-        tell(config["pipe"], f"{context.get_trial_name()} {os.getpid()}")
+        send_line(config["pipe"], f"{context.get_trial_name()} {os.getpid()}")
     step, score = load()
     while step < config.get("reports", REPORTS):
         if "gate" in config and step == config.get("waits_after", 0):

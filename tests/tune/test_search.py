@@ -26,7 +26,7 @@ from drivetrain import (
     StorageError,
     TrainingFailedError,
 )
-from tests.support import DEADLINE_S, Driver, Pipe, wait_until_gone
+from tests.support import DEADLINE_S, Driver, Pipe, wait_until_exited
 from tests.tune.jobs import REPORTS, climb, read_state, wait_until
 
 CPUS = len(os.sched_getaffinity(0))
@@ -90,7 +90,7 @@ def test_search_with_a_scheduler_finds_the_best_trial_and_prunes_others(tmp_path
     assert [trial.params["train_loop_config/x"] for trial in grid.study.trials] == [
         result.config["train_loop_config"]["x"] for result in grid
     ]
-    wait_until_gone(pids_by_trial(pipe, 20).values())
+    wait_until_exited(pids_by_trial(pipe, 20).values())
 
 
 def test_data_frame_has_a_row_for_each_trial_of_a_grid(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_search_resumes_after_its_driver_was_interrupted_or_killed(
         code, _, errors = driver.wait()
         assert code != 0
         assert signal == "kill" or "KeyboardInterrupt" in errors
-        wait_until_gone(pids.values())
+        wait_until_exited(pids.values())
         driver.wait_until_nothing_is_left()
     finally:
         driver.clean_up()
@@ -249,7 +249,7 @@ def test_trials_that_run_at_the_end_of_the_time_budget_are_stopped(tmp_path: Pat
 
     assert states(grid) == ["stopped"]
     assert grid[0].metrics["step"] == 2
-    wait_until_gone(pids_by_trial(pipe, 1).values())
+    wait_until_exited(pids_by_trial(pipe, 1).values())
 
 
 def test_stop_condition_of_the_run_config_applies_to_every_trial(tmp_path: Path) -> None:

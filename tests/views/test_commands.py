@@ -13,7 +13,7 @@ import pytest
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer, Result, RunConfig, ScalingConfig
 from drivetrain._cli import main
-from tests.support import DEADLINE_S, listening, snapshot, tell, wait_for_release
+from tests.support import DEADLINE_S, listening, send_line, snapshot, wait_for_release
 
 OK, BAD, USAGE, MISSING = 0, 1, 2, 3
 
@@ -202,7 +202,7 @@ def test_tail_follows_a_run_to_its_end(runs: Path, tmp_path: Path) -> None:
     with listening(tmp_path / "words") as words, listening(tmp_path / "pipe") as pipe:
 
         def train(config: dict[str, str]) -> None:
-            tell(config["words"], "here")
+            send_line(config["words"], "here")
             for step in range(1, 4):
                 drivetrain.report({"step": step})
                 wait_for_release(config["pipe"])
@@ -302,7 +302,7 @@ def test_gc_does_not_touch_a_run_in_use(command: Command, tmp_path: Path) -> Non
     with listening(tmp_path / "words") as words, listening(tmp_path / "pipe") as pipe:
 
         def train(config: dict[str, str]) -> None:
-            tell(config["words"], "here")
+            send_line(config["words"], "here")
             wait_for_release(config["pipe"])
 
         run = DataParallelTrainer(

@@ -43,7 +43,7 @@ def launch_group(spec: GroupSpec, actors: Actors, given: Reservation | None = No
     with contextlib.ExitStack() as acquired:
         reservation = acquired.enter_context(_reserved(spec, actors, deadline, given))
         group = RayGroup(spec, deadline, actors, reservation)
-        acquired.callback(group.close_lines)
+        acquired.callback(group.close_connections)
         acquired.callback(group.kill_actors)
         group.start()
         yield group
@@ -136,14 +136,14 @@ class RayGroup(RemoteGroup):
         """Release the resources after this group, so that the next group can reserve different ones."""
         self._reservation.reusable = False
 
-    def renew(self, spec: GroupSpec) -> bool:
-        """See :meth:`drivetrain.plugin.Group.renew`."""
+    def reuse(self, spec: GroupSpec) -> bool:
+        """See :meth:`drivetrain.plugin.Group.reuse`."""
         same = _actor_settings(spec) == _actor_settings(self.spec)
         avoided = any(worker.node_id in spec.avoided for worker in self.workers)
         if not same or avoided or not self._actors.has_current_session:
             return False
         spec.interrupts.replace_handlers_of("ray")
-        return super().renew(spec)
+        return super().reuse(spec)
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """See :meth:`drivetrain.plugin.Group.stacks`."""
@@ -161,7 +161,7 @@ class RayGroup(RemoteGroup):
                 stacks.update(reply)
         return stacks
 
-    def line_closed(self, rank: int) -> None:
+    def connection_closed(self, rank: int) -> None:
         """Wait for Ray's report of the cause of death, which comes immediately unless the node was lost."""
         deadline = time.monotonic() + _NOTICE_WAIT_S
         while not self.has_exited(rank) and (remaining := deadline - time.monotonic()) > 0:
@@ -244,4 +244,4 @@ class RayGroup(RemoteGroup):
         self.ignore_interrupts()
         self._actors.stop_stocking()
         self._actors.kill(self._bundle_of)
-        self.await_closed_lines(_CLOSE_WAIT_S)
+        self.wait_for_closed_connections(_CLOSE_WAIT_S)

@@ -18,12 +18,11 @@ from typing import Any
 import cloudpickle
 
 from drivetrain._cli.output import BAD, OK, Commands, add_command, emit, write
-from drivetrain.errors import ConfigurationError, RunExistsError, TrainingFailedError
+from drivetrain.errors import ConfigurationError, TrainingFailedError
 
 __all__ = ["Script", "add_run", "load_target"]
 
 _MODULE_OF_FILE = "__drivetrain_file__"
-_RESUME_IN_PYTHON = 'RunConfig(resume="auto")'  # the remedy in an error message, for which there is an option
 _EXAMPLES = """\
   drivetrain run train.py:train_func --num-workers 4 --backend torch --config lr=0.01 --config epochs=3
   drivetrain run my_package.training:train_func --runtime ray --use-gpu --num-workers 2:8 --max-failures 3
@@ -123,10 +122,7 @@ def _run(arguments: argparse.Namespace) -> int:
             worker_output="none" if arguments.json else arguments.output_of,
         ),
     )
-    try:
-        result = trainer.fit(raise_on_failure=False)
-    except RunExistsError as error:
-        raise RunExistsError(str(error).replace(_RESUME_IN_PYTHON, "--resume auto")) from None
+    result = trainer.fit(raise_on_failure=False)
     if arguments.report is not None:
         from drivetrain._views.page import write_report
 

@@ -113,11 +113,11 @@ class Group(WorkerGroup, Protocol):
         """
         ...
 
-    def rest(self) -> bool:
+    def park(self) -> bool:
         """Park the group at the end of a run: release the run's resources, and return True if it can be reused."""
         ...
 
-    def renew(self, spec: GroupSpec) -> bool:
+    def reuse(self, spec: GroupSpec) -> bool:
         """Reuse a parked group for another run.
 
         Returns:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 _COALESCE_S = 0.02
 _MAX_COALESCED = 64
-_RENEW_WAIT_S = 10.0
+_REUSE_WAIT_S = 10.0
 
 
 class ConnectedGroup:
@@ -72,7 +72,7 @@ class ConnectedGroup:
             with contextlib.suppress(KeyError, ValueError):
                 selector.unregister(source)
 
-    def add_line(self, rank: int, connection: socket.socket) -> None:
+    def add_connection(self, rank: int, connection: socket.socket) -> None:
         """Add the controller's end of the connection to a worker."""
         inbox = self._inboxes[rank] = Inbox(connection)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(rank, inbox))
@@ -208,8 +208,8 @@ class ConnectedGroup:
             if deliver(self._events.popleft()):
                 return
 
-    def rest(self) -> bool:
-        """See :meth:`drivetrain.plugin.Group.rest`."""
+    def park(self) -> bool:
+        """See :meth:`drivetrain.plugin.Group.park`."""
         self.ignore_interrupts()
         for echo in self._echoes.values():
             echo.finish()
@@ -219,8 +219,8 @@ class ConnectedGroup:
             self._send(rank, frame(FreeMemory()))
         return True
 
-    def renew(self, spec: GroupSpec) -> bool:
-        """See :meth:`drivetrain.plugin.Group.renew`."""
+    def reuse(self, spec: GroupSpec) -> bool:
+        """See :meth:`drivetrain.plugin.Group.reuse`."""
         self._select(self._selector, 0)  # notices processes that have exited meanwhile
         if self._exited:
             return False
@@ -228,7 +228,7 @@ class ConnectedGroup:
         self._interrupts = spec.interrupts
         self.watch(spec.interrupts.fileno(), spec.interrupts.act)
         started = time.monotonic()
-        self._deadline = started + min(_RENEW_WAIT_S, spec.start_timeout_s)
+        self._deadline = started + min(_REUSE_WAIT_S, spec.start_timeout_s)
         try:
             if any(self.join_next_run(spec)):
                 return False
@@ -270,7 +270,7 @@ class ConnectedGroup:
         """Ignore further requests to end the run, so that they do not interrupt the end of the group."""
         self.forget(self._interrupts.fileno())
 
-    def await_closed_lines(self, seconds: float) -> None:
+    def wait_for_closed_connections(self, seconds: float) -> None:
         """Wait until the other end of every connection is closed, which the kernel does when a process exits."""
         deadline = time.monotonic() + seconds
         for inbox in self._inboxes.values():
@@ -279,7 +279,7 @@ class ConnectedGroup:
             while not inbox.closed and readable.poll(1000 * max(0.0, deadline - time.monotonic())):
                 deque(inbox.read(), maxlen=0)
 
-    def close_lines(self) -> None:
+    def close_connections(self) -> None:
         """Close the selectors and all connections."""
         for echo in self._echoes.values():
             echo.finish()
@@ -313,9 +313,9 @@ class ConnectedGroup:
         self._take(rank, inbox.read())
         if inbox.closed:
             self.forget(inbox.socket)
-            self.line_closed(rank)
+            self.connection_closed(rank)
 
-    def line_closed(self, rank: int) -> None:
+    def connection_closed(self, rank: int) -> None:
         """Called when a worker has closed its connection. Its process may have exited, which the runtime checks."""
 
     def _take(self, rank: int, messages: Any) -> None:

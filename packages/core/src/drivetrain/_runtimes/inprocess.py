@@ -103,12 +103,12 @@ class InProcessGroup:
         """Return the stacks of this process. Called from another thread."""
         return dict.fromkeys(ranks, own_stacks())
 
-    def rest(self) -> bool:
+    def park(self) -> bool:
         """Return False. Parking a group would save nothing."""
         return False
 
-    def renew(self, spec: GroupSpec) -> bool:
-        """Return False. See :meth:`rest`."""
+    def reuse(self, spec: GroupSpec) -> bool:
+        """Return False. See :meth:`park`."""
         return False
 
 

@@ -227,15 +227,15 @@ class LocalGroup(ConnectedGroup):
         }
         return collect_stacks({rank: (running[rank].pid, running[rank].stacks) for rank in ranks if rank in running})
 
-    def rest(self) -> bool:
-        """See :meth:`drivetrain.plugin.Group.rest`."""
+    def park(self) -> bool:
+        """See :meth:`drivetrain.plugin.Group.park`."""
         for output in self._outputs:
             output.drain()
-        return super().rest() and not self.broken
+        return super().park() and not self.broken
 
-    def renew(self, spec: GroupSpec) -> bool:
-        """See :meth:`drivetrain.plugin.Group.renew`."""
-        return _inherited_state(spec) == self._inherited_state and super().renew(spec) and not self.broken
+    def reuse(self, spec: GroupSpec) -> bool:
+        """See :meth:`drivetrain.plugin.Group.reuse`."""
+        return _inherited_state(spec) == self._inherited_state and super().reuse(spec) and not self.broken
 
     def join_next_run(self, spec: GroupSpec) -> Sequence[bool]:
         """See :meth:`ConnectedGroup.join_next_run`. The driver writes the logs of shown workers, which use pipes."""
@@ -246,7 +246,7 @@ class LocalGroup(ConnectedGroup):
         logs = [None if rank in spec.output.shown_ranks else spec.output.log_directory for rank in ranks]
         return self.join_run({rank: JoinRun(rank, logs[rank], since=self._started) for rank in ranks})
 
-    def line_closed(self, rank: int) -> None:
+    def connection_closed(self, rank: int) -> None:
         """Wait for the exit of the process, which the kernel reports only after it has closed all its descriptors.
 
         Then the exit of this rank precedes the errors of other ranks whose connections to it were closed, and is
@@ -263,7 +263,7 @@ class LocalGroup(ConnectedGroup):
         """Stop all remaining workers, wait for their exit unless the server is broken, and close all descriptors."""
         self.ignore_interrupts()
         with contextlib.ExitStack() as cleanup:
-            cleanup.callback(self.close_lines)
+            cleanup.callback(self.close_connections)
             cleanup.callback(self._close_pipes)
             if any(not process.pid for process in self._processes.values()):
                 self.broken = True  # the server would fork these workers later, so it is closed with the group
@@ -309,7 +309,7 @@ class LocalGroup(ConnectedGroup):
             theirs.close()
             os.close(output)
             os.close(stacks_write)
-            self.add_line(rank, ours)
+            self.add_connection(rank, ours)
         self._ranks[token] = rank
 
     def _describe(self, rank: int, gpus: tuple[str, ...]) -> WorkerInfo:

@@ -133,7 +133,7 @@ class RemoteGroup(ConnectedGroup):
     def _add_process(self, rank: int, process: Introduction) -> None:
         self.rank_of[process.index] = rank
         self._stacks[rank] = process.stacks
-        self.add_line(rank, process.connection)
+        self.add_connection(rank, process.connection)
 
     def _join(self, rank: int, spec: GroupSpec) -> JoinRun:
         shown = rank in spec.output.shown_ranks

@@ -192,7 +192,7 @@ def _check_exists(storage: Storage, name: str, mode: str) -> bool:
     if exists and mode == "never":
         raise RunExistsError(
             f"[DT-701] a run {name!r} exists in {parent} and was left unchanged. Choose another name, delete the run, "
-            'or resume it with RunConfig(resume="auto")'
+            'or resume it with RunConfig(resume="auto") (drivetrain run: --resume auto)'
         )
     if not exists and mode == "never":
         directories, files = storage.list_names()

@@ -64,7 +64,7 @@ class WarmRuntime(Runtime):
         with contextlib.ExitStack() as lifetime:
             group = self._reuse(spec, lifetime) or lifetime.enter_context(self._runtime.launch(spec))
             yield group
-            if group.rest() and not self._closed:
+            if group.park() and not self._closed:
                 self._parked = group, lifetime.pop_all()
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class WarmRuntime(Runtime):
         group, group_lifetime = parked
         with contextlib.ExitStack() as stack:
             stack.push(group_lifetime)
-            if group.renew(spec):
+            if group.reuse(spec):
                 lifetime.push(stack.pop_all())
                 return group
         return None
