@@ -13,11 +13,16 @@ import drivetrain
 from drivetrain import FailureConfig, FailureKind, TrainingFailedError, WaitTimeoutError
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
-from tests.support import DEADLINE_S, Collector, Pipe, wait_for_release
+from tests.support import DEADLINE_S, Collector, Pipe, send_line, wait_for_release
 
 
 def wait_forever(path: str) -> None:
     wait_for_release(path)
+
+
+def announce_and_wait(pipe: str, gate: str) -> None:
+    send_line(pipe, "here")
+    wait_for_release(gate)
 
 
 def train_until_stuck(config: dict) -> int:
@@ -100,14 +105,12 @@ def test_slow_run_that_makes_progress_is_not_ended(runtime: RuntimeUnderTest, ga
 DRIVER = """
 import json, sys
 import drivetrain
-from tests.contract.test_hangs import wait_forever
-from tests.support import send_line
+from tests.contract.test_hangs import announce_and_wait
 
 given = json.loads(sys.argv[1])
 
 def train(config):
-    send_line(config["pipe"], "here")
-    wait_forever(config["gate"])
+    announce_and_wait(config["pipe"], config["gate"])
 
 drivetrain.DataParallelTrainer(
     train,
@@ -138,7 +141,7 @@ def test_command_shows_the_stacks_of_a_running_job(runtime: RuntimeUnderTest, pi
 
     for finished in (by_path, by_name):
         assert finished.returncode == 0, finished.stderr
-        assert "in wait_forever" in finished.stdout
+        assert "in announce_and_wait" in finished.stdout
         for rank in range(runtime.world()):
             assert f"rank {rank} (process" in finished.stdout
     gate.release(runtime.world())

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["UsageRecorder"]
 
+_DELAY_S = 0.1
 _FIRST_PERIOD_S = 1.0
 _SHARE_OF_AGE = 0.005
 _MAX_PROCESSES = 512
@@ -65,6 +66,8 @@ class UsageRecorder:
 
 
 def _record(path: Path, pids: dict[int, int], stopped: threading.Event) -> None:
+    if stopped.wait(_DELAY_S):  # without the delay, this thread would compete for the GIL with the start of the attempt
+        return
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
