@@ -499,7 +499,7 @@ def delete_the_manifest_and_a_file(run: Path) -> None:
         (
             delete_the_manifest_and_a_file,
             4,
-            "found by their own lists, the newest being checkpoint_000002, checkpoint_000004",
+            "from the lists of files in their directories (newest: checkpoint_000002, checkpoint_000004)",
         ),
     ],
 )

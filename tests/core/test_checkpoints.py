@@ -153,7 +153,7 @@ def test_damaged_or_deleted_manifest_is_reported_and_rebuilt_from_verified_check
 
     assert reopened.committed == entries[:2]
     assert str(manifest) in warnings[0]
-    assert "2 checkpoints were found by their own lists, the newest being" in warnings[0]
+    assert "recovered 2 checkpoints from the lists of files in their directories (newest: " in warnings[0]
 
 
 def test_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:

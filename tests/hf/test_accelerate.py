@@ -168,7 +168,7 @@ def test_config_that_cannot_be_read_is_refused_before_the_run_starts(tmp_path: P
     for given, message in [
         (tmp_path / "missing.yaml", "expected a readable file, got .*missing.yaml"),
         (broken, "expected a readable file, got .*config.json"),
-        ({"num_processes": 2}, r"got \{'num_processes': 2\} without a distributed_type\. Run accelerate config"),
+        ({"num_processes": 2}, r"got \{'num_processes': 2\} without a distributed_type\. Run `accelerate config`"),
     ]:
         with pytest.raises(ConfigurationError, match=message):
             AccelerateTrainer(print, accelerate_config=given)

@@ -467,7 +467,7 @@ def test_checkpoint_with_a_damaged_list_does_not_hide_the_others(
     entries = read_manifest(local_storage(place / "hostile"), warnings.append)
 
     assert [entry.index for entry in entries] == [1, 3]
-    assert "2 checkpoints were found by their own lists" in warnings[0]
+    assert "recovered 2 checkpoints from the lists of files in their directories" in warnings[0]
     row = next(row for row in json.loads(command("runs", "list", place, "--json")[1]) if row["name"] == "hostile")
     assert (row["status"], row["checkpoints"]) == ("failed", 2)
 

@@ -337,7 +337,7 @@ def test_link_in_the_place_of_a_checkpoint_is_deleted_and_its_target_is_kept(sce
 
 def test_error_names_the_file_and_what_to_do(scene: Scene) -> None:
     name_in_manifest("../../outside", 0)(scene.run, scene.outside)
-    with contextlib.suppress(StorageError):  # or the checkpoints are found by their own lists
+    with contextlib.suppress(StorageError):  # or the checkpoints are recovered from their listings
         assert all(entry.name != "../../outside" for entry in read_manifest(local_storage(scene.run)))
 
     link("result.json", "file.json")(scene.run, scene.outside)

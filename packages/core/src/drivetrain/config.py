@@ -1,4 +1,4 @@
-"""The configuration classes of a run. They are frozen and keyword-only, and validate their fields on construction."""
+"""The configuration classes of a run. Each is a frozen, keyword-only dataclass that validates its fields."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RUN_NAME = re.compile(r"[^/\\\x00-\x1f]+")
 
 
 class CallbackLike(Protocol):
-    """The part of :class:`drivetrain.Callback` that a configuration checks."""
+    """A structural type for :class:`drivetrain.Callback`. A configuration checks only that ``on_report`` exists."""
 
     def on_report(self, run: Any, report: Any) -> None:
         """Handle a report of a rank."""
@@ -32,7 +32,7 @@ class CallbackLike(Protocol):
 
 
 class PolicyLike(Protocol):
-    """The part of :class:`drivetrain.FailurePolicy` that a configuration checks."""
+    """A structural type for :class:`drivetrain.FailurePolicy`. A configuration checks only that ``decide`` exists."""
 
     def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
         """Return True to start another attempt."""
@@ -40,7 +40,7 @@ class PolicyLike(Protocol):
 
 
 class RuntimeLike(Protocol):
-    """The part of :class:`drivetrain.plugin.Runtime` that a configuration checks."""
+    """A structural type for :class:`drivetrain.plugin.Runtime`. A configuration checks only that ``launch`` exists."""
 
     name: str
 
@@ -50,11 +50,14 @@ class RuntimeLike(Protocol):
 
 
 Check = Callable[[str, object], None]
-"""Raises for an invalid value. The first argument is the message's subject, such as ``ScalingConfig(use_gpu=...)``."""
+"""Raises an error if a value is invalid.
+
+The arguments are the beginning of the error message, such as ``ScalingConfig(use_gpu=...)``, and the value.
+"""
 
 
 def _check_fields(config: object, checks: Mapping[str, Check]) -> None:
-    """Check fields of a configuration, each with its own check."""
+    """Check fields of a configuration. ``checks`` maps the name of a field to the check for its value."""
     for name, check in checks.items():
         check(f"{type(config).__name__}({name}=...)", getattr(config, name))
 
@@ -192,23 +195,25 @@ class ScalingConfig(ShowsFields):
     """The number of workers, their resources, and the runtime that starts them.
 
     Attributes:
-        num_workers: number of worker processes that run the train function. 0 runs it in this process and thread, so
-            that ``breakpoint()`` works as usual. A pair ``(min, max)`` makes the run elastic: each attempt starts as
-            many workers as the available resources allow, within these bounds.
-        use_gpu: give each worker one GPU, or the number in ``resources_per_worker["GPU"]``.
-        resources_per_worker: resources of one worker, such as ``{"CPU": 4, "GPU": 2}``. On Ray they are requested from
-            the cluster, and CPU defaults to 1. On this machine CPU sets the number of threads that a worker starts
-            with, and defaults to an equal share of the machine's CPUs.
+        num_workers: number of worker processes that run the train function. 0 runs the function in this process and
+            thread, so that ``breakpoint()`` works as usual. A pair ``(min, max)`` makes the run elastic: each attempt
+            starts as many workers as the available resources allow, within these bounds.
+        use_gpu: True to give each worker one GPU, or ``resources_per_worker["GPU"]`` GPUs if that is set.
+        resources_per_worker: resources of one worker, such as ``{"CPU": 4, "GPU": 2}``. On Ray, they are requested from
+            the cluster, and CPU defaults to 1. On this machine, CPU sets the default number of threads of a worker's
+            numeric libraries (``OMP_NUM_THREADS``), and defaults to an equal share of the machine's CPUs.
         trainer_resources: resources to reserve for the driver on Ray; none by default.
         placement_strategy: how Ray places the workers on nodes: ``"PACK"``, ``"SPREAD"``, ``"STRICT_PACK"`` or
             ``"STRICT_SPREAD"``.
         accelerator_type: the GPU model that each worker must have, such as ``"A100"`` (Ray only).
         runtime: ``"inprocess"``, ``"local"``, ``"ray"``, the name of another installed runtime, or a
-            :class:`~drivetrain.plugin.Runtime`. None selects ``inprocess`` if ``num_workers`` is 0, ``ray`` if this
-            process is connected to a Ray cluster or ``RAY_ADDRESS`` is set, and ``local`` otherwise.
-        elastic_resize_monitor_interval_s: while an elastic run has fewer workers than its maximum, seconds between two
-            checks for free resources. The run grows right after a commit. A train function that polls for preemption
-            saves its state first; any other repeats the steps since the commit.
+            :class:`~drivetrain.plugin.Runtime`. None selects ``inprocess`` if ``num_workers`` is 0; ``ray`` if a
+            dataset requires it, this process is connected to a Ray cluster, or ``RAY_ADDRESS`` is set; and ``local``
+            otherwise.
+        elastic_resize_monitor_interval_s: minimum number of seconds between two checks for free resources. While an
+            elastic run has fewer workers than its maximum, it checks right after a checkpoint is committed, and
+            restarts with more workers if there are resources for them. A train function that polls for preemption saves
+            its state before it is restarted; one that does not poll repeats the steps that it made after that commit.
         spare_workers: number of processes to keep ready in addition to the workers, with the framework imported, so
             that the next attempt does not wait for new processes. With as many spares as ``num_workers``, a whole group
             can be replaced. Spares use memory but no CPUs or GPUs, and are spread over the nodes like the workers. They
@@ -301,12 +306,12 @@ class ScalingConfig(ShowsFields):
 
 
 class CheckpointUploadMode(str, enum.Enum):
-    """When ``report`` uploads a checkpoint's files. A mode can also be given as its value, such as ``"sync"``."""
+    """When ``report`` uploads a checkpoint's files. A mode can also be passed as its value, such as ``"sync"``."""
 
     SYNC = "sync"
     """Upload before ``report`` returns."""
     ASYNC = "async"
-    """Upload in the background. ``report`` returns once changes in the directory cannot affect the checkpoint."""
+    """Upload in the background. ``report`` returns once changes to the local directory cannot affect the upload."""
     NO_UPLOAD = "none"
     """Upload nothing: the files are already in the run directory."""
 
@@ -320,20 +325,20 @@ class CheckpointConfig(ShowsFields):
     (:meth:`Checkpoint.pin() <drivetrain.Checkpoint.pin>`) or being read on this machine.
 
     Attributes:
-        num_to_keep: number of committed checkpoints to keep, best first; None keeps all, and must not be combined with
+        num_to_keep: number of best checkpoints to keep. None keeps all checkpoints, and must not be combined with
             ``keep_last`` or ``keep_every``.
         checkpoint_score_attribute: name of the reported metric that ranks checkpoints; a nested metric is named
             ``outer/inner``. None ranks by recency.
-        checkpoint_score_order: ``"max"`` if a higher value of that metric is better, ``"min"`` if a lower one is.
-        keep_last: number of the latest checkpoints to keep as well.
-        keep_every: keep every n-th checkpoint of the run as well; None for no such rule.
-        max_uploads_in_flight: maximum number of checkpoints that a worker uploads in the background at a time. If it
-            is reached, ``report`` blocks until an upload finishes.
-        checksums: compute checksums of files on local storage too. On other storage they are always computed.
-        checkpoint_frequency: for trainers that own the training loop: number of iterations between two checkpoints; 0
-            for no checkpoints.
-        checkpoint_at_end: for trainers that own the training loop: whether to save a checkpoint when training ends.
-            None uses the trainer's default.
+        checkpoint_score_order: ``"max"`` if a higher value of that metric is better, ``"min"`` if a lower value is.
+        keep_last: number of latest checkpoints to keep in addition to the best ones.
+        keep_every: a number ``n`` also keeps every ``n``-th checkpoint of the run; None disables this rule.
+        max_uploads_in_flight: maximum number of checkpoints that a worker uploads in the background at a time. When
+            this number is reached, ``report`` blocks until an upload finishes.
+        checksums: True to compute checksums of files on local storage too. On other storage, they are always computed.
+        checkpoint_frequency: number of iterations between two checkpoints; 0 saves none before the training ends. Only
+            for trainers that run the training loop themselves.
+        checkpoint_at_end: whether to save a checkpoint when the training ends; None for the trainer's default. Only for
+            trainers that run the training loop themselves.
 
     Raises:
         ConfigurationError: a value has the wrong type or is out of range, or two values contradict each other.
@@ -376,16 +381,19 @@ class FailureConfig(ShowsFields):
     """Retries after failures and preemptions.
 
     Attributes:
-        max_failures: maximum number of retries, each from the latest committed checkpoint; -1 for no limit.
+        max_failures: maximum number of retries after failures, not counting preemptions; -1 for no limit. A retry
+            resumes from the latest committed checkpoint.
         fail_fast: True disables retries after failures. ``"raise"`` also makes ``fit()`` raise the root cause instead
             of a :class:`~drivetrain.TrainingFailedError`.
-        max_node_failures: number of attempts that may fail because a process on one Ray node was lost. Later attempts
-            avoid the node, if there are other nodes. None for no limit.
+        max_node_failures: number of failures after which a Ray node is avoided. A failure counts if its root cause is
+            the loss of a process on that node. Later attempts place no workers on an avoided node if there are other
+            nodes. None never avoids a node.
         max_preemptions: maximum number of retries after preemptions, which ``max_failures`` does not count; -1 for no
             limit.
         preemption_grace_s: seconds that the train function has to save its state and return after it receives a
             preemption notice.
-        policy: decides whether to retry, instead of ``max_failures``, ``fail_fast`` and ``max_preemptions``.
+        policy: an object that decides whether to retry; it replaces the rules of ``max_failures``, ``fail_fast`` and
+            ``max_preemptions``.
 
     Raises:
         ConfigurationError: a value has the wrong type or is out of range, or two values contradict each other.
@@ -422,16 +430,18 @@ class FailureConfig(ShowsFields):
 class SyncConfig(ShowsFields):
     """Settings for uploading metrics, logs and artifacts to storage that is not local.
 
-    Artifacts are the files that a train function writes to ``get_context().get_trial_dir()``. On local storage that
+    Artifacts are the files that a train function writes to ``get_context().get_trial_dir()``. On local storage, that
     directory is in the run directory, so nothing is copied.
 
     Attributes:
         sync_period: seconds between two uploads of changed metrics, logs and artifacts. Metrics are also uploaded with
             each checkpoint.
-        sync_timeout: maximum duration of one transfer in seconds: an upload or download of artifacts or a checkpoint.
+        sync_timeout: maximum duration of one transfer, in seconds. A transfer is the upload or download of artifacts or
+            of a checkpoint.
         sync_artifacts: whether to upload artifacts.
-        sync_artifacts_on_checkpoint: whether to also upload artifacts with each checkpoint.
-        transfer_threads: number of files, or parts of large files, that a process transfers at a time.
+        sync_artifacts_on_checkpoint: if ``sync_artifacts`` is True, whether to upload artifacts also with each
+            checkpoint.
+        transfer_threads: number of files, or parts of large files, that a process transfers at the same time.
 
     Raises:
         ConfigurationError: a value has the wrong type or is out of range.
@@ -464,32 +474,35 @@ class RunConfig(ShowsFields):
         name: name of the run's directory under ``storage_path``; None creates one from the trainer's name and the time.
         storage_path: directory for runs: a path, or a URI such as ``s3://bucket/path``, with options after a ``?``.
             None uses the ``DRIVETRAIN_STORAGE_PATH`` environment variable, or ``~/drivetrain_results`` if it is unset.
-        storage_filesystem: the ``pyarrow.fs`` or fsspec filesystem that contains ``storage_path``, which then has no
-            protocol; None to use the filesystem that ``storage_path`` names.
-        failure_config: retries after failures.
-        checkpoint_config: retention and upload of checkpoints.
-        sync_config: upload of metrics, logs and artifacts.
+        storage_filesystem: the ``pyarrow.fs`` or fsspec filesystem that contains ``storage_path``, which must then be a
+            path without a protocol; None to use the filesystem that ``storage_path`` names.
+        failure_config: settings for retries after failures.
+        checkpoint_config: settings for the retention and upload of checkpoints.
+        sync_config: settings for the upload of metrics, logs and artifacts.
         callbacks: callbacks, or names of installed ones, in addition to the default JSON, CSV and progress callbacks. A
-            callback of the same class replaces the default one.
-        stop: stops the run without an error once a report of rank 0 meets the condition: a mapping from metric to the
-            value it must reach, or a function of the trial id and the metrics that returns True. The metric in
-            ``{"eval": {"accuracy": 0.9}}`` is named ``eval/accuracy``.
-        verbose: 0 prints nothing, 1 shows the progress of the run, 2 also prints a line per report of rank 0.
-        log_to_file: write each worker's output to ``logs/rank_N.log`` in the run directory.
-        worker_output: the ranks whose output is also shown here, prefixed with the rank: ``"rank0"``, ``"all"`` or
+            callback of the same class as a default one replaces it.
+        stop: a condition that stops the run without an error once a report of rank 0 meets it. A mapping from metrics
+            to values is met when any of the metrics has reached its value. A function is called with the run's id and
+            the reported metrics, and returns True to stop. The metric in ``{"eval": {"accuracy": 0.9}}`` is named
+            ``eval/accuracy``.
+        verbose: 0 prints nothing, 1 shows the progress of the run, 2 also prints a line for each report of rank 0.
+        log_to_file: True to write each worker's output to ``logs/rank_N.log`` in the run directory.
+        worker_output: the ranks whose output the driver also prints, prefixed with the rank: ``"rank0"``, ``"all"`` or
             ``"none"``. Progress bars are shown for rank 0 only.
-        resume: ``"never"`` raises :class:`~drivetrain.RunExistsError` if the run exists. ``"auto"`` resumes it from its
-            latest committed checkpoint if there is one, and starts a new run otherwise. ``"must"`` resumes it or fails.
-            The path or URI of a run directory resumes that run.
-        chdir_to_trial_dir: run the train function with ``get_context().get_trial_dir()`` as its working directory. By
-            default the working directory is the driver's.
-        detailed_metrics: also fill in ``_date``, ``_hostname``, ``_node_ip``, ``_pid`` and ``_time_total_s``.
+        resume: ``"never"`` raises :class:`~drivetrain.RunExistsError` if the run exists. ``"auto"`` resumes the run if
+            it exists, and starts a new one otherwise. ``"must"`` resumes the run, and fails if it does not exist. The
+            path or URI of a run directory resumes that run. A run resumes from its latest committed checkpoint, or from
+            the beginning if it has none.
+        chdir_to_trial_dir: True to run the train function with ``get_context().get_trial_dir()`` as its working
+            directory. By default, the working directory is the driver's.
+        detailed_metrics: True to add ``_date``, ``_hostname``, ``_node_ip``, ``_pid`` and ``_time_total_s`` to the
+            metrics of each report.
         preload: names of modules that the train function imports. The process from which local workers are forked
-            imports them once for all workers, and for later runs. They must not use a GPU. A module that starts a
-            thread is skipped.
+            imports these modules once for all workers, and for later runs. They must not use a GPU. A module that
+            starts a thread is skipped.
         start_timeout_s: seconds within which every worker must start running the train function.
-        hang_timeout_s: seconds without a report of any rank after which the run counts as hung. It then fails with the
-            stacks of every rank, or is retried. None disables the check.
+        hang_timeout_s: seconds without a report of any rank after which the run counts as hung. The run is then
+            retried, or fails with an error that shows the stacks of every rank. None disables the check.
 
     Raises:
         ConfigurationError: a value has the wrong type or is out of range, or two values contradict each other.

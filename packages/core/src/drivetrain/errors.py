@@ -1,26 +1,26 @@
 """The exceptions of drivetrain.
 
-Every message states what was expected, what was found instead, and what to do. Every exception can be pickled, because
-many of them are raised in a worker process and shown in the driver.
+Every message states the expected and the actual value or state, and how to fix the problem. Every exception can be
+pickled, because many exceptions are raised in a worker process and shown in the driver.
 
     DrivetrainError
     ├── ConfigurationError          an invalid value, rejected before anything starts (also a ValueError)
-    ├── SerializationError          a function, config or value that cannot cross a process boundary
+    ├── SerializationError          a function, config or value that cannot be sent to another process
     ├── PluginError                 a plugin that cannot be used
-    │   ├── PluginNotFoundError     no installed distribution provides the name
-    │   └── PluginBrokenError       a distribution provides the name, and loading it failed
+    │   ├── PluginNotFoundError     no installed distribution provides a plugin with that name
+    │   └── PluginBrokenError       a distribution provides the plugin, but loading the plugin failed
     ├── SessionError                report() or a similar function called outside a worker, or with invalid arguments
     ├── StorageError                the run directory cannot be read or written
     │   ├── RunExistsError          a run with that name exists already
     │   ├── RunInUseError           another driver is working on the run
     │   └── CheckpointError         a checkpoint that is missing, empty, damaged, or reported twice with different files
     ├── ResourceError               the run needs more CPUs, GPUs or nodes than exist
-    ├── WaitTimeoutError            a deadline passed; the message names what was awaited and the missing ranks
+    ├── WaitTimeoutError            a deadline passed; the message names the awaited event and the missing ranks
     ├── WorkerDiedError             a worker process exited, or its node was lost, before the train function returned
-    ├── CallbackError               a callback raised; the cause is its exception
+    ├── CallbackError               a callback raised an exception, which is ``__cause__``
     ├── RunCancelledError           another thread cancelled the run
     ├── RemoteError                 replaces a worker's exception that could not be pickled
-    └── TrainingFailedError         raised by fit(); ``__cause__`` is the root cause
+    └── TrainingFailedError         training failed; fit() raises this error, and ``__cause__`` is the root cause
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _CODE = re.compile(r"\[(DT-\d{3})\] ")
 
 
 class FailureKind(enum.Enum):
-    """The category of a failure, which decides whether a retry can help."""
+    """The category of a failure. Whether drivetrain retries depends on it."""
 
     USER_ERROR = "user error"
     INFRASTRUCTURE = "infrastructure"
@@ -70,7 +70,7 @@ class FailureKind(enum.Enum):
 
 
 class DrivetrainError(Exception):
-    """Base of every exception that drivetrain raises on its own behalf.
+    """Base class of the exceptions that drivetrain defines.
 
     Example:
         >>> import drivetrain
@@ -83,7 +83,7 @@ class DrivetrainError(Exception):
 
     @property
     def code(self) -> str | None:
-        """The code in the first line of the message, which ``drivetrain explain`` explains; None without a code."""
+        """The error code in the message, such as ``DT-801``, or None. ``drivetrain explain`` describes each code."""
         match = _CODE.search(str(self).partition("\n")[0])
         return None if match is None else match[1]
 
@@ -105,11 +105,11 @@ class PluginNotFoundError(PluginError):
 
 
 class PluginBrokenError(PluginError):
-    """A distribution provides the plugin, but loading it failed; ``__cause__`` is the original exception."""
+    """A distribution provides the plugin, but loading the plugin failed; ``__cause__`` is the original exception."""
 
 
 class SessionError(DrivetrainError):
-    """A function for workers was called outside a worker, or with an invalid argument."""
+    """A function for workers, such as ``report()``, was called outside a worker or with an invalid argument."""
 
 
 class StorageError(DrivetrainError):
@@ -121,7 +121,7 @@ class RunExistsError(StorageError):
 
 
 class RunInUseError(StorageError):
-    """Another driver is using the run; the message names it."""
+    """Another driver is using the run; the message names that driver."""
 
 
 class CheckpointError(StorageError):
@@ -136,7 +136,7 @@ class WaitTimeoutError(DrivetrainError):
     """The deadline of a wait passed.
 
     Attributes:
-        ranks: the missing ranks, in ascending order.
+        ranks: the ranks that were still awaited, in ascending order; empty if the wait was not for ranks.
     """
 
     def __init__(self, message: str = "", *, ranks: Sequence[int] = ()) -> None:
@@ -159,11 +159,11 @@ class WorkerDiedError(DrivetrainError):
 
 
 class CallbackError(DrivetrainError):
-    """A callback raised an exception. The message names the callback and the hook; ``__cause__`` is the exception."""
+    """A callback raised an exception, which is ``__cause__``. The message names the callback and the hook."""
 
 
 class RemoteError(DrivetrainError):
-    """Replaces a worker's exception that could not be pickled; the message has its type, text and traceback."""
+    """Replaces a worker's exception that could not be pickled. The message has its type, text and traceback."""
 
 
 class RunCancelledError(DrivetrainError):
@@ -186,5 +186,5 @@ class TrainingFailedError(DrivetrainError):
         self.rank = rank
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle ``__cause__`` too. Python drops it, and Ray and process pools pass exceptions on as pickles."""
+        """Pickle ``__cause__`` too. By default, pickling drops it, and Ray and process pools pickle exceptions."""
         return type(self), self.args, {**vars(self), "__cause__": self.__cause__}

@@ -5,15 +5,15 @@ A plugin is an entry point in one of these groups:
 ========================= ====================================================================
 group                     the plugin provides
 ========================= ====================================================================
-``drivetrain.backends``   a :class:`drivetrain.BackendConfig` class: it sets up a framework
-``drivetrain.callbacks``  a :class:`drivetrain.Callback` class: it watches a run
-``drivetrain.datasets``   a :class:`DatasetProvider` class: it splits datasets of one kind
-``drivetrain.runtimes``   a :class:`Runtime` class: it starts worker groups
-``drivetrain.trainables`` a function that adapts a trainer, so that another system can run it
+``drivetrain.backends``   a :class:`drivetrain.BackendConfig` class, which sets up a framework
+``drivetrain.callbacks``  a :class:`drivetrain.Callback` class, which watches a run
+``drivetrain.datasets``   a :class:`DatasetProvider` class, which splits datasets of one kind
+``drivetrain.runtimes``   a :class:`Runtime` class, which starts worker groups
+``drivetrain.trainables`` a function that adapts a trainer so that another system can run it
 ========================= ====================================================================
 
-An installed plugin runs no code until it is selected by name, with two exceptions: drivetrain asks each dataset
-provider whether it accepts a dataset, and each runtime whether the environment selects it. A plugin imports
+An installed plugin runs no code until it is selected by name, with two exceptions: drivetrain asks every dataset
+provider whether it accepts a dataset, and every runtime whether the environment selects it. A plugin imports
 ``drivetrain``, this module and, in its tests, ``drivetrain.testing``; everything else in the package is internal. The
 classes for runtimes are provisional: they may change until a second cluster runtime uses them.
 """

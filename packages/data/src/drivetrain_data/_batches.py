@@ -1,4 +1,4 @@
-"""Converts tables to batches: :func:`make_batches` runs the stages, and a batch format converts the rows."""
+"""Converts tables to batches: :func:`make_batches` runs the steps, and a :class:`BatchFormat` implements them."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ class Batches(Generic[T]):
 
 
 class BatchFormat(Protocol):
-    """The type of batches, and the steps that create them.
+    """The steps that convert tables to batches of one type.
 
-    Tables are prepared, cut to the sizes of the batches (if a batch spans several tables, they are joined), and
-    converted.
+    Each table is prepared (:meth:`prepare`). The prepared tables are cut to the sizes of the batches, and the pieces of
+    a batch that spans several tables are joined (:meth:`join`). The result is then converted to a batch
+    (:meth:`convert`).
     """
 
     def prepare(self, tables: Iterator[pa.Table], plan: BatchPlan, fresh: bool) -> Iterator[Any]:
-        """Convert as much as possible before the tables are cut to size.
+        """Do the part of the conversion that is possible before the tables are cut to the sizes of the batches.
 
         Args:
             tables: tables of any sizes.
-            plan: the options of the batches.
-            fresh: nothing else refers to the memory of the tables.
+            plan: the options that determine the batches.
+            fresh: True if nothing else refers to the memory of the tables.
         """
         ...
 
@@ -57,13 +58,13 @@ class BatchFormat(Protocol):
         ...
 
     def convert(self, prepared: Any) -> Any:
-        """Convert a prepared table to a batch of the same size."""
+        """Convert a prepared table, which was cut to size, to a batch of its rows."""
         ...
 
 
 @dataclass(frozen=True)
 class TableBatches:
-    """Batches that are converted from a ``pyarrow.Table``.
+    """The format of batches that are converted from a ``pyarrow.Table``.
 
     Attributes:
         convert: converts a table to a batch.
@@ -84,19 +85,19 @@ class TableBatches:
 
 @dataclass(frozen=True)
 class ArrayBatches:
-    """Batches that are converted from :class:`Columns`.
+    """The format of batches that are converted from :class:`Columns`.
 
     Attributes:
         convert: converts columns to a batch.
-        writable: the arrays of a batch have to be writable.
+        writable: True if the arrays of a batch have to be writable.
     """
 
     convert: Callable[[Columns], Any]
     writable: bool = False
 
     def prepare(self, tables: Iterator[pa.Table], plan: BatchPlan, fresh: bool) -> Iterator[Columns]:
-        """See :class:`BatchFormat`: converts tables of many batches to arrays, so that a batch is a slice of them."""
-        fresh = fresh and plan.buffer_rows is None  # a shuffled table shares memory with the buffer
+        """See :class:`BatchFormat`: converts the rows of many batches to arrays at once; a batch is a slice of them."""
+        fresh = fresh and plan.buffer_rows is None  # a shuffled table shares memory with the shuffle buffer
         for table in small_tables(tables, plan.batch_size):
             yield Columns.of(table, writable=self.writable, fresh=fresh)
 
@@ -120,18 +121,18 @@ def make_batches(
 
     Args:
         tables: the rows, in tables of any sizes.
-        sizes: the sizes of the batches; None for all remaining rows.
-        batch_format: creates the batches.
-        plan: the options of the batches.
-        prefetch_batches: the number of batches that a thread creates ahead.
-        prefetch_tables: the thread only prepares the tables. Set it for formats whose conversion takes less time than
-            passing a batch between threads.
-        fresh: nothing else refers to the memory of the tables.
-        drop_last: drop the last batch if it is smaller than its size.
+        sizes: the number of rows of each batch; None for a batch with all remaining rows.
+        batch_format: implements the steps.
+        plan: the options that determine the batches.
+        prefetch_batches: the number of batches that a thread creates ahead; 0 to use no thread.
+        prefetch_tables: True if the thread only prepares tables, and the consumer's thread creates the batches. This
+            is faster for formats whose conversion takes less time than passing a batch between threads.
+        fresh: True if nothing else refers to the memory of the tables.
+        drop_last: drop the last batch if too few rows remain for its size.
     """
     prepared = batch_format.prepare(tables, plan, fresh)
     if prefetch_tables:
-        batch_size = plan.batch_size  # None: all tables become one batch, so the thread reads all of them
+        batch_size = plan.batch_size  # if None, all tables become one batch, so the thread reads ahead without a limit
         weight = (lambda rows: rows.num_rows / batch_size) if batch_size is not None else (lambda rows: 0.0)
         prepared = prefetch(prepared, prefetch_batches, weight)
     batches = map(batch_format.convert, rebatch(prepared, sizes, batch_format.join, drop_last=drop_last))
@@ -142,9 +143,9 @@ def to_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any, device: A
     """Convert a batch of arrays to tensors on a device.
 
     Args:
-        batch: arrays by name.
-        dtypes: a torch dtype for all arrays, or dtypes by name; None to keep the dtypes of the arrays.
-        device: the device of the tensors.
+        batch: a mapping from names to arrays.
+        dtypes: a torch dtype for all arrays, or a mapping from names to dtypes; None to keep the dtypes of the arrays.
+        device: the device of the tensors; None for the CPU.
     """
     import torch
 
@@ -168,8 +169,9 @@ def to_tf_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any) -> dic
     """Convert a batch of arrays to TensorFlow tensors.
 
     Args:
-        batch: arrays by name.
-        dtypes: a TensorFlow dtype for all arrays, or dtypes by name; None to keep the dtypes of the arrays.
+        batch: a mapping from names to arrays.
+        dtypes: a TensorFlow dtype for all arrays, or a mapping from names to dtypes; None to keep the dtypes of the
+            arrays.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Rows as numpy arrays, one per column."""
+"""Stores rows as numpy arrays, one per column."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Columns", "is_array", "to_numpy"]
 
 
 class Columns:
-    """Rows with one numpy array per numeric column, so that batches are slices of the arrays.
+    """Rows that are stored as one numpy array per numeric column, so that a batch is a slice of each array.
 
-    Columns of other types stay Arrow columns until they are cut into batches, because their array type depends on the
-    values in the batch.
+    Columns of other types, and columns with nulls, are stored as Arrow columns. They are converted batch by batch,
+    because the type of the resulting array depends on the values in the batch.
 
     Args:
-        columns: by name, arrays or ``pyarrow.ChunkedArray``, all of the same length.
-        num_rows: the length of the columns.
+        columns: a mapping from a column's name to a numpy array or a ``pyarrow.ChunkedArray``.
+        num_rows: the length of every column.
     """
 
     __slots__ = ("columns", "num_rows")
@@ -35,8 +35,9 @@ class Columns:
 
         Args:
             table: the rows.
-            writable: return writable arrays. This copies the table unless it is fresh.
-            fresh: nothing else refers to the table's memory.
+            writable: True to return writable arrays. A read-only array is copied, unless ``fresh`` is True and its
+                memory can be written.
+            fresh: True if nothing else refers to the table's memory.
         """
         columns = dict(zip(table.column_names, table.columns, strict=True))
         for name, column in columns.items():
@@ -49,20 +50,21 @@ class Columns:
         return cls(columns, table.num_rows)
 
     def slice(self, offset: int, rows: int) -> Columns:
-        """Return some of the rows without copying them."""
+        """Return ``rows`` rows, starting with the row number ``offset``, without copying them."""
         end = offset + rows
         return Columns({name: column[offset:end] for name, column in self.columns.items()}, rows)
 
     @staticmethod
     def join(parts: list[Columns]) -> Columns:
-        """Concatenate the rows of several parts."""
+        """Concatenate the rows of several objects that have the same column names."""
         import numpy as np
         import pyarrow as pa
 
         joined: dict[str, Any] = {}
         for name in parts[0].columns:
             columns = [part.columns[name] for part in parts]
-            if any(isinstance(column, np.ndarray) for column in columns):  # some tables may have nulls in this column
+            # A numeric column is an Arrow column in the parts where it has nulls, and an array in the other parts.
+            if any(isinstance(column, np.ndarray) for column in columns):
                 joined[name] = np.concatenate([_array_of(column) for column in columns])
             else:
                 joined[name] = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
@@ -74,7 +76,7 @@ class Columns:
 
 
 def is_array(kind: pa.DataType) -> bool:
-    """Return True if columns of this type without nulls convert to arrays of numbers."""
+    """Return True if a column of this type, provided that it has no nulls, converts to a numeric or boolean array."""
     import pyarrow as pa
 
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -83,12 +85,12 @@ def is_array(kind: pa.DataType) -> bool:
 
 
 def to_numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """Return a column as an array; lists of equal length, and tensors, become additional dimensions."""
+    """Return a column as an array. Tensors, and lists that all have the same length, become additional dimensions."""
     import pyarrow as pa
 
     kind = column.type
     array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # there is no chunk, or the type does not support combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # no chunk, or a type without combine_chunks()
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], kind)
     if isinstance(kind, pa.FixedShapeTensorType):
         tensors: np.ndarray[Any, Any] = array.to_numpy_ndarray()
@@ -106,7 +108,7 @@ def to_numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 
 
 def _view(column: pa.ChunkedArray) -> np.ndarray[Any, Any] | None:
-    """Return a writable view of a column's memory; None if there is no such view."""
+    """Return a writable array that shares the memory of a column; None if this is impossible."""
     import numpy as np
     import pyarrow as pa
 
@@ -122,7 +124,7 @@ def _view(column: pa.ChunkedArray) -> np.ndarray[Any, Any] | None:
 
 
 def _copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Copy an array to Arrow's memory pool, which reuses freed memory; new pages from the kernel take longer."""
+    """Copy an array into Arrow's memory pool, which reuses freed memory and so is faster than new pages."""
     import numpy as np
     import pyarrow as pa
 

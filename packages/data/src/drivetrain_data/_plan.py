@@ -10,7 +10,7 @@ from itertools import pairwise
 __all__ = ["BatchPlan", "Interval", "count_rows", "select_rows", "split_rows"]
 
 Interval = tuple[int, int]
-"""Row numbers, from the first one up to but not including the second one."""
+"""A range of row numbers: the first row of the range, and the row after the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,11 @@ class BatchPlan:
     seed: int | None
 
     def batch_sizes(self, rows: int, *, largest_shard: int, smallest_shard: int) -> Iterator[int]:
-        """Return the sizes of a shard's batches. Every rank has the same number, as collective operations require.
+        """Return the sizes of a shard's batches. Every rank gets the same number of batches.
 
-        The sizes of shards differ by at most one row. If that row causes an additional batch, the ranks without it
-        divide their last batch into two. A batch of one row cannot be divided.
+        Collective operations require the same number on every rank. The sizes of the shards differ by at most one row.
+        If this row causes an additional batch on some ranks, the other ranks divide their last batch into two. A batch
+        of one row cannot be divided: with a ``batch_size`` of 1, the numbers of batches can differ by one.
 
         Args:
             rows: the number of rows in this shard.
@@ -54,7 +55,7 @@ class BatchPlan:
 
 
 def count_rows(intervals: Sequence[Interval]) -> int:
-    """Return the number of rows in some intervals."""
+    """Return the total number of rows in the intervals."""
     return sum(stop - start for start, stop in intervals)
 
 
@@ -71,14 +72,15 @@ def split_rows(intervals: Sequence[Interval], shards: int) -> list[list[Interval
 
 
 def select_rows(intervals: Sequence[Interval], selection: Sequence[Interval]) -> list[Interval]:
-    """Select rows by their position within some intervals: ``select_rows([(10, 20)], [(2, 5)]) == [(12, 15)]``.
+    """Return the rows at the given positions: ``select_rows([(10, 20)], [(2, 5)]) == [(12, 15)]``.
 
     Args:
-        intervals: row numbers, in order.
-        selection: positions, counted over all intervals, in order.
+        intervals: the rows to select from, in order.
+        selection: ranges of positions, in order. Position 0 is the first row of the first interval, and positions are
+            counted across all intervals.
     """
     selected: list[Interval] = []
-    offset = 0  # the position of the interval's first row
+    offset = 0  # the position of the first row of the current interval
     remaining = iter(selection)
     current = next(remaining, None)
     for start, stop in intervals:

@@ -1,4 +1,4 @@
-"""The position in an epoch of a dataset, which also determines the unread rows for another number of workers."""
+"""The position in an epoch of a dataset. Any number of workers can split the rows that are unread at a position."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The rows of an epoch that all ranks have read. Every rank has read the same number of batches.
+    """How far the ranks together have read an epoch. Every rank has read the same number of batches.
 
     Attributes:
         total: the number of rows in the dataset; None if it is unknown until all rows are read.
-        world_size: the number of shards.
-        intervals: the rows of the epoch; None for all rows of the dataset.
+        world_size: the number of shards into which the epoch was split.
+        intervals: the rows of the rest of the epoch, if this rest was split again; None for all rows of the dataset.
         batches: the number of batches that each rank has read.
-        plan: the options of the batches; None if no batch was read.
+        plan: the options that determine the batches; None if no batch was read.
     """
 
     total: int | None
@@ -47,10 +47,10 @@ class Position:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Position:
-        """Return the position that :meth:`as_dict` has converted.
+        """Return the position that a return value of :meth:`as_dict` describes.
 
         Raises:
-            ConfigurationError: the dict was not created by :meth:`as_dict`.
+            ConfigurationError: the argument was not created by :meth:`as_dict`.
         """
         try:
             rows, plan = state["rows"], state["plan"]
@@ -85,7 +85,14 @@ class Position:
 
 
 def _unread_of_shuffled(rows: int, read: int, buffer_rows: int, seed: int | None) -> list[Interval]:
-    """Return the unread rows of a shuffled shard, computed by shuffling the row numbers."""
+    """Return the positions of the unread rows in a shuffled shard, found by shuffling the row numbers in the same way.
+
+    Args:
+        rows: the number of rows in the shard.
+        read: the number of rows that were read.
+        buffer_rows: see :class:`~drivetrain_data._plan.BatchPlan`.
+        seed: see :class:`~drivetrain_data._plan.BatchPlan`.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -99,12 +106,12 @@ def _unread_of_shuffled(rows: int, read: int, buffer_rows: int, seed: int | None
 
 @dataclass(slots=True)
 class EpochState:
-    """The part of a shard that changes while it is read.
+    """The state of a shard that changes while the shard is read.
 
     Attributes:
-        resume_from: the position at which the next epoch starts; None for its first row.
+        resume_from: the position at which the next iteration starts; None to read an epoch from its first row.
         current: the position in the latest epoch; None before the first epoch and after the end of an epoch.
-        last_saved: the last return value of ``state_dict()``, until the session takes it.
+        last_saved: the last return value of ``state_dict()``; None after ``take_state()`` has returned it.
     """
 
     resume_from: Position | None = None
@@ -112,7 +119,10 @@ class EpochState:
     last_saved: dict[str, Any] | None = None
 
     def track(self, start: Position, batches: Iterator[T]) -> Iterator[T]:
-        """Yield the batches of an epoch and update the position, unless a later epoch or a loaded state replaced it.
+        """Yield the batches of an epoch, and update the current position.
+
+        When a batch is yielded, the position already includes this batch. The position is no longer updated after a
+        later epoch or a loaded state has replaced it.
 
         Args:
             start: the position before the first batch.

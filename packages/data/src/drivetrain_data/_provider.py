@@ -21,7 +21,10 @@ class TableDatasets(DatasetProvider):
         return is_dataset(dataset)
 
     def open(self, name: str, dataset: Any, *, keep_together: str | None = None) -> Source:
-        """See :class:`drivetrain.plugin.DatasetProvider`: reads the schema and the number of rows."""
+        """See :class:`drivetrain.plugin.DatasetProvider`.
+
+        This reads the schema and the number of rows and, if ``keep_together`` names a column, also this column.
+        """
         source = open_dataset(name, dataset)
         return source if keep_together is None else source.keeping_together(keep_together)
 

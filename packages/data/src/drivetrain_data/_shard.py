@@ -32,15 +32,20 @@ _FORMATS = ("default", "numpy", "pandas", "pyarrow", None)
 
 
 class Reader(Protocol):
-    """Reads a part of a dataset; it is pickled and sent to the worker that reads the part."""
+    """Reads a part of a dataset. A reader is pickled and sent to a worker, which calls its methods."""
 
     @property
     def fresh(self) -> bool:
-        """True if nothing else refers to the memory of the tables that it reads."""
+        """True if nothing else refers to the memory of the tables that :meth:`tables` yields."""
         ...
 
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
-        """Yield the rows, in order, in tables of any size; optionally only some columns, and without the first rows."""
+        """Yield the rows, in order, in tables of any size.
+
+        Args:
+            columns: the names of the columns to read; None for all columns.
+            skip: the number of rows to skip at the start.
+        """
         ...
 
     def schema(self) -> pa.Schema:
@@ -52,8 +57,10 @@ class Reader(Protocol):
 class TableShard:
     """The rows of a dataset that one worker reads: the return value of :func:`~drivetrain.get_dataset_shard`.
 
-    Shards are disjoint and cover the dataset. Their sizes differ by at most one row, unless rows are kept together, and
-    all ranks get the same number of batches, except for batches of one row.
+    The shards of a dataset that is split are disjoint, and together contain all rows. Their sizes differ by at most one
+    row, and all ranks get the same number of batches. There are two exceptions. If batches have one row, the ranks with
+    one more row get one more batch, unless ``drop_last`` is True. If rows are kept together, or if the number of rows
+    is unknown, the sizes and the numbers of batches can differ by more.
 
     Attributes:
         name: the name of the dataset.
@@ -62,9 +69,9 @@ class TableShard:
         largest_shard: the number of rows in the largest shard.
         smallest_shard: the number of rows in the smallest shard.
         total: the number of rows in the dataset; None if it is unknown until all rows are read.
-        world_size: the number of different shards.
-        remainder: this rank's shard of the epoch that was interrupted at the run's checkpoint, if the unread rows have
-            to be split again.
+        world_size: the number of shards into which the dataset is split; 1 if every worker reads all rows.
+        remainder: this rank's rows in the rest of the epoch during which the run's checkpoint was saved, if the unread
+            rows of this epoch have to be split again; otherwise None.
     """
 
     name: str
@@ -87,20 +94,21 @@ class TableShard:
         drop_last: bool = False,
         batch_format: str | None = "default",
     ) -> Batches[Any]:
-        """Return the rows in batches; each iteration over the returned object is an epoch.
+        """Return the rows in batches. Each iteration over the returned object reads one epoch.
 
         Args:
             batch_size: the number of rows in a batch; None for the whole shard in one batch.
-            prefetch_batches: the number of batches that a thread creates ahead; if batches are slices of the read
-                tables, the number of batches that are read ahead.
+            prefetch_batches: the number of batches that a thread creates ahead; 0 to use no thread. If creating a batch
+                only slices arrays, the thread does not create batches: it reads the rows of this number of batches
+                ahead.
             local_shuffle_buffer_size: shuffle the rows within a buffer of this many rows; None to keep their order.
             local_shuffle_seed: the seed of the shuffled order; None for a different order in each epoch.
             drop_last: drop the last batch if it is not full.
-            batch_format: ``"numpy"`` (or ``"default"``), a dict of arrays of shape ``(rows, ...)``; ``"pandas"``, a
-                data frame; or ``"pyarrow"``, a table.
+            batch_format: the type of a batch. ``"numpy"``, ``"default"`` or None: a dict of arrays of shape
+                ``(rows, ...)``. ``"pandas"``: a data frame. ``"pyarrow"``: a table.
 
         Raises:
-            ConfigurationError: an argument is out of range, or a shard has no row for a batch.
+            ConfigurationError: an argument is out of range, or a shard has too few rows for a batch.
         """
         if batch_format not in _FORMATS:
             raise ConfigurationError(
@@ -126,20 +134,21 @@ class TableShard:
         local_shuffle_seed: int | None = None,
         drop_last: bool = False,
     ) -> Batches[Any]:
-        """Return the rows in batches of PyTorch tensors; each iteration over the returned object is an epoch.
+        """Return the rows in batches of PyTorch tensors. Each iteration over the returned object reads one epoch.
 
         Args:
             batch_size: see :meth:`iter_batches`.
             prefetch_batches: see :meth:`iter_batches`.
-            dtypes: a ``torch.dtype`` for all columns, or dtypes by name; None to keep the types of the data.
-            device: the device of the tensors; ``"auto"`` for the worker's device.
-            collate_fn: converts a dict of arrays to a batch, instead of ``dtypes`` and ``device``.
+            dtypes: a ``torch.dtype`` for all columns, or a mapping from column names to dtypes; None to keep the types
+                of the data.
+            device: the device of the tensors; ``"auto"`` for the worker's device, None for the CPU.
+            collate_fn: converts a dict of arrays to a batch. ``dtypes`` and ``device`` are then ignored.
             local_shuffle_buffer_size: see :meth:`iter_batches`.
             local_shuffle_seed: see :meth:`iter_batches`.
             drop_last: see :meth:`iter_batches`.
 
         Raises:
-            ConfigurationError: see :meth:`iter_batches`; or a column is not numeric.
+            ConfigurationError: see :meth:`iter_batches`; or, without a ``collate_fn``, a column is not numeric.
         """
         plan = self._plan(batch_size, local_shuffle_buffer_size, local_shuffle_seed, drop_last)
         target = _worker_device() if isinstance(device, str) and device == "auto" else device
@@ -162,12 +171,13 @@ class TableShard:
         local_shuffle_seed: int | None = None,
         drop_last: bool = False,
     ) -> Batches[dict[str, tf.Tensor]]:
-        """Return the rows in batches of TensorFlow tensors; each iteration over the returned object is an epoch.
+        """Return the rows in batches of TensorFlow tensors. Each iteration over the returned object reads one epoch.
 
         Args:
             batch_size: see :meth:`iter_batches`.
             prefetch_batches: see :meth:`iter_batches`.
-            dtypes: a ``tf.DType`` for all columns, or dtypes by name; None to keep the types of the data.
+            dtypes: a ``tf.DType`` for all columns, or a mapping from column names to dtypes; None to keep the types of
+                the data.
             local_shuffle_buffer_size: see :meth:`iter_batches`.
             local_shuffle_seed: see :meth:`iter_batches`.
             drop_last: see :meth:`iter_batches`.
@@ -193,22 +203,25 @@ class TableShard:
     ) -> tf.data.Dataset:
         """Return the rows as a ``tf.data.Dataset`` of (features, labels) pairs, which ``Model.fit`` accepts.
 
-        This reads one row first to determine types and shapes. Automatic sharding is off, because the rows are already
-        this worker's part of the data; a strategy with several replicas splits each batch among them in each step.
+        This method reads one row to determine types and shapes. TensorFlow's automatic sharding is off, because the
+        rows are already this worker's part of the data. A strategy cuts each batch into one piece per replica, counting
+        the replicas of all workers. In each step, each replica of this worker processes one of these pieces.
 
         Args:
-            feature_columns: the name of a column for one tensor of shape ``(batch_size, ...)``, or several names for a
-                dict of tensors.
-            label_columns: the name of a column, or several names, as for ``feature_columns``.
-            batch_size: see :meth:`iter_batches`; under a strategy, the number of rows in a step on all workers.
+            feature_columns: the name of one column, whose rows become one tensor of shape ``(batch_size, ...)``; or
+                several names, whose columns become a dict of tensors.
+            label_columns: one name or several names, as for ``feature_columns``.
+            batch_size: see :meth:`iter_batches`. Under a strategy, it is the total number of rows that all workers
+                process in a step.
             prefetch_batches: see :meth:`iter_batches`.
-            dtypes: a ``tf.DType`` for all columns, or dtypes by name; None to keep the types of the data.
+            dtypes: a ``tf.DType`` for all columns, or a mapping from column names to dtypes; None to keep the types of
+                the data.
             local_shuffle_buffer_size: see :meth:`iter_batches`.
             local_shuffle_seed: see :meth:`iter_batches`.
-            drop_last: see :meth:`iter_batches`; if False, the shape of a batch does not include its number of rows.
+            drop_last: see :meth:`iter_batches`. If it is False, the first dimension in the shape of a batch is None.
 
         Raises:
-            ConfigurationError: see :meth:`iter_tf_batches`; or a column does not exist.
+            ConfigurationError: see :meth:`iter_tf_batches`; or a column does not exist, or the shard has no rows.
         """
         import tensorflow as tf
 
@@ -256,12 +269,12 @@ class TableShard:
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the current epoch. Save it with the model; :meth:`load_state_dict` resumes from it.
 
-        The position assumes that all ranks have read the same number of batches as this rank, as they do if they train
-        together. After the loop over the batches has ended, it is the start of the next epoch.
+        The position assumes that all ranks have read the same number of batches as this rank. This is the case if they
+        train together. After the loop over the batches has ended, the position is the start of the next epoch.
 
         Returns:
-            Values that JSON can represent. They also become part of the next checkpoint that rank 0 reports, so that a
-            run that resumes with another number of workers can split the unread rows.
+            Values that JSON can represent. The next checkpoint that rank 0 reports also stores them, so that the unread
+            rows can be split if the run resumes with another number of workers.
 
         Raises:
             ConfigurationError: the rows are shuffled without a ``local_shuffle_seed``.
@@ -279,16 +292,16 @@ class TableShard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration over batches resume an epoch. Later iterations read all rows again.
 
-        With the same number of workers, the same batches follow as without the interruption. With another number, the
-        unread rows are split again; if there are fewer unread rows than workers, some workers have none.
+        With the same number of workers, the remaining batches are the same as without the interruption. With another
+        number, the unread rows are split again; if there are fewer unread rows than workers, some workers get none.
 
         Args:
             state: the return value of :meth:`state_dict`, from any rank.
 
         Raises:
-            ConfigurationError: the state belongs to another dataset; or the number of workers has changed, and the
-                state is not that of the checkpoint that the run resumes from, or the dataset can only be read from its
-                start.
+            ConfigurationError: the state belongs to another dataset; or the unread rows have to be split again, and
+                this is impossible. The reason is then that the state was not reported with the checkpoint from which
+                the run resumes, that rows are kept together, or that the dataset can only be iterated over.
         """
         position = Position.from_dict(state)
         if position.total != self.total:
@@ -299,10 +312,11 @@ class TableShard:
         has_same_split = position.world_size == self.world_size and position.intervals is None
         if not has_same_split and (self.remainder is None or self.remainder.position != position):
             raise ConfigurationError(
-                f"dataset {self.name!r}: expected a state of an undivided epoch with {self.world_size} workers, got "
-                f"one with {position.world_size} workers{' that was split again' if position.intervals else ''}. "
+                f"dataset {self.name!r}: expected the state of an epoch that was split once, among {self.world_size} "
+                f"workers, got one that was split {'again, ' if position.intervals else ''}among "
+                f"{position.world_size} workers. "
                 "The unread rows can only be split again if rank 0 reported the state with the checkpoint that the run "
-                "resumes from, and if rows are neither kept together nor only iterated. "
+                "resumes from, and if the dataset is neither an IterableDataset nor split with keep_together. "
                 "Resume with the same number of workers, or restart the epoch"
             )
         at_start = not position.batches and position.intervals is None
@@ -310,12 +324,15 @@ class TableShard:
         self._state.current = None
 
     def take_state(self) -> dict[str, Any] | None:
-        """Return the last value of :meth:`state_dict` since the previous call; the session reports it."""
+        """Return the last value that :meth:`state_dict` returned since the previous call of this method, or None.
+
+        The session calls it and stores the value in a checkpoint.
+        """
         state, self._state.last_saved = self._state.last_saved, None
         return state
 
     def iter_tables(self) -> Iterator[pa.Table]:
-        """Yield the rows in the tables in which they are read, without copying them."""
+        """Yield the tables as they are read, without copying their rows."""
         return self.reader.tables()
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
@@ -339,7 +356,7 @@ class TableShard:
         return self.reader.schema()
 
     def count(self) -> int:
-        """Return the number of rows; reads all rows if the number is unknown."""
+        """Return the number of rows in this shard. If it is unknown, read all rows to count them."""
         return self.rows if self.rows is not None else sum(table.num_rows for table in self.reader.tables())
 
     def _plan(self, batch_size: int | None, buffer_rows: int | None, seed: int | None, drop_last: bool) -> BatchPlan:
@@ -360,13 +377,13 @@ class TableShard:
     def _batches(
         self, batch_format: BatchFormat, plan: BatchPlan, prefetch_batches: int, *, only_slices: bool = False
     ) -> Batches[Any]:
-        """Return an iterable over epochs of batches.
+        """Return an object that reads one epoch of batches with each iteration over it.
 
         Args:
-            batch_format: creates the batches.
-            plan: the options of the batches.
-            prefetch_batches: the number of batches that are created ahead.
-            only_slices: for numeric columns, creating a batch only slices arrays.
+            batch_format: converts tables to batches.
+            plan: the options that determine the batches.
+            prefetch_batches: see :meth:`iter_batches`.
+            only_slices: True if creating a batch only slices arrays, provided that all columns are numeric.
         """
         if type(prefetch_batches) is not int or prefetch_batches < 0:
             raise ConfigurationError(f"prefetch_batches: expected an integer >= 0, got {prefetch_batches!r}")
@@ -390,7 +407,7 @@ class TableShard:
         return Batches(start_epoch)
 
     def _start_epoch(self, plan: BatchPlan) -> tuple[TableShard, Position]:
-        """Return the shard that an epoch reads, and the position at which it starts."""
+        """Return the shard from which the next epoch is read, and the position at which this epoch starts."""
         resumed, self._state.resume_from = self._state.resume_from, None
         if resumed is None:
             return self, Position(self.total, self.world_size, plan=plan)
@@ -407,7 +424,7 @@ class TableShard:
         return shard, replace(resumed, plan=plan)
 
     def _rest_of_epoch(self, plan: BatchPlan, batches: int) -> tuple[Iterator[pa.Table], Iterator[int | None]]:
-        """Return the rows after the first batches of an epoch, and the sizes of the remaining batches."""
+        """Return the rows after the first ``batches`` batches of an epoch, and the sizes of the remaining batches."""
         if plan.batch_size is None and batches:  # the first batch had all rows
             return iter(()), iter(())
         sizes = self._batch_sizes(plan)
@@ -421,7 +438,7 @@ class TableShard:
         return tables, sizes
 
     def _batch_sizes(self, plan: BatchPlan) -> Iterator[int | None]:
-        """Return the sizes of an epoch's batches; None for all rows in one batch if their number is unknown."""
+        """Return the sizes of an epoch's batches. If the number of rows is unknown, None stands for all rows."""
         if self.rows is None:
             return itertools.repeat(plan.batch_size)
         return plan.batch_sizes(self.rows, largest_shard=self.largest_shard, smallest_shard=self.smallest_shard)
@@ -429,11 +446,12 @@ class TableShard:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """The unread rows of an interrupted epoch, split among the current number of workers.
+    """The rest of an interrupted epoch, split among the current number of workers.
 
     Attributes:
         position: the position at which the epoch was interrupted.
-        shard: this rank's share of the unread rows.
+        shard: this rank's shard of the rest of the epoch. If an earlier attempt has already split this rest among the
+            same number of workers, the shard also includes the rows that this attempt has read.
     """
 
     position: Position
@@ -449,7 +467,7 @@ def _names(columns: str | Sequence[str]) -> Sequence[str]:
 
 
 def _worker_device() -> Any:
-    """Return the GPU of the worker's framework, or the CPU if no GPU is assigned to the worker."""
+    """Return torch's current GPU, or the CPU if no GPU is assigned to the worker."""
     import torch
 
     try:

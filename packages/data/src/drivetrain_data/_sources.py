@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["ACCEPTED", "Source", "is_dataset", "open_dataset"]
 
 _METADATA_THREADS = 16
-_READ_BYTES, _READ_ROWS = 2**24, 131_072  # maximum size of a table that is read
+_READ_BYTES, _READ_ROWS = 2**24, 131_072  # maximum size of the tables that are read from Parquet files
 _FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 _FORMATS |= {".feather": "feather", ".arrow": "ipc"}
 _CLASSES = {
@@ -49,7 +49,7 @@ class FragmentRows(NamedTuple):
 
     Attributes:
         fragment: a ``pyarrow.dataset.Fragment``: a file, or a row group of a file.
-        rows: the rows, in order.
+        rows: the rows in order, numbered from the start of the fragment.
     """
 
     fragment: Any
@@ -58,7 +58,7 @@ class FragmentRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableReader:
-    """Reads rows in memory."""
+    """Reads rows from a table in memory."""
 
     table: pa.Table
 
@@ -77,7 +77,7 @@ class TableReader:
         return self.table.schema
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only these rows as an Arrow stream, because pickling a slice includes its whole table."""
+        """Pickle the rows as an Arrow stream. Pickling a slice of a table would include the whole table."""
         import pyarrow as pa
 
         sink = pa.BufferOutputStream()
@@ -95,7 +95,7 @@ def _read_stream(data: pa.Buffer) -> TableReader:
 
 @dataclass(frozen=True, slots=True)
 class FileReader:
-    """Reads rows of files.
+    """Reads rows from files.
 
     Attributes:
         parts: the fragments to read, with the rows of each.
@@ -107,7 +107,7 @@ class FileReader:
 
     @property
     def fresh(self) -> bool:
-        """See :class:`~drivetrain_data.Reader`: fragments of a user's dataset may be in memory."""
+        """See :class:`~drivetrain_data.Reader`: False if a fragment of the user's dataset is in memory."""
         import pyarrow.dataset as ds
 
         return all(isinstance(part.fragment, ds.FileFragment) for part in self.parts)
@@ -150,7 +150,12 @@ class FileReader:
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceReader:
-    """Reads rows of a ``datasets.Dataset`` or ``datasets.IterableDataset``."""
+    """Reads rows from a ``datasets.Dataset`` or ``datasets.IterableDataset``.
+
+    Attributes:
+        dataset: the dataset.
+        chunk_rows: the number of rows in each table that is read.
+    """
 
     dataset: Any
     chunk_rows: int = 1_000
@@ -163,7 +168,7 @@ class HuggingFaceReader:
     def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
         """See :class:`~drivetrain_data.Reader`."""
         dataset = self.dataset if columns is None else self.dataset.select_columns(list(columns))
-        if skip and hasattr(dataset, "__len__"):  # skip() of an IterableDataset would also skip other ranks' rows
+        if skip and hasattr(dataset, "__len__"):  # IterableDataset.skip() would also skip other ranks' rows
             dataset, skip = dataset.skip(skip), 0
         yield from skip_rows(dataset.with_format("arrow").iter(batch_size=self.chunk_rows), skip)
 
@@ -174,10 +179,10 @@ class HuggingFaceReader:
 
 
 def _merge_row_groups(parts: Iterable[FragmentRows]) -> Iterator[FragmentRows]:
-    """Merge consecutive row groups of a file, so that it is opened once and the next group is read ahead."""
+    """Merge consecutive row groups of a file, so that Arrow opens the file once and reads the next group ahead."""
     import pyarrow.dataset as ds
 
-    file: Any = None  # the file of the groups below; None before the first one
+    file: Any = None  # the previous row group; all groups in the list below are in its file
     groups: list[int] = []
     merged: list[Interval] = []
     length = 0
@@ -199,10 +204,10 @@ def _merge_row_groups(parts: Iterable[FragmentRows]) -> Iterator[FragmentRows]:
 
 
 def _scan_options(fragment: Any) -> dict[str, Any]:
-    """Make Arrow read a fragment in small parts, read little ahead, and decode a local file while it is being read.
+    """Return options that make Arrow read a fragment in small parts, and read only little ahead.
 
-    Arrow's own threads are off: they would read many row groups ahead, and can abort a process that exits during a
-    read.
+    A local Parquet file is decoded while it is being read. Arrow's own threads are off: they would read many row groups
+    ahead, and can abort a process that exits during a read.
     """
     import pyarrow.dataset as ds
     from pyarrow.fs import LocalFileSystem
@@ -226,7 +231,7 @@ class Source(ABC):
 
     @abstractmethod
     def keeping_together(self, column: str) -> Source:
-        """Return the same dataset, in which rows with equal values in a column stay in one shard.
+        """Return the same dataset, but never separate rows with equal values in a column when it is split.
 
         Raises:
             ConfigurationError: the column does not exist, or rows with equal values are not contiguous.
@@ -244,8 +249,9 @@ class Rows(Source):
     Attributes:
         name: the name of the dataset.
         count: the number of rows.
-        make_reader: creates a reader of some of the rows.
-        boundaries: the rows at which a shard may start, and ``count``; None if it may start at any row.
+        make_reader: returns a reader of the rows in the given intervals.
+        boundaries: the numbers of the rows at which a shard may start, followed by ``count``; None if a shard may start
+            at any row.
     """
 
     name: str
@@ -254,7 +260,7 @@ class Rows(Source):
     boundaries: np.ndarray[Any, Any] | None = None
 
     def split(self, request: SplitRequest) -> list[TableShard]:
-        """See :class:`Source`: contiguous shards, which depend only on the number of workers."""
+        """See :class:`Source`: the shards are contiguous, and depend only on the number of workers."""
         number = 1 if request.whole else request.world_size
         if self.boundaries is None:
             shards = self._make_shards(split_rows([(0, self.count)], number))
@@ -266,7 +272,7 @@ class Rows(Source):
         return [replace(shards[0]) for _ in range(request.world_size)] if request.whole else shards
 
     def _with_remainders(self, shards: list[TableShard], position: Position) -> list[TableShard]:
-        """Return the shards with the unread rows of an interrupted epoch, if that epoch was split differently."""
+        """Add a :class:`Remainder` to each shard, unless the interrupted epoch was split into the same shards."""
         if position.world_size != len(shards):
             intervals = position.unread()
         elif position.intervals is not None:  # an earlier attempt has already split the unread rows again
@@ -304,7 +310,7 @@ class Rows(Source):
         return self.make_reader([]).schema()
 
     def keeping_together(self, column: str) -> Rows:
-        """See :class:`Source`: reads the column."""
+        """See :class:`Source`: reads the whole column."""
         import numpy as np
 
         if column not in self.schema().names:
@@ -325,7 +331,7 @@ class Rows(Source):
 
 @dataclass(frozen=True, slots=True)
 class Stream(Source):
-    """A Hugging Face dataset that can only be iterated.
+    """A Hugging Face dataset that can only be iterated over.
 
     Attributes:
         name: the name of the dataset.
@@ -346,7 +352,7 @@ class Stream(Source):
         return [TableShard(self.name, HuggingFaceReader(shard), world_size=size) for shard in shards]
 
     def keeping_together(self, column: str) -> Source:
-        """See :class:`Source`: not supported."""
+        """Raise an error: a stream cannot keep rows together. See :class:`Source`."""
         raise ConfigurationError(
             f"dataset {self.name!r}: expected a dataset of known length to keep rows together by {column!r}, got an "
             "IterableDataset. Use a datasets.Dataset"
@@ -358,7 +364,7 @@ class Stream(Source):
 
 
 def is_dataset(value: object) -> bool:
-    """Return True if a value has a type that :func:`open_dataset` can open; imports nothing."""
+    """Return True if :func:`open_dataset` can open a value of this type. Import nothing to decide this."""
     if isinstance(value, (str, os.PathLike, Mapping)):
         return True
     if isinstance(value, (list, tuple)):
@@ -371,7 +377,7 @@ def open_dataset(name: str, dataset: Any) -> Source:
 
     Args:
         name: the name of the dataset.
-        dataset: a value for which :func:`is_dataset` is true.
+        dataset: a value for which :func:`is_dataset` returns True.
 
     Raises:
         ConfigurationError: the dataset cannot be opened.
@@ -448,7 +454,7 @@ def _table_of(name: str, dataset: Any) -> pa.Table | None:
 
 
 def _column_of(values: Any) -> Any:
-    """Return an array or sequence as a column; rows of an array with several dimensions become tensors."""
+    """Convert an array or sequence to a column. If an array has several dimensions, each row becomes a tensor."""
     import numpy as np
     import pyarrow as pa
 
@@ -488,7 +494,7 @@ def _matching_paths(pattern: str) -> list[str]:
 
 
 def _count_fragments(dataset: Any) -> list[tuple[Any, int]]:
-    """Return the smallest fragments that can be read (Parquet row groups, or files), with their numbers of rows."""
+    """Return each fragment that can be read separately (a Parquet row group or a file), with its number of rows."""
     import pyarrow.dataset as ds
 
     def count(fragment: Any) -> list[tuple[Any, int]]:

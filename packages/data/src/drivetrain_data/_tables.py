@@ -1,4 +1,4 @@
-"""Functions on iterators of tables: change their sizes, shuffle rows, and prefetch on a thread."""
+"""Functions on iterators of tables: they change the sizes of the tables, shuffle rows, and prefetch on a thread."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ def rebatch(
     *,
     drop_last: bool = False,
 ) -> Iterator[Sliced]:
-    """Yield the same rows in tables of the given sizes, until tables or sizes end. The last table may be smaller.
+    """Yield the same rows in tables of the given sizes, until the tables or the sizes end.
+
+    The last table is smaller than its size if too few rows remain.
 
     Args:
         tables: tables of any sizes.
-        sizes: the numbers of rows; None for all remaining rows.
+        sizes: the number of rows of each table to yield; None for a table with all remaining rows.
         join: concatenates tables.
         drop_last: drop the last table if it is smaller than its size.
     """
@@ -69,8 +71,8 @@ def small_tables(tables: Iterator[pa.Table], batch_size: int | None) -> Iterator
 
     Args:
         tables: tables of any sizes.
-        batch_size: tables are divided at multiples of it, so that few batches span two tables; None to keep the tables
-            unchanged.
+        batch_size: the number of rows in a batch. Tables are divided at multiples of this number, so that few batches
+            span two tables. None to keep the tables unchanged.
     """
     for table in tables:
         rows = table.num_rows or 1
@@ -81,7 +83,7 @@ def small_tables(tables: Iterator[pa.Table], batch_size: int | None) -> Iterator
 
 
 def skip_rows(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield tables without the first rows."""
+    """Skip the first ``rows`` rows, which may span several tables, and yield all later rows."""
     for table in tables:
         if table.num_rows > rows:
             yield table.slice(rows)
@@ -91,9 +93,9 @@ def skip_rows(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
 def shuffle(tables: Iterator[pa.Table], buffer_rows: int, seed: int | None) -> Iterator[pa.Table]:
     """Shuffle rows within a buffer.
 
-    The buffer is repeatedly filled to twice its size, shuffled, and reduced to its size. So each row is shuffled with
-    at least ``buffer_rows`` others, and is copied twice on average. The order depends only on the row's number and the
-    seed, not on the sizes of the tables.
+    The buffer is repeatedly filled to ``2 * buffer_rows`` rows and shuffled, and then half of its rows are yielded. So
+    each row is shuffled with at least ``buffer_rows`` others, and is copied twice on average. The new order of the row
+    numbers depends only on the number of rows, ``buffer_rows`` and ``seed``, not on the sizes of the tables.
 
     Args:
         tables: tables of any sizes.
@@ -118,12 +120,12 @@ def shuffle(tables: Iterator[pa.Table], buffer_rows: int, seed: int | None) -> I
 
 
 def prefetch(items: Iterator[T], batches: int, weight: Callable[[T], float] = lambda item: 1) -> Iterator[T]:
-    """Iterate on a thread, ahead of the consumer. The thread ends when the consumer's iteration ends.
+    """Yield items that a thread creates ahead. The thread ends when the consumer stops iterating.
 
     Args:
         items: the items, such as batches or tables; only the thread iterates over them.
-        batches: the thread waits while this many batches are ready; 0 to use no thread.
-        weight: returns the number of batches that an item counts for.
+        batches: the thread waits while at least this number of batches is ready; 0 to use no thread.
+        weight: returns the number of batches to which an item corresponds.
     """
     if not batches:
         yield from items
@@ -153,7 +155,7 @@ def prefetch(items: Iterator[T], batches: int, weight: Callable[[T], float] = la
                     ready += weight(item)
                     changed.notify()
                 del item
-        except BaseException as raised:  # re-raised in the consumer
+        except BaseException as raised:  # raised again in the consumer's thread
             error = raised
         with changed:
             queue.append(error)

@@ -1,4 +1,4 @@
-"""The datasets of a training on tables: splits them by rows, and checks columns and labels before the run starts."""
+"""The datasets for training on tables: splits them, and checks their columns and labels before the run starts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Columns:
 
     Attributes:
         label: the column to predict.
-        others: by dataset, further columns that are not features, such as weights.
-        categorical: True if columns of categories are features.
+        others: a mapping from the dataset's name to further columns that are not features, such as weights.
+        categorical: True if features may be categorical.
     """
 
     label: str
@@ -37,16 +37,16 @@ class Columns:
     categorical: bool
 
     def features(self, name: str, schema: pa.Schema, expected: Sequence[str] | None = None) -> list[str]:
-        """Return the columns of a dataset that are features.
+        """Check the columns of a dataset, and return the names of its features.
 
         Args:
             name: the name of the dataset.
             schema: the schema of the dataset.
-            expected: the features of the training dataset.
+            expected: the features of the training dataset; None for the training dataset itself.
 
         Raises:
-            ConfigurationError: a column is missing or has a type that the library cannot train on; or the features
-                are not those of the training dataset.
+            ConfigurationError: a column is missing, or has a type that the library cannot train on; or the dataset has
+                other features than the training dataset.
         """
         from pyarrow import types
 
@@ -81,13 +81,13 @@ class Columns:
 
 
 class TableData(DataConfig):
-    """Splits tables, rejects tables that cannot be trained on, and gives categories the same codes in all parts.
+    """Splits tables, rejects tables that cannot be trained on, and gives categories the same codes in all shards.
 
     Args:
         columns: the roles of the columns.
-        objective: the name of the objective; None for a function, or the library's default.
-        classes: the number of classes, if the objective has any.
-        groups: by dataset, the column whose equal values stay on one worker.
+        objective: the name of the objective; None if the objective is a function or the library's default.
+        classes: the number of classes; None if the objective has none.
+        groups: for each dataset, a column; rows with the same value in this column stay on one worker.
         datasets_to_split: see :class:`drivetrain.DataConfig`.
         execution_options: see :class:`drivetrain.DataConfig`.
     """
@@ -128,7 +128,7 @@ class TableData(DataConfig):
         ]
 
     def _check(self, opened: Mapping[str, Any]) -> None:
-        """Check columns and labels of the datasets that were opened as tables, and collect their categories.
+        """Check the columns and labels of the datasets that were opened as tables, and collect their categories.
 
         Functions, and datasets that another provider splits, are not checked.
         """
@@ -150,7 +150,7 @@ class TableData(DataConfig):
             rules.check_differences(labels)
 
     def _collect_categories(self, shard: TableShard) -> None:
-        """Read the columns of categories, and store the union of the categories of all parts."""
+        """Read the categorical columns of a shard, and add their categories to the collected ones."""
         from pyarrow import types
 
         schema = shard.schema()
@@ -177,14 +177,19 @@ def _sources(opened: Mapping[str, Any]) -> dict[str, Source]:
         return {}
     try:
         from drivetrain_data import Source
-    except ModuleNotFoundError:  # so other providers have opened all datasets
+    except ModuleNotFoundError:  # then other providers have opened all datasets
         return {}
     return {name: value for name, value in values.items() if isinstance(value, Source)}
 
 
 @dataclass(frozen=True)
 class _Recoded:
-    """Reads rows with the same codes for categories on every worker."""
+    """Reads rows, and replaces the codes of categories with codes that are the same on every worker.
+
+    Attributes:
+        reader: reads the rows.
+        categories: for each categorical column, its categories. The new code of a category is its index in them.
+    """
 
     reader: Any
     categories: Mapping[str, pa.Array]

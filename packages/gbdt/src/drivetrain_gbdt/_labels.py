@@ -1,4 +1,4 @@
-"""Checks labels before a run starts: each objective accepts only certain numbers."""
+"""Checks labels before a run starts, because each objective accepts only certain labels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Labels:
 
     @classmethod
     def read(cls, dataset: str, column: str, shard: TableShard) -> Labels:
-        """Read the labels to find their range, and whether they are whole numbers.
+        """Read the labels of a shard, and determine their range and whether they are whole numbers.
 
         Raises:
             ConfigurationError: a label is missing, infinite or not a number.
@@ -65,10 +65,10 @@ class Domain:
     """The labels that an objective accepts.
 
     Attributes:
-        minimum: the smallest label.
-        maximum: the largest label.
-        integers: True for only whole numbers.
-        positive: True for only numbers above 0.
+        minimum: the smallest label that is accepted.
+        maximum: the largest label that is accepted.
+        integers: True if only whole numbers are accepted.
+        positive: True if only numbers above 0 are accepted.
     """
 
     minimum: float = 0
@@ -112,7 +112,7 @@ _DOMAINS = {
     "lambdarank": _RELEVANCE,
     "rank_xendcg": _RELEVANCE,
 }
-"""By objective, for both libraries."""
+"""A mapping from the objectives of both libraries to the labels that they accept."""
 
 _MULTICLASS = ("multi:softmax", "multi:softprob", "multiclass", "softmax", "multiclassova", "ova")
 
@@ -122,8 +122,8 @@ class LabelRules:
     """The requirements of an objective on labels.
 
     Attributes:
-        objective: the name of the objective; None for a function, or the library's default.
-        domain: the labels that the objective accepts; None for all.
+        objective: the name of the objective; None if the objective is a function or the library's default.
+        domain: the labels that the objective accepts; None if it accepts all labels.
     """
 
     objective: str | None
@@ -131,11 +131,11 @@ class LabelRules:
 
     @classmethod
     def of(cls, objective: str | None, classes: int | None) -> LabelRules | None:
-        """Return the rules of an objective; None if it has no labels to check.
+        """Return the rules of an objective; None if the labels are not checked for this objective.
 
         Args:
-            objective: the name of the objective.
-            classes: the number of classes, if the objective has any.
+            objective: the name of the objective; None if the objective is a function or the library's default.
+            classes: the number of classes; None if the objective has none.
         """
         if objective is None:
             return cls(None, None)
@@ -149,7 +149,7 @@ class LabelRules:
         """Check that the objective accepts the labels.
 
         Raises:
-            ConfigurationError: it does not accept them.
+            ConfigurationError: the objective does not accept some of the labels.
         """
         if self.domain is None or self.domain.accepts(labels):
             return
@@ -160,10 +160,10 @@ class LabelRules:
         )
 
     def check_differences(self, labels: Labels) -> None:
-        """Check that there is something to learn: at least two values, or two classes.
+        """Check that there is something to learn: the labels have at least two values, or belong to two classes.
 
         Raises:
-            ConfigurationError: all labels are equal or of one class.
+            ConfigurationError: all labels are equal, or belong to one class.
         """
         if self.objective == "binary":  # for LightGBM, all labels above 0 are one class
             kind, all_equal = "classes", (labels.minimum > 0) == (labels.maximum > 0)

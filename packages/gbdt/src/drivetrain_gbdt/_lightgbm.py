@@ -1,4 +1,4 @@
-"""The parts that import LightGBM: the callback, and training on tables."""
+"""The code that imports LightGBM: the callback, and training on tables."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
 
 __all__ = ["RayTrainReportCallback", "train_on_tables"]
 
-_REPORT_ORDER = 25  # in LightGBM: 10 logs evaluations, 20 records them, 30 stops early
+_REPORT_ORDER = 25  # order of LightGBM's own callbacks: log 10, record 20, stop early 30
 _EARLY_STOPPING_ORDER = 30
-_BATCH_ROWS = 65_536  # in a batch that is read from a Ray dataset
+_BATCH_ROWS = 65_536  # the size of the batches that are read from a Ray dataset
 _PATIENCE_PARAMS = ("early_stopping_round", "early_stopping_rounds", "early_stopping", "n_iter_no_change")
 _EARLY_STOPPING_TYPE = type(lightgbm.early_stopping(1))
 
 History = list[list[tuple[Any, ...]]]
-"""By round, LightGBM's results: dataset, metric, value, and True if higher is better."""
+"""For each round, LightGBM's results as tuples: dataset, metric, value, and True if a higher value is better."""
 
 
 class RayTrainReportCallback:
-    """Reports each round's metrics, and the model at intervals: pass it to ``lightgbm.train(callbacks=[...])``.
+    """Reports each round's metrics, and saves the model at intervals: pass it to ``lightgbm.train(callbacks=[...])``.
 
     On a preemption (see :func:`drivetrain.get_preemption_info`), it saves the model and stops the training.
 
     Args:
-        metrics: names of metrics to report, such as ``"valid-binary_logloss"``; None for all; a mapping
+        metrics: the names of the metrics to report, such as ``"valid-binary_logloss"``; None for all; a mapping
             ``{reported name: metric}`` to rename them.
         filename: the file name of the model in its checkpoint; it has LightGBM's text format.
-        frequency: the number of rounds between checkpoints; 0 for only the last one.
+        frequency: the number of rounds between checkpoints; 0 to save none before the last round.
         checkpoint_at_end: save a checkpoint after the last round. If another callback stops the training early, this
             callback does not notice that the round was the last one; set a ``frequency`` in this case.
         results_postprocessing_fn: turns the dict of metrics into the metrics to report.
@@ -68,7 +68,7 @@ class RayTrainReportCallback:
             raise lightgbm.callback.EarlyStopException(env.iteration, results)
 
     def at_end(self, model: lightgbm.Booster) -> None:
-        """Report the model if the last report did not contain it, or if the rounds after the best have to be cut."""
+        """Report the model if the last report did not contain it, or contained rounds after the best one."""
         self._reports.at_end(model.save_model, again=0 < model.best_iteration < self._rounds)
 
     @classmethod
@@ -83,7 +83,12 @@ class RayTrainReportCallback:
 
 
 class _TableReports(RayTrainReportCallback):
-    """Stores the metrics of all rounds in each checkpoint, including the rounds before a resume."""
+    """The callback for training on tables: each checkpoint also contains the metrics of all rounds.
+
+    Args:
+        past: the metrics of the rounds before a resume.
+        **options: see :class:`RayTrainReportCallback`.
+    """
 
     def __init__(self, past: History, **options: Any) -> None:
         super().__init__(**options)
@@ -97,7 +102,12 @@ class _TableReports(RayTrainReportCallback):
 
 
 class _EarlyStopping:
-    """LightGBM's early stopping callback; first replays the rounds before a resume to it."""
+    """Wraps LightGBM's early stopping callback, and first passes the rounds before a resume to it.
+
+    Args:
+        callback: LightGBM's callback.
+        past: the results of the rounds before a resume.
+    """
 
     before_iteration = False
 
@@ -107,7 +117,7 @@ class _EarlyStopping:
         self._past = past
 
     def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
-        """Pass the round to LightGBM's callback."""
+        """Pass the round to LightGBM's callback. In the first round, pass the rounds before a resume first."""
         results: Any = env.evaluation_result_list
         if env.iteration == env.begin_iteration:
             for iteration, past in enumerate(self._past):
@@ -128,15 +138,15 @@ class _EarlyStopping:
 
 
 def _as_result(values: Sequence[Any], *, like: Any) -> Any:
-    """Return an evaluation result of the installed LightGBM's type, which may be a plain tuple."""
+    """Convert an evaluation result to the type of another one, which depends on the version of LightGBM."""
     return tuple(values) if type(like) is tuple else type(like)(*values)
 
 
 def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
-    """Train on this worker's part of the tables.
+    """Train on this worker's parts of the datasets.
 
     Args:
-        config: the config from ``TableForm.arrange()``.
+        config: the config of the train function, as returned by ``TableForm.arrange()``.
         network: the parameters that connect the workers.
     """
     params = {**network, **config["params"]}
@@ -146,7 +156,8 @@ def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
     if checkpoint is not None:
         model, past = RayTrainReportCallback.get_model(checkpoint), evaluations(checkpoint) or []
         rounds -= model.current_iteration()
-        # More evaluated rounds than the model has: the training is complete, and its rounds after the best were cut.
+        # If more rounds were evaluated than the model has, the training was completed with early stopping, and the
+        # rounds after the best one were removed.
         if rounds <= 0 or len(past) > model.current_iteration():
             return
     sets: dict[str, lightgbm.Dataset] = {}
@@ -188,7 +199,7 @@ def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
 
 
 def _early_stopping(params: dict[str, Any]) -> list[Any]:
-    """Remove early stopping from the parameters; return the callback that LightGBM would create for it."""
+    """Remove early stopping from the parameters; return a list with the callback that LightGBM would create for it."""
     patience = [params.pop(name) for name in _PATIENCE_PARAMS if name in params]
     if not patience or not patience[0] or patience[0] < 0:
         return []
@@ -214,7 +225,7 @@ def _read(name: str, shard: Any) -> pa.Table:
 
 
 def _matrix(table: pa.Table, features: Sequence[str]) -> Any:
-    """Return the features in a format that LightGBM accepts: an array, or a data frame if some are categories."""
+    """Return the features in a format that LightGBM accepts: an array, or a data frame if some are categorical."""
     kinds = [table.schema.field(name).type for name in features]
     if any(pa.types.is_dictionary(kind) for kind in kinds):
         return table.select(list(features)).to_pandas()

@@ -1,4 +1,4 @@
-"""Code shared by both reporting callbacks: it reports the metrics of each round, and saves the model when it is due."""
+"""The code that both reporting callbacks share: it reports each round's metrics, and saves the model at intervals."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ModelReports:
     """Reports metrics after each round, with the model when a checkpoint is due.
 
     Args:
-        metrics: the metrics to report; None for all, a mapping to rename them.
+        metrics: the names of the metrics to report; None for all; a mapping ``{reported name: metric}`` to rename them.
         filename: the file name of the model in a checkpoint.
-        frequency: the number of rounds between checkpoints; 0 for only the last one.
+        frequency: the number of rounds between checkpoints; 0 to save none before the last round.
         checkpoint_at_end: save a checkpoint after the last round.
         results_postprocessing_fn: turns the dict of metrics into the metrics to report.
 
     Attributes:
-        history: the evaluations to store in checkpoints; None to store none.
+        history: the evaluations of all rounds, which are stored in each checkpoint; None to store none.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class ModelReports:
         """Report a round.
 
         Args:
-            values: all metrics.
-            rounds: the number of rounds of the model.
+            values: the values of all metrics, by name.
+            rounds: the number of rounds that the model has.
             save: writes the model to a file.
             last: True if this is the last round.
 
@@ -77,7 +77,7 @@ class ModelReports:
         return stopping
 
     def at_end(self, save: Callable[[Path], object], *, again: bool = False) -> None:
-        """Report the model if the report of the last round did not contain it, or if ``again`` is True."""
+        """Save and report the model if the report of the last round did not contain it, or if ``again`` is True."""
         if self._at_end and (again or not self._saved):
             self._report(save)
 
@@ -105,22 +105,27 @@ class ModelReports:
 
 
 def evaluations(checkpoint: Checkpoint) -> Any:
-    """Return the evaluations in a checkpoint; None if it has none.
+    """Return the evaluations that were stored in a checkpoint; None if it contains none.
 
     Raises:
-        StorageError: the file of evaluations is not a regular file, is too large, or contains no JSON.
+        StorageError: the file with the evaluations is not a regular file, is too large, or contains no valid JSON.
     """
     with checkpoint.as_directory() as directory:
-        # The checkpoint may come from someone else: only a regular file is read, up to a size limit.
+        # The checkpoint may come from an untrusted source, so only a regular file is read, up to a size limit.
         return Storage(*locate(directory, what="the checkpoint")).read_any_json(_EVALUATIONS)
 
 
 def model_file(checkpoint: Checkpoint, filename: str, directory: str) -> Path:
-    """Return the path of the model in a checkpoint. It may be a link, as in a snapshot of a model hub.
+    """Return the path of the model in a checkpoint. The file may be a link, as in a snapshot of a model hub.
+
+    Args:
+        checkpoint: the checkpoint, for error messages.
+        filename: the file name of the model.
+        directory: the local directory with the files of the checkpoint.
 
     Raises:
         ConfigurationError: the checkpoint has no such file.
-        CheckpointError: it is not a regular file, but for example a named pipe.
+        CheckpointError: the model is not a regular file but, for example, a named pipe.
     """
     path = Path(directory, filename)
     if path.exists() and not path.is_file():

@@ -19,10 +19,10 @@ class TableForm:
     Attributes:
         trainer: the name of the trainer.
         options: the name of the trainer's argument with options for each dataset.
-        columns: the options whose values are names of columns.
-        group: the option for the column whose equal values stay on one worker.
-        split: the datasets that are split by default.
-        categorical: the option that makes columns of categories features; None if they always are.
+        columns: the names of the options whose values are names of columns.
+        group: the name of the option that selects the column of groups; rows of the same group stay on one worker.
+        split: the names of the datasets that are split by default, or ``"all"``.
+        categorical: the name of the option that allows categorical features; None if they are always allowed.
     """
 
     trainer: str
@@ -48,7 +48,7 @@ class TableForm:
         """Return the config of the train function, the datasets' configuration, and the run's configuration.
 
         Raises:
-            ConfigurationError: the arguments contradict each other.
+            ConfigurationError: an argument is missing, or the arguments contradict each other.
         """
         label, parameters = _check_arguments(
             self.trainer, label_column=label_column, params=params, datasets=datasets, scaling=scaling
@@ -84,7 +84,7 @@ class TableForm:
         return config, self._data(columns, parameters, dataset_options, dataset_config), run_config
 
     def reject(self, function: str, *arguments: object) -> None:
-        """Reject arguments for training on tables if there is a train function."""
+        """Raise an error if arguments for training on tables were passed in addition to a train function."""
         if any(arguments):
             raise ConfigurationError(
                 f"{self.trainer}(train_loop_per_worker=...): expected no label_column, params or arguments of "
@@ -149,8 +149,8 @@ def _checkpoint_rules(run_config: RunConfig | None) -> tuple[RunConfig, int, boo
     """Extract the checkpoint settings that apply only to trainers with their own training loop.
 
     Returns:
-        The run's configuration without them; the number of rounds between checkpoints; and True if a checkpoint is
-        saved after the last round.
+        The run's configuration without these settings; the number of rounds between checkpoints; and True if a
+        checkpoint is saved after the last round.
     """
     run_config = run_config or RunConfig()
     rules: CheckpointConfig = run_config.checkpoint_config

@@ -1,4 +1,4 @@
-"""The parts that import XGBoost: the callback, and training on tables."""
+"""The code that imports XGBoost: the callback, and training on tables."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
 __all__ = ["RayTrainReportCallback", "train_on_tables"]
 
 History = dict[str, dict[str, list[float]]]
-"""By dataset and metric, the values of all rounds."""
+"""For each dataset and each of its metrics, by name: the values of all rounds."""
 
-_BATCH_ROWS = 65_536  # in a batch that is read from a Ray dataset
+_BATCH_ROWS = 65_536  # the size of the batches that are read from a Ray dataset
 _HISTOGRAM_METHODS = ("hist", "gpu_hist", "auto")
 
 
 class RayTrainReportCallback(xgboost.callback.TrainingCallback):
-    """Reports each round's metrics, and the model at intervals: pass it to ``xgboost.train(callbacks=[...])``.
+    """Reports each round's metrics, and saves the model at intervals: pass it to ``xgboost.train(callbacks=[...])``.
 
     On a preemption (see :func:`drivetrain.get_preemption_info`), it saves the model and stops the training.
 
     Args:
-        metrics: names of metrics to report, such as ``"valid-logloss"``; None for all; a mapping
+        metrics: the names of the metrics to report, such as ``"valid-logloss"``; None for all; a mapping
             ``{reported name: metric}`` to rename them.
         filename: the file name of the model in its checkpoint; the suffix selects the format, ``.ubj`` or ``.json``.
-        frequency: the number of rounds between checkpoints; 0 for only the last one.
+        frequency: the number of rounds between checkpoints; 0 to save none before the last round.
         checkpoint_at_end: save a checkpoint after the last round.
         results_postprocessing_fn: turns the dict of metrics into the metrics to report.
 
@@ -57,11 +57,11 @@ class RayTrainReportCallback(xgboost.callback.TrainingCallback):
         self._reports = ModelReports(metrics, filename, frequency, checkpoint_at_end, results_postprocessing_fn)
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, Sequence[Any]]]) -> bool:
-        """Report the round."""
+        """Report the round. Return True if the training has to stop because of a preemption."""
         values: dict[str, float] = {}
         for dataset, metrics in evals_log.items():
             for metric, history in metrics.items():
-                latest = history[-1]  # in cross-validation a pair of mean and standard deviation
+                latest = history[-1]  # in cross-validation, a pair of mean and standard deviation
                 values[f"{dataset}-{metric}"] = float(latest[0] if isinstance(latest, tuple) else latest)
         return self._reports.after_round(values, model.num_boosted_rounds(), model.save_model)
 
@@ -82,7 +82,12 @@ class RayTrainReportCallback(xgboost.callback.TrainingCallback):
 
 
 class _TableReports(RayTrainReportCallback):
-    """Stores the metrics of all rounds in each checkpoint, including the rounds before a resume."""
+    """The callback for training on tables: each checkpoint also contains the metrics of all rounds.
+
+    Args:
+        past: the metrics of the rounds before a resume.
+        **options: see :class:`RayTrainReportCallback`.
+    """
 
     def __init__(self, past: History, **options: Any) -> None:
         super().__init__(**options)
@@ -90,7 +95,7 @@ class _TableReports(RayTrainReportCallback):
         self._saved: tuple[int, str | None] | None = None
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, Sequence[Any]]]) -> bool:
-        """Report the round."""
+        """Report the round. Return True if the training has to stop because of a preemption."""
         self._reports.history = {
             dataset: {
                 metric: [*self._past.get(dataset, {}).get(metric, ()), *map(float, values)]
@@ -112,7 +117,7 @@ class _TableReports(RayTrainReportCallback):
 
 
 class _AtEnd(xgboost.callback.TrainingCallback):
-    """The last callback in the list; reports the final model."""
+    """Reports the final model. It is the last callback in the list, because the others may change the model."""
 
     def __init__(self, report: _TableReports) -> None:
         super().__init__()
@@ -130,7 +135,19 @@ def _state(model: Any) -> tuple[int, str | None]:
 
 
 class _Batches(xgboost.DataIter):
-    """Feeds a shard to a DMatrix in batches; XGBoost may iterate over it several times."""
+    """Feeds a shard to a DMatrix in batches. XGBoost may iterate over the shard several times.
+
+    Args:
+        name: the name of the dataset.
+        table: the roles of the columns.
+        fields: a mapping from arguments of ``xgboost.DMatrix``, such as ``"weight"``, to names of columns.
+        features: the features of the training dataset; None for the training dataset itself.
+        cache: the directory in which XGBoost stores the batches; None to keep them in memory.
+
+    Attributes:
+        features: the features, once the first batch was passed to XGBoost.
+        dictionaries: a mapping from each categorical column to a checksum of its categories.
+    """
 
     def __init__(
         self,
@@ -174,7 +191,7 @@ class _Batches(xgboost.DataIter):
         return True
 
     def _check_categories(self, name: str, column: pa.ChunkedArray) -> None:
-        """Check that the codes of categories have the same meaning in each batch."""
+        """Check that each code stands for the same category in all batches."""
         if not pa.types.is_dictionary(column.type):
             return
         for chunk in column.chunks:
@@ -191,7 +208,7 @@ def _different_categories(name: str) -> ConfigurationError:
 
 
 def _tables(shard: Any) -> Iterator[pa.Table]:
-    """Yield the rows of a shard; for an empty shard, a table without rows that tells XGBoost the columns."""
+    """Yield the tables of a shard. For an empty shard, yield a table without rows, which shows XGBoost the columns."""
     if hasattr(shard, "iter_tables"):
         is_empty = True
         for table in shard.iter_tables():
@@ -210,7 +227,7 @@ def _starts(groups: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _whole_groups(tables: Iterator[pa.Table], column: str) -> Iterator[pa.Table]:
-    """Yield the same rows in tables that each end at the end of a group."""
+    """Yield the same rows in tables that contain only whole groups."""
     pending: pa.Table | None = None
     for table in tables:
         rows = table if pending is None else pa.concat_tables([pending, table])
@@ -224,10 +241,10 @@ def _whole_groups(tables: Iterator[pa.Table], column: str) -> Iterator[pa.Table]
 
 
 def train_on_tables(config: dict[str, Any]) -> None:
-    """Train on this worker's part of the tables.
+    """Train on this worker's parts of the datasets.
 
     Args:
-        config: the config from ``TableForm.arrange()``.
+        config: the config of the train function, as returned by ``TableForm.arrange()``.
     """
     params, rounds = dict(config["params"]), config["rounds"]
     arguments = dict(config["arguments"])
@@ -241,7 +258,8 @@ def train_on_tables(config: dict[str, Any]) -> None:
         model, past = RayTrainReportCallback.get_model(checkpoint), evaluations(checkpoint) or {}
         rounds -= model.num_boosted_rounds()
         evaluated = max((len(values) for metrics in past.values() for values in metrics.values()), default=0)
-        # More evaluated rounds than the model has: the training is complete, and its rounds after the best were cut.
+        # If more rounds were evaluated than the model has, the training was completed with early stopping, and the
+        # rounds after the best one were removed.
         if _replay(callbacks, model, past) or rounds <= 0 or evaluated > model.num_boosted_rounds():
             return
     with tempfile.TemporaryDirectory() as cache:
@@ -252,17 +270,17 @@ def train_on_tables(config: dict[str, Any]) -> None:
             matrices[config["names"][0]],
             num_boost_round=rounds,
             evals=[(matrix, name) for name, matrix in matrices.items()],
-            # First, because XGBoost does not call the callbacks that follow one which stops the training.
+            # The report comes first: if a callback stops the training, XGBoost does not call the callbacks after it.
             callbacks=[report, *callbacks, _AtEnd(report)],
             xgb_model=model if model is not None else arguments.pop("xgb_model", None),
             verbose_eval=arguments.pop("verbose_eval", False),
             **arguments,
         )
-        matrices.clear()  # which closes their files in the cache
+        matrices.clear()  # closes the files of the matrices in the cache
 
 
 def _replay(callbacks: Sequence[object], model: xgboost.Booster, past: History) -> bool:
-    """Replay the rounds before a resume to the early stopping callbacks; return True if one of them stops."""
+    """Pass the rounds before a resume to the early stopping callbacks; return True if one stops the training."""
     rounds, stopped = model.num_boosted_rounds(), False
     for callback in callbacks:
         if isinstance(callback, xgboost.callback.EarlyStopping):
@@ -303,7 +321,7 @@ def _matrices(config: Mapping[str, Any], params: Mapping[str, Any], cache: Path)
 
 
 def _whole(batches: _Batches, options: Mapping[str, Any]) -> xgboost.DMatrix:
-    """Return a matrix with all raw values in memory, as exact and linear methods require."""
+    """Return a matrix with all raw values in memory, as the exact and linear training methods require."""
     parts: list[dict[str, Any]] = []
     batches.reset()
     while batches.next(lambda **part: parts.append(part)):
@@ -314,7 +332,7 @@ def _whole(batches: _Batches, options: Mapping[str, Any]) -> xgboost.DMatrix:
 
 
 def _check_categories(checksums: Mapping[str, int]) -> None:
-    """Check that the codes of categories have the same meaning on each worker."""
+    """Check that each code stands for the same category on all workers."""
     if not collective.is_distributed():
         return
     for name, checksum in checksums.items():

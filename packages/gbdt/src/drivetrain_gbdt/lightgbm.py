@@ -1,4 +1,4 @@
-"""LightGBM on several workers: the backend that sets up its network, the trainer, and the reporting callback.
+"""LightGBM on several workers: the backend that prepares its network, the trainer, and the reporting callback.
 
 The train function calls ``lightgbm.train`` or a scikit-learn estimator as usual, on the rows of its worker, with the
 parameters that :func:`get_network_params` returns; LightGBM builds the same trees on all workers.
@@ -52,16 +52,16 @@ _PORTS = 10_000
 _ATTEMPTS = 200
 
 _reserved: list[socket.socket] = []
-"""The sockets that reserve this process's port; no other worker on this machine chooses it."""
+"""The sockets that reserve the port of this process, so that no other worker on this machine chooses the same port."""
 
 _network: dict[str, Any] | None = None
 
 
 def get_network_params() -> dict[str, Any]:
-    """Return the parameters that connect ``lightgbm.train`` and LightGBM's estimators on all workers.
+    """Return the parameters with which ``lightgbm.train`` and LightGBM's estimators connect all workers.
 
     Returns:
-        Parameters to add to your own: the number of threads and, with several workers, the network.
+        Parameters to add to your own: the number of threads and, with several workers, those of the network.
 
     Raises:
         SessionError: called outside the train function of a :class:`LightGBMTrainer`.
@@ -124,7 +124,7 @@ class LightGBMBackend(Backend):
     warmup = ("pyarrow.dataset", "pyarrow.parquet", "drivetrain_gbdt._lightgbm")
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """Reserve a port on every worker's machine."""
+        """Reserve a port on the machine of each worker, if there are several workers."""
         if len(group.workers) == 1:
             return [{}]
         ports = group.run(_reserve_port)
@@ -133,7 +133,7 @@ class LightGBMBackend(Backend):
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        """Provide the network's parameters to the train function; LightGBM connects when the training starts."""
+        """Provide the return value of :func:`get_network_params`. LightGBM connects when the training starts."""
         global _network
         _network = {"num_threads": worker_threads()}
         if rendezvous:
@@ -154,8 +154,9 @@ class LightGBMBackend(Backend):
 def _reserve_port() -> int:
     """Return a free port that neither the kernel nor another worker of this machine takes before LightGBM binds it.
 
-    LightGBM expects a port number and binds it much later. So the port is outside the kernel's ephemeral range, and an
-    abstract socket address that only one process of the machine can bind reserves it until this process exits.
+    LightGBM expects a port number, and binds the port much later. The kernel does not take the port, because it is
+    outside the ephemeral range. Other workers do not take it, because this process binds an abstract socket address for
+    the port number until it exits, and only one process of a machine can bind this address at a time.
     """
     first = int(_EPHEMERAL_PORTS.read_text().split()[0])
     low = first - _PORTS if first > _PORTS + 1_024 else 1_024
@@ -174,29 +175,30 @@ def _reserve_port() -> int:
 
 
 class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
-    """Runs LightGBM on every worker, connected to the others.
+    """Runs LightGBM on every worker. The workers are connected and train one model.
 
-    Pass a train function, or train on tables without one: each worker then trains on its part of the dataset
-    ``"train"``, and evaluates all rows of the other datasets, since LightGBM does not combine metrics of workers.
+    Pass a train function. Without one, the trainer trains on tables: each worker trains on its part of the dataset
+    ``"train"``, and evaluates the model on all rows of the other datasets, because LightGBM does not combine the
+    metrics of the workers.
 
     Args:
-        train_loop_per_worker: the train function; it takes no argument, or the config.
+        train_loop_per_worker: the train function, which takes no argument or the config; None to train on tables.
         train_loop_config: the config to pass to the train function.
         lightgbm_config: the configuration of the network.
         scaling_config: the number of workers and their resources.
         run_config: where results are stored, which callbacks run, and when the run stops. On tables, its
-            ``CheckpointConfig`` may have a ``checkpoint_frequency`` in rounds, and ``checkpoint_at_end``.
-        datasets: see :class:`drivetrain.DataParallelTrainer`; on tables, one is called ``"train"``.
+            ``CheckpointConfig`` may set ``checkpoint_frequency``, in rounds, and ``checkpoint_at_end``.
+        datasets: see :class:`drivetrain.DataParallelTrainer`; on tables, one must be called ``"train"``.
         dataset_config: which datasets are split, and how; on tables, only ``"train"`` is split by default.
         metadata: the value that ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` return.
         resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run; on tables,
-            the model to continue training.
+            training continues from the model in this checkpoint.
         label_column: on tables: the column to predict.
         params: on tables: LightGBM's parameters.
-        num_boost_round: on tables: the total number of rounds, including the rounds of a model that is continued.
-        dataset_params: on tables: by dataset, arguments of ``lightgbm.Dataset``; ``weight``, ``group`` and
-            ``init_score`` are names of columns. Rows with the same ``group`` are ranked together, and stay on one
-            worker.
+        num_boost_round: on tables: the total number of rounds, including the rounds of a model from a checkpoint.
+        dataset_params: on tables: arguments of ``lightgbm.Dataset`` for each dataset, as a mapping from the dataset's
+            name. The values of ``weight``, ``group`` and ``init_score`` are names of columns. Rows with the same value
+            in the ``group`` column are ranked together, and stay on one worker.
         **train_kwargs: on tables: further arguments of ``lightgbm.train``.
 
     Raises:
@@ -264,14 +266,14 @@ class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
 
     @staticmethod
     def get_model(checkpoint: Checkpoint) -> lightgbm.Booster:
-        """Return the model in a checkpoint of a training on tables; see ``RayTrainReportCallback.get_model``."""
+        """Return the model in a checkpoint from training on tables; see ``RayTrainReportCallback.get_model``."""
         from drivetrain_gbdt._lightgbm import RayTrainReportCallback
 
         return RayTrainReportCallback.get_model(checkpoint)
 
 
 def _train_on_tables(config: dict[str, Any]) -> None:
-    """The train function of the table form."""
+    """Train on tables. This is the train function of a trainer that was created without one."""
     from drivetrain_gbdt._lightgbm import train_on_tables
 
     train_on_tables(config, get_network_params())

@@ -1,4 +1,4 @@
-"""XGBoost on several workers: the backend that sets up its collective, the trainer, and the reporting callback.
+"""XGBoost on several workers: the backend that connects the workers, the trainer, and the reporting callback.
 
 The train function calls ``xgboost.train`` or a scikit-learn estimator as usual, on the rows of its worker; XGBoost
 builds the same trees on all workers.
@@ -43,12 +43,12 @@ _TABLES = TableForm(
 )
 
 _tracker: Any = None
-"""The tracker that this process runs; None on all ranks but 0."""
+"""The tracker that this process runs; None on every rank except 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class XGBoostConfig(BackendConfig):
-    """Configuration of XGBoost's collective.
+    """Configuration of XGBoost's collective, which is the group of connected workers.
 
     Attributes:
         timeout_s: timeout in seconds for joining the collective, and for each collective operation.
@@ -85,7 +85,7 @@ class XGBoostBackend(Backend):
     warmup = ("pyarrow.dataset", "pyarrow.parquet", "drivetrain_gbdt._xgboost")
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """Start XGBoost's tracker on rank 0; the tracker chooses a free port."""
+        """Start XGBoost's tracker on rank 0, if there are several workers. The tracker chooses a free port."""
         size = len(group.workers)
         if size == 1:
             return [{}]
@@ -97,8 +97,8 @@ class XGBoostBackend(Backend):
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
         """Join the collective, and leave it when the train function has returned.
 
-        After an exception the worker does not leave the collective, because leaving waits for the other workers. They
-        notice the failure when this process exits.
+        After an exception, the worker does not leave the collective, because leaving waits for the other workers. The
+        other workers notice the failure when this process exits.
         """
         import xgboost
         from xgboost import collective
@@ -124,30 +124,31 @@ def _serve_tracker(address: str, size: int, timeout_s: int) -> dict[str, str]:
 
 
 class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
-    """Runs XGBoost on every worker, inside one collective.
+    """Runs XGBoost on every worker. The workers form one collective and train one model.
 
-    Pass a train function, or train on tables without one: each worker then trains on its part of the dataset
-    ``"train"``, and all datasets are evaluated.
+    Pass a train function. Without one, the trainer trains on tables: each worker trains on its part of the dataset
+    ``"train"``, and the model is evaluated on all datasets.
 
     Args:
-        train_loop_per_worker: the train function; it takes no argument, or the config.
+        train_loop_per_worker: the train function, which takes no argument or the config; None to train on tables.
         train_loop_config: the config to pass to the train function.
         xgboost_config: the configuration of the collective.
         scaling_config: the number of workers and their resources.
         run_config: where results are stored, which callbacks run, and when the run stops. On tables, its
-            ``CheckpointConfig`` may have a ``checkpoint_frequency`` in rounds, and ``checkpoint_at_end``.
-        datasets: see :class:`drivetrain.DataParallelTrainer`; on tables, one is called ``"train"``.
+            ``CheckpointConfig`` may set ``checkpoint_frequency``, in rounds, and ``checkpoint_at_end``.
+        datasets: see :class:`drivetrain.DataParallelTrainer`; on tables, one must be called ``"train"``.
         dataset_config: which datasets are split, and how.
         metadata: the value that ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` return.
         resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run; on tables,
-            the model to continue training.
+            training continues from the model in this checkpoint.
         label_column: on tables: the column to predict.
         params: on tables: XGBoost's parameters.
-        num_boost_round: on tables: the total number of rounds, including the rounds of a model that is continued.
-        dmatrix_params: on tables: by dataset, arguments of ``xgboost.DMatrix``; ``weight``, ``qid``, ``base_margin``
-            and the label's bounds are names of columns. Rows with the same ``qid`` stay on one worker.
-            ``"external_memory": True`` keeps the worker's part on its disk, in the temporary directory, and reads it
-            again in each round.
+        num_boost_round: on tables: the total number of rounds, including the rounds of a model from a checkpoint.
+        dmatrix_params: on tables: arguments of ``xgboost.DMatrix`` for each dataset, as a mapping from the dataset's
+            name. The values of ``weight``, ``qid``, ``base_margin``, ``label_lower_bound`` and ``label_upper_bound``
+            are names of columns. Rows with the same ``qid`` stay on one worker. With ``"external_memory": True``, each
+            worker stores its part of the dataset on its disk, in the temporary directory, and reads it again in each
+            round.
         **train_kwargs: on tables: further arguments of ``xgboost.train``.
 
     Raises:
@@ -218,20 +219,20 @@ class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
 
     @staticmethod
     def get_model(checkpoint: Checkpoint) -> xgboost.Booster:
-        """Return the model in a checkpoint of a training on tables; see ``RayTrainReportCallback.get_model``."""
+        """Return the model in a checkpoint from training on tables; see ``RayTrainReportCallback.get_model``."""
         from drivetrain_gbdt._xgboost import RayTrainReportCallback
 
         return RayTrainReportCallback.get_model(checkpoint)
 
 
 def _train_on_tables(config: dict[str, Any]) -> None:
-    """The train function of the table form."""
+    """Train on tables. This is the train function of a trainer that was created without one."""
     from drivetrain_gbdt._xgboost import train_on_tables
 
     train_on_tables(config)
 
 
-def __getattr__(name: str) -> Any:  # the base class of the callback is XGBoost's, so XGBoost is imported lazily
+def __getattr__(name: str) -> Any:  # lazy, because the base class of the callback is XGBoost's
     if name == "RayTrainReportCallback":
         from drivetrain_gbdt._xgboost import RayTrainReportCallback
 

@@ -1,7 +1,6 @@
 """Transformers, Accelerate and DeepSpeed for drivetrain, each in a separate module.
 
-Importing this package or one of its modules does not import these frameworks. A worker imports them when it first needs
-them.
+Importing this package or one of its modules does not import these frameworks. Each worker imports them on first use.
 """
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Sets up Accelerate on a worker, with a configuration that ``accelerate config`` has written."""
+"""Sets up Accelerate on a worker, with a configuration written by ``accelerate config``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from drivetrain_torch import TorchConfig, get_device
 
 __all__ = ["AccelerateBackend", "AccelerateConfig"]
 
-# Prefixes of the variables that Accelerate's launcher sets for its processes, except for topology and networking.
+# Prefixes of the environment variables that Accelerate's launcher sets, except variables for topology and networking.
 _PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
-# Keys whose values the run decides.
+# The keys of a configuration whose values the run decides, with the values that replace them.
 _TOPOLOGY = {
     **dict.fromkeys(("gpu_ids", "main_process_ip", "rdzv_backend", "same_network", "mpirun_config"), None),
     **dict.fromkeys(("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_env"), None),
@@ -27,7 +27,7 @@ _TOPOLOGY = {
     "machine_rank": 0,
     "main_process_port": 0,
 }
-# The prefix of the launcher's arguments for the keys of each section.
+# For each section of a configuration, the prefix of the launcher's arguments that correspond to its keys.
 _SECTIONS = {
     "deepspeed_config": "",
     "dynamo_config": "dynamo_",
@@ -39,11 +39,11 @@ _SECTIONS = {
 
 
 class AccelerateBackend(Backend):
-    """A torch backend that also puts a configuration of Accelerate into the environment of the train function.
+    """A torch backend that also passes a configuration to Accelerate, through environment variables.
 
     Args:
         inner: the backend that sets up the process group.
-        config: the content of a configuration file of ``accelerate config``.
+        config: the content of a configuration file written by ``accelerate config``.
     """
 
     name = "accelerate"
@@ -55,12 +55,12 @@ class AccelerateBackend(Backend):
         self.preload_environment = inner.preload_environment
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """Set up the rendezvous of the process group."""
+        """Return the rendezvous of the backend that sets up the process group."""
         return self._inner.rendezvous(group)
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        """Join the process group, and make every ``Accelerator()`` use it with the configuration."""
+        """Join the process group, and make every ``Accelerator()`` use this group and the backend's configuration."""
         require("accelerate")
         with self._inner.session(context, rendezvous):
             from accelerate import PartialState
@@ -73,7 +73,7 @@ class AccelerateBackend(Backend):
             try:
                 if on_cpu and "ACCELERATE_USE_DEEPSPEED" in variables:
                     _skip_compilation()
-                # Every Accelerator() uses the first state that is created, also with DeepSpeed on CPUs.
+                # Every Accelerator() uses the first PartialState of the process, also with DeepSpeed on CPUs.
                 group = {"backend": "gloo"} if on_cpu else {}
                 state = PartialState(cpu=variables["ACCELERATE_USE_CPU"] == "true", **group)
                 if state.num_processes != context.get_world_size():
@@ -95,12 +95,12 @@ class AccelerateBackend(Backend):
 
 @dataclass(frozen=True, kw_only=True)
 class AccelerateConfig(TorchConfig):
-    """Settings of a process group, with a configuration of Accelerate.
+    """Settings of a process group, and a configuration of Accelerate.
 
     Attributes:
-        torch: the settings of the process group. They are used instead of the settings that this class inherits from
-            :class:`~drivetrain_torch.TorchConfig`, which have no effect.
-        accelerate: the content of a configuration file of ``accelerate config``.
+        torch: the settings of the process group. The attributes that this class inherits from
+            :class:`~drivetrain_torch.TorchConfig` have no effect.
+        accelerate: the content of a configuration file written by ``accelerate config``.
     """
 
     torch: TorchConfig
@@ -112,7 +112,7 @@ class AccelerateConfig(TorchConfig):
 
 
 def _require_fresh(variables: Mapping[str, str]) -> None:
-    """Check that Accelerate, which can be set up once per process, has not been set up with other settings before."""
+    """Check that Accelerate was not set up with other settings. It can be set up only once per process."""
     from accelerate.state import AcceleratorState, is_initialized
 
     if not is_initialized():
@@ -128,7 +128,7 @@ def _require_fresh(variables: Mapping[str, str]) -> None:
 
 
 def _skip_compilation() -> None:
-    """Prevent DeepSpeed from compiling an operation for CPUs at start, which takes half a minute. Gloo replaces it."""
+    """Prevent DeepSpeed from compiling its communication for CPUs, which takes half a minute. Gloo is used instead."""
     require("deepspeed")
     import deepspeed
 
@@ -136,15 +136,16 @@ def _skip_compilation() -> None:
 
 
 def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bool) -> dict[str, str]:
-    """Return the variables that ``accelerate launch`` would set for its processes, except for topology and networking.
+    """Return the environment variables that ``accelerate launch`` would set, but none for topology and networking.
 
     Args:
-        config: the content of a configuration file of ``accelerate config``.
+        config: the content of a configuration file written by ``accelerate config``.
         world_size: the number of processes.
         on_cpu: True if the processes have no accelerator.
 
     Raises:
-        ConfigurationError: this version of accelerate does not know a key or a value, or would silently ignore it.
+        ConfigurationError: the installed version of accelerate does not know a key or a value, or would silently ignore
+            it.
     """
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import launch_command_parser
@@ -154,7 +155,7 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
     if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         raise ConfigurationError(
             "accelerate_config: expected compute_environment: LOCAL_MACHINE, got "
-            f"{config['compute_environment']}. Run accelerate config again, for this machine"
+            f"{config['compute_environment']}. Run `accelerate config` again, for this machine"
         )
     if on_cpu and kind in ("FSDP", "MEGATRON_LM", "TP"):
         raise ConfigurationError(
@@ -179,7 +180,7 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
 
         raise ConfigurationError(
             f"accelerate_config: expected keys that accelerate {accelerate.__version__} knows, got "
-            f"{', '.join(unknown)}. Remove them, rerun accelerate config, or install the version that wrote the file"
+            f"{', '.join(unknown)}. Remove them, rerun `accelerate config`, or install the version that wrote the file"
         )
     for name, value in _TOPOLOGY.items():
         setattr(arguments, name, value)
@@ -192,7 +193,7 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
     arguments.dynamo_backend = getattr(arguments, "dynamo_backend", None) or "no"
     arguments.debug = bool(config.get("debug"))
     fields = [*(config.get("deepspeed_config") or ()), *(["mixed_precision"] if config.get("mixed_precision") else [])]
-    # Accelerate refuses a DeepSpeed configuration file that sets one of these fields again.
+    # Accelerate refuses a DeepSpeed configuration file that also sets one of these fields.
     arguments.deepspeed_fields_from_accelerate_config = ",".join(fields)
     try:
         if arguments.use_deepspeed:
@@ -202,6 +203,6 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
     except (ValueError, RuntimeError) as error:
         raise ConfigurationError(f"accelerate_config: expected values that Accelerate accepts, got: {error}") from error
     variables = {name: value for name, value in environment.items() if name.startswith(_PREFIXES)}
-    # With this variable set to true, Accelerate silently ignores DeepSpeed.
+    # If this variable is true, Accelerate silently ignores DeepSpeed.
     variables["ACCELERATE_USE_CPU"] = str(on_cpu and not arguments.use_deepspeed).lower()
     return variables

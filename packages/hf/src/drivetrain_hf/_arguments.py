@@ -13,7 +13,10 @@ __all__ = ["check_arguments", "check_logged"]
 
 
 def check_arguments(arguments: TrainingArguments) -> None:
-    """Refuse arguments with which this worker would train alone, or checkpoints would be saved without their score.
+    """Check that ``TrainingArguments`` fit the run in which they are used.
+
+    With other arguments, this worker would train alone, requested DeepSpeed or FSDP settings would be ignored, or
+    checkpoints would be saved without the metric by which the run ranks them.
 
     Raises:
         ConfigurationError: the arguments do not fit the run. The message says what to change.
@@ -54,10 +57,14 @@ def check_arguments(arguments: TrainingArguments) -> None:
 
 
 def check_logged(metrics: dict[str, Any], logged: set[str]) -> None:
-    """Refuse a checkpoint whose score was never logged.
+    """Check that the metric by which the run ranks checkpoints has been logged.
+
+    Args:
+        metrics: the metrics that will be reported with the checkpoint.
+        logged: the names of all metrics logged so far.
 
     Raises:
-        ConfigurationError: the score was never logged. The message lists the logged metrics.
+        ConfigurationError: the metric has not been logged. The message lists the logged metrics.
     """
     score = get_context().checkpoint_config.checkpoint_score_attribute
     if score is not None and score not in metrics and score not in logged:
@@ -69,16 +76,23 @@ def check_logged(metrics: dict[str, Any], logged: set[str]) -> None:
 
 
 def _strategy(arguments: TrainingArguments, *names: str) -> str:
-    """Return a strategy as a string; ``eval_strategy`` had another name before transformers 4.41."""
+    """Return the value of the first of several arguments that exists, as a string.
+
+    ``eval_strategy`` was called ``evaluation_strategy`` before transformers 4.41.
+    """
     strategy = next(getattr(arguments, name) for name in names if hasattr(arguments, name))
     return str(getattr(strategy, "value", strategy))
 
 
 def _divides(every: float, each: float) -> bool:
-    """Return True if every step that saves also evaluates.
+    """Return True if every step that saves a checkpoint also evaluates.
 
-    Values below 1 are fractions of the total number of steps, which only the ``Trainer`` knows. A fraction therefore
-    cannot be compared with a number of steps, and is accepted.
+    A value below 1 is a fraction of the total number of steps. Only the ``Trainer`` knows this total, so a fraction
+    cannot be compared with a number of steps. If only one of the values is a fraction, the result is True.
+
+    Args:
+        every: the number of steps from one evaluation to the next, or a fraction.
+        each: the number of steps from one checkpoint to the next, or a fraction.
     """
     if (every < 1) != (each < 1):
         return True

@@ -1,4 +1,4 @@
-"""Iterable datasets of torch that wrap other data.
+"""Subclasses of torch's ``IterableDataset`` that wrap other data.
 
 This module imports torch, so other modules import it only inside functions.
 """
@@ -28,18 +28,18 @@ class Batches(IterableDataset[Any]):
 
 
 class ShardRows(IterableDataset[dict[str, Any]]):
-    """The rows of a dataset shard. It has a length if the number of rows is known.
+    """The rows of a dataset shard. The length is the number of rows of the whole dataset, if it is known.
 
     Args:
         shard: the shard returned by ``get_dataset_shard``.
 
     Attributes:
-        total: the number of rows of the dataset, or None if it is unknown until the dataset has been read.
+        total: the number of rows of the whole dataset, or None if it is unknown until the dataset has been read.
     """
 
     def __init__(self, shard: Any) -> None:
         self.shard = shard
-        self.total: int | None = getattr(shard, "total", None)  # Ray's shards have none
+        self.total: int | None = getattr(shard, "total", None)  # shards of Ray datasets do not have this attribute
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.shard.iter_rows())
@@ -55,7 +55,7 @@ class ShardBatches(IterableDataset[Any]):
 
     Args:
         shard: the shard returned by ``get_dataset_shard``.
-        batch_size: rows per batch.
+        batch_size: the number of rows per batch.
         collate: creates a batch from a list of rows.
         drop_last: drop the last rows if they do not fill a batch.
         names: names of the columns to use, or None for all.
@@ -71,7 +71,8 @@ class ShardBatches(IterableDataset[Any]):
         names: Collection[str] | None,
     ) -> None:
         self._collate, self._names = collate, names
-        drop_last = drop_last or batch_size == 1  # the last batch of one row cannot be split among ranks
+        # With one row per batch, the ranks can only get the same number of batches if the last rows are dropped.
+        drop_last = drop_last or batch_size == 1
         self._tables = shard.iter_batches(batch_size=batch_size, drop_last=drop_last, batch_format="pyarrow")
         largest, smallest = getattr(shard, "largest_shard", 0), getattr(shard, "smallest_shard", 0)
         self._count = smallest // batch_size if drop_last else -(-largest // batch_size)

@@ -22,19 +22,22 @@ __all__ = ["RayTrainReportCallback"]
 
 
 class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
-    """Reports each checkpoint that a ``transformers.Trainer`` saves, with the metrics that belong to it.
+    """Reports each checkpoint that a ``transformers.Trainer`` saves, with the metrics that belong to the checkpoint.
 
-    Every rank reports. The checkpoint contains the files written by all ranks, in the folder :attr:`CHECKPOINT_NAME`:
-    the files of rank 0 and the state of the random number generators of every rank, or every rank's part with DeepSpeed
-    and FSDP. The metrics are ``step``, ``epoch`` and the values that the ``Trainer`` logged last. They include the
-    values of an evaluation only if it was run at this step, with the same weights. When training ends, the latest
-    values are reported once more without a checkpoint, together with values of the whole training such as
+    Every rank reports. The folder :attr:`CHECKPOINT_NAME` in the checkpoint contains the files written by all ranks.
+    Usually, rank 0 writes the model and the training state, and every rank writes the state of its random number
+    generators. With DeepSpeed or FSDP, every rank writes its part of the model.
+
+    The metrics are ``step``, ``epoch`` and the values that the ``Trainer`` logged last. The values of an evaluation are
+    included only if it ran at the same step as the checkpoint, and therefore with the same weights. When training ends,
+    the latest values are reported once more without a checkpoint, together with values of the whole training such as
     ``train_loss``.
 
     On a preemption, all ranks save at the same step, report and stop. ``train()`` then returns.
 
     Attributes:
-        CHECKPOINT_NAME: the folder in each checkpoint to pass to ``from_pretrained`` and ``resume_from_checkpoint``.
+        CHECKPOINT_NAME: the name of a folder in each checkpoint. Pass the path of this folder to ``from_pretrained`` or
+            ``resume_from_checkpoint``.
 
     Example:
         In a train function::
@@ -68,11 +71,11 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
         metrics: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Remember which metrics come from an evaluation."""
+        """Store the names of the metrics that come from an evaluation."""
         self._evaluated.update(metrics or ())
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Make the ``Trainer`` save and stop on a preemption, without an evaluation, for which there may be no time."""
+        """On a preemption, make the ``Trainer`` save and stop, without an evaluation, which may take too long."""
         if get_preemption_info() is not None:
             self._stopping = True
             control.should_save = control.should_training_stop = True
@@ -81,12 +84,12 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Prevent the ``Trainer`` from evaluating and saving again after it was stopped."""
+        """After a preemption, prevent the ``Trainer`` from evaluating and saving again."""
         if self._stopping:
             control.should_save = control.should_evaluate = False
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Report the checkpoint that was saved."""
+        """Report the checkpoint that the ``Trainer`` has saved."""
         from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
         latest = _latest(state)
@@ -110,15 +113,22 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Report the values that were logged last."""
+        """Report the values that were logged last, without a checkpoint."""
         report(_with_progress({name: value for name, (_, value) in _latest(state).items()}, state))
 
 
 def _fetch(best: str, output_dir: str) -> str:
-    """Return a local directory with the checkpoint that was saved as ``best``, possibly on another node.
+    """Make the best checkpoint so far available on this node, and return its local directory.
 
-    Every rank must call it. Without it, a ``Trainer`` that was resumed on another node would load the last model at the
-    end instead of the best one.
+    Every rank must call this function. Without it, a ``Trainer`` that is resumed on another node would not find its
+    best model at the end of the training, and would use the last model instead.
+
+    Args:
+        best: the directory in which the checkpoint was saved, possibly on another node.
+        output_dir: the directory in which this run's ``Trainer`` saves checkpoints.
+
+    Returns:
+        The local directory. If the run has not kept the checkpoint, this directory does not exist; a warning says so.
     """
     context = get_context()
     target = best if os.path.isdir(best) else os.path.join(output_dir, os.path.basename(best))
@@ -153,7 +163,10 @@ def _wait_for_all() -> bool:
 
 
 def _latest(state: TrainerState) -> dict[str, tuple[int, Any]]:
-    """Return the last value logged under each name and its step, also from the run that this one continues."""
+    """Return, for each logged name, the step and the value of its last entry.
+
+    This includes entries of the run that this run continues.
+    """
     return {name: (entry["step"], value) for entry in state.log_history for name, value in entry.items()}
 
 
@@ -162,14 +175,14 @@ def _with_progress(metrics: dict[str, Any], state: TrainerState) -> dict[str, An
 
 
 def _own_files(directory: str) -> list[str]:
-    """Return the files below a directory that this rank reports: those that no lower rank has.
+    """Return which files below a directory this rank must report: the files that no lower rank has.
 
-    All ranks write into a directory of the same name. The ranks of a node share this directory, and so do nodes with a
-    shared filesystem. Every rank must call this function.
+    All ranks write into a directory with this path. Ranks on the same node or on a shared filesystem see the same
+    directory, and therefore the same files. Every rank must call this function.
     """
     import torch.distributed as dist
 
-    together = _wait_for_all()  # others may still be writing
+    together = _wait_for_all()  # other ranks may still be writing
     names = sorted(
         os.path.relpath(os.path.join(folder, name), directory)
         for folder, _, files in os.walk(directory)

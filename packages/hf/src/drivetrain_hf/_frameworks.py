@@ -1,4 +1,4 @@
-"""A check that a framework is installed, made before it is imported."""
+"""Checks that a framework is installed, before other modules import it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def require(framework: str) -> None:
     """Check that a framework is installed.
 
     Args:
-        framework: ``"transformers"``, ``"accelerate"`` or ``"deepspeed"``. This is the name of the package and of the
-            extra.
+        framework: ``"transformers"``, ``"accelerate"`` or ``"deepspeed"``: the name of the package, and also of
+            drivetrain's extra that installs it.
 
     Raises:
         PluginError: the framework is not installed in this environment.

@@ -1,7 +1,7 @@
 """Accelerate in a drivetrain run.
 
 ``Accelerator()`` works unchanged in the train function of a :class:`~drivetrain_torch.TorchTrainer`. Use this module if
-you have a configuration written by ``accelerate config``. Importing it does not import accelerate.
+you have a configuration written by ``accelerate config``. Importing this module does not import accelerate.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["AccelerateTrainer"]
 
 
 class AccelerateTrainer(TorchTrainer):
-    """Run a train function on every worker with a configuration of ``accelerate config``.
+    """Run a train function on every worker, with a configuration written by ``accelerate config``.
 
-    All settings of the configuration apply except those that the run decides: the number of processes and machines,
-    their devices, and how they connect to each other. If your code can set all of these settings itself, a
-    :class:`~drivetrain_torch.TorchTrainer` is sufficient.
+    The run decides the number of processes and machines, their devices, and how they connect to each other. All other
+    settings of the configuration apply. If your code sets these other settings itself, use a
+    :class:`~drivetrain_torch.TorchTrainer` instead.
 
     Args:
         train_loop_per_worker: the train function. It takes no argument, or the config. It calls ``Accelerator()``.
         train_loop_config: the config to pass to the train function.
-        accelerate_config: the content of a configuration file, or the path of the file, which is read by the driver.
-            None for the default file of ``accelerate config``, if it exists. A DeepSpeed configuration file that it
-            names is read by the driver as well.
+        accelerate_config: the content of a configuration file, or the path of the file, or None for the default file of
+            ``accelerate config``, if it exists. The driver reads this file. If the configuration contains the path of a
+            DeepSpeed configuration file, the driver reads that file as well.
         torch_config: settings of the process group.
         scaling_config: the number of workers and their resources.
         run_config: where results are stored, how the run is monitored, and when it stops.
@@ -43,7 +43,8 @@ class AccelerateTrainer(TorchTrainer):
     Raises:
         ConfigurationError: an argument has the wrong type, or the file was not written by ``accelerate config``.
             Keys that the workers' version of accelerate does not know are reported when the run starts.
-        PluginError: accelerate is not installed here but required, because the file is YAML or the default file.
+        PluginError: accelerate is not installed in the driver's environment. It is required there if the configuration
+            file is YAML or the default file.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class AccelerateTrainer(TorchTrainer):
 
 
 def _read_config(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Read a configuration, and replace the path of a DeepSpeed configuration in it with the content of that file."""
+    """Return a configuration in which the content of a DeepSpeed configuration file replaces the path of that file."""
     path = None
     if isinstance(given, Mapping):
         config: Any = dict(given)
@@ -86,13 +87,14 @@ def _read_config(given: Mapping[str, Any] | str | os.PathLike[str] | None) -> di
         config = {} if path is None else _parse(path)
     if not isinstance(config, dict) or (config and "distributed_type" not in config):
         raise ConfigurationError(
-            "AccelerateTrainer(accelerate_config=...): expected a configuration of accelerate config, got "
-            f"{path or given!r} without a distributed_type. Run accelerate config, or add a distributed_type"
+            "AccelerateTrainer(accelerate_config=...): expected a configuration written by `accelerate config`, got "
+            f"{path or given!r} without a distributed_type. Run `accelerate config`, or add a distributed_type"
         )
     inner = dict(config.get("deepspeed_config") or {})
     if (file := inner.get("deepspeed_config_file")) not in (None, "none"):
         content = json.dumps(_parse(Path(file) if path is None else path.parent / file)).encode()
-        inner["deepspeed_config_file"] = base64.urlsafe_b64encode(content).decode()  # Accelerate accepts this too
+        # Accelerate also accepts the encoded content of the file instead of a path.
+        inner["deepspeed_config_file"] = base64.urlsafe_b64encode(content).decode()
         config["deepspeed_config"] = inner
     return config
 

@@ -27,8 +27,8 @@ def check_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str
         The configuration, in the form that ``deepspeed.initialize(config=...)`` takes.
 
     Raises:
-        ConfigurationError: the configuration cannot be read, or a value is ``"auto"``. The message lists all such
-            values.
+        ConfigurationError: the configuration cannot be read, or a value is ``"auto"``. The message lists the keys of
+            all such values.
 
     Example:
         >>> check_config({"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}})

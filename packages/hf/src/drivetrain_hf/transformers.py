@@ -1,6 +1,6 @@
 """The ``Trainer`` of Transformers in a drivetrain run.
 
-Importing this module does not import transformers. A worker imports it when it first needs it.
+Importing this module does not import transformers. Each worker imports transformers on first use.
 """
 
 from __future__ import annotations
@@ -46,22 +46,24 @@ def __getattr__(name: str) -> Any:
 
 
 def prepare_trainer(trainer: T) -> T:
-    """Check that a ``transformers.Trainer`` is part of this run, and prepare it for several workers.
+    """Check that a ``transformers.Trainer`` is configured for this run, and prepare it for several workers.
 
-    Only rank 0 shows progress bars and prints logs. Training and evaluation data that is iterable but has no random
-    access, and is not a dataset of torch, is treated as this worker's own batches. The ``Trainer`` passes these batches
-    to the model unchanged, without batching or sharding them. Such data requires ``TrainingArguments(max_steps=...)``.
+    Afterwards, only rank 0 shows progress bars and prints logs. The training data and the evaluation data can each be a
+    plain iterable: an object without random access that is not a ``torch.utils.data.Dataset``. The items of a plain
+    iterable are this worker's own batches. The ``Trainer`` passes these batches to the model unchanged, without
+    batching or sharding. Training data in a plain iterable requires ``TrainingArguments(max_steps=...)``.
 
     Args:
-        trainer: a trainer created in the train function, on every worker. Prepare it before calling its ``train()``.
+        trainer: a trainer created in the train function, on every worker. Prepare it before you call its ``train()``.
 
     Returns:
         The same trainer.
 
     Raises:
-        ConfigurationError: it is not a ``Trainer``, it would train alone instead of with the other workers, it would
-            ignore requested DeepSpeed or FSDP settings, ``max_steps`` is missing for data without a length, or the run
-            ranks checkpoints by a metric that is not evaluated when they are saved.
+        ConfigurationError: the argument is not a ``Trainer``; it would train on each worker alone; it would ignore
+            requested DeepSpeed or FSDP settings; ``max_steps`` is missing although the training data is a plain
+            iterable; or the run ranks checkpoints by an evaluation metric, but not every step that saves a checkpoint
+            evaluates.
         PluginError: transformers is not installed.
         SessionError: called outside a train function.
     """
@@ -75,7 +77,7 @@ def prepare_trainer(trainer: T) -> T:
     if get_context().get_world_rank() != 0:
         for callback in (transformers.PrinterCallback, transformers.ProgressCallback):
             hf_trainer.remove_callback(callback)
-        transformers.utils.logging.disable_progress_bar()  # the progress bars of loading and saving
+        transformers.utils.logging.disable_progress_bar()  # for loading and saving
     if _is_shard(hf_trainer.train_dataset):
         _read_shard(hf_trainer)
     elif _is_batches(hf_trainer.train_dataset):
@@ -110,7 +112,7 @@ def _is_shard(data: object) -> bool:
 
 
 def _read_shard(trainer: Any) -> None:
-    """Make a ``Trainer`` train on this worker's rows; by default it would split them among all processes again."""
+    """Make a ``Trainer`` train on all rows of this worker's shard. By default, it would split the shard again."""
     from torch.utils.data import DataLoader
 
     from drivetrain_hf._batches import ShardBatches
@@ -145,12 +147,12 @@ def _as_dataloader(batches: Any) -> Any:
 
 @dataclass(frozen=True)
 class _TrainFunction:
-    """Creates a ``Trainer`` and trains it, from the latest checkpoint if there is one.
+    """A train function that creates a ``Trainer`` and trains it, from the latest checkpoint if there is one.
 
     Attributes:
         init: creates the trainer.
-        sampled: the datasets that the trainer samples batches from itself.
-        split: names of the datasets of which this worker has a shard.
+        sampled: the datasets, by name, that the trainer receives unchanged and samples batches from.
+        split: the names of the datasets that the trainer receives as this worker's shards.
     """
 
     init: Callable[..., Any]
@@ -176,7 +178,13 @@ class _TrainFunction:
 
 
 def _divide(datasets: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate the datasets that a ``Trainer`` samples batches from itself from those split among the workers.
+    """Separate the datasets that a ``Trainer`` receives unchanged from the datasets that it receives as shards.
+
+    Args:
+        datasets: the datasets by name, or None for no datasets.
+
+    Returns:
+        Two mappings from names to datasets: the unchanged datasets, and the datasets to read in shards.
 
     Raises:
         ConfigurationError: the name of a dataset is unknown.
@@ -192,9 +200,9 @@ def _divide(datasets: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[st
 
 
 def _data_config(split: Mapping[str, Any]) -> DataConfig:
-    """Return a configuration that splits all datasets but the evaluation data.
+    """Return a configuration that splits all datasets except the evaluation data.
 
-    A ``Trainer`` reads the evaluation data on rank 0. Only then do the metrics count each row exactly once.
+    A ``Trainer`` reads all of the evaluation data on rank 0, so that the metrics count each row exactly once.
     """
     return DataConfig(datasets_to_split=sorted(split.keys() - {"evaluation"}))
 
@@ -209,30 +217,32 @@ def _is_split(dataset: Any) -> bool:
 
 
 class TransformersTrainer(TorchTrainer):
-    """Train the ``transformers.Trainer`` that a function creates on every worker.
+    """Create a ``transformers.Trainer`` on every worker by calling your function, and train it.
 
     This is the older interface. With a :class:`~drivetrain_torch.TorchTrainer`, you write the train function yourself,
-    and call :func:`prepare_trainer` and ``train()`` in it. This trainer does both for you, adds a
+    and call :func:`prepare_trainer` and ``train()`` in it. A ``TransformersTrainer`` makes both calls for you, adds a
     :class:`RayTrainReportCallback`, and resumes from the latest checkpoint.
 
     Args:
-        trainer_init_per_worker: a function that takes the training data, the evaluation data, and the values of the
-            config as keyword arguments, and returns a ``transformers.Trainer``. It is called on every worker.
-        trainer_init_config: the values to pass to this function.
+        trainer_init_per_worker: a function that takes the training data and the evaluation data as its first two
+            positional arguments, and the values of ``trainer_init_config`` as keyword arguments, and returns a
+            ``transformers.Trainer``. It is called on every worker.
+        trainer_init_config: the keyword arguments to pass to this function.
         torch_config: settings of the process group.
         scaling_config: the number of workers and their resources.
         run_config: where results are stored, how the run is monitored, and when it stops.
-        datasets: the data to pass to the function, under the names ``"train"`` and ``"evaluation"``. None is passed for
-            missing data. A list of rows, a ``torch.utils.data.Dataset`` and a ``datasets.Dataset`` are passed
-            unchanged, and the ``Trainer`` samples batches from them. Other types that
+        datasets: the data to pass to the function, under the names ``"train"`` and ``"evaluation"``. If a name is
+            missing, the function receives None in its place. A list of rows, a ``torch.utils.data.Dataset`` and a
+            ``datasets.Dataset`` are passed unchanged, and the ``Trainer`` samples batches from them. Other types that
             :class:`~drivetrain_torch.TorchTrainer` accepts, including Ray datasets, are passed as iterables of rows, in
-            the order of the dataset. Each worker reads its own part of ``"train"``. Rank 0 reads ``"evaluation"``, and
-            sends the parts of each batch to the other ranks.
+            the order of the dataset. Of these, each worker reads its own part of ``"train"``. Rank 0 reads all of
+            ``"evaluation"``, and sends each of the other ranks its part of every batch.
         metadata: values returned by ``get_context().get_metadata()`` and by every checkpoint's ``get_metadata()``.
         resume_from_checkpoint: a checkpoint of a :class:`RayTrainReportCallback` to start a new run from.
 
     Raises:
-        ConfigurationError: an argument has the wrong type, or a dataset has another name.
+        ConfigurationError: an argument has the wrong type, or the name of a dataset is neither ``"train"`` nor
+            ``"evaluation"``.
     """
 
     def __init__(
@@ -279,10 +289,10 @@ class TransformersTrainer(TorchTrainer):
 
         Args:
             path: the run directory.
-            trainer_init_per_worker: replaces the stored function and its datasets.
+            trainer_init_per_worker: replaces the stored function, and the datasets that are stored with it.
             storage_filesystem: the filesystem of ``path``, or None to infer it from ``path``.
-            arguments: other arguments of the trainer, which replace the stored ones. Datasets that are split among the
-                workers are not stored. Pass them again.
+            arguments: other arguments of the constructor, which replace the stored arguments. Datasets that are split
+                among the workers are not stored. Pass them again.
 
         Raises:
             StorageError: there is no run at ``path``, or the run has no stored arguments.

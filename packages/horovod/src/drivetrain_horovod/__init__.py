@@ -1,6 +1,6 @@
-"""Horovod for drivetrain: its rendezvous, and its environment variables on every worker, so that ``hvd.init()`` works.
+"""Horovod for drivetrain: sets up the rendezvous and environment variables that ``hvd.init()`` needs on every worker.
 
-Importing this package imports neither Horovod nor a framework. A worker imports them when it first needs them.
+Importing this package imports neither Horovod nor a framework. Each worker imports them on first use.
 """
 
 from drivetrain_horovod._config import HorovodConfig

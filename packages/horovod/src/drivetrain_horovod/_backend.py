@@ -21,7 +21,7 @@ _LOG_LEVELS = ("error", "warning", "info", "trace")
 _LOOPBACK = "127.0.0.1"
 
 _server: Any = None
-"""The rendezvous server of this process if it is rank 0. Process sets that are added later need it too."""
+"""The rendezvous server on rank 0; None on other ranks. Process sets that are added during training need it too."""
 
 
 @dataclass(kw_only=True)
@@ -29,10 +29,12 @@ class HorovodBackend(Backend):
     """The backend configured by :class:`~drivetrain_horovod.HorovodConfig`.
 
     Attributes:
-        nics: names of network interfaces to use, in order of preference, or None to choose by address.
+        nics: the names of network interfaces to use, in order of preference, or None to choose the interface by the
+            worker's address.
         verbose: the level of Horovod's log.
-        timeout_s: time limit in seconds for surviving ranks to wait for each other after a loss.
-        operation_timeout_s: time limit in seconds for the ranks to connect to each other, and for each operation.
+        timeout_s: time limit in seconds for surviving ranks to wait for each other after a rank is lost.
+        operation_timeout_s: time limit in seconds for the ranks to connect to each other, and for each operation of
+            Gloo.
         preload: see :class:`~drivetrain.Backend`.
         warmup: see :class:`~drivetrain.Backend`.
         survives_losses: see :class:`~drivetrain.Backend`.
@@ -90,7 +92,7 @@ class HorovodBackend(Backend):
         return rendezvous
 
     def rejoin(self, group: WorkerGroup, lost: Sequence[int]) -> Future[Sequence[Mapping[str, str]]]:
-        """Make the surviving ranks reconnect with new processes. Horovod's rank 0 will be a survivor."""
+        """Make the surviving ranks and the new processes connect again. Horovod's rank 0 will be a surviving rank."""
         assert self._elastic is not None
         mappings = [self._mappings[rank] for rank in lost]
         places = [(mapping["HOROVOD_HOSTNAME"], int(mapping["HOROVOD_LOCAL_RANK"])) for mapping in mappings]
@@ -102,7 +104,7 @@ class HorovodBackend(Backend):
         )
 
     def close(self) -> None:
-        """Stop the rendezvous server in the driver."""
+        """Stop the rendezvous server in the driver, if there is one."""
         elastic, self._elastic = self._elastic, None
         if elastic is not None:
             elastic.close()
@@ -112,17 +114,18 @@ class HorovodBackend(Backend):
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        """Set the variables, and call ``hvd.shutdown()`` if the train function has returned without calling it.
+        """Set Horovod's environment variables. If the train function returns without ``hvd.shutdown()``, call it.
 
-        A peer that still waits for this rank in a collective then gets an error at once. After an exception, Horovod
-        is not shut down, so that the exception is reported before the errors that it would cause on the peers.
+        After the shutdown, a peer that still waits for this rank in a collective operation gets an error at once. If
+        the train function raises an exception, Horovod is not shut down, so that the exception is reported before the
+        errors that the shutdown would cause on the peers.
         """
         level = os.environ.get("HOROVOD_LOG_LEVEL", _LOG_LEVELS[min(self.verbose, len(_LOG_LEVELS) - 1)])
         with _environment({**rendezvous, "HOROVOD_LOG_LEVEL": level}), _threads():
             try:
                 yield
             except BaseException as error:
-                if context.get_world_size() == 1:  # this may be the driver's own process, which continues
+                if context.get_world_size() == 1:  # a single worker may run in the driver's process, which continues
                     _shut_down()
                 if (explanation := explain(error)) is not None:
                     raise PluginError(explanation) from error
@@ -132,7 +135,15 @@ class HorovodBackend(Backend):
     def _choose_interface(
         self, worker: WorkerInfo, addresses: Mapping[str, Sequence[str]], *, alone: bool
     ) -> tuple[str, str]:
-        """Return the name of a worker's network interface, and its address. Empty strings leave the choice to Gloo."""
+        """Return the name and the address of the network interface that a worker should use.
+
+        Empty strings leave the choice to Gloo.
+
+        Args:
+            worker: the worker.
+            addresses: the addresses of each network interface of the worker, by the interface's name.
+            alone: True if all workers are on one machine.
+        """
         if self.nics is not None:
             for name in self.nics:
                 if name in addresses:
@@ -147,15 +158,16 @@ class HorovodBackend(Backend):
 
 
 def _slots(workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
-    """Return Horovod's slot of each rank, which describes its place.
+    """Return the slot of each rank: the values by which Horovod describes the rank's place among all ranks.
 
-    The cross group of a worker consists of the workers with the same local rank on all nodes.
+    ``CROSS_RANK`` and ``CROSS_SIZE`` refer to the worker's cross group: all workers, on any node, with the same local
+    rank.
     """
     local_sizes = Counter(worker.node_id for worker in workers)
     cross_sizes = Counter(worker.local_rank for worker in workers)
     return [
         {
-            "HOSTNAME": worker.node_id,  # identifies the node; it is not resolved
+            "HOSTNAME": worker.node_id,  # identifies the node; Horovod does not look up this name
             "RANK": worker.rank,
             "LOCAL_RANK": worker.local_rank,
             "CROSS_RANK": sum(other.local_rank == worker.local_rank for other in workers[: worker.rank]),
@@ -168,9 +180,9 @@ def _slots(workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
 
 
 def _gpus_of_nodes(workers: Sequence[WorkerInfo]) -> list[str]:
-    """Return for each worker the GPUs of all workers of its node.
+    """Return, for each worker, the GPUs of all workers on its node, separated by commas.
 
-    If each worker has one GPU, the index of this GPU in the list is the local rank.
+    If each worker has one GPU, the position of a worker's GPU in its string is the worker's local rank.
     """
     of_node: dict[str, dict[str, None]] = {}
     for worker in workers:
@@ -189,7 +201,7 @@ def _check_build(worker: WorkerInfo, built: Mapping[str, str] | None) -> None:
 
 
 def _inspect_worker() -> tuple[dict[str, str] | None, dict[str, list[str]]]:
-    """Return the build of this worker's Horovod, and the IPv4 addresses of its network interfaces."""
+    """Return how this worker's Horovod was built, and the IPv4 addresses of the worker's network interfaces by name."""
     built = find_build()
     if not built:
         return built, {}
@@ -205,7 +217,7 @@ def _inspect_worker() -> tuple[dict[str, str] | None, dict[str, list[str]]]:
 
 
 def _serve(slots: Sequence[tuple[Any, ...]], verbose: int) -> int:
-    """Start the rendezvous server on rank 0; return its port, which the server has bound itself."""
+    """Start the rendezvous server in this process. Return the server's port, which the server itself has chosen."""
     global _server
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http.http_server import RendezvousServer
@@ -225,7 +237,7 @@ def _shut_down() -> None:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and restore the previous values at the end."""
+    """Set environment variables during a ``with`` block, and restore their previous values afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -240,7 +252,10 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _threads() -> Iterator[None]:
-    """Set torch's number of threads to ``OMP_NUM_THREADS``, if torch was imported before that was set."""
+    """If torch is imported, set its number of threads to ``OMP_NUM_THREADS`` during a ``with`` block.
+
+    This is needed if torch was imported before the variable was set.
+    """
     torch = sys.modules.get("torch")
     value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if torch is None or not value.isdecimal() or not int(value):

@@ -1,4 +1,4 @@
-"""How Horovod was built, determined without importing it, and explanations of errors caused by the build."""
+"""Determines how Horovod was built, without importing it, and explains errors that the build causes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ _METADATA_NAMES = {"torch": "pytorch", "tensorflow": "tensorflow", "mxnet": "mxn
 
 
 def find_build() -> dict[str, str] | None:
-    """Return the frameworks that the installed Horovod was built for, with their versions; None without Horovod.
+    """Return the frameworks that Horovod was built for, with their versions, or None if Horovod is not installed.
 
-    The metadata of a Horovod wheel does not list the frameworks. It was built for those for which it has a library.
+    The metadata of a Horovod wheel does not list these frameworks. A framework is one of them if the installed package
+    contains a library for it.
+
+    Returns:
+        A mapping from the names of the frameworks to their versions.
     """
     spec = importlib.util.find_spec("horovod")
     if spec is None or spec.origin is None:
@@ -41,7 +45,7 @@ def describe(built: Mapping[str, str]) -> str:
 
 
 def explain(error: BaseException) -> str | None:
-    """Return how the installed Horovod caused an exception and how to fix it, or None if it is not the cause."""
+    """Return how the installed Horovod caused an exception and how to fix this, or None if it is not the cause."""
     framework = _framework_of(error)
     built = find_build()
     if framework is None or built is None:
@@ -62,7 +66,7 @@ def _remedy(framework: str) -> str:
 
 
 def _framework_of(error: BaseException) -> str | None:
-    """Return the framework whose part of Horovod raised an exception."""
+    """Return the framework whose part of Horovod raised an exception, or None if Horovod did not raise it."""
     names: list[str] = []
     if isinstance(error, AttributeError):  # without its library, horovod.torch is an almost empty module
         names = [error.obj.__name__] if isinstance(error.obj, types.ModuleType) else []

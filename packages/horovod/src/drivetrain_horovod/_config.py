@@ -18,18 +18,19 @@ class HorovodConfig(BackendConfig):
     """Settings of Horovod on the workers.
 
     Attributes:
-        nics: names of network interfaces, such as ``{"eth0"}``. Each worker uses the first of them that it has, in
-            alphabetical order. With None, workers use the loopback interface on a single machine, and otherwise the
-            interface of the address at which the other workers reach them.
-        verbose: the log level of Horovod's core: 0 for errors, 1 for warnings, 2 for its actions, 3 for everything. A
+        nics: the names of network interfaces, such as ``{"eth0"}``. In alphabetical order, each worker uses the first
+            of these interfaces that its node has. With None, the workers use the loopback interface if they all run on
+            one machine. Otherwise, each worker uses the interface at whose address the other workers reach it.
+        verbose: the log level of Horovod's core: 0 for errors, 1 for warnings, 2 for information, 3 for everything. A
             ``HOROVOD_LOG_LEVEL`` in the workers' environment takes precedence.
-        elastic: when a rank is lost, keep the processes of the other ranks. They return to their last commit, and
-            continue with a new process in place of the lost one. This requires ``hvd.elastic.run`` in the train
+        elastic: when a rank is lost, keep the processes of the other ranks. These ranks return to their last commit,
+            and continue with a new process in place of the lost process. This requires ``hvd.elastic.run`` in the train
             function, Horovod in the driver's environment, and ``FailureConfig(max_failures=...)``.
         elastic_timeout_s: in elastic mode, the time limit in seconds for ``hvd.init()`` to wait for a new process, and
-            for each operation of Gloo. With more than two ranks, a rank may be waiting for another one that noticed a
-            loss first. It then notices the loss itself only when its operation times out.
+            for each operation of Gloo. With more than two ranks, a rank may be in an operation with another rank that
+            has already noticed a loss. The first rank notices the loss only when its operation times out.
         timeout_s: time limit in seconds for ``hvd.init()`` to wait for the other ranks, and for each operation of Gloo.
+            In elastic mode, it is instead the time limit for the surviving ranks to wait for each other after a loss.
         placement_group_timeout_s: accepted but ignored. ``RunConfig(start_timeout_s=...)`` limits the wait for
             resources.
         key: accepted but ignored. It is for services of Horovod's launcher, which drivetrain does not use.
@@ -84,7 +85,7 @@ class HorovodConfig(BackendConfig):
             timeout_s=math.ceil(self.timeout_s),
             operation_timeout_s=math.ceil(self.elastic_timeout_s if self.elastic else self.timeout_s),
             preload=("horovod.torch",) if with_torch else (),
-            # The first use of torch's compiler, such as the first optimizer, imports all of it.
+            # The first optimizer that a process creates imports torch's whole compiler.
             warmup=("sympy", "drivetrain_horovod._warmup") if with_torch else (),
         )
 

@@ -1,4 +1,4 @@
-"""Horovod's rendezvous for workers that can be replaced. The server is in the driver, which outlives the workers."""
+"""Horovod's rendezvous for workers that can be replaced. The server runs in the driver, which outlives the workers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["ElasticRendezvous"]
 T = TypeVar("T")
 
 Place = tuple[str, int]
-"""The host name and local rank, by which Horovod identifies a worker independent of its rank."""
+"""A host name and a local rank. They identify a worker for Horovod, even if the worker's rank changes."""
 
 
 class _Server:
     """Horovod's rendezvous server, on a thread of the driver.
 
     Args:
-        near: an address that is reachable over the network interface to serve on.
+        near: the address of a worker. The server listens on the network interface that leads to this address.
         verbose: the level of the server's log.
-        coordinator: receives the calls of Horovod's handler.
+        coordinator: the object whose methods Horovod's request handler calls.
         on_delete: called with the path of each DELETE request, on the request's thread.
     """
 
@@ -50,12 +50,12 @@ class _Server:
         self.address, self.port = self._server.server_address[:2]
 
     def start(self, slots: Sequence[Any]) -> None:
-        """Start the server with the workers' slots."""
+        """Start the server, which gives the workers these slots."""
         self.set_slots(slots)
         self._thread.start()
 
     def set_slots(self, slots: Sequence[Any]) -> None:
-        """Replace the slots."""
+        """Replace the slots that the server gives to the workers."""
         self._server.init(list(slots))
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class _Server:
 
 @dataclass(frozen=True, slots=True)
 class _Rejoin:
-    """A request to give the places of lost workers to new ones.
+    """A request to give the places of lost workers to new workers.
 
     Attributes:
         lost: the places of the lost workers.
@@ -79,11 +79,11 @@ class _Rejoin:
 
 
 class ElasticRendezvous:
-    """Makes workers whose collective failed wait for all others, and then lets them reconnect.
+    """Makes workers wait after a failed collective operation until all workers are ready, and then reconnects them.
 
     Args:
         slots: the initial slots, each with the fields of Horovod's ``SlotInfo``.
-        near: an address that is reachable over the network interface to serve on.
+        near: the address of a worker. The server listens on the network interface that leads to this address.
         timeout_s: time limit in seconds for a worker to wait for the others.
         verbose: the level of the log of Horovod's server.
 
@@ -115,15 +115,15 @@ class ElasticRendezvous:
         self.server.start(list(self._slots.values()))
 
     def rejoin(self, lost: Sequence[Place], describe: Callable[[Sequence[Any]], T]) -> Future[T]:
-        """Give the places of lost workers to new ones once all other workers are waiting.
+        """Give the places of lost workers to new workers, once all other workers are waiting.
 
         Args:
             lost: the places of the lost workers.
-            describe: creates the result from the slots of the new workers.
+            describe: called with the slots of the new workers. It returns the result of the future.
 
         Returns:
-            A future of this result. It is cancelled if workers were still connecting, because they cannot notice the
-            loss of another worker then.
+            A future. It is cancelled if workers are still connecting, because a worker that is connecting cannot notice
+            the loss of another worker.
         """
         future: Future[T] = Future()
         with self._changed:
@@ -138,21 +138,24 @@ class ElasticRendezvous:
         return future
 
     def close(self) -> None:
-        """Stop the server. Workers that are still waiting get no rank."""
+        """Stop the server. Workers that are still waiting do not get a rank."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self.server.close()
 
     def record_ready(self, host: str, local_rank: int) -> None:
-        """Wait until this worker has a rank. Called by Horovod's handler, on a separate thread for each request."""
+        """Wait until the given worker has a rank, but not longer than the time limit.
+
+        Called by Horovod's handler, on a separate thread for each request.
+        """
         with self._changed:
             self._waiting.add((host, local_rank))
             self._begin_if_complete()
             self._changed.wait_for(lambda: self._closed or (host, local_rank) not in self._waiting, self._timeout_s)
 
     def get_slot_info(self, host: str, local_rank: int) -> Any:
-        """Return the worker's slot, or an invalid slot if the other workers have not arrived.
+        """Return the slot of the given worker, or an invalid slot if the worker is still waiting for other workers.
 
         Called by Horovod's handler.
         """
@@ -164,9 +167,10 @@ class ElasticRendezvous:
         """Ignore the address at which the worker could be notified of new hosts. Called by Horovod's handler."""
 
     def _note_connected(self, path: str) -> None:
-        """Note that a worker has finished a step of its start.
+        """Note that a worker has connected, if the path of a DELETE request shows it.
 
-        The cross context is the last step of a start, except for process sets.
+        A worker sends a DELETE request whenever it has connected one of its contexts. The cross context is the last
+        one, except for process sets.
         """
         if path.startswith("/cross_") and "process_set" not in path:
             with self._changed:
@@ -176,7 +180,7 @@ class ElasticRendezvous:
         lost = self._pending.lost
         if self._waiting != self._slots.keys() - lost:
             return
-        # Rank 0 sends its state to the others, so it must be a surviving worker.
+        # Rank 0 sends its state to the other ranks, so it must be a surviving worker.
         order = sorted(self._slots, key=lambda place: (place in lost, self._slots[place].rank))
         ranks = {place: self._slots[place].rank for place in order}
         if order and ranks[order[0]] != 0:
@@ -192,7 +196,7 @@ class ElasticRendezvous:
 
 
 def _address_towards(address: str) -> str:
-    """Return this machine's address on the route to another one, without sending anything there."""
+    """Return the address that this machine uses to reach the given address. No data is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))
         return str(probe.getsockname()[0])

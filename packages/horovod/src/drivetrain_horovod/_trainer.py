@@ -51,7 +51,7 @@ class HorovodTrainer(DataParallelTrainer, config=HorovodConfig):
         2
     """
 
-    if TYPE_CHECKING:  # the base class has the constructor; this declares the name and type of its configuration
+    if TYPE_CHECKING:  # the base class implements the constructor; this declares the configuration's name and type
 
         def __init__(
             self,

@@ -1,8 +1,8 @@
 """Loads torch's compiler as a side effect of importing this module.
 
-Every feature that can be compiled imports the compiler on first use, for example the first optimizer of a process. In
-torch 2.13 this loads 824 modules and takes most of a second. The process that workers are forked from imports this
-module once for all of them.
+Each torch feature that supports compilation imports the compiler when it is first used, for example when a process
+creates its first optimizer. In torch 2.13 this import loads 824 modules and takes most of a second. The process from
+which workers are forked imports this module once for all workers.
 """
 
 import torch

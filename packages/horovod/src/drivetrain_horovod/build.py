@@ -1,12 +1,14 @@
 """``python -m drivetrain_horovod.build``: compiles Horovod for this environment's PyTorch, and installs it.
 
-Horovod 0.28.1, its last release, requests C++14, with which PyTorch's headers no longer compile. pip would also build
-it in an isolated environment without a framework. This module therefore unpacks the release, changes it to C++17, and
-compiles it against the installed PyTorch, which takes some minutes of CPU time. The wheel is stored in the user's cache
-directory, by the versions of Horovod, PyTorch and Python, and is tested after it is installed.
+Horovod 0.28.1, the last release, requests C++14, with which PyTorch's headers no longer compile. pip would also build
+Horovod in an isolated environment without a framework. This module therefore unpacks the release, changes it to C++17,
+and compiles it against the installed PyTorch. This takes some minutes of CPU time. The wheel is stored in the user's
+cache directory, in a folder for these versions of Horovod, PyTorch and Python. The wheel is tested after it is
+installed.
 
-Horovod's own variables apply: ``HOROVOD_GPU_OPERATIONS=NCCL`` builds for GPUs, ``HOROVOD_WITH_MPI=1`` with MPI. Wheels
-that were built with different variables are stored separately.
+Horovod's own environment variables for builds apply. For example, ``HOROVOD_GPU_OPERATIONS=NCCL`` adds support for
+GPUs, and ``HOROVOD_WITH_MPI=1`` adds support for MPI. Wheels that were built with different variables are stored
+separately.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ _TRIAL_S = 300
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build Horovod unless the cache contains it, and install it.
+    """Install Horovod. Build it first, unless the cache contains a wheel that works.
 
     Args:
         arguments: the command-line arguments, or None for those of this process.
 
     Raises:
-        SystemExit: If a requirement is missing or a step failed. The message says which.
+        SystemExit: If a requirement is missing or a step failed. The message says which requirement or step.
     """
     parser = argparse.ArgumentParser(
         prog="python -m drivetrain_horovod.build",
@@ -73,7 +75,7 @@ def _cache() -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of the build. Values set by the user take precedence."""
+    """Return the environment variables for the build. Values set by the user take precedence."""
     defaults = {
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
@@ -91,7 +93,7 @@ def _environment() -> dict[str, str]:
 
 
 def _key(torch: str, environment: Mapping[str, str]) -> str:
-    """Return the name of the cache folder for wheels built for these versions and variables."""
+    """Return the name of the cache folder for wheels that are built with this PyTorch version and these variables."""
     chosen = sorted(item for item in environment.items() if item[0].startswith("HOROVOD_"))
     options = hashlib.sha256(repr(chosen).encode()).hexdigest()[:8]
     return f"horovod-{VERSION}-torch-{torch}-{sys.implementation.cache_tag}-{sysconfig.get_platform()}-{options}"
@@ -103,7 +105,7 @@ def _build(folder: Path, environment: Mapping[str, str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="horovod-build-") as name:
         scratch = Path(name)
-        tools = scratch / "tools"  # a separate directory, so that the environment is not changed
+        tools = scratch / "tools"  # a separate directory, so that the installed packages do not change
         pip = [sys.executable, "-m", "pip"]
         _run([*pip, "install", "--quiet", "--target", str(tools), *_BUILD_TOOLS])
         path = os.pathsep.join([str(tools), *filter(None, [environment.get("PYTHONPATH")])])
@@ -119,7 +121,7 @@ def _build(folder: Path, environment: Mapping[str, str]) -> Path:
             text = (source / patched).read_text()
             (source / patched).write_text(text.replace("set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"))
         built = scratch / "wheel"
-        # pip's cache distinguishes wheels only by the version of Horovod.
+        # Do not use pip's cache: it distinguishes wheels by the version of Horovod, but not by the build's variables.
         wheel = ["wheel", "--no-cache-dir", "--no-deps", "--no-build-isolation", "-w", str(built), str(source)]
         _run([*pip, *wheel], settings)
         (result,) = built.glob("*.whl")
@@ -131,7 +133,7 @@ def _build(folder: Path, environment: Mapping[str, str]) -> Path:
 def _install(wheel: Path) -> bool:
     """Install a wheel, and return True if Horovod starts. Errors are printed."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet"]
-    # A wheel of the same version may have been built for something else, so it must be possible to replace it.
+    # The same version of Horovod may be installed from another build. --force-reinstall replaces it anyway.
     _run([*pip, "--force-reinstall", "--no-deps", str(wheel)])
     _run([*pip, str(wheel)])  # installs the dependencies
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}

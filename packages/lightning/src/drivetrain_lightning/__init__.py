@@ -1,10 +1,11 @@
 """Lightning for drivetrain: strategies, an environment and a callback for a ``Trainer`` in a train function.
 
-Lightning has two distributions: ``lightning``, imported as ``lightning.pytorch``, and ``pytorch_lightning``. The names
-of this package are made for the distribution that is already imported. If both or neither of them are imported, they
-are made for ``lightning`` if it is installed, and otherwise for ``pytorch_lightning``. A program that uses both imports
-from :mod:`drivetrain_lightning.pytorch_lightning` or :mod:`drivetrain_lightning.lightning` instead. Importing this
-package imports neither of them.
+Lightning has two distributions: ``lightning``, imported as ``lightning.pytorch``, and ``pytorch_lightning``. The
+classes of this package derive from classes of the distribution that is already imported. If both or neither of the
+distributions are imported, the classes derive from classes of ``lightning`` if it is installed, and otherwise from
+classes of ``pytorch_lightning``. A program that uses both distributions imports the classes from
+:mod:`drivetrain_lightning.lightning` or :mod:`drivetrain_lightning.pytorch_lightning` instead. Importing this package
+imports neither distribution.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 _MODULES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-"""The module to import of each distribution. The keys are also the names of this package's modules."""
+"""For each distribution, the module that users import. The keys are also the names of this package's modules."""
 
 
 def __getattr__(name: str) -> Any:

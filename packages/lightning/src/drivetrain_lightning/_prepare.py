@@ -22,8 +22,8 @@ def prepare_trainer(trainer: T) -> T:
         The same trainer.
 
     Raises:
-        ConfigurationError: its strategy or cluster environment is not from this package, or its devices do not
-            belong to this worker. The message says what to pass to the ``Trainer``.
+        ConfigurationError: the trainer's strategy or cluster environment is not from this package, or the trainer uses
+            devices that do not belong to this worker. The message says what to pass to the ``Trainer``.
         SessionError: called outside a train function.
     """
     if not hasattr(trainer, "strategy"):

@@ -17,7 +17,10 @@ __all__ = ["EpochEnd", "ReportCallback"]
 
 
 class ReportCallback:
-    """The implementation of the callback, without a base class of Lightning."""
+    """The implementation of ``RayTrainReportCallback``, without a base class of Lightning.
+
+    For each distribution of Lightning, a subclass adds the base class and sets ``_epoch_end``.
+    """
 
     CHECKPOINT_NAME: ClassVar[str] = "checkpoint.ckpt"
     _epoch_end: ClassVar[type[EpochEnd]]
@@ -52,27 +55,30 @@ class ReportCallback:
         self._is_preempted = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the trainer, and add the callback for the ends of epochs if needed. Called before anything else."""
+        """Check the trainer, and add an :class:`EpochEnd` callback if ``every`` is ``"epoch"``.
+
+        Called before all other hooks.
+        """
         if get_context().get_world_size() > 1:
             prepare_trainer(trainer)
         if self.every == "epoch" and not any(getattr(other, "owner", None) is self for other in trainer.callbacks):
             trainer.callbacks.append(self._epoch_end(self))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Remember the first step. Called when training starts."""
+        """Store the number of the current step. Called when training starts."""
         self._last_step = trainer.global_step
         self._is_preempted = False
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Report if a report is due, or stop because of a preemption. Called after each batch."""
+        """Report if a report is due. If a preemption is pending, report and stop. Called after each batch."""
         step, last = trainer.global_step, self._last_step
-        if step == last:  # gradients are being accumulated
+        if step == last:  # no optimizer step was made: gradients are being accumulated
             return
         self._last_step = step
         if get_preemption_info() is not None:
             self.report(trainer, complete=False)
             self._is_preempted = trainer.should_stop = True
-            # StopIteration ends the epoch as if there were no more batches, and on_train_epoch_end ends the training.
+            # StopIteration ends the epoch as if there were no more batches. on_train_epoch_end then ends the training.
             # should_stop alone would run a validation first, continue until min_epochs, and make other callbacks expect
             # the metrics of a whole epoch.
             raise StopIteration
@@ -80,12 +86,12 @@ class ReportCallback:
             self.report(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report if reports follow validations. Called after each validation."""
+        """Report if ``every`` is ``"validation"``. Called after each validation."""
         if self.every == "validation" and trainer.state.fn == "fit" and not trainer.sanity_checking:
             self.report(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Stop the training after a preemption. Called after each epoch, before the hook of the module."""
+        """Stop the training after a preemption. Called after each epoch, before the hook of the ``LightningModule``."""
         if self._is_preempted:
             raise StopIteration
 
@@ -94,12 +100,12 @@ class ReportCallback:
 
         Args:
             trainer: the trainer.
-            complete: raise an error if a metric to report has not been logged.
+            complete: raise an error if a metric to report has not been logged. If False, the metric is left out.
         """
         metrics = dict(self._choose(trainer.callback_metrics, complete))
         metrics.update(epoch=trainer.current_epoch, step=trainer.global_step)
         with _shared_directory(trainer.strategy) as (directory, is_reported_here):
-            # On each rank, this returns once all ranks have saved.
+            # On each rank, save_checkpoint returns once all ranks have saved.
             trainer.save_checkpoint(os.path.join(directory, self.CHECKPOINT_NAME), weights_only=False)
             report_to_drivetrain(
                 metrics,
@@ -122,11 +128,11 @@ class ReportCallback:
 
 @contextlib.contextmanager
 def _shared_directory(strategy: Any) -> Iterator[tuple[str, bool]]:
-    """Yield a directory path for all ranks to save to, and True if this rank reports the files in this directory.
+    """Yield the path of a directory for all ranks to save to, and True if this rank reports the directory's files.
 
-    Each node has a separate directory at this path, or shares the directory with other nodes if its temporary files are
-    on a shared filesystem. Every node writes a marker into its directory. Of the nodes with a marker in a directory,
-    the first rank of the first node reports.
+    The path is the same on all nodes. Nodes whose temporary files are on a shared filesystem have one directory in
+    common; every other node has a separate directory. Each node adds a marker to its directory. The markers show which
+    nodes share a directory. Of these nodes, the first rank of the first node reports the files.
     """
     context = get_context()
     node, is_first_on_node = context.get_node_rank(), context.get_local_rank() == 0
@@ -145,10 +151,10 @@ def _shared_directory(strategy: Any) -> Iterator[tuple[str, bool]]:
 
 
 class EpochEnd:
-    """Reports after an epoch, once the module's own hook has logged its metrics.
+    """Reports after an epoch, once the ``LightningModule``'s hook for the end of the epoch has logged its metrics.
 
-    Lightning calls only checkpoint callbacks that late. ``RayTrainReportCallback`` is not a checkpoint callback itself,
-    because a trainer with ``enable_checkpointing=False`` refuses those.
+    Lightning calls only checkpoint callbacks after that hook. ``RayTrainReportCallback`` is not a checkpoint callback
+    itself, because a trainer with ``enable_checkpointing=False`` refuses checkpoint callbacks.
     """
 
     def __init__(self, owner: ReportCallback) -> None:

@@ -1,6 +1,7 @@
-"""Code shared by the classes for ``lightning`` and ``pytorch_lightning``, which run in a worker with a process group.
+"""Strategies and an environment for workers in which the process group exists already.
 
-The classes are mixins for classes of Lightning. They come before Lightning's class in the list of bases.
+``lightning`` and ``pytorch_lightning`` share this code. The classes are mixins for classes of Lightning. In a list of
+base classes, the mixin comes before Lightning's class.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["WorkerDeepSpeedStrategy", "WorkerEnvironment", "WorkerFSDPStrategy",
 
 
 class WorkerEnvironment:
-    """A cluster environment with drivetrain's ranks."""
+    """A cluster environment that returns drivetrain's ranks and number of workers."""
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -31,17 +32,17 @@ class WorkerEnvironment:
 
     @property
     def main_address(self) -> str:
-        """Return the address of rank 0. Nothing uses it, because the process group exists already."""
+        """Return the address of rank 0. It is not used, because the process group exists already."""
         return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
     @property
     def main_port(self) -> int:
-        """Return a port of rank 0; see :attr:`main_address`."""
+        """Return a port of rank 0. Like :attr:`main_address`, it is not used."""
         return int(os.environ.get("MASTER_PORT", "0"))
 
     @staticmethod
     def detect() -> bool:
-        """Return False, so that Lightning uses this environment only if it is passed."""
+        """Return False, so that Lightning uses this environment only if it is passed to the ``Trainer``."""
         return False
 
     def world_size(self) -> int:
@@ -67,7 +68,7 @@ class WorkerEnvironment:
         return get_context().get_node_rank()
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Raise an error: only strategies that would start processes call this, and those of this package do not."""
+        """Raise an error: only strategies that start processes call this, and strategies of this package start none."""
         check_strategy(None)
 
     def teardown(self) -> None:
@@ -75,7 +76,7 @@ class WorkerEnvironment:
 
 
 class WorkerStrategy:
-    """A strategy with one device per process, in a process that is already running."""
+    """A strategy for processes that are already running, with one device per process."""
 
     if TYPE_CHECKING:
         accelerator: Any
@@ -88,7 +89,7 @@ class WorkerStrategy:
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Return the arguments that select this worker's part of the data."""
+        """Return the arguments of a ``DistributedSampler`` that select this worker's part of the data."""
         context = get_context()
         return {"num_replicas": context.get_world_size(), "rank": context.get_world_rank()}
 
@@ -107,29 +108,30 @@ class WorkerStrategy:
         super().setup_environment()  # type: ignore[misc]
 
     def on_train_start(self) -> None:
-        """Restore drivetrain's signal handler. Called when training starts."""
+        """Restore drivetrain's SIGTERM handler. Called when training starts."""
         super().on_train_start()  # type: ignore[misc]
         self._restore_sigterm_handler()
 
     def on_validation_start(self) -> None:
-        """Restore drivetrain's signal handler. Called when validation starts."""
+        """Restore drivetrain's SIGTERM handler. Called when validation starts."""
         super().on_validation_start()  # type: ignore[misc]
         self._restore_sigterm_handler()
 
     def on_test_start(self) -> None:
-        """Restore drivetrain's signal handler. Called when testing starts."""
+        """Restore drivetrain's SIGTERM handler. Called when testing starts."""
         super().on_test_start()  # type: ignore[misc]
         self._restore_sigterm_handler()
 
     def on_predict_start(self) -> None:
-        """Restore drivetrain's signal handler. Called when prediction starts."""
+        """Restore drivetrain's SIGTERM handler. Called when prediction starts."""
         super().on_predict_start()  # type: ignore[misc]
         self._restore_sigterm_handler()
 
     def _restore_sigterm_handler(self) -> None:
-        """Replace Lightning's handler of SIGTERM, which runs a collective operation in between others.
+        """Restore drivetrain's SIGTERM handler, which Lightning has replaced.
 
-        drivetrain notifies all ranks of SIGTERM at the same step, but only if its own handler is installed.
+        Lightning's handler would run a collective operation at any moment, even between collective operations of the
+        training. drivetrain's handler makes all ranks receive the notice at the same step.
         """
         if threading.current_thread() is threading.main_thread() and self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
@@ -150,7 +152,11 @@ class WorkerFSDPStrategy(WorkerStrategy):
         self._gathers = state_dict_type == "full"
 
     def setup(self, trainer: Any) -> None:
-        """Wrap the model. Without a GPU, this happens before Lightning can, which would make FSDP look for a GPU."""
+        """Wrap the model.
+
+        On a worker without a GPU, this method wraps the model itself: with Lightning's own wrapping, FSDP would look
+        for a GPU.
+        """
         if self.root_device.type != "cpu":
             super().setup(trainer)  # type: ignore[misc]
             return
@@ -162,7 +168,7 @@ class WorkerFSDPStrategy(WorkerStrategy):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         self.model = FullyShardedDataParallel(self.precision_plugin.convert_module(self.model), **self._wrapping())
-        policy = self.kwargs.pop("auto_wrap_policy", None)  # already applied by the wrapper above
+        policy = self.kwargs.pop("auto_wrap_policy", None)  # the wrapper above has already applied it
         super().setup(trainer)  # type: ignore[misc]
         if policy is not None:
             self.kwargs["auto_wrap_policy"] = policy
@@ -206,7 +212,7 @@ class WorkerDeepSpeedStrategy(WorkerStrategy):
         return torch.device("cpu", 0) if device.type == "cpu" else device
 
     def _setup_environment(self) -> None:
-        # Lightning's own implementation refuses CPUs.
+        # Lightning's DeepSpeedStrategy.setup_environment() refuses CPUs.
         self.accelerator.setup_device(self.root_device)
         self.setup_distributed()
 
@@ -219,7 +225,7 @@ class WorkerDeepSpeedStrategy(WorkerStrategy):
 
 
 def check_strategy(strategy: object) -> None:
-    """Check that a strategy, with the devices and environment from its trainer, can train on this worker.
+    """Check that a strategy can train on this worker with the devices and the environment of its trainer.
 
     Args:
         strategy: the strategy, or None for an unknown strategy that is not from this package.
@@ -250,7 +256,7 @@ def check_strategy(strategy: object) -> None:
             f"Pass Trainer(accelerator={accelerator!r}), or set ScalingConfig(use_gpu={device.type == 'cpu'})"
         )
     are_own = device in given and len(given) <= len(own) and set(given) <= set(own)
-    are_all_visible = device.type == "cuda" and len(given) == torch.cuda.device_count()  # the choice of "auto"
+    are_all_visible = device.type == "cuda" and len(given) == torch.cuda.device_count()  # as with devices="auto"
     if given and not are_own and not are_all_visible:
         raise ConfigurationError(
             f"Trainer(devices=...): expected the devices of this worker, which trains on {device}, got {described}. "

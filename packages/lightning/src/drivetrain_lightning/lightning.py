@@ -1,4 +1,4 @@
-"""The classes for ``lightning.pytorch``."""
+"""The strategies, the environment and the callback for ``lightning.pytorch``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RayDeepSpeedStrategy(WorkerDeepSpeedStrategy, DeepSpeedStrategy):
 
 
 class RayLightningEnvironment(WorkerEnvironment, ClusterEnvironment):
-    """A cluster environment that gives a ``Trainer`` the ranks and the number of workers. Pass it in ``plugins``."""
+    """A cluster environment with drivetrain's ranks and number of workers. Pass it as ``Trainer(plugins=[...])``."""
 
 
 class _EpochEnd(EpochEnd, Checkpoint):
@@ -56,26 +56,28 @@ class _EpochEnd(EpochEnd, Checkpoint):
 
 
 class RayTrainReportCallback(ReportCallback, Callback):
-    """Reports the logged metrics with a checkpoint, and saves a checkpoint before a preemption.
+    """Reports the logged metrics with a checkpoint at regular times, and also before a preemption.
 
     A report contains the metrics in ``trainer.callback_metrics``, ``epoch`` (from 0) and ``step`` (the number of
-    optimizer steps). The checkpoint is written by ``trainer.save_checkpoint`` under the name ``CHECKPOINT_NAME``. It is
-    a file, or a directory if the strategy shards the model; every rank then adds its part to the directory. Pass it to
-    ``trainer.fit(ckpt_path=...)`` to resume.
+    optimizer steps). In the checkpoint, ``trainer.save_checkpoint`` writes a file with the name ``CHECKPOINT_NAME``. If
+    the strategy shards the model, this is a directory to which every rank adds its part. Pass the path of the file or
+    directory to ``trainer.fit(ckpt_path=...)`` to resume.
 
     After each optimizer step, the callback calls :func:`drivetrain.get_preemption_info`. If a preemption is pending,
     all ranks save and report at the same step, and ``trainer.fit`` returns without a validation.
 
     Args:
         every: ``"epoch"`` reports at the end of each training epoch, after the validation within it. ``"validation"``
-            reports after each validation. A number reports each time after that many optimizer steps. To resume from a
-            checkpoint within an epoch, Lightning needs a data loader with ``state_dict`` and ``load_state_dict``.
+            reports after each validation. A number ``n`` reports after every ``n`` optimizer steps. To resume from a
+            checkpoint that was saved within an epoch, Lightning needs a data loader with ``state_dict`` and
+            ``load_state_dict``.
         metrics: the names of the metrics to report, or None for all.
         checkpoint_upload_mode: ``"sync"`` or ``"async"``, see :func:`drivetrain.report`.
 
     Raises:
-        ConfigurationError: an argument is out of range. At a report, if a metric was never logged. With several
-            workers, if the trainer is not configured for them; see :func:`prepare_trainer`.
+        ConfigurationError: an argument is out of range. During training, if a metric in ``metrics`` was not logged
+            before a report, or if there are several workers and the trainer is not configured for them; see
+            :func:`prepare_trainer`.
     """
 
     _epoch_end = _EpochEnd

@@ -1,4 +1,4 @@
-"""The same classes for ``pytorch_lightning``."""
+"""The classes of :mod:`drivetrain_lightning.lightning`, but for ``pytorch_lightning``."""
 
 from __future__ import annotations
 

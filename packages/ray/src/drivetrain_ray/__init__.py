@@ -1,4 +1,4 @@
-"""Ray for drivetrain: the cluster runtime, Ray Data datasets, and trainers in Ray Tune.
+"""Ray for drivetrain: the runtime for Ray clusters, Ray Data datasets, and trainers in Ray Tune.
 
 Importing this package does not import Ray.
 """

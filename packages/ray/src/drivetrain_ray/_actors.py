@@ -20,23 +20,24 @@ __all__ = ["Actors"]
 
 _KILL_WAIT_S = 10.0
 _SPARES_AFTER_S = 2.0
-"""The time for which a group trains before its spares start, which puts load on the nodes."""
+"""Time in seconds between the start of training and the start of spares, because starting them loads the nodes."""
 
 
 class Actors:
     """Starts and kills actors.
 
-    An instance outlives the groups of a run, and is closed with the run. A spare belongs to a node and holds no
-    resources itself: it uses the resources of the group in which it becomes a worker.
+    All groups of a run use the same instance, which is closed at the end of the run. A spare is an actor that is
+    started on a node in advance. It reserves no resources: when it becomes a worker of a group, it uses the resources
+    of this group.
 
     Args:
         host: the IP address of the driver.
         expected: the maximum number of actors that connect at the same time.
 
     Attributes:
-        reservation: the reservation that the next group may reuse.
-        introductions: the actors that have connected, by index.
-        deaths: the actors that have died.
+        reservation: the reservation that the next group may reuse; None if there is none.
+        introductions: the first messages of the connected actors, by the index of the actor.
+        deaths: collects the deaths of the actors.
         nodes: the nodes of the previous group, in the order of their ranks.
     """
 
@@ -57,7 +58,7 @@ class Actors:
 
     @property
     def has_current_session(self) -> bool:
-        """True if the same cluster is still connected."""
+        """True if the cluster of the actors is still connected."""
         return self._session == _session()
 
     def sources(self) -> Sequence[tuple[int, Callable[[], None]]]:
@@ -69,10 +70,10 @@ class Actors:
 
         Args:
             preload: modules that the actor imports before anything else.
-            **options: Ray's options, such as its resources and its placement.
+            **options: Ray's options for the actor, such as resources and placement.
 
         Returns:
-            The index of the actor: the number of actors started before it.
+            The index of the actor: the number of actors that were started before.
         """
         index = len(self._handles)
         actor = _actor_class().options(max_restarts=0, **options).remote(index, self._listener.address)
@@ -81,20 +82,25 @@ class Actors:
         return index
 
     def stock(self, nodes: Sequence[str], preload: Sequence[str]) -> None:
-        """Schedule a pass that starts and kills spares until there is one for each entry of a list of nodes."""
+        """Schedule the start of missing spares, and the termination of superfluous ones, on a timer's thread.
+
+        Args:
+            nodes: the node of each spare that has to exist afterwards.
+            preload: see :meth:`start`.
+        """
         self._stocking = threading.Timer(_SPARES_AFTER_S, self._stock, (nodes, preload))
         self._stocking.daemon = True
         self._stocking.start()
 
     def stop_stocking(self) -> None:
-        """Cancel the pass that :meth:`stock` has scheduled, or wait for its end if it is in progress."""
+        """Cancel the start of spares that :meth:`stock` has scheduled, or wait for its end if it is in progress."""
         if self._stocking is not None:
             self._stocking.cancel()
             self._stocking.join()
             self._stocking = None
 
     def take_spare(self, node: str) -> int | None:
-        """Return the index of a spare on a node and remove it from the spares; None if there is none."""
+        """Remove a spare on a node from the spares and return its index; None if the node has no connected spare."""
         self.deaths.collect()
         for index, place in self._spares.items():
             if place == node and index in self.introductions and index not in self.deaths.by_index:
@@ -103,10 +109,10 @@ class Actors:
         return None
 
     def kill(self, indices: Collection[int]) -> None:
-        """Kill actors, and wait until Ray reports their deaths."""
+        """Kill actors, and wait until Ray reports their deaths, for a limited time."""
         import ray
 
-        if not self.has_current_session:  # the actors died with their cluster
+        if not self.has_current_session:  # the actors were lost with their cluster
             return
         for index in indices:
             ray.kill(self._handles[index])
@@ -115,7 +121,7 @@ class Actors:
             self.deaths.wait(remaining)
 
     def close(self) -> None:
-        """Kill the spares, and release the reservation."""
+        """Kill the spares, release the reservation, and close all connections."""
         self.stop_stocking()
         self.kill([index for index in self._spares if index not in self.deaths.by_index])
         if self.reservation is not None:
@@ -149,7 +155,7 @@ class Actors:
 
 
 def _session() -> str | None:
-    """Return the address of the connected cluster, which differs from earlier clusters; None if there is none."""
+    """Return the address of the connected cluster, which no earlier cluster had; None without a connection."""
     import ray
 
     return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
@@ -157,7 +163,7 @@ def _session() -> str | None:
 
 @functools.cache
 def _actor_class() -> Any:
-    """Return Ray's actor class; created only once, because Ray never frees an actor class."""
+    """Return Ray's actor class. It is created only once, because Ray never frees an actor class."""
     import ray
 
     return ray.remote(RayWorker)

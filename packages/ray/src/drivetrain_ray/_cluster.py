@@ -1,4 +1,4 @@
-"""The cluster: connects to it, reserves resources, and lists available resources."""
+"""Connects to a Ray cluster, reserves resources, and determines available resources."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PLAIN = {"CPU", "memory"}  # resources that a process can use without a device 
 
 
 def connect(scaling: ScalingConfig) -> None:
-    """Connect to the configured cluster or to one on this machine; if there is none, start a local cluster."""
+    """Connect to the configured cluster, or else to a running one on this machine, or else start a local cluster."""
     import ray
 
     if ray.is_initialized():
@@ -64,9 +64,9 @@ def connect(scaling: ScalingConfig) -> None:
 
 
 def _running_cluster() -> str | None:
-    """Return the address of the cluster that ``ray.init()`` would find on this machine; None if it is unreachable.
+    """Return the address of the cluster that ``ray.init()`` would find on this machine; None if none is reachable.
 
-    Ray itself would wait for minutes for a cluster that has died but whose address file still exists.
+    If a cluster was lost but its address file still exists, Ray itself would wait for minutes.
     """
     temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     try:
@@ -86,10 +86,10 @@ class Reservation:
         group: the placement group that holds the resources.
         request: the bundles and avoided nodes that were requested; a group with an equal request can reuse the
             reservation.
-        devices: by bundle, the devices that Ray assigned to the process that it started there.
-        first: the bundle of the first worker.
-        borrowed: the placement group belongs to another program, so it is not released.
-        reusable: the next group of the run may use the reservation.
+        devices: a mapping from the index of a bundle to the devices that Ray assigned to the actor in this bundle.
+        first: the index of the first worker's bundle.
+        borrowed: True if the placement group belongs to other code, so it is not released here.
+        reusable: True if the next group of the run may use the reservation.
     """
 
     group: PlacementGroup
@@ -117,7 +117,7 @@ class Reservation:
             )
 
     def nodes(self) -> dict[int, str]:
-        """Return the node of each bundle."""
+        """Return the node of each bundle, by the index of the bundle."""
         import ray
 
         nodes: dict[int, str] = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
@@ -129,15 +129,18 @@ class Reservation:
 
         alive = _alive_nodes()
         table = ray.util.placement_group_table(self.group)
-        # The table is empty if the cluster has been restarted since.
+        # The table is empty if the cluster was restarted after the reservation.
         return table.get("state") == "CREATED" and alive >= set(table["bundles_to_node_id"].values())
 
     def has_room_for_spares(self, bundle: int) -> bool:
-        """Return True if the devices of a spare in this bundle are known. Ray itself assigns none to a spare."""
+        """Return True if a spare can use this bundle: its devices are known, or it has none.
+
+        Ray itself assigns no devices to a spare.
+        """
         return bundle in self.devices or set(self.group.bundle_specs[bundle]) <= _PLAIN
 
     def release(self) -> None:
-        """Release the resources; Ray does so in the background."""
+        """Release the resources, unless they are borrowed. Ray releases them in the background."""
         import ray
 
         if ray.is_initialized() and not self.borrowed:
@@ -157,7 +160,7 @@ def find_room(scaling: ScalingConfig, running: Sequence[str], avoided: frozenset
 
     Args:
         scaling: the scaling configuration of the run.
-        running: the nodes of the running workers.
+        running: the node of each running worker.
         avoided: nodes to avoid as long as there are other nodes.
     """
     import ray
@@ -168,7 +171,7 @@ def find_room(scaling: ScalingConfig, running: Sequence[str], avoided: frozenset
     bundle = bundle_of(scaling)
 
     def count(resources: Mapping[str, float]) -> int:
-        """Return the number of workers that the resources suffice for, regardless of their nodes."""
+        """Return the number of workers for which the resources suffice, regardless of the nodes that have them."""
         more = math.floor(min((resources.get(name, 0.0) / each for name, each in bundle.items()), default=0.0) + 1e-9)
         return min(scaling.max_workers, len(running) + more)
 
@@ -208,11 +211,11 @@ def _labels_for_more(running: Sequence[str], strategy: str, avoided: frozenset[s
     return _selectors(excluded) if _alive_nodes() - excluded else None
 
 
-_unreachable: dict[str, float] = {}  # node -> time of the last failure to reach it
+_unreachable: dict[str, float] = {}  # for each node, the time at which it was found unreachable
 
 
 def note_unreachable(node: str) -> None:
-    """Exclude a node for a while, because Ray takes about 15 s to notice that it is lost."""
+    """Note that a node is unreachable. Its resources are ignored for a while, until Ray itself notices the loss."""
     _unreachable[node] = time.monotonic()
 
 
@@ -245,7 +248,7 @@ def _request_bundles(bundles: list[dict[str, float]], strategy: str, labels: lis
 
 
 def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reservation:
-    """Reserve the workers' resources; print a message while waiting.
+    """Reserve the workers' resources. If this takes long, print that the driver waits for resources.
 
     Args:
         spec: the group that needs the resources.
@@ -264,8 +267,8 @@ def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reser
         bundles.append(trainer)
     if not bundle:
         raise ConfigurationError(
-            "ScalingConfig(resources_per_worker=...): expected at least a fraction of one resource for a worker on "
-            "Ray, got none"
+            "ScalingConfig(resources_per_worker=...): expected an amount above 0 of at least one resource for each "
+            "worker on Ray, got none"
         )
     request = bundles, spec.avoided
     if kept is not None:
@@ -306,7 +309,7 @@ def reserve(spec: GroupSpec, deadline: float, kept: Reservation | None) -> Reser
 
 
 def _selectors(avoided: frozenset[str]) -> list[dict[str, str]]:
-    """Return the label selectors that keep bundles off nodes; none if there are no other nodes."""
+    """Return the label selectors that keep bundles off avoided nodes; an empty list if unnecessary or impossible."""
     alive = _alive_nodes()
     if not avoided & alive or alive <= avoided:
         return []
@@ -332,9 +335,10 @@ def _release(group: PlacementGroup) -> None:
 
 
 def await_release(deadline: float) -> None:
-    """Wait until released resources are free. If a reservation comes too early, Ray retries it only after 0.5 s.
+    """Wait until released resources are free, because Ray retries a premature reservation only after 0.5 s.
 
-    Ray lists the resources of a placement group under names that contain its id, and removes them within about 50 ms.
+    Ray lists the resources of a placement group under names that contain the id of the group. It removes these names
+    within about 50 ms after the release.
     """
     import ray
 

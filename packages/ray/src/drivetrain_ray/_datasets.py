@@ -13,7 +13,7 @@ __all__ = ["RayDatasets"]
 
 
 class RayDatasets(DatasetProvider):
-    """Lets Ray Data stream each worker its part, using the CPUs and GPUs that the workers leave free."""
+    """Makes Ray Data stream a part of a dataset to each worker, with the CPUs and GPUs that the run leaves free."""
 
     accepted = "a Ray dataset"
     runtimes = ("ray", "inprocess")
@@ -38,13 +38,13 @@ class RayDatasets(DatasetProvider):
         return ExecutionOptions()
 
     def _options(self, dataset: Any, request: SplitRequest) -> Any:
-        """Return the execution options, with a limit that excludes the resources of the workers."""
+        """Return the execution options, with resource limits that leave out the resources of the run."""
         import ray
         from ray.data import ExecutionResources
         from ray.data.dataset import MaterializedDataset
 
         options = copy.deepcopy(request.options or self.default_options())
-        excluded = getattr(options, "exclude_resources", None)  # Ray is going to remove this option
+        excluded = getattr(options, "exclude_resources", None)  # a future version of Ray removes this option
         if options.resource_limits.cpu not in (None, float("inf")) or (excluded is not None and excluded.cpu):
             return options  # the user has set limits
         cluster: dict[str, float] = ray.cluster_resources()

@@ -21,10 +21,10 @@ class Death:
     """The death of an actor and its cause.
 
     Attributes:
-        reason: one line that follows the words "the worker".
+        reason: a description in one line, which continues a sentence that begins with "the worker".
         kind: the category of the failure.
         lost_node: the node of the actor may have been lost as well.
-        is_certain: True if Ray has noticed that the process exited. Otherwise the actor is only unreachable.
+        is_certain: True if Ray has noticed that the process exited. Otherwise the actor may only be unreachable.
     """
 
     reason: str
@@ -48,17 +48,22 @@ class Deaths:
             end.setblocking(False)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable after a death was reported."""
+        """Return a descriptor that becomes readable when a death is reported."""
         return self._wake_read.fileno()
 
     def report(self, index: int, call: Any) -> None:
-        """Report a death; called on one of Ray's threads with the future of the actor's only call."""
+        """Report a death. One of Ray's threads calls this method when the only call of the actor has ended.
+
+        Args:
+            index: the index of the actor.
+            call: the future of the call.
+        """
         self._reported.append((index, explain_death(call.exception())))
         with contextlib.suppress(OSError):
             self._wake_write.send(b"!")
 
     def collect(self) -> None:
-        """Collect the reported deaths."""
+        """Add the reported deaths to ``by_index``."""
         with contextlib.suppress(BlockingIOError):
             self._wake_read.recv(4096)
         while self._reported:
@@ -66,7 +71,7 @@ class Deaths:
             self.by_index[index] = death
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for a report, and collect it."""
+        """Wait until a death is reported, or until the timeout, and collect the reported deaths."""
         self._wake_read.settimeout(timeout_s)
         with contextlib.suppress(TimeoutError):
             self._wake_read.recv(1)
@@ -80,7 +85,11 @@ class Deaths:
 
 
 def explain_death(error: BaseException | None) -> Death:
-    """Return the death that the error of an actor's only call describes; None means that the call returned."""
+    """Return the death of an actor.
+
+    Args:
+        error: the error that ended the actor's only call; None if the call returned.
+    """
     from ray.exceptions import ActorDiedError, ActorUnavailableError
 
     if error is None:
@@ -95,7 +104,8 @@ def explain_death(error: BaseException | None) -> Death:
 def read_message(message: str) -> Death:
     """Parse the cause of an actor's death from Ray's message, because Ray has no other interface for it.
 
-    No other code depends on the wording. ``tests/ray/deaths`` has messages recorded from each version of Ray.
+    No other code depends on the wording of the messages. ``tests/ray/deaths`` contains messages that were recorded
+    from each version of Ray.
     """
     text = " ".join(message.split()).partition(" Some common causes")[0]
     detail = re.search(r".*(?:Worker exit detail: |The actor is dead because )(.*)", text)

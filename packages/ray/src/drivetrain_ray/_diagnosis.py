@@ -1,4 +1,4 @@
-"""The checks of ``drivetrain doctor`` for Ray."""
+"""Implements the checks of ``drivetrain doctor`` for Ray."""
 
 from __future__ import annotations
 

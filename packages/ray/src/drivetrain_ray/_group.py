@@ -1,7 +1,8 @@
 """Runs workers as Ray actors in a placement group, on a connected cluster or on a local one.
 
-Ray places the actors, and reports when an actor has died. Workers send their reports over a TCP connection that each of
-them opens to the driver, like over the local runtime's sockets: a report needs no actor call, and nothing polls.
+Ray places the actors, and reports when an actor has died. Each worker opens a TCP connection to the driver, and sends
+its reports over this connection, as it does over a socket in the local runtime. So a report needs no actor call, and
+the driver does not poll.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from drivetrain_ray._worker import Devices
 __all__ = ["RayGroup", "launch_group"]
 
 _NOTICE_WAIT_S = 4.0
-"""Ray takes 2 s to notice a node that was lost without a message."""
+"""Maximum wait in seconds for Ray's report of a death. Ray notices the silent loss of a node after 2 s."""
 _CLOSE_WAIT_S = 1.0
 _STACKS_WAIT_S = 10.0
 
@@ -36,7 +37,7 @@ def launch_group(spec: GroupSpec, actors: Actors, given: Reservation | None = No
     Args:
         spec: the group to start.
         actors: the actors of the run.
-        given: the reservation to use; None reserves resources, or reuses the reservation of the previous group.
+        given: the reservation to use; None to reserve resources, or to reuse the reservation of the previous group.
     """
     actors.attach_session()
     deadline = time.monotonic() + spec.start_timeout_s
@@ -51,7 +52,7 @@ def launch_group(spec: GroupSpec, actors: Actors, given: Reservation | None = No
 
 @contextlib.contextmanager
 def _reserved(spec: GroupSpec, actors: Actors, deadline: float, given: Reservation | None) -> Iterator[Reservation]:
-    """Reserve resources, and on exit keep them for the next group of the run or release them."""
+    """Reserve resources. When the context exits, keep them for the next group of the run, or release them."""
     kept, actors.reservation = actors.reservation, None
     reservation = given or reserve(spec, deadline, kept)
     reservation.reusable = not spec.elastic
@@ -65,12 +66,12 @@ def _reserved(spec: GroupSpec, actors: Actors, deadline: float, given: Reservati
 
 
 def _actor_settings(spec: GroupSpec) -> object:
-    """Return the settings of a group that its actors depend on."""
+    """Return the settings on which actors depend: groups can share actors only if their settings are equal."""
     return spec.num_workers, spec.scaling, spec.output.shown_ranks
 
 
 class RayGroup(RemoteGroup):
-    """Workers that are Ray actors.
+    """A group of workers that are Ray actors.
 
     Args:
         spec: the group to start.
@@ -156,13 +157,13 @@ class RayGroup(RemoteGroup):
             place = NodeAffinitySchedulingStrategy(node, soft=False)
             replies.append(read.options(num_cpus=0, scheduling_strategy=place).remote(targets))
         stacks: dict[int, str] = {}
-        with contextlib.suppress(ray.exceptions.RayError):  # diagnosis is best effort: a node may be unresponsive
+        with contextlib.suppress(ray.exceptions.RayError):  # stacks are optional: a node may be unresponsive
             for reply in ray.get(replies, timeout=_STACKS_WAIT_S):
                 stacks.update(reply)
         return stacks
 
     def connection_closed(self, rank: int) -> None:
-        """Wait for Ray's report of the cause of death, which comes immediately unless the node was lost."""
+        """Wait for Ray's report of the cause of death. It arrives immediately unless the node was lost."""
         deadline = time.monotonic() + _NOTICE_WAIT_S
         while not self.has_exited(rank) and (remaining := deadline - time.monotonic()) > 0:
             self.handle_ready(remaining)
@@ -201,7 +202,7 @@ class RayGroup(RemoteGroup):
         return index
 
     def _on_ready(self, handle: Callable[[], None]) -> None:
-        """Handle a connection or a death, and report the deaths of this group's workers."""
+        """Call the handler of a connection or a death, and report the deaths of this group's workers."""
         handle()
         self._report_deaths()
 
@@ -236,11 +237,11 @@ class RayGroup(RemoteGroup):
         self.set_up(ranks, {rank: self._devices(index).environment for index, rank in spares.items()})
 
     def _devices(self, index: int) -> Devices:
-        """Return the devices of a worker. Ray assigns no devices to a spare, so it uses the devices of its bundle."""
+        """Return the devices of a worker. Ray assigns none to a spare, so a spare uses the devices of its bundle."""
         return self._reservation.devices.get(self._bundle_of[index], Devices((), {}))
 
     def kill_actors(self) -> None:
-        """Kill every worker; wait for Ray's confirmation, and then for the processes, which exit slightly later."""
+        """Kill all workers. Wait for Ray's confirmation, and then for the exit of the processes shortly afterwards."""
         self.ignore_interrupts()
         self._actors.stop_stocking()
         self._actors.kill(self._bundle_of)

@@ -1,4 +1,4 @@
-"""Pickling of Ray's object references."""
+"""Pickles Ray's object references."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ __all__ = ["reduce_reference"]
 
 
 def reduce_reference(value: Any) -> Any:
-    """Pickle an object reference with the location of the object, like Ray's own pickler."""
+    """Reduce an object reference as Ray's own pickler does: the result includes the owner of the object.
+
+    Returns:
+        A value that ``__reduce__`` may return; ``NotImplemented`` if the argument is not an object reference.
+    """
     ray = sys.modules.get("ray")
     if ray is not None and isinstance(value, getattr(ray, "ObjectRef", ())):
         return ray.cloudpickle.loads, (ray.cloudpickle.dumps(value),)

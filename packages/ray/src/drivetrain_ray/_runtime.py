@@ -1,4 +1,4 @@
-"""The ``ray`` runtime; Ray is imported when a group is launched."""
+"""The ``ray`` runtime. Importing this module does not import Ray."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RayRuntime(Runtime):
     """Starts workers on a Ray cluster.
 
     Args:
-        placement_group: a placement group with reserved resources to use; None reserves resources for each run.
+        placement_group: a placement group whose resources the workers use; None to reserve resources for each run.
         first_bundle: the index of the first worker's bundle in the placement group.
     """
 
@@ -64,7 +64,10 @@ class RayRuntime(Runtime):
         return diagnose(address)
 
     def reduce(self, value: Any) -> Any:
-        """Pickle object references with their owner, like Ray's pickler; otherwise a worker would wait forever."""
+        """Reduce object references as Ray's own pickler does: the result includes the owner of the object.
+
+        Without the owner, a worker would wait forever for the object.
+        """
         return reduce_reference(value)
 
     def validate(self, scaling: ScalingConfig) -> None:

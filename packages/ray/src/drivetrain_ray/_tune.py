@@ -1,12 +1,13 @@
 """Converts a trainer to a trainable of Ray Tune. No other module uses Ray Tune.
 
-A trial is an actor of Tune in a placement group that also has a bundle for each worker. The actor recreates the trainer
-with the trial's arguments and fits it: the workers are actors in the other bundles of the group. Reports of rank 0 go
-to Tune from the controller's thread, which blocks until Tune has decided whether the trial continues. To stop the
-trial, Tune raises ``SystemExit`` in the report call, which ends the run like Ctrl-C in other runs: no worker remains.
+Tune runs each trial as an actor in a placement group, which also has a bundle for each worker. The actor recreates the
+trainer with the trial's arguments and calls ``fit()``; the workers are actors in the other bundles of the group. The
+controller's thread passes the reports of rank 0 to Tune, and blocks until Tune has decided whether the trial continues.
+To stop the trial, Tune raises ``SystemExit`` in the report call. This ends the run like Ctrl-C: all workers exit.
 
-A checkpoint is first committed in the run directory, which is inside the trial's directory on Tune's storage. Tune's
-public interface then copies it to Tune's own location, and the run's copy is deleted at the end of the run.
+A checkpoint is first committed in the run directory, which is inside the trial's directory on Tune's storage. Reporting
+the checkpoint through Tune's public interface then copies it to Tune's own location. The run's copy is deleted at the
+end of the run.
 """
 
 from __future__ import annotations
@@ -63,15 +64,15 @@ _AUTOFILLED = ("_timestamp", "_time_this_iter_s", "_training_iteration")  # Tune
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialShape:
-    """The resources of a trial, determined in the driver for each trial's config.
+    """Determines the resources of each trial from its config. Tune calls an instance in the driver.
 
     Attributes:
         scaling: the scaling configuration of the trainer.
         known_arguments: the names of the trainer's arguments; None if it accepts any.
-        argument: the argument of the trainer that is set to the trial's config; None if the config contains arguments
-            by name.
-        reads_with_ray: one of the trainer's datasets is a Ray dataset.
-        autoscaling: a trial may request more than the cluster has.
+        argument: the name of the trainer's argument that is set to the trial's config; None if the config is a mapping
+            from names of arguments to their values.
+        reads_with_ray: True if one of the trainer's datasets is a Ray dataset.
+        autoscaling: True if a trial may request more than the cluster has.
     """
 
     scaling: ScalingConfig
@@ -81,7 +82,7 @@ class TrialShape:
     autoscaling: bool = False
 
     def changes(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the changes to the trainer's arguments that a trial's config describes.
+        """Return the trainer's arguments that a trial's config changes, with their new values.
 
         Raises:
             ConfigurationError: the config contains names that are not arguments of the trainer.
@@ -120,12 +121,12 @@ def make_trainable(
     argument: str | None = None,
     autoscaling: bool = False,
 ) -> Callable[[dict[str, Any]], None]:
-    """Return a trainable with which Ray Tune runs a trainer with different arguments.
+    """Return a trainable, with which Ray Tune runs a trainer repeatedly with different arguments.
 
     Args:
         trainer: the trainer.
-        argument: the argument of the trainer that is set to a trial's config; None if the config contains arguments
-            by name.
+        argument: the name of the trainer's argument that is set to a trial's config; None if the config is a mapping
+            from names of arguments to their values.
         autoscaling: see :meth:`~drivetrain.DataParallelTrainer.as_trainable`.
 
     Raises:
@@ -166,12 +167,16 @@ def make_trainable(
 
 
 def _reads_with_ray(arguments: Mapping[str, Any]) -> bool:
-    """Return True if one of the datasets in a trainer's arguments requires this runtime."""
+    """Return True if one of the datasets in a trainer's arguments requires the ``ray`` runtime."""
     return required_runtime(arguments.get("datasets") or {}) == RayRuntime.name
 
 
 def _find_unpicklable(given: Mapping[str, Any]) -> str:
-    """Return a description of the argument of a trainer that cannot be pickled."""
+    """Return a description of an argument that cannot be pickled.
+
+    Args:
+        given: the trainer's arguments, by name.
+    """
     parts = {
         f"{argument}[{name!r}]": value
         for argument in ("datasets", "train_loop_config")
@@ -186,7 +191,12 @@ def _find_unpicklable(given: Mapping[str, Any]) -> str:
 
 
 def _run_trial(pickled: bytes, changes: Mapping[str, Any]) -> None:
-    """Run the trainer in a trial's actor to its end, or until Tune stops it."""
+    """Run a trainer in the actor of a trial, until the run ends or Tune stops the trial.
+
+    Args:
+        pickled: the pickled trainer.
+        changes: new values for some of the trainer's arguments.
+    """
     from ray import tune
 
     trainer = pickle.loads(pickled)
@@ -195,14 +205,14 @@ def _run_trial(pickled: bytes, changes: Mapping[str, Any]) -> None:
     filesystem = _unless_local(tune_storage.storage_filesystem)
     trial_storage = Storage(*locate(tune_storage.trial_fs_path, filesystem, what="the directory of a trial"))
     earlier = [name for name in trial_storage.list_names()[0] if name.startswith(_RUN)]
-    for name in earlier:  # Tune resumes from its own copies
+    for name in earlier:  # not needed to resume: Tune has its own copies
         delete_checkpoints(_inside(trial_storage, name))
     name = f"{_RUN}{len(earlier):03d}"
     reporter = _Reporter(_inside(trial_storage, name))
     arguments = merge_arguments(trainer.given, changes)
     run_config: RunConfig = arguments.get("run_config") or RunConfig()
     checkpoints = run_config.checkpoint_config
-    if checkpoints.num_to_keep is None:  # Tune has its own setting for the number of copies
+    if checkpoints.num_to_keep is None:  # Tune has a setting for the number of its own copies
         checkpoints = replace(checkpoints, num_to_keep=1 + checkpoints.max_uploads_in_flight)
     replaced: dict[str, Any] = {
         "scaling_config": _scaling_here(arguments.get("scaling_config") or ScalingConfig()),
@@ -231,7 +241,11 @@ def _run_trial(pickled: bytes, changes: Mapping[str, Any]) -> None:
 
 
 class _Reporter(Callback):
-    """Passes reports of rank 0 to Tune, in order; a report with a checkpoint waits until it is committed."""
+    """Passes reports of rank 0 to Tune, in order. A report with a checkpoint waits until the checkpoint is committed.
+
+    Args:
+        storage: the run directory.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -254,7 +268,10 @@ class _Reporter(Callback):
         self._report_ready()
 
     def finish(self) -> None:
-        """Pass on the remaining reports; a checkpoint without a later report is sent with the last report's metrics."""
+        """Pass the remaining reports to Tune.
+
+        A checkpoint that was committed after the last report is sent with the metrics of the last report.
+        """
         while self._waiting:
             self._report(self._waiting.popleft())
         if self._committed and self._last is not None:
@@ -266,7 +283,7 @@ class _Reporter(Callback):
             delete_checkpoints(self._storage)
 
     def _report_ready(self) -> None:
-        """Pass on reports in order, up to the first one whose checkpoint is not committed yet."""
+        """Pass the waiting reports to Tune in order, up to the first one whose checkpoint is not committed yet."""
         while self._waiting:
             report = self._waiting[0]
             if report.checkpoint is not None and report.checkpoint not in self._committed:
@@ -277,7 +294,8 @@ class _Reporter(Callback):
         from ray import tune
 
         metrics = {name: value for name, value in report.metrics.items() if name not in _AUTOFILLED}
-        # A checkpoint of other ranks, or one saved without a report, may be committed later; the next report sends it.
+        # A checkpoint from another rank, or one that was saved without a report, may be committed after the report of
+        # rank 0 was sent. The next report of rank 0 then sends the checkpoint.
         due = sorted((iteration, name) for name, iteration in self._committed.items() if iteration <= report.iteration)
         names = [name for _, name in due]
         for name in names:
@@ -301,7 +319,7 @@ def _inside(storage: Storage, name: str) -> Storage:
 
 
 def _unless_local(filesystem: Any) -> Any | None:
-    """Return a pyarrow filesystem, or None for the local one."""
+    """Return a pyarrow filesystem unchanged, or None if it is the local one."""
     return None if filesystem.type_name == "local" else filesystem
 
 
@@ -325,12 +343,12 @@ def _scaling_here(scaling: ScalingConfig) -> ScalingConfig:
 
 
 def _per_worker(scaling: ScalingConfig) -> dict[str, float]:
-    """Return the resources of a worker on this machine; it has one CPU by default."""
+    """Return the resources of a worker on this machine. A worker has one CPU by default."""
     return {"CPU": 1.0, **(scaling.resources_per_worker or {})}
 
 
 def _require_room(bundles: list[dict[str, float]], reads_with_ray: bool) -> None:
-    """Check that the cluster is large enough for a trial, which would otherwise wait forever.
+    """Check that the cluster is large enough for a trial. Otherwise the trial would wait forever.
 
     Raises:
         ResourceError: the trial requests more than the cluster has.
@@ -370,7 +388,7 @@ def _warn_about_blocked_reads(trial: Trial) -> None:
 
 @contextlib.contextmanager
 def _delayed_exit() -> Iterator[None]:
-    """Delay the exit of the process until the ``with`` block ends, because Tune exits a trial's process at once."""
+    """Delay an exit of the process until the ``with`` block has ended, because Tune exits a trial's process at once."""
     finished = threading.Event()
 
     def wait() -> None:

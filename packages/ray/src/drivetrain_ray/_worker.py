@@ -14,11 +14,12 @@ _DEVICE_VARIABLES = ("_VISIBLE_", "_DEVICE_SELECTOR", "OMP_NUM_THREADS")
 
 
 class Devices(NamedTuple):
-    """The devices that Ray has assigned to a process.
+    """The devices that Ray has assigned to an actor's process.
 
     Attributes:
-        gpus: the ids of its GPUs.
-        environment: the environment variables that select devices, such as ``CUDA_VISIBLE_DEVICES``.
+        gpus: the ids of the GPUs.
+        environment: the environment variables that select devices, such as ``CUDA_VISIBLE_DEVICES``, and
+            ``OMP_NUM_THREADS``.
     """
 
     gpus: tuple[str, ...]
@@ -26,7 +27,7 @@ class Devices(NamedTuple):
 
 
 class RayWorker:
-    """The actor. Its only method runs on the main thread of its process until the driver closes the connection."""
+    """The class of the actors. :meth:`serve` runs on the main thread until the driver closes the connection."""
 
     def __init__(self, index: int, address: DriverAddress) -> None:
         self._index = index

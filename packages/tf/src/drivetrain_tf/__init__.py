@@ -1,6 +1,6 @@
 """TensorFlow for drivetrain: sets ``TF_CONFIG`` on every worker, and prepares datasets for several workers.
 
-Importing this package does not import TensorFlow; workers import it when they need it.
+Importing this package does not import TensorFlow. Each worker imports TensorFlow on first use.
 """
 
 from drivetrain_tf._config import TensorflowConfig

@@ -1,4 +1,4 @@
-"""The TensorFlow backend: reserves a port per worker, and sets the workers' addresses in ``TF_CONFIG``."""
+"""The TensorFlow backend: reserves a port for each worker, and puts the workers' addresses into ``TF_CONFIG``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from drivetrain import Backend, ConfigurationError, TrainContext, WorkerGroup
 
 __all__ = ["TensorflowBackend", "refuse_tf_config"]
 
-# The error messages of two Keras 3 bugs (as of 3.15) in fit(), evaluate() and predict() with several workers. A version
-# that fixes the bugs raises neither, so it needs no version check here.
+# Parts of the messages of errors that two bugs of Keras 3 (as of 3.15) cause in fit(), evaluate() and predict() with
+# several workers. A version of Keras without the bugs does not raise these errors, so the version need not be checked.
 _KERAS_3_BUGS = ("PerReplica", "Invalid reduction dimension 0 for input with 0 dimensions")
 
 _NO_PROXY = "no_grpc_proxy"
@@ -23,7 +23,7 @@ _reserved: socket.socket | None = None
 """The socket that reserves this process's port until the process exits."""
 
 _configured: str | None = None
-"""The ``TF_CONFIG`` that TensorFlow has read in this process, which may run several train functions in succession."""
+"""The ``TF_CONFIG`` of this process's last session. A process may run several train functions in succession."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TensorflowBackend(Backend):
     preload = ("tensorflow", "drivetrain_tf._warmup")
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """Reserve a port on every worker's machine; a single worker needs none."""
+        """Reserve a port for every worker, and return each worker's ``TF_CONFIG``. A single worker needs neither."""
         if len(group.workers) == 1:
             return [{}]
         hosts = [worker.ip for worker in group.workers]
@@ -60,7 +60,9 @@ class TensorflowBackend(Backend):
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        """Set ``TF_CONFIG`` and the threads; TensorFlow connects when the train function creates a strategy.
+        """Set ``TF_CONFIG`` and the numbers of threads.
+
+        TensorFlow connects to the other workers later, when the train function creates a strategy.
 
         Raises:
             ConfigurationError: ``TF_CONFIG`` is already set; TensorFlow was used in this process before ``TF_CONFIG``
@@ -73,8 +75,8 @@ class TensorflowBackend(Backend):
         if not self._set_threads() and config is not None and config != _configured:
             raise ConfigurationError(
                 "tensorflow backend: expected a process in which TensorFlow has not run any operation, got one in "
-                "which a strategy, a tensor or a dataset was created before the workers are connected, while a module "
-                "of the train function was imported. Create it in the train function"
+                "which a strategy, a tensor or a dataset was created before the workers were connected, probably by a "
+                "module that the train function imports. Create it in the train function"
             )
         _configured = config
         _check_gpus(context)
@@ -87,13 +89,14 @@ class TensorflowBackend(Backend):
                 raise
 
     def _set_threads(self) -> bool:
-        """Set the number of threads; return False if TensorFlow has already started its threads in this process."""
+        """Set the numbers of threads. Return False if TensorFlow has already started its threads in this process."""
         import tensorflow as tf
 
         threading = tf.config.threading
         intra, inter = threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()
         try:
-            # A different number, because TensorFlow accepts the current number even when its threads run.
+            # First set a different number, so that TensorFlow raises an error if its threads are already running. It
+            # accepts the current number even then.
             threading.set_inter_op_parallelism_threads(inter + 1)
             threading.set_inter_op_parallelism_threads(
                 self.inter_op_threads or inter or _default_threads("TF_NUM_INTEROP_THREADS")
@@ -128,11 +131,12 @@ def refuse_tf_config(environment: Mapping[str, str]) -> None:
 
 
 def _reserve_port() -> int:
-    """Return a free port that the kernel assigns to no other socket before TensorFlow listens on it.
+    """Reserve a free port until TensorFlow listens on it, and return the port.
 
-    TensorFlow expects a port number and binds it much later. Linux allows it to bind a port that is bound by a socket
-    which does not listen if both sockets set SO_REUSEADDR, as TensorFlow does. The kernel does not assign a bound port
-    to sockets that request any free port.
+    TensorFlow expects a port number and binds the port much later. Until then, a socket that does not listen keeps the
+    port bound, because the kernel does not assign a bound port to a socket that requests any free port. TensorFlow can
+    still bind the port: Linux allows this if both sockets set SO_REUSEADDR, as TensorFlow does, and the first socket
+    does not listen.
     """
     global _reserved
     if _reserved is None:
@@ -144,7 +148,13 @@ def _reserve_port() -> int:
 
 
 def _default_threads(variable: str) -> int:
-    """Return the worker's share of its node's CPUs; 0 (TensorFlow's default) if the user has set the variable."""
+    """Return the worker's share of the CPUs of its node, which is the value of ``OMP_NUM_THREADS``.
+
+    Return 0 if the user has set ``variable``. With 0, TensorFlow uses that variable or its own default.
+
+    Args:
+        variable: the name of TensorFlow's environment variable for this number of threads.
+    """
     threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(threads) if threads.isdecimal() and variable not in os.environ else 0
 
@@ -163,11 +173,12 @@ def _check_gpus(context: TrainContext) -> None:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and restore the previous values on exit."""
+    """Set environment variables during a ``with`` block, and restore their previous values afterwards."""
     if not variables:
         yield
         return
-    # Workers must connect to each other without a proxy, and gRPC ignores no_proxy if no_grpc_proxy is set.
+    # Workers must connect to each other without a proxy. gRPC ignores no_proxy if no_grpc_proxy is set, so the hosts in
+    # no_proxy are copied.
     no_proxy = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", ""))
     combined = {**variables, _NO_PROXY: ",".join(filter(None, [no_proxy, variables[_NO_PROXY]]))}
     before = {name: os.environ.get(name) for name in combined}

@@ -16,10 +16,10 @@ class TensorflowConfig(BackendConfig):
     """Configuration of TensorFlow on the workers.
 
     Attributes:
-        intra_op_threads: the number of threads that one operation may use; None for the number of CPUs of the worker,
-            unless ``TF_NUM_INTRAOP_THREADS`` or your own call of ``tf.config.threading`` sets another.
-        inter_op_threads: the number of operations that may run at the same time; None for the number of CPUs of the
-            worker, unless ``TF_NUM_INTEROP_THREADS`` or your own call of ``tf.config.threading`` sets another.
+        intra_op_threads: the number of threads that one operation may use. None for the worker's number of CPUs, unless
+            ``TF_NUM_INTRAOP_THREADS`` or a call of ``tf.config.threading`` in your code sets another number.
+        inter_op_threads: the number of operations that may run at the same time. None for the worker's number of CPUs,
+            unless ``TF_NUM_INTEROP_THREADS`` or a call of ``tf.config.threading`` in your code sets another number.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -45,7 +45,7 @@ class TensorflowConfig(BackendConfig):
         """Return the backend with this configuration.
 
         Raises:
-            ConfigurationError: ``TF_CONFIG`` is set, and workers on this machine would inherit it.
+            ConfigurationError: ``TF_CONFIG`` is set in this process, so workers on this machine would inherit it.
         """
         refuse_tf_config(os.environ)
         return TensorflowBackend(self.intra_op_threads, self.inter_op_threads)

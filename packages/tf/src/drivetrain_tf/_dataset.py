@@ -16,14 +16,15 @@ def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
     """Mark a dataset as this worker's part of the data, so that TensorFlow does not shard it again.
 
     Under a strategy with several replicas, TensorFlow still splits each batch into one piece per replica, and each
-    replica takes one piece per step. So the batch size must be that of a *global* batch: the number of rows that one
-    replica takes in a step, times the number of replicas.
+    replica processes one piece per step. The batch size must therefore be that of a *global* batch: the number of rows
+    that one replica processes in a step, times the number of replicas.
 
     Args:
         tf_dataset_shard: this worker's data, in batches.
 
     Returns:
-        The dataset with automatic sharding turned off, and with an unknown number of batches unless it is infinite.
+        The dataset with automatic sharding turned off. Unless the dataset is infinite, its number of batches is now
+        unknown to TensorFlow.
 
     Raises:
         ConfigurationError: the argument is not a ``tf.data.Dataset``, or the batch size is known and not divisible by
@@ -47,6 +48,7 @@ def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     if tf_dataset_shard.cardinality() >= 0:
-        # Keras 2 would use the number of batches as the number of steps, and skip the remaining pieces.
+        # The filter makes the number of batches unknown. Otherwise, Keras 2 would use it as the number of steps. Each
+        # step uses only one piece of a batch per replica, so Keras 2 would skip the remaining pieces.
         tf_dataset_shard = tf_dataset_shard.filter(lambda *batch: True)
     return tf_dataset_shard.with_options(options)

@@ -25,13 +25,13 @@ class TensorflowTrainer(DataParallelTrainer, config=TensorflowConfig):
     it spans all GPUs of the worker.
 
     Args:
-        train_loop_per_worker: the train function; it takes no argument, or the config.
+        train_loop_per_worker: the train function. It takes no argument, or the config.
         train_loop_config: the config to pass to the train function.
         tensorflow_config: the configuration of TensorFlow.
         scaling_config: the number of workers and their resources.
         run_config: where results are stored, which callbacks run, and when the run stops.
         datasets: see :class:`~drivetrain.DataParallelTrainer`.
-        dataset_config: which datasets are split, and how.
+        dataset_config: which datasets are split among the workers, and how.
         metadata: the value that ``get_context().get_metadata()`` and every checkpoint's ``get_metadata()`` return.
         resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run.
 
@@ -54,7 +54,7 @@ class TensorflowTrainer(DataParallelTrainer, config=TensorflowConfig):
         2
     """
 
-    if TYPE_CHECKING:  # the base class has the constructor; this declares the name and type of its configuration
+    if TYPE_CHECKING:  # the base class implements the constructor; this declares the configuration's name and type
 
         def __init__(
             self,

@@ -1,6 +1,7 @@
-"""Imported for its side effect: loads the Keras behind ``tf.keras``, which ``TF_USE_LEGACY_KERAS`` selects.
+"""Loads Keras as a side effect of importing this module.
 
-The process that workers are forked from imports it once for all workers.
+``TF_USE_LEGACY_KERAS`` selects the version of Keras that ``tf.keras`` refers to. The process from which workers are
+forked imports this module once for all workers.
 """
 
 import tensorflow as tf

@@ -1,6 +1,6 @@
 """The reporting callback for Keras 3 and for Keras 2 (``tf_keras``).
 
-Importing this module does not import Keras; workers import it when they need it.
+Importing this module does not import Keras. Each worker imports Keras on first use.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ _STEP = "train_batch_begin"
 class ReportCheckpointCallback:
     """Reports Keras's metrics, with a checkpoint of the model, while ``Model.fit`` trains.
 
-    It is a callback of the Keras version that the process has loaded: ``tf_keras`` if it is loaded, otherwise
-    ``tf.keras``. Every rank reports. All ranks save the model, because saving under a strategy requires all ranks; the
-    checkpoint has rank 0's file.
+    This is a callback of the Keras version that the process has loaded: ``tf_keras`` if that is loaded, otherwise
+    ``tf.keras``. Every rank reports. All ranks save the model, because saving under a strategy requires all ranks. The
+    checkpoint contains the file that rank 0 saves.
 
-    On a preemption all ranks save at the same step, report, and stop; ``fit()`` then returns.
+    On a preemption, all ranks save at the same step, report, and stop. ``fit()`` then returns.
 
     Args:
-        checkpoint_on: the event or events after which a checkpoint is reported, along with the metrics: the name of
-            a Keras hook without ``on_``, such as ``"epoch_end"`` or ``"train_end"``.
-        report_metrics_on: the event or events after which metrics are reported.
-        metrics: the metrics to report: a name, several names, or a mapping from your names to Keras's names; None for
-            all metrics that Keras passes to the event.
-        filename: the file name of the model in a checkpoint. ``*.keras`` and a name without a suffix (with Keras 2: a
-            SavedModel) contain the optimizer's state, ``*.weights.h5`` only the weights.
+        checkpoint_on: the event or events at which a checkpoint is reported along with the metrics. An event is the
+            name of a Keras hook without ``on_``, such as ``"epoch_end"`` or ``"train_end"``.
+        report_metrics_on: the event or events at which metrics are reported. If an event is also in ``checkpoint_on``,
+            there is one report, with the checkpoint.
+        metrics: the metrics to report: a name, several names, or a mapping from your names to Keras's names. None for
+            all metrics that Keras passes to the hook.
+        filename: the file name of the model in a checkpoint. The suffix selects the content. ``*.keras`` contains the
+            model with the optimizer's state. ``*.weights.h5`` contains only the weights. A name without a suffix, with
+            Keras 2, is a SavedModel of the model with the optimizer's state.
 
     Raises:
         ConfigurationError: an event is unknown.
@@ -76,12 +78,12 @@ class ReportCheckpointCallback:
         self._reporting = self._saving | _events("report_metrics_on", report_metrics_on)
         self._filename = filename
         self._is_preempted = False
-        # Only the requested hooks: Keras calls every hook that is overridden, which takes time in each batch.
+        # Set only the hooks that are needed: Keras calls every hook that is overridden, which takes time in each batch.
         for event in self._reporting | {_STEP}:
             setattr(self, f"on_{event}", functools.partial(self._on, event))
 
     def _on(self, event: str, *arguments: Any, **options: Any) -> None:
-        """Handle a Keras event; the last argument is the logs, if there are any."""
+        """Handle a Keras event. If Keras passes logs, they are the only argument that is a mapping."""
         getattr(type(self), f"on_{event}")(self, *arguments, **options)
         if self._is_preempted:
             return
@@ -126,7 +128,10 @@ def _events(argument: str, given: str | Iterable[str]) -> frozenset[str]:
 
 
 def _keras_callback() -> type[Any]:
-    """Return the base class of callbacks: Keras 2's if it is loaded, because Keras 3 accepts both."""
+    """Return the ``Callback`` class of Keras 2 if Keras 2 is loaded, and otherwise of ``tf.keras``.
+
+    If both versions are loaded, the class of Keras 2 fits both, because Keras 3 also accepts callbacks of Keras 2.
+    """
     import tensorflow as tf
 
     keras = sys.modules.get("tf_keras") or tf.keras

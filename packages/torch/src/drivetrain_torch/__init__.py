@@ -1,6 +1,6 @@
-"""PyTorch for drivetrain: a process group on every worker, and functions that prepare models and data loaders for it.
+"""PyTorch for drivetrain: a process group of all workers, and functions that prepare models and data loaders.
 
-Importing this package does not import torch. A worker imports torch when it first needs it.
+Importing this package does not import torch. Each worker imports torch on first use.
 """
 
 from drivetrain_torch._config import TorchConfig, TorchXLAConfig

@@ -1,4 +1,4 @@
-"""Sets up the process group: rank 0 serves a store, and every rank connects to it."""
+"""Sets up the process group: rank 0 serves a key-value store, and every rank connects to this store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drivetrain_torch._devices import cuda_indices, get_devices, shared_gpus
 __all__ = ["TorchBackend", "TorchXLABackend"]
 
 _store: Any = None
-"""The store that this process serves if it is rank 0. It outlives the session because other ranks may still need it."""
+"""The store that rank 0 serves; None on other ranks. It outlives the session because other ranks may still need it."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class TorchBackend(Backend):
     """The backend configured by :class:`~drivetrain_torch.TorchConfig`.
 
     Attributes:
-        group_backend: backend of the process group, or None to choose it by device.
-        init_method: ``"env"`` or ``"tcp"``.
+        group_backend: the backend of the process group, or None for NCCL on GPUs and Gloo on CPUs.
+        init_method: ``"env"`` or ``"tcp"``; see :class:`~drivetrain_torch.TorchConfig`.
         timeout_s: time limit in seconds for joining the group and for each collective operation.
     """
 
@@ -36,11 +36,14 @@ class TorchBackend(Backend):
 
     name = "torch"
     preload = ("torch", "torch.distributed", "torch.distributed.nn")
-    # The first use of torch's compiler, such as the first DistributedDataParallel or optimizer, imports all of it.
+    # The first DistributedDataParallel or optimizer that a process creates imports torch's whole compiler.
     warmup = ("sympy", "drivetrain_torch._warmup", "torch.distributed.fsdp")
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        """Start a store on rank 0. The store itself binds a free port, so no other process can take the port first."""
+        """Start the store on rank 0, and return its address and the visible GPUs for every rank.
+
+        The store itself binds a free port, so no other process can take the port first.
+        """
         address = group.workers[0].ip
         (port,) = group.run(_serve_store, address, len(group.workers), self.timeout_s, ranks=[0])
         return [
@@ -50,22 +53,24 @@ class TorchBackend(Backend):
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        """Join the process group, and leave it when the train function has returned.
+        """Join the process group, and leave it after the train function has returned.
 
-        A peer that still waits for this rank in a collective then gets an error at once. After an exception, the group
-        is kept, so that the exception is reported before the errors that it would cause on the peers.
+        Once this rank has left, a peer that still waits for it in a collective operation gets an error at once. If the
+        train function raises an exception, this rank stays in the group, so that the exception is reported before the
+        errors that leaving would cause on the peers.
         """
         import torch
         import torch.distributed as dist
 
-        # Default arguments in this module capture the process group that exists at import, which would keep the group
-        # and its sockets open. Import it before there is a group, because DistributedDataParallel imports it later.
+        # Default arguments in torch.distributed.nn capture the process group that exists when that module is imported.
+        # This would keep the group and its sockets open. DistributedDataParallel imports the module when there is a
+        # group, so import it here, before there is one.
         import torch.distributed.nn
 
         if dist.is_initialized():
             raise ConfigurationError(
-                "the torch backend: expected a process without a process group, got one that was initialized before "
-                "fit(). Call torch.distributed.destroy_process_group() first"
+                "the torch backend: expected no process group, got one that was initialized before fit(). Call "
+                "torch.distributed.destroy_process_group() first"
             )
         self.load()
         alone = context.get_world_size() == 1
@@ -89,19 +94,19 @@ class TorchBackend(Backend):
                     store.set("all joined", "")
                 yield
             except BaseException:
-                if alone:  # this may be the driver's own process, which continues
+                if alone:  # a single worker may run in the driver's process, which continues
                     _leave()
                 raise
-            store.wait(["all joined"])  # leaving earlier would fail ranks that are still connecting to this one
+            store.wait(["all joined"])  # ranks that are still connecting to this rank would fail if it left now
             _leave()
 
     def close(self) -> None:
-        """Close the store if the worker is the controller's own process; otherwise it closes when rank 0 exits."""
+        """Close the store if it is in the controller's own process. Otherwise, the store closes when rank 0 exits."""
         global _store
         _store = None
 
     def load(self) -> None:
-        """Import the modules that the process group's backend needs in addition to torch."""
+        """Import the modules that the process group's backend needs in addition to torch. This class needs none."""
 
     def _variables(self, context: TrainContext, rendezvous: Mapping[str, str]) -> dict[str, str]:
         import torch
@@ -109,14 +114,15 @@ class TorchBackend(Backend):
         variables: dict[str, str] = {}
         if self.init_method == "env":
             variables = {name: rendezvous[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
-            # Make env:// connect to the existing store, as under torchrun, instead of binding its port.
+            # Make env:// connect to the existing store, as under torchrun. Otherwise, rank 0 would start a second store
+            # on the same port.
             variables["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         gpus = rendezvous["CUDA_VISIBLE_DEVICES"]
         if gpus and "CUDA_VISIBLE_DEVICES" in os.environ and not _cuda_is_in_use():
             variables["CUDA_VISIBLE_DEVICES"] = gpus
         if sys.platform == "linux" and context.get_local_world_size() == context.get_world_size():
             variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        # Accelerate, and libraries built on it, can be given a device only through these variables. Without them,
+        # Accelerate, and libraries built on it, take the device only from these environment variables. Without them,
         # Accelerate assumes that each process on a CPU trains alone.
         own = cuda_indices(context.worker.accelerator_ids, {**os.environ, **variables})
         defaults = {"ACCELERATE_TORCH_DEVICE": f"cuda:{own[0]}" if own else "cpu"}
@@ -131,7 +137,7 @@ class TorchXLABackend(TorchBackend):
     name = "torch_xla"
 
     def load(self) -> None:
-        """Import torch_xla, which registers the ``xla`` process group."""
+        """Import torch_xla, which registers ``xla`` as a backend of process groups."""
         try:
             importlib.import_module("torch_xla.distributed.xla_backend")
         except ModuleNotFoundError as error:
@@ -143,7 +149,7 @@ class TorchXLABackend(TorchBackend):
 
 
 def _cuda_is_in_use() -> bool:
-    """Return True if CUDA is initialized in this process and therefore ignores changes to its variables."""
+    """Return True if CUDA is initialized in this process, and therefore ignores changes to environment variables."""
     import torch
 
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
@@ -174,7 +180,7 @@ def _leave() -> None:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and restore the previous values at the end."""
+    """Set environment variables during a ``with`` block, and restore their previous values afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -189,7 +195,10 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _threads() -> Iterator[None]:
-    """Set torch's number of threads to ``OMP_NUM_THREADS``: torch may have been imported before that was set."""
+    """Set torch's number of threads to ``OMP_NUM_THREADS`` during a ``with`` block.
+
+    This is needed if torch was imported before the variable was set.
+    """
     import torch
 
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""The settings of the two backends."""
+"""``TorchConfig`` and ``TorchXLAConfig``: the settings of the two backends of this package."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ class TorchConfig(BackendConfig):
     """Settings of the workers' process group.
 
     Attributes:
-        backend: ``"nccl"``, ``"gloo"``, ``"mpi"``, a backend for each kind of device such as
-            ``"cpu:gloo,cuda:nccl"``, or any other backend that torch supports. None selects NCCL if the workers have
+        backend: the process group's backend: ``"nccl"``, ``"gloo"``, ``"mpi"``, a backend for each kind of device such
+            as ``"cpu:gloo,cuda:nccl"``, or any other backend that torch supports. None selects NCCL if the workers have
             GPUs, and Gloo otherwise.
-        init_method: ``"env"`` sets ``MASTER_ADDR`` and ``MASTER_PORT`` in the train function, so that your own code can
-            destroy the process group and call ``init_process_group()`` again. ``"tcp"`` does not set them.
+        init_method: ``"env"`` sets the environment variables ``MASTER_ADDR`` and ``MASTER_PORT`` in the train function,
+            so that your own code can destroy the process group and call ``init_process_group()`` again. ``"tcp"`` does
+            not set them.
         timeout_s: time limit in seconds for the workers to connect to each other, and for each collective operation.
 
     Raises:
@@ -61,12 +62,12 @@ class TorchConfig(BackendConfig):
 
     @classmethod
     def diagnose(cls) -> Iterable[Finding]:
-        """Check for ``drivetrain doctor`` whether PyTorch can use the GPUs of this machine, if there are any."""
+        """For ``drivetrain doctor``, check whether PyTorch can use the GPUs of this machine, if there are any."""
         if not visible_gpus() or importlib.util.find_spec("torch") is None:
             return ()
         code = "import torch; print(torch.cuda.is_available(), torch.version.cuda, torch.cuda.device_count())"
         output = run_python(code)
-        detail = f"is available, CUDA, devices: {output}"
+        detail = f"torch.cuda.is_available(), CUDA version, number of GPUs: {output}"
         if output.startswith("True"):
             return (Finding("PyTorch on GPUs", "ok", detail),)
         advice = "install a build of PyTorch for a CUDA version that the GPU driver supports"
@@ -80,7 +81,7 @@ class TorchXLAConfig(TorchConfig):
     The train function gets its device from ``torch_xla.device()``.
 
     Attributes:
-        backend: ``"xla"``.
+        backend: the process group's backend, by default ``"xla"``.
         init_method: see :class:`TorchConfig`.
         timeout_s: see :class:`TorchConfig`.
     """

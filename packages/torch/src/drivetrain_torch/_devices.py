@@ -41,10 +41,11 @@ def get_devices() -> list[torch.device]:
 
 
 def shared_gpus(workers: Sequence[WorkerInfo]) -> list[str]:
-    """Return for each worker the GPUs of all workers of its node, in the format of ``CUDA_VISIBLE_DEVICES``.
+    """Return, for each worker, the GPUs of all workers on its node, in the format of ``CUDA_VISIBLE_DEVICES``.
 
-    If each worker has one GPU, the index of this GPU in the list is the local rank, as under torchrun. Scripts and
-    libraries can therefore use ``cuda:LOCAL_RANK``, and NCCL can use direct paths between the GPUs of a node.
+    If each worker has one GPU, the position of a worker's GPU in its string is the worker's local rank, as under
+    torchrun. Scripts and libraries can therefore use ``cuda:LOCAL_RANK``, and NCCL can use direct paths between the
+    GPUs of a node.
     """
     of_node: dict[str, dict[str, None]] = {}
     for worker in workers:
@@ -53,10 +54,12 @@ def shared_gpus(workers: Sequence[WorkerInfo]) -> list[str]:
 
 
 def cuda_indices(gpus: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[int]:
-    """Return the CUDA indices of GPUs in this process, which may see only these GPUs or all GPUs of the node.
+    """Return the indices by which CUDA addresses the given GPUs in this process.
+
+    The indices depend on the GPUs that the process can see: only the given GPUs, or all GPUs of the node.
 
     Args:
-        gpus: the GPUs' names, as in ``CUDA_VISIBLE_DEVICES``.
+        gpus: the names of the GPUs, as in ``CUDA_VISIBLE_DEVICES``.
         environment: the environment variables of the process.
     """
     listed = environment.get("CUDA_VISIBLE_DEVICES")

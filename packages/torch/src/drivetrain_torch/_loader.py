@@ -31,7 +31,11 @@ _ALL_ON_EVERY_WORKER = (
 
 
 def shard(loader: DataLoader[Any], *, rank: int, world_size: int) -> DataLoader[Any]:
-    """Return the same loader over one worker's shard of the data, or the loader itself if it cannot be sharded."""
+    """Return a copy of a data loader that loads only one worker's shard of the data.
+
+    A loader that already has a ``DistributedSampler`` is returned unchanged. A loader whose data cannot be sharded is
+    also returned unchanged, with a warning.
+    """
     if isinstance(loader.dataset, IterableDataset):
         name = type(loader.dataset).__name__
         _warn(f"{name} is an IterableDataset, which prepare_data_loader cannot shard, {_ALL_ON_EVERY_WORKER}")
@@ -78,7 +82,10 @@ _KEPT = (
 
 
 def _covers_dataset(sampler: Any, loader: DataLoader[Any]) -> bool:
-    """Return True if a sampler yields every sample once, in order or shuffled, as a ``DistributedSampler`` can."""
+    """Return True if a ``DistributedSampler`` can replace a sampler.
+
+    It can replace a sampler that yields every sample exactly once, in order or shuffled.
+    """
     is_simple = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
     return is_simple and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
 
@@ -88,12 +95,12 @@ def _warn(message: str) -> None:
 
 
 class PreparedLoader(DataLoader[Any]):
-    """A wrapper of a data loader that moves each batch to a device. All other attributes are those of the loader.
+    """Wraps a data loader, and moves each batch to a device. Its attributes are those of the wrapped loader.
 
     Args:
-        loader: the data loader.
+        loader: the data loader to wrap.
         device: the device to move batches to, or None not to move them.
-        auto_transfer: on a GPU, copy the next batch on a separate stream.
+        auto_transfer: on a GPU, copy the next batch on a separate CUDA stream while the current batch is processed.
     """
 
     def __init__(self, loader: DataLoader[Any], *, device: torch.device | None, auto_transfer: bool) -> None:
@@ -117,7 +124,7 @@ class PreparedLoader(DataLoader[Any]):
         return self._copied_ahead(batches) if self._overlaps else self._moved(batches, self._device)
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the number of the next epoch to the samplers that shuffle by epoch; other samplers do not need it."""
+        """Pass the number of the next epoch to each sampler that has a method ``set_epoch``. Skip other samplers."""
         for sampler in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                 set_epoch(epoch)
@@ -147,11 +154,14 @@ class PreparedLoader(DataLoader[Any]):
 
 
 def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
-    """Return a batch with a function applied to each tensor, or other object with a ``to`` method, nested in it."""
+    """Apply a function to each tensor in a batch, and return the batch with the results.
+
+    Tensors may be nested in mappings, lists and tuples. Other objects with a ``to`` method are treated like tensors.
+    """
     if callable(getattr(batch, "to", None)):
         return function(batch)
     if isinstance(batch, MutableMapping):
-        result = copy.copy(batch)  # keeps its class and its other attributes
+        result = copy.copy(batch)  # the copy has the same class and other attributes
         result.update({key: map_tensors(function, value) for key, value in batch.items()})
         return result
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -166,7 +176,7 @@ def _to_non_blocking(value: Any, device: torch.device | None) -> Any:
 
 
 def _record_stream(value: Any, stream: torch.cuda.Stream) -> Any:
-    """Prevent the reuse of a tensor's memory until the work queued on a stream is done."""
+    """Prevent the reuse of a tensor's memory until the work that is queued on a stream is done. Return the tensor."""
     if hasattr(value, "record_stream"):
         value.record_stream(stream)
     return value

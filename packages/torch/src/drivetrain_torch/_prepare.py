@@ -31,8 +31,9 @@ def prepare_model(
 
     Args:
         model: the model, the same on every worker.
-        move_to_device: True to move it to this worker's device, a device to move it there, False not to move it.
-        parallel_strategy: ``"ddp"`` for ``DistributedDataParallel``, ``"fsdp"`` for ``FullyShardedDataParallel``,
+        move_to_device: True to move the model to this worker's device, a ``torch.device`` to move it to that device, or
+            False not to move it.
+        parallel_strategy: ``"ddp"`` for ``DistributedDataParallel``, ``"fsdp"`` for ``FullyShardedDataParallel``, or
             None for no wrapper. With a single worker, the model is never wrapped.
         parallel_strategy_kwargs: additional arguments for the wrapper.
 
@@ -72,27 +73,31 @@ def prepare_data_loader(
     move_to_device: bool = True,
     auto_transfer: bool = True,
 ) -> PreparedLoader:
-    """Shard a data loader, so that each worker loads its own part of the data, and move the batches to its device.
+    """Shard a data loader, so that each worker loads its own part of the data, and move the batches to a device.
 
-    Every argument of the loader is kept; ``batch_size`` is the batch size per worker. If the loader shuffles, the
-    ``DistributedSampler`` shuffles too. If it drops the last batch, the samples that do not divide evenly among the
-    workers are dropped as well. Custom samplers, custom batch samplers and iterable datasets are kept as they are.
-    Every worker then loads all of the data, and a warning says so, unless the sampler is a ``DistributedSampler``.
+    The loader's sampler is replaced by a ``DistributedSampler``, which shuffles if the loader shuffles. All other
+    arguments of the loader are kept; ``batch_size`` is the batch size per worker. With ``drop_last=True``, samples that
+    do not divide evenly among the workers are dropped as well.
+
+    A loader that already has a ``DistributedSampler`` keeps it. A loader with another custom sampler, a custom batch
+    sampler or an iterable dataset is not sharded: every worker loads all of the data, and a warning says so.
 
     Args:
         data_loader: the loader, the same on every worker.
-        add_dist_sampler: False if every worker should load all of the data, or if your own code shards it.
+        add_dist_sampler: False not to shard the loader: every worker should load all of the data, or your own code
+            shards it.
         move_to_device: move the tensors in each batch to this worker's device, including tensors nested in dicts,
             lists and tuples.
-        auto_transfer: on a GPU, copy the next batch while the current one is processed. The copy overlaps only if the
-            loader uses pinned memory.
+        auto_transfer: on a GPU, copy the next batch while the current batch is processed. The two overlap only if the
+            loader has ``pin_memory=True``.
 
     Returns:
-        A ``DataLoader`` with the attributes of the given loader, and a method ``set_epoch(epoch)``. Call it before
-        each epoch to get a new order.
+        A ``DataLoader`` with the attributes of the given loader, and a method ``set_epoch(epoch)``. Call this method
+        before each epoch to get a new order.
 
     Raises:
-        ConfigurationError: the loader's class cannot be recreated with another sampler.
+        ConfigurationError: the argument is not a ``DataLoader``, or the loader cannot be recreated with another
+            sampler because its class does not take the arguments of ``DataLoader``.
         SessionError: called outside a train function.
     """
     from torch.utils.data import DataLoader
@@ -109,23 +114,23 @@ def prepare_data_loader(
 
 
 def enable_reproducibility(seed: int = 0) -> None:
-    """Limit the sources of differences between two runs of the same train function. Call it first.
+    """Limit the differences between two runs of the same train function. Call this at the start of the train function.
 
-    It seeds the random number generators of Python, NumPy (if it is installed) and torch. The seed is the same on every
-    worker, and data loader workers derive theirs from it. It also makes torch use deterministic algorithms, which may
-    be slower; operations without a deterministic algorithm raise an error. PyTorch's notes on reproducibility describe
-    the remaining sources. The settings hold for the rest of the process, which is the calling process if
-    ``ScalingConfig(num_workers=0)`` is set.
+    This function seeds the random number generators of Python, NumPy (if it is installed) and torch. The seed is the
+    same on every worker, and data loader workers derive their seeds from it. This function also makes torch use
+    deterministic algorithms, which may be slower; operations without a deterministic algorithm raise an error.
+    PyTorch's notes on reproducibility describe the remaining sources of differences. The settings stay in effect until
+    the process exits. With ``ScalingConfig(num_workers=0)``, this is the process that calls ``fit()``.
 
     Args:
-        seed: the seed.
+        seed: the seed of all generators.
     """
     import torch
 
     random.seed(seed)
     with contextlib.suppress(ModuleNotFoundError):
-        # Import NumPy if it is installed: whether other code has imported it by now differs between the first start of
-        # the workers and later ones.
+        # Seed NumPy even if it has not been imported yet. Other code may have imported it by now in some starts of the
+        # workers and not in others, so a check for the import would make runs differ.
         importlib.import_module("numpy.random").seed(seed)
     torch.manual_seed(seed)  # also seeds the GPUs; data loader workers derive their seeds from it
     torch.use_deterministic_algorithms(True)

@@ -30,18 +30,19 @@ def save_sharded(
     *,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write this rank's part of a model and its optimizers, for :func:`load_sharded` on any number of workers.
+    """Save this rank's part of a model and its optimizers. The checkpoint can be loaded on any number of workers.
 
-    Every worker calls this function, and then reports a checkpoint of its directory, so that the files of all ranks are
-    merged into a complete checkpoint. Replicated values, as under ``DistributedDataParallel``, are written once. Values
-    that differ between the ranks without being sharded, such as buffers, are saved from rank 0.
+    Every worker calls this function, and then reports a checkpoint of its directory. drivetrain merges the files of all
+    ranks into a complete checkpoint for :func:`load_sharded`. Replicated values, as under ``DistributedDataParallel``,
+    are written once. For values that differ between the ranks without being sharded, such as buffers, the values of
+    rank 0 are saved.
 
     Args:
         directory: a directory for this rank alone, or one that all ranks share. It is created if it does not exist.
         model: the model, the same on every worker. It can be plain or wrapped by ``DistributedDataParallel``,
-            ``FullyShardedDataParallel`` or ``fully_shard``, in the memory of any device.
-        optimizers: the optimizers of the model's parameters, or None to save the model alone.
-            ``FullyShardedDataParallel`` requires a single optimizer for all of its parameters.
+            ``FullyShardedDataParallel`` or ``fully_shard``, on any device.
+        optimizers: the optimizers of the model's parameters, or None to save the model alone. A model that is wrapped
+            by ``FullyShardedDataParallel`` requires a single optimizer for all of its parameters.
         extra: other values to save, such as the epoch or the state of a learning rate scheduler. They should be small
             and picklable, with tensors on the CPU. The values of rank 0 are saved.
 
@@ -93,12 +94,13 @@ def load_sharded(
 ) -> dict[str, Any]:
     """Load a checkpoint written by :func:`save_sharded` into a model and its optimizers, in place.
 
-    Every worker calls this function. The number of workers and the wrapper of the model may differ from those that
-    saved the checkpoint. In a process without a process group, the model must not be wrapped. Call this function after
-    wrapping the model and creating the optimizers and learning rate schedulers. It drops gradients.
+    Every worker calls this function. The number of workers and the wrapper of the model may differ from those when the
+    checkpoint was saved. In a process without a process group, the model must not be wrapped. Call this function after
+    wrapping the model and creating the optimizers and learning rate schedulers. Existing gradients of the optimizers'
+    parameters are discarded.
 
     Args:
-        directory: the checkpoint, with the files of all ranks that saved it.
+        directory: the directory of the checkpoint, with the files of all ranks that saved it.
         model: the model, as for :func:`save_sharded`.
         optimizers: the optimizers of the model's parameters, or None to load the model alone.
 
@@ -131,14 +133,16 @@ def load_sharded(
             "Call it without optimizers"
         )
     for optimizer in chosen:
-        # get_state_dict initializes the state of an optimizer, to load into, only if there are no gradients.
+        # get_state_dict creates the optimizer state that the checkpoint is loaded into, but only if there are no
+        # gradients.
         optimizer.zero_grad()
     with _without_torch_warnings():
         weights, training = get_state_dict(model, chosen)
         state: dict[str, Any] = {"model": weights, "extra": ()}
         if chosen:
             state["optimizer"] = {"state": _with_saved_state(training["state"], metadata), "param_groups": ()}
-        # If it flattened sharded tensors, a tensor of which this rank has no part would seem to be missing.
+        # If the planner flattened sharded tensors, the check below would report a tensor as missing when this rank has
+        # no part of it.
         planner = DefaultLoadPlanner(flatten_sharded_tensors=False)
         planner.set_up_planner(state, metadata)
         _require_same(planner.state_dict, metadata, where)
@@ -150,7 +154,8 @@ def load_sharded(
             chosen,
             model_state_dict=state["model"],
             optim_state_dict=loaded,
-            # _require_same has compared the names. A parameter that was never trained has no state: strict rejects it.
+            # strict=True would reject parameters that were never trained, because they have no optimizer state.
+            # _require_same has already compared the names.
             options=StateDictOptions(strict=False),
         )
     return dict(state["extra"])
@@ -178,7 +183,7 @@ def _check_arguments(function: str, model: object, optimizers: object) -> tuple[
 
 
 def _read_metadata(directory: str) -> Metadata:
-    """Read the index of a sharded checkpoint, and check that all its files are complete."""
+    """Read the index of a sharded checkpoint, and check that all files of the checkpoint are complete."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     problem = f"load_sharded: expected a checkpoint written by drivetrain_torch.save_sharded, got {directory}"
@@ -193,7 +198,7 @@ def _read_metadata(directory: str) -> Metadata:
             f"{problem} without {_METADATA}, which rank 0 writes. Pass the directory of a committed checkpoint, to "
             "which every rank has reported its part"
         ) from None
-    except Exception as error:  # unpickling arbitrary bytes can raise anything
+    except Exception as error:  # unpickling arbitrary bytes can raise any exception
         raise CheckpointError(
             f"{problem}, whose {_METADATA} cannot be read ({error!r}). Use another checkpoint"
         ) from error
@@ -208,14 +213,14 @@ def _read_metadata(directory: str) -> Metadata:
 
 
 def _with_saved_state(state: Any, metadata: Metadata) -> dict[str, Any]:
-    """Return the state of the parameters that had any state when the checkpoint was saved, or all state if none had."""
+    """Return the optimizer state of the parameters whose state was saved, or of all parameters if none was saved."""
     paths = (metadata.planner_data or {}).values()
     saved = {path[2] for path in paths if path[:2] == ("optimizer", "state")}
     return {name: values for name, values in state.items() if name in saved or not saved}
 
 
 def _require_same(expected: Mapping[str, Any], metadata: Metadata, directory: str) -> None:
-    """Check that a checkpoint has the entries and shapes of the model and its optimizers."""
+    """Check that a checkpoint has the same entries, with the same shapes, as the model and its optimizers."""
     import torch
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -264,7 +269,10 @@ def _join(names: list[str], count: int = 3) -> str:
 
 @contextlib.contextmanager
 def _raising_first_rank_error(summary: str) -> Iterator[None]:
-    """Raise the exception of the first failed rank as a CheckpointError; torch raises all of them with tracebacks."""
+    """Raise a CheckpointError with the exception of the first failed rank.
+
+    The exception that torch raises contains the exceptions of all failed ranks, with tracebacks.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -276,7 +284,7 @@ def _raising_first_rank_error(summary: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_torch_warnings() -> Iterator[None]:
-    """Hide warnings that torch raises about its own modules, such as the use of deprecated functions in FSDP1."""
+    """Hide warnings that torch's own code causes, for example by its use of deprecated functions in FSDP1."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=rf"torch\.|{__name__}")
         yield

@@ -17,12 +17,13 @@ __all__ = ["AimLoggerCallback"]
 class AimLoggerCallback(TrackerCallback):
     """Logs a run to an Aim repository.
 
-    All attempts and resumes of a run are one Aim run, whose name ends with the run's id.
+    All attempts and resumes of a run are logged to the same Aim run, whose name ends with the id of the drivetrain run.
 
     Args:
         repo: the repository: a directory, or the address of a server; None for Aim's default.
         experiment_name: the experiment; None for the name of the run.
-        system_tracking_interval: seconds between measurements of the driver's machine; None to measure nothing.
+        system_tracking_interval: seconds between measurements of the resource usage of the driver's machine; None
+            measures nothing.
         ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
         drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
 
@@ -55,7 +56,7 @@ class AimLoggerCallback(TrackerCallback):
 
         repo = aim.Repo.from_path(self.repo, init=True) if self.repo else aim.Repo.default_repo(init=True)
         name = f"{run.name} {run.id}"
-        # Search by name, which Aim stores immediately; other parameters can only be queried after Aim's indexing.
+        # Search by name, because Aim stores names immediately. Other parameters can only be queried after indexing.
         hashes = [earlier.run.hash for earlier in repo.query_runs(f"run.name == {name!r}", report_mode=0).iter_runs()]
         self._session: Any = aim.Run(
             hashes[0] if hashes else None,
@@ -70,7 +71,7 @@ class AimLoggerCallback(TrackerCallback):
         return int(self._session.get("training_iteration", 0))
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Track numbers; the step is the report's iteration."""
+        """Log the numbers; the step is the report's iteration."""
         for entry in entries:
             for name, value in numbers(entry.metrics).items():
                 self._session.track(value, name=name, step=entry.iteration)

@@ -17,7 +17,7 @@ __all__ = ["CometLoggerCallback"]
 
 _DIRECTORY = "comet"
 _NO_AUTO_LOGGING: dict[str, Any] = {
-    # Comet's automatic logging would record the driver, which does not train.
+    # Comet's automatic logging would record data of the driver, which does not train.
     "auto_metric_logging": False,
     "auto_param_logging": False,
     "auto_output_logging": False,
@@ -29,18 +29,19 @@ _NO_AUTO_LOGGING: dict[str, Any] = {
 
 
 class CometLoggerCallback(TrackerCallback):
-    """Logs a run to Comet, or to an archive in the run directory for ``comet upload``.
+    """Logs a run to Comet, or to archives in the run directory, which ``comet upload`` can upload later.
 
-    All attempts and resumes of a run are one experiment, whose key is derived from the run's name and id. ``comet_ml``
-    reads the API key from ``COMET_API_KEY`` or its configuration file.
+    All attempts and resumes of a run are logged to the same experiment, whose key is derived from the run's name and
+    id. ``comet_ml`` reads the API key from ``COMET_API_KEY`` or from its configuration file.
 
     Args:
-        online: False writes an archive to ``comet/`` in the run directory, one for each start of the run.
+        online: True sends the reports to Comet. False writes an archive for each start of the run, to ``comet/`` in the
+            run directory.
         tags: tags of the experiment.
         save_checkpoints: store every committed checkpoint as a model with the checkpoint's name.
         ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
         drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
-        experiment: other arguments of ``comet_ml.ExperimentConfig``, and ``workspace`` and ``project_name``.
+        **experiment: ``workspace``, ``project_name``, and other arguments of ``comet_ml.ExperimentConfig``.
 
     Raises:
         PluginNotFoundError: ``comet_ml`` is not installed.
@@ -85,7 +86,7 @@ class CometLoggerCallback(TrackerCallback):
 
         location = {name: self.experiment.get(name) for name in ("workspace", "project_name")}
         options = {name: value for name, value in self.experiment.items() if name not in location}
-        # Each start has its own directory, because archives are named after the key, which does not change.
+        # Each start has its own directory, because all archives of a run are named after the same experiment key.
         directory = run.path / _DIRECTORY / time.strftime("%Y-%m-%d_%H-%M-%S")
         directory.mkdir(parents=True, exist_ok=True)
         self._session = comet_ml.start(
@@ -102,14 +103,14 @@ class CometLoggerCallback(TrackerCallback):
         self._session.log_parameters(parameters(run))
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Log numbers; the step is the report's iteration."""
+        """Log the numbers; the step is the report's iteration."""
         for entry in entries:
             self._session.log_metrics(numbers(entry.metrics), step=entry.iteration)
 
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
-        """Store a checkpoint as a model."""
+        """Store a checkpoint as a model with the checkpoint's name."""
         self._session.log_model(checkpoint.name, directory)
 
     def close(self, error: BaseException | None) -> None:
-        """Wait until everything is sent or archived."""
+        """Wait until all data has been sent or archived, and end the experiment."""
         self._session.end()

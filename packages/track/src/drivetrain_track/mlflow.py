@@ -25,22 +25,22 @@ _STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.INTERRUPTED: "KILLED", Ru
 class MLflowLoggerCallback(TrackerCallback):
     """Logs a run to MLflow: a server, a database, or a directory.
 
-    All attempts and resumes of a run are one MLflow run, which has the tag ``drivetrain.run_id``. The train function's
-    config becomes parameters, and every number becomes a metric whose step is the report's iteration. Characters that
-    MLflow does not allow in names become ``_``. The state of MLflow in this process, such as its active run, does not
-    change. MLflow reads the name and password for the server from ``MLFLOW_TRACKING_USERNAME`` and
-    ``MLFLOW_TRACKING_PASSWORD``, or ``MLFLOW_TRACKING_TOKEN``.
+    All attempts and resumes of a run are logged to the same MLflow run. Its tag ``drivetrain.run_id`` is the id of the
+    drivetrain run. The train function's config becomes parameters, and every number becomes a metric whose step is the
+    report's iteration. Characters that MLflow does not allow in names become ``_``. The state of MLflow in this
+    process, such as its active run, does not change. MLflow reads the credentials for the server from
+    ``MLFLOW_TRACKING_USERNAME`` and ``MLFLOW_TRACKING_PASSWORD``, or from ``MLFLOW_TRACKING_TOKEN``.
 
     Args:
         tracking_uri: the storage of runs; None for MLflow's setting. A URI with credentials is not stored with the
-            run: ``restore`` then uses MLflow's setting.
+            run, so a trainer that :meth:`~drivetrain.DataParallelTrainer.restore` returns uses MLflow's setting.
         registry_uri: the storage of registered models; None for MLflow's setting, or else ``tracking_uri``.
         experiment_name: the experiment, which is created if it does not exist; None for ``MLFLOW_EXPERIMENT_NAME``, or
             else the name of the run.
         tags: tags of the MLflow run.
         save_artifact: store every committed checkpoint as an artifact with the checkpoint's name.
-        log_system_metrics: log CPU, memory, disk, network and GPUs of the driver's machine every 10 s, or at the
-            interval in ``MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL``.
+        log_system_metrics: log the usage of CPU, memory, disk, network and GPUs on the driver's machine every 10 s, or
+            at the interval in ``MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL``.
         ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
         drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
 
@@ -114,7 +114,7 @@ class MLflowLoggerCallback(TrackerCallback):
         return last
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Log numbers in batches."""
+        """Log the numbers in batches; the step is the report's iteration."""
         from mlflow.entities import Metric
 
         metrics = [
@@ -126,17 +126,17 @@ class MLflowLoggerCallback(TrackerCallback):
             self._client.log_batch(self._id, metrics=metrics[start : start + _METRICS_PER_REQUEST])
 
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
-        """Store a checkpoint as an artifact with its name."""
+        """Store a checkpoint as an artifact with the checkpoint's name."""
         self._client.log_artifacts(self._id, directory, artifact_path=checkpoint.name)
 
     def close(self, error: BaseException | None) -> None:
-        """Mark the MLflow run as finished, failed, or killed if the run was interrupted."""
+        """Mark the MLflow run as finished, as failed, or, if it was interrupted, as killed."""
         if self._monitor is not None:
             self._monitor.finish()
         self._client.set_terminated(self._id, _STATUS[outcome_of(error)])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without URIs that contain credentials."""
+        """Return the state to pickle, without URIs that contain credentials."""
         state = super().__getstate__()
         for name in ("tracking_uri", "registry_uri"):
             if state[name] is not None and redact(state[name]) != state[name]:

@@ -36,11 +36,11 @@ class TBXLoggerCallback(TrackerCallback):
     hyperparameters, and the latest values of the metrics that the first report contains. The callback also reads files
     that the train function writes to ``get_context().get_trial_dir()``, if the driver can access this directory:
     ``.png`` and ``.jpg`` as images, ``.npy`` and ``.npz`` as histograms. The file name is the tag, and digits at its
-    end are the step: ``samples_000200.png`` is the image ``samples`` at step 200. Without digits, the step is that of
-    the last report.
+    end are the step: ``samples_000200.png`` is the image ``samples`` at step 200. Without digits, the step is the
+    iteration of the last report.
 
     Args:
-        artifacts: read images and arrays.
+        artifacts: also read images and arrays, as described above.
         ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
         drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
 
@@ -71,7 +71,7 @@ class TBXLoggerCallback(TrackerCallback):
         self._file = _EventFile(run.path)
 
     def rewind(self, iteration: int) -> None:
-        """Start a new file that makes TensorBoard hide later iterations in earlier files."""
+        """Start a new file, which makes TensorBoard hide the later iterations that earlier files contain."""
         self._file.close()
         self._file = _EventFile(self._run.path)
         self._file.restart_at(iteration + 1)
@@ -114,7 +114,7 @@ class _EventFile:
     """An event file. TensorBoard reads all event files in a directory as one, in the order of their names."""
 
     def __init__(self, directory: Path) -> None:
-        # Writes synchronously, because the tracker has its own thread; TensorBoard's EventFileWriter would add another.
+        # RecordWriter writes synchronously. EventFileWriter would start a thread, but the tracker already has its own.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -124,7 +124,7 @@ class _EventFile:
         self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def restart_at(self, step: int) -> None:
-        """Make TensorBoard hide events of this step and later steps in earlier files."""
+        """Make TensorBoard hide the events of this step and of later steps that earlier files contain."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         start = SessionLog(status=SessionLog.START)
@@ -144,7 +144,7 @@ class _EventFile:
 
 
 def _hparams_start(parameters: Mapping[str, Any], metrics: Sequence[str]) -> Iterator[Any]:
-    """Yield the summaries that define the columns of the HParams tab and the hyperparameters of this run."""
+    """Yield two summaries: one defines the columns of the HParams tab, and one the hyperparameters of this run."""
     from tensorboard.plugins.hparams.api_pb2 import DataType, Experiment, HParamInfo, MetricInfo, MetricName
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 
@@ -163,7 +163,7 @@ def _hparams_start(parameters: Mapping[str, Any], metrics: Sequence[str]) -> Ite
 
 
 def _hparams_end(error: BaseException | None) -> Any:
-    """Return the summary with the outcome of the run for the HParams tab."""
+    """Return the summary that contains the outcome of the run, for the HParams tab."""
     from tensorboard.plugins.hparams.api_pb2 import Status
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 
@@ -181,7 +181,7 @@ def _hparams_summary(name: str, content: Any) -> Any:
 
 
 def _histogram(tag: str, values: Any) -> Any:
-    """Return a histogram of the finite numbers."""
+    """Return a histogram of the values that are finite."""
     import numpy as np
     from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 
@@ -203,7 +203,7 @@ def _histogram(tag: str, values: Any) -> Any:
 
 
 class _Artifacts:
-    """The images and arrays that a train function writes. Each file is read when it is new or has changed."""
+    """Reads the images and arrays that a train function writes. A file is read when it is new or has changed."""
 
     def __init__(self, directory: Path, read_until: float) -> None:
         self._directory = directory
@@ -211,7 +211,7 @@ class _Artifacts:
         self._read_until = read_until
 
     def read(self) -> Iterator[tuple[int | None, float, Any]]:
-        """Yield the step in the file name, the modification time, and the summary of each new file."""
+        """Yield the step in the file name, the modification time, and the summary of each new or changed file."""
         for path in _files_in(self._directory):
             relative = path.relative_to(self._directory).as_posix()
             stem = os.path.splitext(relative)[0]
@@ -223,7 +223,7 @@ class _Artifacts:
                 continue
             match = _STEP.fullmatch(stem)
             tag, step = (match["tag"] or "artifact", int(match["step"])) if match else (stem, None)
-            # A file that is incomplete, or has content of another type, is read again in the next scan.
+            # If the file is incomplete, or has content of another type, the next scan reads it again.
             with contextlib.suppress(OSError, ValueError, EOFError):
                 yield step, changed, _read_summary(path, tag)
                 self._read[relative] = changed

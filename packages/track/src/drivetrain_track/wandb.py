@@ -21,22 +21,23 @@ __all__ = ["WandbLoggerCallback"]
 class WandbLoggerCallback(TrackerCallback):
     """Logs a run to Weights & Biases, online or to a subdirectory of the run directory (``WANDB_MODE=offline``).
 
-    The Weights & Biases run has the run's id, which is the same for all attempts and resumes. Its history can only
-    grow: if a resumed run repeats an iteration, the first values are kept. The driver's terminal is not recorded.
-    ``wandb`` reads the API key from ``WANDB_API_KEY`` or the configuration that ``wandb login`` writes; an
-    ``api_key`` argument is kept only in memory.
+    All attempts and resumes of a run are logged to the same Weights & Biases run, which has the id of the drivetrain
+    run. The history of a Weights & Biases run can only grow: if a resumed run repeats an iteration, the first values
+    are kept. The driver's terminal output is not recorded. ``wandb`` reads the API key from ``WANDB_API_KEY`` or from
+    the configuration that ``wandb login`` writes; an ``api_key`` argument is kept only in memory.
 
     Args:
         project: the project; None for ``WANDB_PROJECT`` or the service's default.
         group: the group of runs; None for ``WANDB_RUN_GROUP``.
-        api_key: the API key. It is not stored with the run, so ``restore`` requires it in the environment.
+        api_key: the API key. It is not stored with the run, so a trainer that
+            :meth:`~drivetrain.DataParallelTrainer.restore` returns requires the key in the environment.
         api_key_file: a file that contains the API key.
         excludes: metrics that are not logged.
         log_config: log the train function's config.
         upload_checkpoints: store every committed checkpoint as a version of the artifact ``checkpoint_<run id>``.
         ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
         drain_timeout_s: see :class:`~drivetrain.plugin.TrackerCallback`.
-        init: other arguments of ``wandb.init``, such as ``entity`` or ``tags``.
+        **init: other arguments of ``wandb.init``, such as ``entity`` or ``tags``.
 
     Raises:
         PluginNotFoundError: ``wandb`` is not installed.
@@ -119,7 +120,7 @@ class WandbLoggerCallback(TrackerCallback):
         return int(summary.get("training_iteration", 0))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without an API key in the settings."""
+        """Return the state to pickle, without an API key in the settings."""
         state = super().__getstate__()
         settings = self.init.get("settings")
         if isinstance(settings, Mapping):
@@ -131,7 +132,7 @@ class WandbLoggerCallback(TrackerCallback):
         return state
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Log all values; the step is the report's iteration. With all ranks, the iteration is a metric instead."""
+        """Log all values. The iteration is the step, but with ``ranks="all"``, it is logged as a metric instead."""
         for entry in entries:
             values = {name: value for name, value in entry.metrics.items() if name not in self.excludes}
             if self.ranks == "all":  # ranks report at different times, and wandb's step can only increase
@@ -140,7 +141,7 @@ class WandbLoggerCallback(TrackerCallback):
                 self._session.log(values, step=entry.iteration)
 
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
-        """Store a checkpoint as a version of the run's artifact."""
+        """Store a checkpoint as a version of the artifact ``checkpoint_<run id>``."""
         import wandb
 
         artifact = wandb.Artifact(f"checkpoint_{self._run_id}", "model", metadata=dict(checkpoint.metrics))
@@ -148,7 +149,7 @@ class WandbLoggerCallback(TrackerCallback):
         self._session.log_artifact(artifact, aliases=["latest", checkpoint.name])
 
     def close(self, error: BaseException | None) -> None:
-        """Wait until everything is sent."""
+        """Wait until all data has been sent, and end the Weights & Biases run."""
         self._session.finish(exit_code=0 if error is None else 1)
 
     def _find_key(self) -> str | None:
@@ -158,5 +159,5 @@ class WandbLoggerCallback(TrackerCallback):
 
 
 def _is_offline(settings: Any, init: Mapping[str, Any]) -> bool:
-    """Return True if wandb only writes to a directory, where it does not know the run's earlier history."""
+    """Return True if wandb is offline or disabled, so that it does not know the run's earlier history."""
     return (init.get("mode") or settings.mode) in ("offline", "dryrun", "disabled")

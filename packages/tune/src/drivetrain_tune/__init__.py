@@ -1,7 +1,8 @@
 """Hyperparameter searches with Optuna on this machine.
 
-The names are the same as in Ray Tune, so that changing the import ports a script. With Ray Tune itself, use a trainer
-through :meth:`~drivetrain.DataParallelTrainer.as_trainable`. Importing this package imports neither Optuna nor Ray.
+The names are the same as in Ray Tune, so a script can be ported by changing its import. To use a trainer with Ray Tune
+itself, call :meth:`~drivetrain.DataParallelTrainer.as_trainable`. Importing this package imports neither Optuna nor
+Ray.
 """
 
 from drivetrain_tune.results import ResultGrid, TrialResult

@@ -24,8 +24,9 @@ class TrialResult(Result):
     Attributes:
         config: the ``param_space`` with the values of this trial instead of domains.
         name: the name of the trial, which is also the name of its directory.
-        state: ``"completed"``, ``"pruned"`` by the scheduler, ``"stopped"`` because the time budget was used up,
-            ``"failed"``, or ``"running"`` if the search was interrupted.
+        state: ``"completed"``; ``"pruned"`` by the scheduler; ``"stopped"`` because the time budget was used up, or
+            because the search was restored with ``resume_unfinished=False``; ``"failed"``; or ``"running"`` if the
+            search was interrupted.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class ResultGrid(Sequence[TrialResult]):
 
     @property
     def errors(self) -> list[Exception]:
-        """The errors of the trials that failed, each with its cause."""
+        """The errors of the trials that failed, each with the original exception as ``__cause__`` if there is one."""
         return [result.error for result in self._results if result.error is not None]
 
     @property

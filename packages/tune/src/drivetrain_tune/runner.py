@@ -38,14 +38,14 @@ __all__ = ["Progress", "Runner", "Trials"]
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """The CPUs and GPUs of a trial."""
+    """The CPUs and GPUs that are reserved for a trial."""
 
     cpus: float
     gpus: tuple[str, ...]
 
 
 class _Machine:
-    """The CPUs and GPUs that no trial uses."""
+    """The CPUs and GPUs of this machine that are not reserved for a trial."""
 
     def __init__(self) -> None:
         self.all_cpus = float(len(os.sched_getaffinity(0)))
@@ -59,9 +59,10 @@ class _Machine:
         return cpus <= self._cpus and gpus <= len(self._gpus)
 
     def take(self, scaling: ScalingConfig) -> _Share:
-        """Take the CPUs and GPUs of a trial.
+        """Reserve the CPUs and GPUs of a trial.
 
-        A trial that requires more than the machine has gets everything; its runtime then decides whether it can start.
+        If a trial requires more than the machine has, all CPUs or GPUs are reserved. The runtime then decides whether
+        the trial can start.
         """
         cpus, gpus = self._required(scaling)
         taken, self._gpus = self._gpus[:gpus], self._gpus[gpus:]
@@ -93,8 +94,8 @@ class Trials:
     Args:
         make: creates the trainer of a trial, with some arguments replaced.
         given: the arguments of the trainer that all trials share.
-        changes: returns the changes that a trial's config makes to the arguments.
-        servers: the processes that workers are forked from.
+        changes: returns the arguments that a trial's config changes, with their new values.
+        servers: the processes from which workers are forked.
     """
 
     def __init__(
@@ -128,8 +129,8 @@ class Trials:
         Args:
             trial: the trial.
             scaling: the scaling configuration of the trial.
-            share: the CPUs and GPUs of the trial.
-            alone: no other trial runs on the machine at the same time.
+            share: the CPUs and GPUs that are reserved for the trial.
+            alone: True if no other trial of the search can run at the same time.
         """
         replaced: dict[str, Any] = {}
         if self.is_local(scaling):
@@ -145,9 +146,9 @@ class Runner:
 
     Args:
         search: the trials to run.
-        config: the limits on concurrent trials and on time.
+        config: the limits on concurrent trials and on time, and the metric.
         trials: starts the runs of trials.
-        progress: displays every change.
+        progress: displays the progress after every change.
 
     Attributes:
         results: the results of the runs that have ended, by the number of the trial.
@@ -166,7 +167,7 @@ class Runner:
         self.results: dict[int, Result] = {}
 
     def run(self) -> None:
-        """Start trials while there are any, and wait for all of them; after an interrupt, terminate them first."""
+        """Run all remaining trials, and wait for them. On an interrupt or error, terminate the running trials."""
         budget = self._config.time_budget_s
         end_by = None if budget is None else time.monotonic() + budget
         try:
@@ -191,7 +192,7 @@ class Runner:
     def _start_fitting_trials(self) -> None:
         while not self._out_of_time:
             if self._upcoming is None:
-                # Draw values only when the trial can start, so that the sampler knows all trials that ended before.
+                # Draw values only when the trial can start, so that the sampler knows the results of all ended trials.
                 shared = None if self._search.changes("scaling_config") else self._trials.scaling({})
                 if not self._search.has_next or (shared is not None and not self._has_room(shared)):
                     return
@@ -215,7 +216,7 @@ class Runner:
         handle.when_done(partial(self._finished.put, number))
 
     def _finish(self, number: int) -> None:
-        """Record the end of a trial. An error that prevented its start is raised and ends the search."""
+        """Record the end of a trial. If an error prevented the start of the trial, raise it, which ends the search."""
         running = self._running.pop(number)
         self._machine.release(running.share)
         record, state, error = running.trial.record, "completed", ""
@@ -240,7 +241,7 @@ class Runner:
         self._progress.print_end(self._search, record)
 
     def _has_room(self, scaling: ScalingConfig) -> bool:
-        """Return True if a trial can start now; it always can if no other trial runs."""
+        """Return True if a trial can start now, which is always the case if no other trial is running."""
         return not self._running or (len(self._running) < self._limit(scaling) and self._machine.fits(scaling))
 
     def _limit(self, scaling: ScalingConfig) -> float:
@@ -257,7 +258,10 @@ class Runner:
             running.handle.cancel()
 
     def _terminate_all(self) -> None:
-        """Terminate the trials as Ctrl-C terminates a run: the first time gracefully, if the train function polls."""
+        """Terminate the trials as Ctrl-C terminates a run, and wait for them.
+
+        The first Ctrl-C is graceful if the train function polls for preemption; the second terminates immediately.
+        """
         self._cancel()
         waiting = [running.handle for running in self._running.values()]
         while waiting:
@@ -265,7 +269,7 @@ class Runner:
                 waiting[-1].result()
             except KeyboardInterrupt:
                 self._cancel()
-            except BaseException:  # the search raises the exception that ended it
+            except BaseException:  # ignored, because the caller raises the exception that ended the search
                 pass
             if waiting[-1].done():
                 waiting.pop()
@@ -278,7 +282,7 @@ class Progress:
         name: the name of the search.
         config: the configuration of the search.
         console: the console to print to.
-        verbose: see :class:`~drivetrain.RunConfig`.
+        verbose: 0 displays nothing, 1 the progress of the search, 2 also a line for each trial that has ended.
     """
 
     def __init__(self, name: str, config: TuneConfig, console: Console, verbose: int) -> None:
@@ -301,7 +305,7 @@ class Progress:
             )
 
     def end(self, search: Search) -> None:
-        """Replace the status line by a line with the final state."""
+        """Replace the status line with a line that shows the final state."""
         if self._verbose:
             self._console.status("")
             self._console.print(self._text(search), error=True)

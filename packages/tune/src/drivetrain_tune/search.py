@@ -1,6 +1,6 @@
-"""A search over an Optuna study: its trials, the configuration of each trial, and their states.
+"""The trials of a search, with their configurations and states. An Optuna study draws the values of the trials.
 
-All state that has to survive the driver is in ``tuner.json`` in the directory of the search. The study is in memory,
+All state that must survive the driver is in ``tuner.json`` in the directory of the search. The study is only in memory,
 and is recreated from that file.
 """
 
@@ -37,12 +37,12 @@ class TuneConfig:
 
     Attributes:
         metric: the reported metric that ranks trials; a nested metric is named ``outer/inner``.
-        mode: ``"max"`` or ``"min"``: whether larger or smaller values are better.
-        num_samples: the number of trials, or the number of trials for each combination of grids.
+        mode: ``"max"`` if larger values are better, ``"min"`` if smaller values are better.
+        num_samples: the number of trials; with grids, the number of trials for each combination of their values.
         max_concurrent_trials: the maximum number of trials at the same time; None for as many as the CPUs and GPUs of
             the machine allow.
         search_alg: a sampler of ``optuna.samplers``, which draws the values; None for Optuna's default.
-        scheduler: a pruner of ``optuna.pruners``, which stops trials early; None to stop none.
+        scheduler: a pruner of ``optuna.pruners``, which stops trials early; None stops no trial early.
         time_budget_s: seconds after which no trial is started and running trials are stopped; None for no limit.
 
     Raises:
@@ -92,10 +92,10 @@ class TrialRecord:
 
     Attributes:
         number: the number of the trial in the search.
-        drawn: the values that Optuna has drawn, by path.
+        drawn: the values that Optuna has drawn, by their paths in the search space.
         state: see :class:`~drivetrain_tune.TrialResult`.
-        reports: the values of the metric, by the number of the report.
-        error: the message of the error of a failed trial.
+        reports: the reported values of the search's metric, by the number of the report.
+        error: the error message of a failed trial; empty for other trials.
     """
 
     number: int
@@ -111,11 +111,11 @@ class TrialRecord:
 
 
 class ActiveTrial:
-    """A running trial, which decides whether its run has to stop.
+    """A running trial, which decides whether its run must stop.
 
     Attributes:
         record: the stored state of the trial.
-        config: the search space with the values of this trial.
+        config: the search space with the values of this trial instead of domains.
         optuna_trial: Optuna's object for the trial.
     """
 
@@ -132,14 +132,18 @@ class ActiveTrial:
         self._metric = metric
 
     def stop_condition(self, usual: StopCondition | None) -> StopCondition:
-        """Return the stop condition of the run: the scheduler, or the usual condition of the run."""
+        """Return a condition that stops the run if the scheduler stops the trial, or if ``usual`` is met.
+
+        Args:
+            usual: the stop condition in the configuration of the run.
+        """
         return _Watch(self._should_stop, usual)
 
     def _should_stop(self, metrics: Mapping[str, Any]) -> bool:
         """Pass a report to Optuna, on the run's thread; return True if the scheduler stops the trial."""
         value = value_of(metrics, self._metric)
         step = metrics.get("_training_iteration")
-        if value is None or not isinstance(step, int) or step in self.record.reports:  # repeated after a failure
+        if value is None or not isinstance(step, int) or step in self.record.reports:  # reported before a failure
             return False
         self.record.reports[step] = value
         self.optuna_trial.report(value, step)
@@ -149,7 +153,7 @@ class ActiveTrial:
 
 
 class _Watch:
-    """Checks the search's condition first, then the usual stop condition of the run."""
+    """A stop condition that checks the search's condition first, and then the run's usual stop condition."""
 
     def __init__(self, should_stop: Callable[[Mapping[str, Any]], bool], usual: StopCondition | None) -> None:
         self._should_stop = should_stop
@@ -163,7 +167,7 @@ class _Watch:
         return any(find_metric(metrics, key, -math.inf) >= bound for key, bound in self._usual.items())
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle only the usual condition: a run that is restored outside its search has no scheduler."""
+        """Pickle only the usual stop condition: a run that is restored outside its search has no scheduler."""
         return _identity, (self._usual,)
 
 
@@ -171,7 +175,7 @@ def _identity(value: Any) -> Any:
     return value
 
 
-_itself = _identity  # the name in the trials that older releases stored
+_itself = _identity  # the name of this function in trials that older releases have stored
 
 
 class Search:
@@ -215,7 +219,7 @@ class Search:
         return argument in self._space.tree
 
     def next(self) -> ActiveTrial:
-        """Return the next trial: an interrupted one, or a new one."""
+        """Return the next trial to run: an interrupted trial of a restored search if one is left, or a new trial."""
         record = self._unfinished.pop(0) if self._unfinished else None
         fixed = self._grid[len(self.records) % len(self._grid)] if record is None else record.drawn
         if fixed:
@@ -228,7 +232,7 @@ class Search:
         return ActiveTrial(record, self._space.config(record.drawn), optuna_trial, self._config.metric)
 
     def postpone(self, trial: ActiveTrial) -> None:
-        """Put back a trial that was not started, so that it runs when the search is restored."""
+        """Put back a trial that was not started, so that it runs after the search is restored."""
         self._unfinished.append(trial.record)
 
     def finish(self, trial: ActiveTrial, state: str, error: str = "") -> None:
@@ -281,7 +285,7 @@ class _Outcome:
 
 
 def _running_state(record: TrialRecord) -> dict[str, Any]:
-    """Return the stored state of a running trial, without the fields that the run's thread changes."""
+    """Return the state of a running trial to store, without the field that the run's thread changes."""
     return {"number": record.number, "drawn": record.drawn, "state": "running", "error": record.error, "reports": {}}
 
 
@@ -308,7 +312,7 @@ def read_records(storage: Storage) -> list[TrialRecord]:
     """Return the trials of the search in a directory.
 
     Raises:
-        StorageError: there is no search in the directory, or it was written by a newer drivetrain.
+        StorageError: there is no search in the directory, or its file is damaged or was written by a newer drivetrain.
     """
     state = storage.read_any_json(STATE_FILE)
     if state is None:

@@ -1,6 +1,6 @@
 """Search spaces, from which the values of trials are drawn. The functions have the same names as in Ray Tune.
 
-A space is a mapping, nested to any depth, with a domain for each value to draw. Domains of ``ray.tune`` are also
+A search space is a mapping, nested to any depth, with a domain for each value to draw. Domains of ``ray.tune`` are also
 accepted.
 """
 
@@ -42,11 +42,11 @@ _PLAIN = (bool, int, float, str, type(None))  # types that Optuna accepts as cat
 
 
 class Domain(ABC):
-    """A set of values with a distribution, from which a value is drawn."""
+    """A set of values, and the distribution by which a value of the set is drawn."""
 
     @abstractmethod
     def distribution(self) -> BaseDistribution:
-        """Return the Optuna distribution from which Optuna draws for this domain."""
+        """Return the Optuna distribution from which Optuna draws a value; :meth:`decode` converts this value."""
 
     def decode(self, drawn: Any) -> Any:
         """Convert a value that Optuna has drawn to a value of this domain."""
@@ -61,8 +61,8 @@ class Range(Domain):
         low: the minimum.
         high: the maximum.
         log: draw uniformly on a logarithmic scale.
-        step: only multiples of this number; None for any number.
-        integer: only whole numbers.
+        step: draw only multiples of this number; both bounds must be multiples of it. None draws any number.
+        integer: draw only whole numbers.
     """
 
     low: float
@@ -105,7 +105,7 @@ class Range(Domain):
 
 @dataclass(frozen=True)
 class Normal(Domain):
-    """Numbers of a normal distribution. Optuna draws a probability between 0 and 1; the number is its quantile."""
+    """Numbers of a normal distribution. Optuna draws a probability; :meth:`decode` returns the quantile for it."""
 
     mean: float = 0.0
     sd: float = 1.0
@@ -139,13 +139,13 @@ class Choice(Domain):
         return plain and len(set(self.options)) == len(self.options)
 
     def distribution(self) -> BaseDistribution:
-        """See :class:`Domain`; for values of types that Optuna does not accept, Optuna draws their indices."""
+        """See :class:`Domain`; if Optuna does not accept the options as categories, it draws an index instead."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(list(self.options) if self._is_plain else list(range(len(self.options))))
 
     def encode(self, index: int) -> Any:
-        """Return the value that Optuna draws for the option with this index."""
+        """Return the value that represents the option with this index in Optuna."""
         return self.options[index] if self._is_plain else index
 
     def decode(self, drawn: Any) -> Any:
@@ -155,7 +155,7 @@ class Choice(Domain):
 
 @dataclass(frozen=True)
 class Grid(Choice):
-    """Several values, each of which is used in turn."""
+    """Several values, each of which is tried in turn."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +166,16 @@ class Computed:
 
 
 def choice(categories: Sequence[Any]) -> Domain:
-    """Draw one of several values, such as ``choice([16, 32, 64])``; they may have any type, including datasets."""
+    """Draw one of several values, as in ``choice([16, 32, 64])``. The values may have any type, including datasets."""
     return Choice(categories)
 
 
 def grid_search(values: Sequence[Any]) -> dict[str, list[Any]]:
-    """Use each of several values: there are ``num_samples`` trials for each combination of grids."""
+    """Try every one of the values.
+
+    There are ``num_samples`` trials for each value. With several grids, there are ``num_samples`` trials for each
+    combination of their values.
+    """
     return {_GRID: list(values)}
 
 
@@ -181,7 +185,7 @@ def uniform(lower: float, upper: float) -> Domain:
 
 
 def quniform(lower: float, upper: float, q: float) -> Domain:
-    """Draw a multiple of ``q`` between two bounds, which have to be multiples of ``q`` themselves."""
+    """Draw a multiple of ``q`` between two bounds, which must be multiples of ``q`` themselves."""
     return Range(low=lower, high=upper, step=q)
 
 
@@ -191,7 +195,7 @@ def loguniform(lower: float, upper: float) -> Domain:
 
 
 def qloguniform(lower: float, upper: float, q: float) -> Domain:
-    """Draw a number like :func:`loguniform`, rounded to a multiple of ``q``."""
+    """Draw a number like :func:`loguniform`, rounded to a multiple of ``q``. Both bounds must be multiples of ``q``."""
     return Range(low=lower, high=upper, log=True, step=q)
 
 
@@ -211,22 +215,22 @@ def randint(lower: int, upper: int) -> Domain:
 
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Domain:
-    """Draw an integer multiple of ``q`` between two bounds, both included."""
+    """Draw a multiple of the integer ``q`` between two bounds, both included, which must also be multiples of ``q``."""
     return Range(low=lower, high=upper, step=q, integer=True)
 
 
 def lograndint(lower: int, upper: int) -> Domain:
-    """Draw a number like :func:`randint`, uniformly on a logarithmic scale."""
+    """Draw a whole number like :func:`randint`, but uniformly on a logarithmic scale."""
     return Range(low=lower, high=upper - 1, log=True, integer=True)
 
 
 def qlograndint(lower: int, upper: int, q: int) -> Domain:
-    """Draw a number like :func:`qrandint`, uniformly on a logarithmic scale."""
+    """Draw a whole number like :func:`qrandint`, but uniformly on a logarithmic scale."""
     return Range(low=lower, high=upper, log=True, step=q, integer=True)
 
 
 def sample_from(function: Callable[[dict[str, Any]], Any]) -> Computed:
-    """Compute a value with a function of the trial's config, in which all drawn values are already set."""
+    """Compute a value by calling ``function`` with the trial's config, in which all drawn values are already set."""
     return Computed(function)
 
 
@@ -254,7 +258,10 @@ class Space:
 
     @property
     def grid(self) -> list[dict[str, Any]]:
-        """The drawn values of the grids, for each of their combinations; a single empty one without grids."""
+        """For each combination of the grids' values, a dict from each grid's path to the value as Optuna draws it.
+
+        Without grids, there is a single, empty dict.
+        """
         combinations = itertools.product(*(range(len(domain.options)) for domain in self._grids.values()))
         return [
             {path: domain.encode(index) for (path, domain), index in zip(self._grids.items(), indices, strict=True)}
@@ -266,7 +273,7 @@ class Space:
         return {path: domain.distribution() for path, domain in self.domains.items()}
 
     def config(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tree with values instead of domains.
+        """Return a copy of the tree with values instead of domains.
 
         Args:
             drawn: the values that Optuna has drawn, by path.
@@ -291,7 +298,7 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _map(tree: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
-    """Return a copy of nested mappings and lists, with ``change`` applied to every other value."""
+    """Return a copy of nested mappings and lists in which each leaf is replaced by ``change(path, leaf)``."""
     domain = _as_domain(tree)
     if domain is not None:
         return change(path, domain)

@@ -49,18 +49,19 @@ VERSION = 1
 
 
 class Tuner:
-    """Runs a trainer with values from a search space, and finds the best.
+    """Runs a trainer with values from a search space, and finds the best values.
 
     Args:
-        trainable: a trainer, or a train function, which then has one worker.
-        param_space: the search space by the names of the trainer's arguments; it is merged with the arguments of the
-            trainer. For a train function, the search space of its config.
+        trainable: a trainer, or a train function, which then runs on one worker.
+        param_space: the search space. For a trainer, its keys are names of the trainer's arguments, and its values are
+            merged with those arguments. For a train function, it is the search space of the function's config.
         tune_config: the objective and settings of the search.
-        run_config: the configuration for the run of each trial, instead of the trainer's. ``name`` and
-            ``storage_path`` apply to the search, whose directory contains the run directory of each trial.
+        run_config: the configuration for the run of each trial; None for that of the trainer. ``name`` and
+            ``storage_path`` apply to the directory of the search, which contains the run directories of the trials.
 
     Raises:
-        ConfigurationError: an argument is of the wrong type, or the space contains an argument that all trials share.
+        ConfigurationError: an argument is of the wrong type, or the search space contains an argument that is unknown
+            or must be the same for all trials.
 
     Example:
         >>> import drivetrain
@@ -132,17 +133,18 @@ class Tuner:
         Args:
             path: the directory of the search.
             trainable: the trainable of the search.
-            resume_unfinished: resume the trials that were running when the search ended from their latest checkpoints;
-                False leaves them unchanged.
-            resume_errored: resume failed trials from their latest checkpoints.
-            restart_errored: restart failed trials from the beginning.
-            param_space: the search space, which must be the same as before; only needed if the stored one cannot be
-                loaded.
+            resume_unfinished: resume the trials that were still running when the search ended, each from its latest
+                checkpoint. False does not run them again; their state becomes ``"stopped"``.
+            resume_errored: resume the failed trials, each from its latest checkpoint.
+            restart_errored: restart the failed trials from the beginning.
+            param_space: the search space, which must be the same as before; only needed if the stored search space
+                cannot be loaded.
             storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None to determine it from the path.
 
         Raises:
             StorageError: there is no search in the directory.
-            SerializationError: the stored search cannot be loaded; pass ``param_space``.
+            SerializationError: the stored arguments of the search cannot be loaded. If only the search space cannot be
+                loaded, pass ``param_space``.
         """
         storage = Storage(*locate(path, storage_filesystem, what="Tuner.restore"))
         records = read_records(storage)
@@ -190,13 +192,13 @@ class Tuner:
     def fit(self) -> ResultGrid:
         """Run the trials, and wait for them.
 
-        A trial that fails does not end the others; its error is in its result. Ctrl-C terminates all trials, and
-        :meth:`restore` resumes them.
+        A trial that fails does not end the others; the error is in the result of that trial. Ctrl-C terminates all
+        trials; :meth:`restore` can resume them.
 
         Raises:
             ConfigurationError: a trial's values are not valid for the trainer.
             PluginNotFoundError: Optuna is not installed.
-            ResourceError: a trial requests more resources than there are.
+            ResourceError: a trial requests more resources than exist.
             RunExistsError: a search with this name exists.
             RunInUseError: another driver is running the search.
             SerializationError: the train function or its config cannot be pickled.
@@ -235,7 +237,7 @@ class Tuner:
         return self._grid
 
     def get_results(self) -> ResultGrid:
-        """Return the results of the last :meth:`fit`, or the results so far of a restored search.
+        """Return the results of the last :meth:`fit`, or the stored results of a restored search before its first fit.
 
         Raises:
             RuntimeError: the search has not run.
@@ -248,11 +250,11 @@ class Tuner:
         return self._grid
 
     def _changes(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the changes that a trial's config makes to the trainer's arguments."""
+        """Return the arguments of the trainer that a trial's config changes, with their new values."""
         return {"train_loop_config": dict(config)} if self._of_function else dict(config)
 
     def _make(self, storage: Storage, trial: ActiveTrial, **replaced: Any) -> DataParallelTrainer:
-        """Return the trainer of a trial, whose run directory is in the directory of the search."""
+        """Return the trainer of a trial. The run directory of the trial is in the directory of the search."""
         name, search = trial.record.name, os.path.basename(storage.root)
         run_config = self._run_config
         return self._trainer.vary(
@@ -282,7 +284,7 @@ class Tuner:
         return Storage(runs.filesystem, runs.path(name))
 
     def _store(self, storage: Storage) -> None:
-        """Store the arguments with which :meth:`restore` creates a tuner, as far as they can be pickled."""
+        """Store the arguments with which :meth:`restore` creates a tuner; skip those that cannot be pickled."""
         parts = {}
         for name, value in (
             ("param_space", self._param_space),
@@ -314,7 +316,7 @@ class Tuner:
 
 
 def _read_result(storage: Storage, record: TrialRecord) -> Result:
-    """Return the result of a trial that an earlier driver has run, or that was stopped."""
+    """Read the result of a trial that an earlier driver has run, or that was stopped, from its run directory."""
     inside = Storage(storage.filesystem, storage.path(record.name), storage.limits)
     try:
         filesystem = None if storage.is_local else storage.filesystem.handle
@@ -327,7 +329,7 @@ def _read_result(storage: Storage, record: TrialRecord) -> Result:
 
 
 def _load(storage: Storage) -> dict[str, Any]:
-    """Return the arguments that :meth:`Tuner._store` has stored, as far as this process can load them."""
+    """Return the arguments that :meth:`Tuner._store` has stored; skip those that this process cannot load."""
     data = storage.read_bytes(TUNER_FILE)
     loaded: dict[str, Any] = {}
     if data is None:

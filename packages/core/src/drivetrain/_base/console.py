@@ -2,7 +2,7 @@
 
 On a terminal the live lines are drawn below the cursor, which then returns to its previous position. Other output, such
 as a user's own progress bar, therefore appears in its usual place, and overwrites the live lines instead of mixing with
-them. In a notebook the live lines are one output of the cell, which is replaced.
+them. In a notebook the live lines are a single output of the cell, and every update replaces that output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Console", "cut"]
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _CLEAR_BELOW = "\x1b[J"
-_ERASE = "\r" + _CLEAR_BELOW  # also erases a progress bar of other code on the current line; it is redrawn below
+_ERASE = "\r" + _CLEAR_BELOW  # also erases other code's progress bar on this line; that code redraws it further down
 _DOWN = "\x1bD"  # moves one line down in the same column; scrolls at the bottom, like a line feed
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -52,12 +52,12 @@ class Console:
     @property
     def columns(self) -> int:
         """The maximum number of characters in a live line."""
-        return _size().columns - 1  # one more would wrap on some terminals
+        return _size().columns - 1  # some terminals wrap a line that fills all columns
 
     def status(self, *lines: str) -> None:
-        """Replace the live lines; without arguments, remove them.
+        """Replace the status lines, which are the live lines below the progress bars. Without arguments, remove them.
 
-        A line may contain color codes; such a line must not be wider than :attr:`columns`.
+        A line may contain color codes. Such a line is not truncated, so it must not be wider than :attr:`columns`.
         """
         with self._lock:
             self._status = lines
@@ -66,7 +66,10 @@ class Console:
                 self._show_in_notebook()
 
     def bars(self, lines: Sequence[str]) -> None:
-        """Draw a worker's progress bars above the other live lines, on a terminal."""
+        """Replace the progress bars of a worker, which are the live lines above the status lines.
+
+        A terminal shows them at once. A notebook shows them with the next :meth:`status`.
+        """
         with self._lock:
             shown = tuple(_CONTROL.sub("", line) for line in lines)
             if shown != self._bars:
@@ -74,9 +77,10 @@ class Console:
                 self._redraw()
 
     def print(self, text: str, *, error: bool = False) -> None:
-        """Print whole lines: a worker's output to stdout, or a message to stderr.
+        """Print whole lines: a worker's output to stdout or, with ``error``, a message to stderr.
 
-        A message may contain text from another user's run directory, so control characters and credentials are removed.
+        A message may contain text from another user's run directory, so its control characters and credentials are
+        replaced.
         """
         if error:
             text = redact(printable_text(text))
@@ -135,12 +139,12 @@ def _write(stream: TextIO | None, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
-    except (OSError, ValueError):  # the reader has closed the stream, which must not fail the training
+    except (OSError, ValueError):  # a closed stream must not fail the training
         return
 
 
 def _size() -> os.terminal_size:
-    """Return the size of stderr's terminal, or the one in ``COLUMNS`` and ``LINES`` if they are set."""
+    """Return the size of stderr's terminal. If ``COLUMNS`` is set, return the size in ``COLUMNS`` and ``LINES``."""
     default = shutil.get_terminal_size()
     if "COLUMNS" in os.environ or sys.stderr is None:
         return default

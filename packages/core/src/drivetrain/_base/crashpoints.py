@@ -1,6 +1,6 @@
 """Named points of the storage protocol at which a test can kill processes: see :mod:`drivetrain.testing.crash`.
 
-Outside such a test a point costs one lookup in the environment.
+Outside such a test, reaching a point costs one lookup in the environment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 __all__ = ["ADDRESS", "POINTS", "is_armed", "reach"]
 
 ADDRESS = "DRIVETRAIN_CRASH_ADDRESS"
-"""The environment variable with the path of the socket on which a test harness listens."""
+"""The environment variable with the path of the socket on which the test harness listens."""
 
 POINTS = (
     "before upload",
@@ -26,12 +26,12 @@ POINTS = (
 
 
 def is_armed() -> bool:
-    """Return True if a test harness listens."""
+    """Return True if a test harness can kill this process at the points."""
     return ADDRESS in os.environ
 
 
 def reach(point: str) -> None:
-    """Notify the test harness, if one listens, that this process reached a point, and wait until it may continue."""
+    """Notify the test harness, if there is one, that this process reached a point. Block until the harness responds."""
     address = os.environ.get(ADDRESS)
     if address is None:
         return

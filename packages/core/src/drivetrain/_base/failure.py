@@ -1,6 +1,6 @@
-"""Capture failures on a worker, send them to the driver as pickles, and describe them.
+"""Pickle an exception on a worker, rebuild it on the driver, and describe failures.
 
-A worker's exception is sent with its traceback, so that the driver can show the frames of the user's code.
+A worker's exception is pickled with its traceback, so that the driver can show the frames of the user's code.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Failure:
     """A failure: its category, place, time and exception.
 
     Attributes:
-        kind: its category, which decides whether a retry can help.
+        kind: the category, which decides whether a retry can help.
         summary: the message, in one line.
         rank: the world rank that failed; None if the failure was not on a single rank.
-        phase: the phase that the rank was in.
+        phase: the phase that the rank was in when it failed.
         time: Unix time of the failure in seconds, by the clock of the machine on which it happened.
         exception: the exception, with its traceback.
         log_tail: the last lines of the rank's output, if the process could not report the failure itself.
-        node_id: the node on which a process was lost; empty if none was.
+        node_id: the node on which a process was lost; empty if no process was lost.
         survived: True if the other ranks were kept and only the lost ranks were replaced.
     """
 
@@ -64,10 +64,12 @@ class Failure:
 
 
 def capture_failure(error: BaseException) -> bytes:
-    """Pickle an exception with its chain and tracebacks. A description replaces an exception that cannot be pickled.
+    """Pickle an exception with its traceback and its chain of causes and contexts.
+
+    An exception that cannot be pickled is replaced by a :class:`~drivetrain.RemoteError` that describes it.
 
     Returns:
-        Bytes for :func:`rebuild_exception`.
+        Bytes that :func:`rebuild_exception` accepts.
     """
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     links: list[tuple[bytes, str, dict[str, object] | None]] = []
@@ -83,7 +85,13 @@ def capture_failure(error: BaseException) -> bytes:
 
 
 def rebuild_exception(data: bytes | BaseException) -> BaseException:
-    """Return the exception that :func:`capture_failure` pickled, with its chain and tracebacks."""
+    """Return the exception that :func:`capture_failure` pickled, with its traceback and chain.
+
+    An exception that cannot be unpickled here is replaced by a :class:`~drivetrain.RemoteError` with its text.
+
+    Args:
+        data: the pickle. An exception is returned unchanged.
+    """
     if isinstance(data, BaseException):
         return data
     title, text, links = pickle.loads(data)
@@ -119,7 +127,7 @@ def describe_exit(exit_code: int | None) -> str:
     """Describe how a process exited, such as ``was killed by SIGTERM``.
 
     Args:
-        exit_code: its exit code; the negative signal number if a signal killed it; None if unknown.
+        exit_code: the exit code of the process; the negative signal number if a signal killed it; None if unknown.
     """
     import signal
 
@@ -146,7 +154,7 @@ def _relation(error: BaseException) -> str:
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the outermost frames if they belong to drivetrain."""
+    """Return a traceback without the outermost frames of drivetrain; unchanged if it has only such frames."""
     remaining = frames
     while remaining is not None and remaining.tb_frame.f_globals.get("__name__", "").startswith("drivetrain."):
         remaining = remaining.tb_next
@@ -159,7 +167,7 @@ def _pickle_exception(error: BaseException) -> bytes:
             pickled: bytes = cloudpickle.dumps(form)
             if isinstance(pickle.loads(pickled), type(error)):
                 return pickled
-        except Exception:  # a user's class may raise anything; the description below can always be pickled
+        except Exception:  # a user's class may raise any exception; the description below can always be pickled
             continue
     return pickle.dumps(RemoteError(f"{_title(error)} (the exception itself could not be pickled)"))
 
@@ -167,8 +175,8 @@ def _pickle_exception(error: BaseException) -> bytes:
 class _WithoutInit:
     """Pickles as an exception that is recreated without calling its ``__init__``.
 
-    By default an exception is unpickled by calling its class with ``args``. That fails for a class whose ``__init__``
-    takes other arguments than it passes to its base class.
+    By default an exception is unpickled by calling its class with ``args``. That fails if the ``__init__`` of the class
+    accepts other arguments than it passes to the base class.
     """
 
     def __init__(self, error: BaseException) -> None:

@@ -1,7 +1,7 @@
-"""Requests to end a run from outside: a signal to the driver, or a call from another of its threads.
+"""Requests to end a run early: a signal to the driver, or a call from another thread of the driver.
 
-The first request ends the run gracefully if the train function polls for notices: all ranks save and return after the
-same step. The second request, or the first one if the train function does not poll, ends the run at once.
+The first request ends the run gracefully if the train function polls for preemption: all ranks save and return after
+the same step. The second request ends the run at once, and so does the first one if the train function does not poll.
 
 Python runs a signal handler on the main thread, and only between two bytecodes. A signal that arrives just before the
 main thread enters a blocking system call, or that the kernel delivers to another thread, does not interrupt that call:
@@ -30,7 +30,7 @@ class Interrupts:
     """The requests to end one run.
 
     Attributes:
-        can_end_gracefully: True if the train function polls for notices, so that it can save before it returns.
+        can_end_gracefully: True if the train function polls for preemption, so that it can save before it returns.
         error: the exception that the driver raises after the run has ended; None without a request.
     """
 
@@ -49,15 +49,15 @@ class Interrupts:
             end.setblocking(False)
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable after a request, and when a signal arrives."""
+        """Return a descriptor that becomes readable when the end of the run is requested or a signal arrives."""
         return self._read.fileno()
 
     def request(self, reason: str, error: BaseException) -> bool:
-        """Request the end of the run. Any thread and any signal handler may call it.
+        """Request the end of the run. Any thread and any signal handler may call this method.
 
         Args:
-            reason: the reason, for messages.
-            error: the exception that the driver should raise.
+            reason: why the run should end, as text for messages.
+            error: the exception that the driver raises after the run has ended.
 
         Returns:
             True if the run should end at once.
@@ -69,7 +69,7 @@ class Interrupts:
         return self._at_once
 
     def act(self) -> None:
-        """Handle the request on the controller's thread. Raise ``error`` if the run should end at once."""
+        """Handle a pending request, on the controller's thread. Raise ``error`` if the run should end at once."""
         self._drain()
         if self.error is None:
             return
@@ -84,7 +84,7 @@ class Interrupts:
         """Pass the first request to a handler during a ``with`` block, if the run can end gracefully.
 
         Args:
-            handler: called with the reason, on the controller's thread.
+            handler: called with the reason of the request, on the controller's thread.
         """
         self._handler = handler
         try:
@@ -99,10 +99,11 @@ class Interrupts:
 
     @contextlib.contextmanager
     def from_signals(self) -> Iterator[None]:
-        """Make SIGINT and SIGTERM request the end during a ``with`` block, unless other code handles them already.
+        """Make SIGINT and SIGTERM request the end of the run during a ``with`` block.
 
-        Signals that other code handles make :meth:`fileno` readable too, so their handlers run without delay. If other
-        code has set a wakeup descriptor, as an event loop does, the numbers of all signals are forwarded to it.
+        A signal that other code handles already is left to that code. Such a signal makes :meth:`fileno` readable too,
+        so its handler runs without delay. If other code has set a wakeup descriptor, as an event loop does, the numbers
+        of all signals are forwarded to that descriptor. On other threads than the main thread, this does nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -124,7 +125,13 @@ class Interrupts:
                 self._drain()
 
     def replace_handlers_of(self, package: str) -> None:
-        """Replace the signal handlers that a library has set. They are restored together with the other handlers."""
+        """Replace the signal handlers that a library has set, until the block of :meth:`from_signals` ends.
+
+        Outside of that block, and on other threads than the main thread, this does nothing.
+
+        Args:
+            package: the top-level package of the library.
+        """
         if not self._replaced or threading.current_thread() is not threading.main_thread():
             return
         for number, ours in self._handlers.items():
@@ -135,17 +142,17 @@ class Interrupts:
     def _restore_wakeup(self) -> None:
         try:
             signal.set_wakeup_fd(self._forward_to)
-        except (OSError, ValueError):  # its owner closed it during the run
+        except (OSError, ValueError):  # other code closed its descriptor during the run
             signal.set_wakeup_fd(_NO_DESCRIPTOR)
 
     def _drain(self) -> None:
-        """Empty the socket, and forward the signal numbers to the wakeup descriptor that was set before."""
+        """Empty the socket, and forward the signal numbers to the wakeup descriptor of other code, if there is one."""
         received = b""
         with contextlib.suppress(BlockingIOError):
             while part := self._read.recv(4096):
                 received += part
         if self._forward_to != _NO_DESCRIPTOR and (numbers := received.replace(_REQUEST, b"")):
-            with contextlib.suppress(OSError):  # it was closed, or is full
+            with contextlib.suppress(OSError):  # the descriptor was closed, or its buffer is full
                 os.write(self._forward_to, numbers)
 
     def _on_sigint(self, number: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""Facades that import a module when one of its names is first used."""
+"""Support for modules that re-export names, and import the defining module only when a name is first used."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def lazy_names(
     """Return the functions ``__getattr__`` and ``__dir__`` for a module that re-exports names of other modules.
 
     Args:
-        facade: the module's name.
-        sources: the names to re-export, separated by spaces, by the module that defines them.
-        submodules: names of submodules that are also attributes of the facade, separated by spaces.
+        facade: the name of the module that re-exports the names.
+        sources: a mapping from the name of a module to the names to re-export from that module, separated by spaces.
+        submodules: the names of submodules of the facade to import when they are first used, separated by spaces.
     """
     module_of = {name: module for module, names in sources.items() for name in names.split()}
     inner = {name: f"{facade}.{name}" for name in submodules.split()}

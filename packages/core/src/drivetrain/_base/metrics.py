@@ -18,9 +18,9 @@ _NOT_NESTED = frozenset((bool, int, float, str, list, type(None)))
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested mappings as one flat mapping, with names such as ``outer/inner``.
 
-    A value whose own name contains the separator takes precedence over a nested value with the same name.
+    If a name in ``values`` contains the separator, its value takes precedence over a nested value with the same name.
     """
-    if _NOT_NESTED.issuperset(map(type, values.values())):  # five times as fast, and every report needs it
+    if _NOT_NESTED.issuperset(map(type, values.values())):  # five times as fast, and called for every report
         return dict(values)
     flat: dict[str, Any] = {}
     for name, value in values.items():
@@ -33,11 +33,11 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_metric(metrics: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """Return the metric with a name, as :func:`flatten` names it.
+    """Return the metric with the given name, in the form that :func:`flatten` produces.
 
     Args:
-        metrics: a report's metrics.
-        name: such as ``loss`` or ``eval/accuracy``.
+        metrics: a report's metrics, nested or flat.
+        name: the name, such as ``loss`` or ``eval/accuracy``.
         default: the value to return if there is no such metric.
     """
     if _SEPARATOR not in name:  # avoids flattening, because there may be thousands of reports per second
@@ -46,7 +46,7 @@ def find_metric(metrics: Mapping[str, Any], name: str, default: Any = None) -> A
 
 
 def has_metric(metrics: Mapping[str, Any], name: str) -> bool:
-    """Return True if there is a metric with a name, as in :func:`find_metric`."""
+    """Return True if there is a metric with the given name, in the same form as in :func:`find_metric`."""
     return find_metric(metrics, name, _MISSING) is not _MISSING
 
 

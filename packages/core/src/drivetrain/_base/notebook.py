@@ -1,4 +1,4 @@
-"""The display of objects in notebooks: a small HTML table that loads no external resources."""
+"""Displays objects in notebooks as a small HTML table that loads no external resources."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _MAX_CHARACTERS = 300
 
 
 def as_table(title: str, rows: Mapping[str, object], note: str = "") -> str:
-    """Return the HTML of a title with a table below it.
+    """Return HTML with a title, a table below the title, and a note below the table.
 
     Args:
         title: the heading.
-        rows: values by name. Long values are truncated, and credentials in URIs are replaced.
-        note: a line below the table.
+        rows: a mapping from the name of each row to its value. Long values are truncated, and credentials in URIs are
+            replaced.
+        note: the line below the table; empty for no line.
     """
     cells = "".join(
         f'<tr><th style="{_CELL}font-weight:normal;opacity:.7">{html.escape(name)}</th>'
@@ -33,7 +34,7 @@ def as_table(title: str, rows: Mapping[str, object], note: str = "") -> str:
 
 
 class ShowsFields:
-    """Base of the configuration dataclasses. In notebooks they show the fields that differ from their defaults."""
+    """Base of the configuration dataclasses. Notebooks show the fields whose values differ from the defaults."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""How a run ended: the one definition for the progress line, the timeline and the readers of run directories."""
+"""The outcomes of a run, defined once for the progress line, the timeline and the readers of run directories."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def outcome_of(error: BaseException | None) -> RunOutcome:
         error: the exception that ended the run; None if it succeeded.
 
     Returns:
-        ``INTERRUPTED`` after Ctrl-C, SIGTERM or :meth:`drivetrain.RunHandle.cancel`.
+        ``FINISHED`` without an error; ``INTERRUPTED`` after Ctrl-C, SIGTERM or
+        :meth:`drivetrain.RunHandle.cancel`; ``FAILED`` after any other error.
     """
     if error is None:
         return RunOutcome.FINISHED

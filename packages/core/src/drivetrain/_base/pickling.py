@@ -1,8 +1,9 @@
 """Pickling of train functions, configurations and tasks.
 
-Names that a facade of drivetrain re-exports are pickled by their name in the facade, not in the internal module that
-defines them. Therefore ``restore`` can load a run that was written before an internal file moved. Configurations are
-pickled by the names of their fields, so ``restore`` can also load a run that was written before a field was added.
+A facade is a public module that re-exports names of internal modules. A re-exported name is pickled by its name in the
+facade, not in the internal module that defines it. Therefore ``restore`` can load a run that was written before an
+internal file moved. Configurations are pickled by the names of their fields, so ``restore`` can also load a run that
+was written before a field was added.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import cloudpickle
 __all__ = ["dumps"]
 
 _FACADES = ("drivetrain.loggers", "drivetrain.plugin", "drivetrain")
-"""The modules that re-export names. If several re-export the same name, the last one is used."""
+"""The facades. If several of them re-export the same name, the last one in this order is used."""
 
 
 def dumps(value: Any, reduce: Callable[[Any], Any] | None = None) -> bytes:
@@ -30,7 +31,8 @@ def dumps(value: Any, reduce: Callable[[Any], Any] | None = None) -> bytes:
 
     Args:
         value: the value to pickle.
-        reduce: returns how to pickle an object, like ``__reduce__``, or ``NotImplemented``.
+        reduce: called for each object. It returns a value like that of ``__reduce__``, or ``NotImplemented`` to pickle
+            the object as usual.
     """
     data = io.BytesIO()
     _Pickler(data, reduce).dump(value)
@@ -38,9 +40,10 @@ def dumps(value: Any, reduce: Callable[[Any], Any] | None = None) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles public names of drivetrain by their facade, and instances of subclasses of the module type by name.
+    """Pickles public classes and functions of drivetrain by their name in a facade, and imported modules by name.
 
-    An example of the latter is ``torch.backends.cudnn``.
+    cloudpickle itself pickles modules by name, but not instances of a subclass of the module type, such as
+    ``torch.backends.cudnn``.
     """
 
     def __init__(self, file: io.BytesIO, reduce: Callable[[Any], Any] | None) -> None:
@@ -53,7 +56,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, (type, FunctionType)) and _is_public(obj):
             return pkgutil.resolve_name, (_public_names()[obj.__module__, obj.__qualname__],)
         if is_dataclass(obj) and hasattr(type(obj), "__slots__") and _is_public(type(obj)):
-            # By default, the values of such an object are pickled as a list, in the order of the fields.
+            # A dataclass with slots would be pickled as a list of values, which depends on the order of the fields.
             values = {field.name: getattr(obj, field.name) for field in fields(obj)}
             make: Callable[..., Any] = type(obj)
             return functools.partial(make, **values), ()
@@ -68,7 +71,7 @@ def _is_public(obj: type | FunctionType) -> bool:
 
 @functools.cache
 def _public_names() -> dict[tuple[str, str], str]:
-    """Return the public path of each re-exported name, such as ``drivetrain:Checkpoint``, by module and name."""
+    """Return a mapping from (defining module, name) to the public path, such as ``drivetrain:Checkpoint``."""
     return {
         (module, name): f"{facade}:{name}"
         for facade in _FACADES

@@ -1,4 +1,4 @@
-"""Make text from other sources safe to print, without characters that control a terminal."""
+"""Makes text from other sources safe to print, by replacing the characters that control a terminal."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _COLOR = re.compile(r"(\x1b\[(?:0|3[0-7])m)")
 
 
 def printable(text: str) -> str:
-    """Return a text as one line without control characters, such as the start of a terminal escape sequence."""
+    """Return a text as one line: tabs and newlines become spaces, and other control characters are replaced."""
     return text.translate(_IN_A_LINE)
 
 
 def printable_text(text: str, *, colored: bool = False) -> str:
-    """Return a text without control characters, except for tabs and newlines.
+    """Return a text in which all control characters except tabs and newlines are replaced.
 
     Args:
-        text: any number of lines.
-        colored: keep the escape sequences of the eight foreground colors.
+        text: the text, which may have several lines.
+        colored: keep the escape sequences that set one of the eight foreground colors or reset the color.
     """
     if colored:
         parts = _COLOR.split(text)  # every second part is a color

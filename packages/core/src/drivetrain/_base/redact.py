@@ -7,8 +7,8 @@ from urllib.parse import unquote
 
 __all__ = ["redact"]
 
-# A text may contain several URIs. Each ends at white space, a quote or a backslash, except that a backslash followed by
-# "u" is a character that JSON has escaped.
+# A text may contain several URIs. Each ends at white space, at a quote or at a backslash. A backslash followed by "u"
+# does not end the URI, because it is a character that JSON has escaped.
 _AFTER_SCHEME = re.compile(r"""://((?:[^\s"'\\]|\\u[0-9a-f]{4})+)""")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*$")
 _MAX_SCHEME_CHARS = 32
@@ -19,10 +19,11 @@ _AUTHORITY_END = re.compile(r"[/?#]")
 
 # In these schemes, "name:123/" is a host and a port, even if an "@" follows in the path or the query.
 _SCHEMES_OF_SERVERS = {"grpc", "hdfs", "http", "https", "ray", "tcp", "viewfs", "webhdfs"}
-# In these schemes, "name:123/x@host" has a password with a slash, unless the name is that of a host: it contains a dot.
-# In all other schemes, it always has a password: "s3://name:123/x@bucket".
+# In these schemes, "name:123/x@host" begins with a user name and a password that contains a slash. If the name contains
+# a dot or is "localhost", it begins with a host and a port instead. In all other schemes, such as
+# "s3://name:123/x@bucket", it always begins with a user name and a password.
 _SCHEMES_WITH_PORTS = {"ftp", "git+https", "git+ssh", "sftp", "ssh", "ws", "wss"}
-# In these schemes, the name before the "@" is that of a container: "abfs://container@account.dfs.core.windows.net/x".
+# In these schemes, a container precedes the "@": "abfs://container@account.dfs.core.windows.net/x".
 _SCHEMES_WITH_CONTAINERS = {"abfs", "abfss", "wasb", "wasbs"}
 
 _OPTION = re.compile(r"""([?&;\#])([^=&;\#?\s"'\\]+)=((?:[^&;\#\s"'\\]|\\u[0-9a-f]{4})*)""")
@@ -43,10 +44,10 @@ _SECRET_WORD = re.compile(
 def redact(text: str) -> str:
     """Return a text in which the credentials of its URIs are replaced by ``***``.
 
-    Credentials are a user name and password before the host, and the values of options whose names contain a word for a
-    secret: a key, a token, a signature, a password or a credential. Only whole words count: ``api_key`` and
-    ``accessToken`` are secrets; ``tokenizer``, ``max_tokens`` and ``passed`` are not. ``code`` is a secret;
-    ``exit_code`` is not.
+    Credentials are the user name and the password before the host, and the values of secret options, as in
+    ``?name=value``. An option is secret if its name contains a word for a key, a token, a signature, a password or a
+    credential. Only whole words count: ``api_key`` and ``accessToken`` are secret; ``tokenizer``, ``max_tokens`` and
+    ``passed`` are not. ``code`` is secret; ``exit_code`` is not.
     """
     if "://" in text:
         text = _AFTER_SCHEME.sub(_redact_user_info, text)
@@ -54,7 +55,7 @@ def redact(text: str) -> str:
 
 
 def _redact_user_info(match: re.Match[str]) -> str:
-    """Redact the text after a scheme, in linear time because the text may be long and untrusted."""
+    """Redact the text after a scheme. This takes linear time, because the text may be long and untrusted."""
     before = match.string[max(0, match.start() - _MAX_SCHEME_CHARS) : match.start()]
     parts = []
     for part in match[1].split("://"):

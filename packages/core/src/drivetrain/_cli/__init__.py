@@ -1,7 +1,8 @@
 """The ``drivetrain`` command.
 
-Exit codes: 0 success; 1 negative result (a failed training, a broken plugin, a damaged checkpoint); 2 invalid request;
-3 the run, metric or checkpoint does not exist; 128 plus the number of the signal that ended the command.
+Exit codes: 0 for success; 1 for a negative result (a failed training, a broken plugin, a damaged checkpoint); 2 for an
+invalid request; 3 if the run, metric or checkpoint does not exist; 128 plus the number of the signal that ended the
+command.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = make_parser()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["run"] and "--" in given:  # argparse would interpret the options of a script as its own
+    if given[:1] == ["run"] and "--" in given:  # otherwise argparse would parse the options of the script, too
         end = given.index("--")
         chosen = parser.parse_args(given[:end])
         chosen.script_arguments = given[end + 1 :]
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = chosen.handler(chosen)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader closed the pipe
+    except BrokenPipeError:  # the program that reads the output closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""``drivetrain runs compare``: the differences between runs, and their results."""
+"""``drivetrain runs compare``: shows the results of runs and the settings that differ between the runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["add_compare"]
 
 
 def add_compare(commands: Commands) -> None:
-    """Adds ``runs compare``."""
+    """Add ``runs compare``."""
     parser = add_command(
         commands,
         "compare",
@@ -34,14 +34,14 @@ def add_compare(commands: Commands) -> None:
 
 
 class _ComparedRun(NamedTuple):
-    """A run and rank 0's curves, by metric."""
+    """A run, and the curves of rank 0 by the name of the metric."""
 
     record: RunRecord
     curves: Mapping[str, Curve]
 
 
 class _Row(NamedTuple):
-    """A row of the comparison, with the value of each run."""
+    """A row of the comparison: the name of a property, and its value for each run."""
 
     what: str
     values: list[Any]
@@ -82,7 +82,7 @@ def _text(runs: Sequence[_ComparedRun], rows: Sequence[_Row], metric: str | None
 
 
 def _general_rows(runs: Sequence[_ComparedRun]) -> Iterator[_Row]:
-    """Yield the rows that are shown for all runs."""
+    """Yield the rows that every comparison shows, such as the status and the duration."""
     records = [run.record for run in runs]
     summaries = [record.summary() for record in records]
     yield _Row("status", [record.status for record in records])
@@ -101,7 +101,7 @@ def _different_settings(runs: Sequence[_ComparedRun]) -> Iterator[_Row]:
 
 
 def _settings(record: RunRecord) -> dict[str, Any]:
-    """Return the settings of a run, and the versions that it ran with."""
+    """Return the settings of a run, and the versions of Python and of the packages that it used."""
     facts = record.facts
     settings = {name: facts.get(name) for name in ("train_function", "trainer", "train_loop_config", "scaling_config")}
     packages = record.history.environment.get("packages", {})
@@ -112,7 +112,7 @@ def _settings(record: RunRecord) -> dict[str, Any]:
 
 
 def _metric_rows(runs: Sequence[_ComparedRun]) -> Iterator[_Row]:
-    """Yield the last, the minimum and the maximum value of each metric."""
+    """Yield three rows for each metric: the last, the minimum and the maximum value."""
     latest = [reported_metrics(run.record.metrics) for run in runs]
     for metric in dict.fromkeys(name for run in runs for name in run.curves if not name.startswith("_")):
         ranges = [_range(run.curves.get(metric)) for run in runs]
@@ -122,7 +122,7 @@ def _metric_rows(runs: Sequence[_ComparedRun]) -> Iterator[_Row]:
 
 
 def _range(curve: Curve | None) -> tuple[float | None, float | None]:
-    """Return the minimum and the maximum, or None for both if there are no finite values."""
+    """Return the minimum and the maximum of a curve, or ``(None, None)`` if it has no finite values."""
     if curve is None or math.isnan(curve.lowest):
         return None, None
     return curve.lowest, curve.highest

@@ -258,7 +258,7 @@ def _storage(path: str | None) -> Iterator[Finding]:
 
 
 def _check_local_path(root: str) -> Finding | None:
-    """Return the problem with the location of a local storage, or None; the directory itself need not exist."""
+    """Return a finding if a local directory is not writable or, if it is missing, cannot be created; otherwise None."""
     parent = _existing(root)
     if os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK):
         return None
@@ -304,7 +304,7 @@ def _can_connect(address: str) -> bool:
 
 
 def _runtimes(addresses: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the findings of the installed runtimes, and a problem for each missing runtime with an address."""
+    """Yield the findings of the installed runtimes, and a problem for each configured runtime that is not installed."""
     installed = list_plugins("runtime")
     for plugin in installed:
         address = addresses.get(plugin.name) or os.environ.get(f"{plugin.name.upper()}_ADDRESS")
@@ -320,14 +320,14 @@ def _backends() -> Iterator[Finding]:
 
 
 def _diagnose(plugin: Plugin, *arguments: Any) -> Iterator[Finding]:
-    """Yield the findings of a plugin's own checks; :func:`_plugins` reports plugins that do not load."""
+    """Yield the findings of a plugin's ``diagnose()``. A plugin that does not load is left to :func:`_plugins`."""
     try:
         diagnose = getattr(plugin.load(), "diagnose", None)
     except PluginError:
         return
     try:
         findings = list(diagnose(*arguments)) if diagnose is not None else []
-    except Exception as error:  # raised by a plugin
+    except Exception as error:  # a plugin may raise any exception
         found = f"diagnose() raised {type(error).__name__}: {error}"
         advice = f"upgrade or uninstall {plugin.distribution}"
         findings = [Finding(f"{plugin.kind} {plugin.name}", "problem", found, advice)]
@@ -335,7 +335,7 @@ def _diagnose(plugin: Plugin, *arguments: Any) -> Iterator[Finding]:
 
 
 def _cgroup_number(name: str) -> float | None:
-    """Return a limit of the cgroup of this process; None without a limit."""
+    """Return the number in a file of this process's cgroup, such as ``memory.max``; None without a limit or a file."""
     try:
         group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
         words = Path(f"/sys/fs/cgroup{group}", name).read_text().split()

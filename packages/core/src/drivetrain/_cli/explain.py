@@ -1,7 +1,7 @@
-"""The command ``drivetrain explain``: the cause of an error code, an example, and the remedy.
+"""``drivetrain explain``: shows the explanation of an error code: the cause, an example and the remedy.
 
-The explanations are in ``errors.md``, which the documentation shows too. A code is declared where its error is raised,
-as the beginning of the message: ``"[DT-104] train_loop_per_worker: expected ..."``.
+The explanations are in ``errors.md``, which is also a page of the documentation. The code of an error is the beginning
+of its message, where the error is raised: ``"[DT-104] train_loop_per_worker: expected ..."``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Explanation:
 
     Attributes:
         code: the code, such as ``"DT-104"``.
-        title: one line.
-        text: cause, example and remedy, in Markdown.
+        title: a summary of the error in one line.
+        text: the cause, an example and the remedy, in Markdown.
     """
 
     code: str
@@ -36,7 +36,7 @@ class Explanation:
     text: str
 
     def plain(self, width: int) -> str:
-        """Return the explanation for a terminal of this width in characters. Code is indented instead of fenced."""
+        """Return the explanation for a terminal of ``width`` characters. Code is indented instead of fenced."""
         prose = _FENCED.split(self.text)  # prose and code alternate
         parts = [f"{self.code}: {self.title}"]
         for number, part in enumerate(prose):
@@ -48,7 +48,7 @@ class Explanation:
 
 
 def load_explanations() -> dict[str, Explanation]:
-    """Return all explanations by code."""
+    """Return all explanations, by error code."""
     page = resources.files("drivetrain._cli").joinpath("errors.md").read_text(encoding="utf-8")
     page = re.sub(r"^## .*$", "", page, flags=re.MULTILINE)
     _, *parts = _HEADING.split(page)

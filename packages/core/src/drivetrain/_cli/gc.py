@@ -23,7 +23,7 @@ __all__ = ["add_gc"]
 
 @dataclass
 class _Finding:
-    """The checkpoints of a run that can be deleted, or the reason for skipping the run."""
+    """The deletable checkpoints of a run, or the reason for skipping the run."""
 
     run: str
     skipped: str = ""
@@ -94,7 +94,7 @@ def _inspect(storage: Storage, keep_last: int | None, *, delete: bool) -> _Findi
             return finding
         with contextlib.ExitStack() as stack:
             stack.enter_context(damage_of(storage.root))
-            if delete:  # without the lock, another driver could change the run in between
+            if delete:  # the lock keeps other drivers from changing the run meanwhile
                 stack.enter_context(RunLock(storage, Console()).hold())
             _tidy(storage, keep_last, finding, delete=delete)
     except RunInUseError as error:
@@ -113,7 +113,7 @@ def _tidy(storage: Storage, keep_last: int | None, finding: _Finding, *, delete:
     try:
         old = []
         if keep_last is not None:
-            usable = checkpoints.verify()  # a damaged checkpoint does not count as the latest
+            usable = checkpoints.verify()  # the latest checkpoint that is not damaged must be kept
             rules = CheckpointConfig(num_to_keep=keep_last)
             old = [entry for entry in checkpoints.droppable(rules) if entry != usable]
         left = [
@@ -122,7 +122,7 @@ def _tidy(storage: Storage, keep_last: int | None, finding: _Finding, *, delete:
         dropped = [_deletion(storage, entry.name, f"not among the latest {keep_last}") for entry in old]
         if delete:
             swept, _ = checkpoints.sweep()
-            left = [one for one in left if one["name"] in swept]  # without checkpoints that are being read
+            left = [one for one in left if one["name"] in swept]  # a checkpoint that a process reads was not deleted
             checkpoints.drop(old)
         finding.deletions = left + dropped
     finally:

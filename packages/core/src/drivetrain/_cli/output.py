@@ -1,4 +1,4 @@
-"""Functions that the commands share: printing results and errors, and finding runs."""
+"""Functions that all commands use: they print results and errors, and find runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 OK, BAD, USAGE, MISSING = 0, 1, 2, 3
-"""Exit codes: success; negative result; invalid request; missing run, metric or checkpoint."""
+"""The exit codes: success; negative result; invalid request; missing run, metric or checkpoint."""
 
 Commands = Any  # the return type of argparse's add_subparsers(), which has no public name
 
@@ -45,7 +45,15 @@ class MissingError(DrivetrainError):
 def add_command(
     commands: Commands, name: str, handler: Callable[[argparse.Namespace], int], summary: str, example: str
 ) -> argparse.ArgumentParser:
-    """Add a command with its help, and the option ``--json``."""
+    """Add a command with the option ``--json``.
+
+    Args:
+        commands: the commands to add it to.
+        name: the name of the command.
+        handler: runs the command, and returns the exit code.
+        summary: a description of the command in one line, which begins with a lower-case letter.
+        example: the examples in the help of the command.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -64,12 +72,19 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def emit(arguments: argparse.Namespace, data: Any, text: Callable[[], str], *, colored: bool = False) -> None:
-    """Print a result as JSON if requested, otherwise as text."""
+    """Print the result of a command: as JSON with ``--json``, otherwise as text.
+
+    Args:
+        arguments: the parsed arguments of the command.
+        data: the result, for JSON.
+        text: returns the result as text.
+        colored: keep the colors of a plot in the text.
+    """
     write(json_text(plain(data)) if arguments.json else text(), colored=colored)
 
 
 def json_text(data: Any) -> str:
-    """Return a document as JSON whose decoded strings contain no control characters."""
+    """Return data as JSON. In all strings, control characters other than tabs and newlines are replaced."""
     return json.dumps(_cleaned(data))
 
 
@@ -86,28 +101,28 @@ def _cleaned(value: Any) -> Any:
 def write(text: str, *, error: bool = False, colored: bool = False, show_secrets: bool = False) -> None:
     """Print text. All commands use this function, because text may come from an untrusted run directory.
 
-    Control characters, such as those of terminal escapes, and credentials in URIs are removed.
+    Control characters, such as those of terminal escapes, and credentials in URIs are replaced.
 
     Args:
         text: the text, without the final line end.
-        error: print to standard error.
+        error: print to stderr instead of stdout.
         colored: keep the colors of a plot.
-        show_secrets: keep credentials, for the address of the server that this command runs.
+        show_secrets: keep credentials in URIs. Only for printing the address of the server that this command starts.
     """
     text = printable_text(text, colored=colored)
     print(text if show_secrets else redact(text), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def find_storage(path: str | None) -> Storage:
-    """Return the given directory of runs, or the default directory."""
+    """Return the directory of runs at a path or URI; None selects the default directory."""
     return runs_location(path)
 
 
 def find_run(run: str) -> Storage:
-    """Return the directory of a run.
+    """Return the run directory of a run.
 
     Args:
-        run: its directory or URI, or its name in the default storage path or the working directory.
+        run: the path or URI of the run directory, or its name in the default storage path or the working directory.
 
     Raises:
         MissingError: there is no such run.

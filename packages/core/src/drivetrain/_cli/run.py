@@ -1,4 +1,4 @@
-"""``drivetrain run``: runs a function of a module or file, or a script, on every worker."""
+"""``drivetrain run``: runs a train function (from a module or a file) or a script on every worker."""
 
 from __future__ import annotations
 
@@ -145,14 +145,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 class Script:
-    """A train function that runs a script on its worker as ``python script.py`` would.
+    """A train function that runs a script on a worker in the same way as ``python script.py``.
 
-    The source of the script is sent along, so the file need not exist on the worker's machine; modules that it imports
-    must exist there.
+    The source of the script is sent to the worker, so the file need not exist on the worker's machine. The modules that
+    the script imports must exist on that machine.
 
     Args:
         path: the path of the script.
-        arguments: the ``sys.argv[1:]`` of the script.
+        arguments: the value of ``sys.argv[1:]`` for the script.
     """
 
     def __init__(self, path: Path, arguments: Sequence[str]) -> None:
@@ -162,7 +162,7 @@ class Script:
         self.__qualname__ = path.name
 
     def __call__(self) -> None:
-        """Run the script in a module that temporarily is ``__main__``."""
+        """Run the script in a new module, which replaces ``__main__`` until the script ends."""
         module = ModuleType("__main__")
         module.__file__ = self.path
         # Tracebacks can show the source lines even if the file does not exist.
@@ -177,14 +177,14 @@ class Script:
 
 
 def load_target(target: str, arguments: Sequence[str] = ()) -> Callable[..., Any]:
-    """Return the function that a target names.
+    """Return the train function that a target names; a :class:`Script` if the target is a script.
 
     Args:
         target: ``module:function``, ``script.py:function``, or ``script.py``.
-        arguments: the arguments of the script if the target is a script.
+        arguments: the arguments of the script.
 
     Raises:
-        ConfigurationError: the target does not exist.
+        ConfigurationError: the target does not exist, or there are arguments and the target is not a script.
     """
     place, colon, name = target.rpartition(":")
     if not colon:
@@ -215,27 +215,27 @@ def load_target(target: str, arguments: Sequence[str] = ()) -> Callable[..., Any
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a file so that its functions are pickled by value, like functions of ``__main__``."""
+    """Import a file as a module whose functions are pickled by value, like functions of ``__main__``."""
     sys.path.insert(0, str(path.absolute().parent))
     spec = importlib.util.spec_from_file_location(_MODULE_OF_FILE, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE_OF_FILE] = module  # dataclasses and pickle look it up there
+    sys.modules[_MODULE_OF_FILE] = module  # dataclasses and pickle look up the module in sys.modules
     spec.loader.exec_module(module)
     cloudpickle.register_pickle_by_value(module)
     return module
 
 
 def _import_module(name: str) -> ModuleType:
-    """Import a module like ``python -m``, which includes the working directory."""
+    """Import a module. Like ``python -m``, search the working directory too."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name and not name.startswith(f"{error.name}."):
-            raise  # a module that it imports is missing
+            raise  # the module exists, but a module that it imports is missing
         raise ConfigurationError(
             f"run: expected an installed module or a module in the working directory, got {name!r}"
         ) from None

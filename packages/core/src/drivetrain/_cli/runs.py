@@ -1,4 +1,4 @@
-"""``drivetrain runs list|show|plot|report|serve``: shows runs."""
+"""``drivetrain runs list|show|plot|report|serve``: lists runs, and shows their results in several forms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["add_runs"]
 
 _METRICS_IN_LIST = 3
 _COUNTERS = ("step", "global_step", "epoch", "iteration", "batch")
-"""Metrics that duplicate the column with the number of reports."""
+"""Metrics that repeat the number of reports, which has its own column. Other metrics are shown first."""
 
 
 def add_runs(commands: Commands) -> None:
@@ -156,7 +156,7 @@ def _show_text(record: RunRecord) -> str:
 
 
 def _places(workers: list[dict[str, Any]]) -> str:
-    """Return the number of workers on each host as text."""
+    """Describe the number of workers on each host, such as ``2 on node-1, 2 on node-2``."""
     hosts = Counter(str(worker.get("hostname")) for worker in workers)
     return ", ".join(f"{count} on {host}" for host, count in hosts.items()) or "in the driver"
 

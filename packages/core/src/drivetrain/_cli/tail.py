@@ -22,7 +22,7 @@ __all__ = ["add_tail"]
 
 _POLL_S = 0.25
 _REMOTE_POLL_S = 10.0
-_MAX_PART_BYTES = 1 << 16  # the shown part of a log line that is too long
+_MAX_PART_BYTES = 1 << 16  # the length of the shown end of a log line that is too long
 
 
 def add_tail(commands: Commands) -> None:
@@ -61,12 +61,12 @@ def _tail(arguments: argparse.Namespace) -> int:
 
 
 def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bool) -> Iterator[bytes]:
-    """Yield the last lines of a file, and lines that are added while the run continues."""
+    """Yield the last lines of a file. If ``follow`` is True, also yield the lines that are added until the run ends."""
     shown = tail_lines(storage, name, count, cut=is_log) if count > 0 else []
     position = _whole_bytes(storage, name)
     yield from shown
     while follow:
-        is_live = read_run(storage).is_live  # checked before the last read, so that no line is missed
+        is_live = read_run(storage).is_live  # checked before reading, so that the last lines are not missed
         start = -1
         while position > start:  # one read may not return all new lines
             start = position
@@ -79,7 +79,7 @@ def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bo
 
 
 def _whole_bytes(storage: Storage, name: str) -> int:
-    """Return the size of the complete lines of a file, or its whole size if it ends with a line that is too long."""
+    """Return the size of a file without an incomplete last line, or with that line if it is too long."""
     try:
         with storage.open_file(name) as file:
             end = file.seek(0, os.SEEK_END)
@@ -96,9 +96,13 @@ def _whole_bytes(storage: Storage, name: str) -> int:
 
 
 def _lines_from(storage: Storage, name: str, position: int, *, is_log: bool) -> Iterator[tuple[bytes, int]]:
-    """Yield the complete lines after a position, each with its end position. A truncated file is read from its new end.
+    """Yield the complete lines after a position, each with the position of its end.
 
-    A line that is too long, such as a progress bar in a log, is read in parts, and only the end of each is yielded.
+    If the file has become shorter than the position, start at the new end of the file. A log line that is too long,
+    such as a progress bar, is read in parts, and only the end of each part is yielded.
+
+    Raises:
+        StorageError: a line is too long, and the file is not a log.
     """
     try:
         with storage.open_file(name) as file:
@@ -110,7 +114,7 @@ def _lines_from(storage: Storage, name: str, position: int, *, is_log: bool) -> 
     if len(data) >= MAX_LINE_BYTES and b"\n" not in data:
         if not is_log:
             raise line_too_long(storage.path(name))
-        end = data.rfind(b"\r") + 1 or len(data)  # do not split a state of a progress bar
+        end = data.rfind(b"\r") + 1 or len(data)  # end the part after a complete state of a progress bar
         yield data[max(0, end - _MAX_PART_BYTES) : end], position + end
         return
     for line in data.split(b"\n")[:-1]:
@@ -119,13 +123,13 @@ def _lines_from(storage: Storage, name: str, position: int, *, is_log: bool) -> 
 
 
 def _last_shown(line: bytes) -> bytes:
-    """Return the part of a line that a terminal finally shows, which is the last state of a progress bar."""
+    """Return the part of a line that remains visible on a terminal: of a progress bar, its last state."""
     shown = line.rstrip(b"\r").rpartition(b"\r")[2]
     return shown if len(line) < MAX_LINE_BYTES else shown[-_MAX_PART_BYTES:]
 
 
 def _report_json(line: str) -> str:
-    """Return a report as JSON without control characters; a damaged line becomes a string."""
+    """Return a report as JSON without control characters. A damaged line is returned as a JSON string."""
     try:
         return json_text(parse_json(line, ""))
     except StorageError:

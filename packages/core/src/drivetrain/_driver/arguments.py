@@ -1,4 +1,4 @@
-"""The arguments of a trainer: how they are stored, how a trial changes them, and how a backend is resolved."""
+"""The arguments of a trainer: how they are stored, how a trial changes them, and how the backend is created."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class TrainerArguments(TypedDict, total=False):
     """The arguments that every trainer takes, except for the train function and the configuration of its backend.
 
     A subclass can declare its constructor for type checkers and editors with
-    ``**arguments: Unpack[TrainerArguments]``. See :class:`drivetrain.DataParallelTrainer` for their meaning.
+    ``**arguments: Unpack[TrainerArguments]``. See :class:`drivetrain.DataParallelTrainer` for the meaning of the
+    arguments.
     """
 
     train_loop_config: Mapping[str, Any] | None
@@ -39,10 +40,10 @@ class TrainerArguments(TypedDict, total=False):
 
 
 class KeepsArguments:
-    """Keeps the arguments of its constructor, so that a copy can be created with some of them changed.
+    """Stores the arguments of its constructor, so that a copy with some changed arguments can be created.
 
-    Python passes the arguments of a constructor to ``__new__`` first. This class stores them there exactly as the user
-    passed them, even in subclasses whose constructors take other arguments than the base class.
+    Python passes the arguments of a constructor call to ``__new__`` before it passes them to ``__init__``. ``__new__``
+    stores them exactly as the user passed them, so a subclass can have a constructor with other arguments.
     """
 
     __signature__: ClassVar[inspect.Signature]
@@ -65,7 +66,7 @@ class KeepsArguments:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The arguments that were passed to the constructor, by name."""
+        """The arguments that were passed to the constructor, by name, without the values of ``*args``."""
         given: dict[str, Any] = {}
         bound = self._bound_call()
         for name, value in bound.arguments.items():
@@ -107,14 +108,15 @@ class KeepsArguments:
 
 
 def check_param_space(param_space: Mapping[str, Any], known: Collection[str] | None) -> None:
-    """Raise an error for parameters that a trial cannot change.
+    """Raise an error if a trial cannot change one of the given arguments of a trainer.
 
     Args:
-        param_space: the parameters, by the names of a trainer's arguments.
-        known: the names of the trainer's arguments; None if it accepts any name.
+        param_space: the values for a trial, by the name of the trainer's argument.
+        known: the names of the trainer's arguments; None if the trainer accepts any name.
 
     Raises:
-        ConfigurationError: the parameters contain settings of the run, or unknown arguments.
+        ConfigurationError: ``param_space`` is not a mapping, or contains ``run_config``, ``tune_config`` or an unknown
+            name.
     """
     if not isinstance(param_space, Mapping):
         raise ConfigurationError(f"[DT-108] param_space: expected a mapping, got {param_space!r}")
@@ -135,15 +137,16 @@ def check_param_space(param_space: Mapping[str, Any], known: Collection[str] | N
 def merge_arguments(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a trainer with changes merged into them.
 
-    Mappings are merged key by key at every depth. A mapping changes the named fields of a configuration, and another
-    configuration replaces it. Each dataset in ``datasets`` is replaced as a whole, and so is any other value.
+    If both the argument and the change are mappings, they are merged key by key, at every depth. If the argument is a
+    configuration object, a mapping changes the fields that it names, and another configuration object replaces the
+    argument. Each dataset in ``datasets`` is replaced as a whole, and so is any other value.
 
     Args:
         given: the arguments of the trainer.
-        changes: the changes, by the same names.
+        changes: the new values, by the name of the argument.
 
     Raises:
-        ConfigurationError: a configuration does not have a field.
+        ConfigurationError: a change names a field that the configuration object does not have.
     """
     merged = dict(given)
     for name, value in changes.items():
@@ -178,7 +181,7 @@ def _is_config(value: Any) -> bool:
 
 
 def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
-    """Return the backend for a name or a configuration, or the given backend itself."""
+    """Return the backend that has the given name or configuration. A given backend is returned unchanged."""
     if isinstance(given, str):
         given = load_plugin("backend", given)() if given != "none" else NoBackend()
     backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None

@@ -1,7 +1,8 @@
-"""One attempt of a run: processes the events of its ranks and determines how it ends.
+"""Runs one attempt: processes the events of the ranks, and determines how the attempt ends.
 
-:mod:`~drivetrain._driver.states` defines the states. ``delivery`` processes reports, ``termination`` asks ranks to save
-and return, ``replacement`` replaces lost ranks, and ``diagnosis`` determines the cause of a failure.
+:mod:`~drivetrain._driver.states` defines the states of an attempt. In the same package, ``delivery`` processes reports,
+``termination`` asks ranks to save and return, ``replacement`` replaces lost ranks, and ``diagnosis`` determines the
+cause of a failure.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from drivetrain._wire.events import (
 __all__ = ["Attempt"]
 
 _LOSS_WAIT_S = 0.03
-"""How long to wait after an exception on one rank for the death of another process, which may have caused it."""
+"""Seconds to wait, after a rank raised an exception, for the loss of another process that may have caused it."""
 
 _STOP_WAIT_S = 10.0
-"""How long ranks may take, after the stop condition is met, to complete a checkpoint that some have reported."""
+"""Seconds that ranks have, after the stop condition is met, to complete a checkpoint that other ranks have reported."""
 
 
 class Attempt:
@@ -52,7 +53,7 @@ class Attempt:
     Args:
         services: the services of the run.
         group: the group of workers.
-        last_report: the report number and iteration that the first reports follow.
+        last_report: the report number and the iteration from which the reports of the attempt continue counting.
         target_size: see :class:`~drivetrain._driver.termination.Termination`.
     """
 
@@ -89,7 +90,10 @@ class Attempt:
         self._termination.request_preemption(reason)
 
     def follow(self) -> Ending:
-        """Process events until the attempt ends, or until ranks are lost that could be replaced."""
+        """Process events until the attempt ends or ranks are lost, and return how the attempt ended.
+
+        If :attr:`replaceable` is not empty then, the caller can replace the lost ranks and call this method again.
+        """
         while self._ranks.active and self.state.is_active:
             deadline = self._deadline()
             remaining = None if deadline is None else deadline - time.monotonic()
@@ -103,7 +107,7 @@ class Attempt:
         return self._end()
 
     def handle(self, event: Event) -> bool:
-        """Process one event; return True if the attempt is over although ranks are still running."""
+        """Process one event; return True if the attempt is over, although ranks may still be running."""
         self._progress_at = time.monotonic()
         self._diagnosis.compare_clocks(event)
         if self._dispatch(event):
@@ -156,11 +160,11 @@ class Attempt:
 
     @property
     def replaceable(self) -> Sequence[int]:
-        """The lost ranks if new processes could replace them while the others continue; otherwise empty."""
+        """The lost ranks, if new processes can replace them while the other ranks continue; otherwise empty."""
         return self._ranks.replaceable if self.state is AttemptState.RANKS_LOST else ()
 
     def start_replacement(self) -> Replacement:
-        """Start to replace the lost ranks."""
+        """Start to replace the lost ranks; return the object that coordinates the replacement."""
         self._machine.apply(Trigger.REPLACEMENT_STARTED)
         self._replacement = Replacement(self._group, self._ranks, self._machine, self.handle)
         return self._replacement
@@ -195,7 +199,7 @@ class Attempt:
         return self._end()
 
     def _collect_related_failures(self) -> None:
-        """Process other events of the same moment, so that a consequence is not mistaken for the cause."""
+        """Process events from about the same time as a failure, so that a consequence is not mistaken for its cause."""
         losses = self._diagnosis.losses
         until = time.monotonic() + (0.0 if losses else _LOSS_WAIT_S)
         while self._ranks.active:

@@ -17,9 +17,9 @@ __all__ = ["make_callbacks"]
 
 
 def make_callbacks(config: RunConfig) -> list[Callback]:
-    """Return the default callbacks and then the configured ones, which is the order in which they are called.
+    """Return the callbacks in the order in which they are called: the default callbacks, then the configured ones.
 
-    A default callback is omitted if the configuration has a callback of its class or of a subclass.
+    A default callback is omitted if the configuration contains a callback of the same class or of a subclass.
 
     Raises:
         PluginError: a callback that is given by name is not installed, does not load, or is not a callback.

@@ -1,8 +1,8 @@
-"""Requests to a driver from another process of the same user on the same machine, such as for its workers' stacks.
+"""Lets other processes of the same user and machine send requests to a driver, for example for its workers' stacks.
 
-The driver listens on a Unix socket in the abstract namespace, named after the run's id, so a killed driver leaves no
-file behind. Every user of the machine can bind an address in that namespace, so each side verifies that the other is a
-process of the same user or of root.
+The driver listens on a Unix socket in the abstract namespace, at an address that contains the run's id. Such a socket
+needs no file, so a killed driver leaves none behind. Any user of the machine can bind an address in that namespace.
+Each side therefore verifies that the other side is a process of the same user or of root.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REPLY_S = 30.0
 _MAX_REPLY_BYTES = 16 << 20
 _RETRY_S = 0.1
 _TRANSIENT_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}
-"""Errors of ``accept()`` after which a later call can succeed: for example, there was no free descriptor."""
+"""Errors of ``accept()`` after which a later call can succeed: for example, no file descriptor was free."""
 
 
 def _address(run_id: str) -> str:
@@ -44,7 +44,7 @@ def listen(run_id: str, reply: Callable[[str], str]) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             listener.bind(_address(run_id))
-        except OSError:  # a process forked from an earlier driver of the run may still hold the address; not fatal
+        except OSError:  # a child of an earlier driver may still hold the address; continue without replies
             yield
             return
         listener.listen()
@@ -82,11 +82,11 @@ def _serve(listener: socket.socket, reply: Callable[[str], str], ended: threadin
 
 
 def ask(run_id: str, request: str) -> str | None:
-    """Send a request to the driver of a run; return its reply, or None if no driver on this machine runs it.
+    """Send a request to the driver of a run, and return the reply; None if the run has no driver on this machine.
 
     Raises:
-        StorageError: the run's id is not valid, the driver accepts no connection, or the socket belongs to another
-            user, who may have bound its address.
+        StorageError: the run's id is not valid, the driver does not accept the connection, the reply is too long, or a
+            process of another user has bound the driver's address.
         TimeoutError: the driver does not reply within 30 seconds.
     """
     if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", run_id):

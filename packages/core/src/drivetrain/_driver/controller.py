@@ -1,7 +1,7 @@
-"""Drives a run: attempts, each with a worker group, until one succeeds or the failure policy gives up.
+"""Drives a run: starts attempts, each with its own worker group, until one succeeds or the failure policy gives up.
 
-The controller does not know about processes. It takes events from the group that a runtime provides, so tests can drive
-it with a list of events.
+The controller does not handle processes itself. It receives events from the worker group of a runtime, so a test can
+replace the processes by a list of events.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from drivetrain.errors import (
 __all__ = ["Controller", "group_spec"]
 
 _RETRIED = (FailureKind.INFRASTRUCTURE, FailureKind.HANG, FailureKind.PREEMPTION, FailureKind.STORAGE)
-"""Kinds of failure without a failed rank that a retry can resolve: a disk gets space, a network recovers."""
+"""Kinds of failure that a retry can resolve even if no rank failed: a disk has space again, a network recovers."""
 
 
 class Controller:
@@ -55,8 +55,8 @@ class Controller:
         runtime: the runtime that starts the worker groups.
         tasks: creates the tasks of the workers.
         policy: the policy that decides about retries.
-        resume_from: the checkpoint of the first attempt if the run has none of its own.
-        last_number: the highest report number that the run has used.
+        resume_from: the checkpoint to resume from as long as the run has no checkpoint of its own.
+        last_number: the highest report number that the run has used so far.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Controller:
                 number += 1
 
     def _retry_or_give_up(self, ending: AttemptFailed) -> RunFailed | None:
-        """Ask the policy whether to retry a failed attempt; return None to retry."""
+        """Ask the policy whether to retry a failed attempt; return None for a retry, else the outcome of the run."""
         failure, notes = ending.failure, ending.notes
         retrying = _can_retry(failure) and self._decide(failure)
         callback_error = self._services.callbacks.close("on_failure", failure, retrying)
@@ -139,7 +139,10 @@ class Controller:
             return AttemptFailed(failure_in_driver(error))
 
     def _drive(self, group: Group, number: int, avoided: frozenset[str]) -> Ending:
-        """Train with a group, then close everything that the attempt opened; raise the first error."""
+        """Run an attempt with a worker group, then close everything that the attempt opened.
+
+        An error from closing is raised if the attempt succeeded; otherwise, it is printed.
+        """
         interrupts = self._services.interrupts
         try:
             self._services.callbacks.call("on_group_start", number, list(group.workers))
@@ -156,7 +159,7 @@ class Controller:
         return ending
 
     def _close_attempt(self, number: int) -> Exception | None:
-        """Tell callbacks and the backend that the attempt ended; return the first error that they raise."""
+        """Notify the callbacks of the end of the attempt, and close the backend; return the first error raised."""
         if self._current is not None:
             self._last_number = self._current.last_number
         self._current = None
@@ -199,7 +202,7 @@ class Controller:
         )
 
     def _follow(self, group: Group, attempt: Attempt, number: int) -> Ending:
-        """Follow an attempt to its end, replacing lost ranks if the backend supports it."""
+        """Follow an attempt to its end. Replace lost ranks if the backend supports replacement."""
         while True:
             ending = attempt.follow()
             lost = attempt.replaceable if self._services.backend.survives_losses else ()
@@ -244,7 +247,7 @@ class Controller:
             ) from error
 
     def _target_size(self, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """Return the number of workers that the cluster has room for, within the bounds of the elastic run."""
+        """Return the number of workers that the cluster has room for, between the minimum and maximum of the run."""
         scaling = self._run.scaling_config
         room = self._runtime.room(scaling, running, avoided)
         return max(scaling.min_workers, min(scaling.max_workers, room))
@@ -254,7 +257,11 @@ class Controller:
         return self._run.scaling_config.min_workers < self._run.scaling_config.max_workers
 
     def _group_spec(self, avoided: frozenset[str]) -> GroupSpec:
-        """Return the specification of the next group. A run that is not elastic waits until all its workers fit."""
+        """Return the specification of the next worker group.
+
+        An elastic run starts with as many workers as the cluster has room for. Any other run waits until all its
+        workers fit.
+        """
         scaling = self._run.scaling_config
         size = self._target_size((), avoided) if self._is_elastic else max(1, scaling.max_workers)
         config, services = self._run.run_config, self._services
@@ -269,13 +276,13 @@ class Controller:
         )
 
     def _latest_checkpoint(self) -> tuple[CommittedCheckpoint | None, Checkpoint | None]:
-        """Return the latest intact checkpoint of the run, and the checkpoint to resume from."""
+        """Return the latest intact checkpoint of the run, if any, and the checkpoint to resume from."""
         checkpoints = self._services.checkpoints
         latest = checkpoints.verify()
         return latest, checkpoints.checkpoint(latest) if latest else self._initial_checkpoint
 
     def _probe_storage(self, group: Group) -> None:
-        """Warn early if a node cannot reach the run directory: the first checkpoint may come hours later."""
+        """Warn early if a node cannot reach the run directory, since the first checkpoint may come hours later."""
         if len({worker.node_id for worker in group.workers}) == 1:
             return
         errors = group.run(_find_run, self._run.storage, self._run.id, self._tasks.start)
@@ -294,11 +301,11 @@ class Controller:
 
 
 def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, interrupts: Interrupts) -> GroupSpec:
-    """Return the group specification that all runs with a configuration share, without the settings of a single run.
+    """Return the specification of a worker group for a configuration, without the settings that differ between runs.
 
     Args:
         config: the configuration of the runs.
-        scaling: the scaling, with a fixed number of workers.
+        scaling: the scaling configuration, with a fixed number of workers.
         backend: the backend that sets up the framework.
         interrupts: the interrupts that can cancel the start of the group.
     """
@@ -320,13 +327,13 @@ def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, inte
 def _find_run(storage: Storage, run_id: str, start: int) -> str | None:
     try:
         storage.require_run(run_id, start)
-    except Exception as error:  # whatever a filesystem's library raises
+    except Exception as error:  # a filesystem's library may raise any exception
         return str(error)
     return None
 
 
 def _can_retry(failure: Failure) -> bool:
-    """Return True if a retry can succeed. Failures of the driver itself, such as a callback's, would recur."""
+    """Return True if a retry can succeed. Most failures in the driver itself, such as in a callback, would recur."""
     if isinstance(failure.exception, RunInUseError):
         return False
     return failure.rank is not None or failure.kind in _RETRIED

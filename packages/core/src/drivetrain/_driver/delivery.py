@@ -21,17 +21,17 @@ __all__ = ["Delivery"]
 
 
 class Delivery:
-    """Delivers the reports of one attempt.
+    """Delivers the reports of one attempt to the callbacks, and commits their checkpoints.
 
     Args:
         services: the services of the run.
         ranks: the ranks of the attempt.
-        machine: receives :attr:`~drivetrain._driver.states.Trigger.STOP_CONDITION_MET`.
-        last_number: the report number that the first reports follow.
+        machine: the state machine, which receives ``Trigger.STOP_CONDITION_MET``.
+        last_number: the report number from which the reports of the attempt continue counting.
 
     Attributes:
         last_number: the highest report number so far.
-        metrics: the last metrics that rank 0 reported.
+        metrics: the last metrics that rank 0 reported; None before its first report.
     """
 
     def __init__(self, services: RunServices, ranks: Ranks, machine: StateMachine, last_number: int) -> None:
@@ -54,7 +54,7 @@ class Delivery:
 
     @property
     def is_complete(self) -> bool:
-        """True if all checkpoints reported before the stop condition was met are complete."""
+        """True if all checkpoints that were reported before the stop condition was met are complete."""
         number = self._stop_number
         return not self._uploading and (number is None or not self._matcher.holds(number))
 
@@ -72,7 +72,7 @@ class Delivery:
         return self._complete(settled)
 
     def on_upload(self, event: Uploaded) -> bool:
-        """Process the end of an upload; return True if a checkpoint was committed."""
+        """Process the end of a background upload; return True if a checkpoint was committed."""
         matched = self._matcher.held(event.number) or self._uploading.get(event.number)
         if matched is None:  # restart() has discarded the report
             return False
@@ -88,7 +88,12 @@ class Delivery:
         return self._complete(self._matcher.finish(rank))
 
     def restart(self, last_report: ReportNumber, lost: Sequence[int]) -> None:
-        """Discard everything that lost ranks would have to complete; all ranks continue from one report number."""
+        """Discard the reports and uploads that will not be completed because ranks were lost.
+
+        Args:
+            last_report: the report number and the iteration from which all ranks continue counting.
+            lost: the lost ranks. A checkpoint that waits for an upload of one of them is discarded.
+        """
         self.flush()
         self._matcher.restart(last_report.number)
         self._uploading = {n: held for n, held in self._uploading.items() if held.uploading.isdisjoint(lost)}
@@ -136,7 +141,7 @@ class Delivery:
             raise CallbackError(f"[DT-605] RunConfig(stop=...) raised {type(error).__name__}: {error}") from error
 
     def _complete(self, settled: list[MatchedReport]) -> bool:
-        """Combine the values of completed reports, then commit their checkpoints."""
+        """Combine the values of completed reports, and commit their checkpoints; return True after a commit."""
         committed = False
         for matched in settled:
             if matched.reduce:

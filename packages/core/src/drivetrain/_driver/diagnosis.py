@@ -20,14 +20,14 @@ __all__ = ["Diagnosis", "failure_in_driver"]
 
 
 class Diagnosis:
-    """Collects the failures of one attempt's ranks, and describes the ranks.
+    """Collects the failures of one attempt's ranks, and describes what the ranks are doing.
 
     Args:
         run: the run.
         ranks: the ranks of the attempt.
 
     Attributes:
-        losses: the lost processes, in the order in which they were detected.
+        losses: one failure for each lost process, in the order of detection.
     """
 
     def __init__(self, run: Run, ranks: Ranks) -> None:
@@ -39,9 +39,10 @@ class Diagnosis:
         self.losses: list[Failure] = []
 
     def compare_clocks(self, event: Event) -> None:
-        """Update the upper bound in seconds on how far the clock of a node lags the driver's.
+        """Estimate by how many seconds the clock of a rank's node is behind the driver's clock.
 
-        The message with the shortest delay gives the tightest bound.
+        The difference between the driver's time and the time in an event also contains the delay of the message. The
+        smallest difference is therefore the best estimate.
         """
         if isinstance(event, (Reported, PhaseEntered, Failed)):
             node, lag = self._ranks[event.rank].worker.node_id, time.time() - event.time
@@ -84,7 +85,10 @@ class Diagnosis:
         )
 
     def root_cause(self) -> AttemptFailed:
-        """Return the timeout or the earliest failure. Lost processes come first, as they may cause exceptions."""
+        """Return the root cause: the timeout, else the first lost process, else the earliest exception.
+
+        Lost processes come before exceptions, because the loss of a process may cause exceptions on other ranks.
+        """
         if self._timeout is not None:
             return AttemptFailed(self._timeout)
         ordered = self.losses + sorted(self._exceptions, key=self._time_by_own_clock)
@@ -128,7 +132,7 @@ class Diagnosis:
         return "\n\n".join(parts)
 
     def _suspect(self, ranks: Sequence[int], stacks: Mapping[int, str]) -> str:
-        """Return the ranks that the others may be waiting for: ranks without stacks, else ranks with fewer reports."""
+        """Name the ranks that others may be waiting for: ranks without a response, or else ranks with fewer reports."""
         responses = {rank: stacks.get(rank, NO_ANSWER) for rank in ranks}
         silent = [f"; rank {rank}: {text.strip()}" for rank, text in responses.items() if text.startswith(NO_ANSWER)]
         counts = [self._ranks.reports(rank) for rank in ranks]
@@ -138,9 +142,9 @@ class Diagnosis:
     def _activity(self, rank: int) -> str:
         worker, reports = self._ranks[rank].worker, self._ranks.reports(rank)
         where = f"(process {worker.pid} on {worker.hostname}) is {self._ranks.describe(rank)}"
-        if not reports or not self._ranks[rank].reported_at:  # a new process continues from the reports of the lost one
+        if not reports or not self._ranks[rank].reported_at:  # a new process inherits the number of the lost one
             return f"{where}, has not reported yet; stack"
-        ago = max(0.0, time.time() - self._ranks[rank].reported_at)  # by the clock of the rank's node
+        ago = max(0.0, time.time() - self._ranks[rank].reported_at)  # reported_at is by the clock of the rank's node
         return f"{where}, made report {reports} {ago:.1f} s ago; stack"
 
     def _time_by_own_clock(self, failure: Failure) -> float:
@@ -150,7 +154,7 @@ class Diagnosis:
 
 
 def failure_in_driver(error: Exception) -> Failure:
-    """Return the failure for an exception of a callback, a backend, the runtime or the storage in the driver."""
+    """Return the failure for an exception that a callback, backend, runtime or storage raised in the driver."""
     if isinstance(error, CallbackError):
         cause = error.__cause__ or error
         return Failure(kind=classify(cause), summary=str(error), exception=cause)

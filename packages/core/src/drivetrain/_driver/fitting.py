@@ -58,17 +58,17 @@ class TrainingJob:
 
     Attributes:
         function: the train function.
-        config: the config that is passed to it; None for no config.
+        config: the config that is passed to the train function; None for no config.
         backend: the backend that sets up the framework on the workers.
         scaling: the number of workers and their resources.
         run_config: the configuration of the run.
         datasets: the datasets by name.
-        data_config: the rules for splitting them.
-        metadata: the user's metadata.
+        data_config: the rules for splitting the datasets.
+        metadata: the metadata that the user passed to the trainer.
         resume_from: the checkpoint from which a new run starts; None for no checkpoint.
-        trial: the trial of a hyperparameter search that the run belongs to; None outside a search.
-        all_values: ``Result.return_value`` is a list of the values of all ranks.
-        record: the description for the run directory.
+        trial: the trial to which the run belongs in a hyperparameter search; None outside a search.
+        all_values: True if ``Result.return_value`` is a list of the return values of all ranks.
+        record: the description of the trainer for the run directory.
     """
 
     function: Callable[..., Any]
@@ -89,7 +89,7 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
     """Run a job to its end.
 
     Args:
-        job: the job.
+        job: the arguments of the trainer.
         interrupts: the requests to end the run.
         raise_on_failure: see :meth:`drivetrain.DataParallelTrainer.fit`, which also lists the exceptions.
     """
@@ -210,7 +210,7 @@ def _controller(
 
 
 def _explain(failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedError:
-    """Return the error for the user, which is also written to the run directory."""
+    """Return the error for the user, and write it to the run directory."""
     failure = failed.failure
     lines = [f"{failure.summary} [{failure.kind.value}]", *failed.notes]
     numbered = list(enumerate(failed.history, start=1))

@@ -1,4 +1,4 @@
-"""A handle to a run in a background thread of the driver, for waiting and cancelling."""
+"""``RunHandle``: waits for a run in a background thread of the driver, or cancels it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RunHandle:
     """A run that was started in the background, by :meth:`drivetrain.DataParallelTrainer.start`.
 
     Args:
-        fit: runs the training; the interrupts that it receives can end it.
-        daemon: the driver process can exit without waiting for the run.
+        fit: runs the training. Its argument contains the requests to end the run.
+        daemon: True if the driver process can exit without waiting for the run.
     """
 
     def __init__(self, fit: Callable[[Interrupts], Result], *, daemon: bool = False) -> None:
@@ -34,7 +34,7 @@ class RunHandle:
         return not self._thread.is_alive()
 
     def when_done(self, function: Callable[[], None]) -> None:
-        """Call a function on the run's thread when the run ends, or immediately if it has ended already."""
+        """Call a function when the run ends, on the run's thread; immediately, on this thread, if the run has ended."""
         with self._lock:
             if self._result is None and self._error is None:
                 self._when_done.append(function)
@@ -42,10 +42,10 @@ class RunHandle:
         function()
 
     def cancel(self) -> None:
-        """Request the end of the run without waiting for it, like Ctrl-C.
+        """Request the end of the run, like Ctrl-C, and return without waiting for it.
 
-        After the first call, a train function that polls for preemptions can save and return; any other train function
-        is terminated immediately. The second call terminates it in any case.
+        The first call lets a train function that polls for preemptions save and return, and terminates any other train
+        function immediately. The second call terminates the train function in any case.
         """
         self._interrupts.request("the run was cancelled", RunCancelledError("the run was cancelled"))
 
@@ -84,7 +84,7 @@ class RunHandle:
         error: BaseException | None = None
         try:
             result = fit(self._interrupts)
-        except BaseException as raised:  # result() raises it
+        except BaseException as raised:  # result() raises this error
             error = raised
         finally:
             self._interrupts.close()

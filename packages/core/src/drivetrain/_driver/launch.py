@@ -1,4 +1,4 @@
-"""Resolves and checks the requirements of a run before it starts: runtime, storage, pickled function."""
+"""Prepares the start of a run: selects the runtime, checks the storage and pickles the train function."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A named object that is sent to the workers, so that an error can name the object that cannot be pickled."""
+    """An object that is sent to the workers, and its name for the error message if it cannot be pickled."""
 
     name: str
     value: Any
 
 
 def require_shared(config: RunConfig) -> None:
-    """Raise an error for a storage that other processes cannot access."""
+    """Raise an error if other processes cannot access the storage."""
     path = config.storage_path if config.resume in ("never", "auto", "must") else config.resume
     protocol = getattr(config.storage_filesystem, "protocol", None)
     if str(path).startswith("memory://") or "memory" in (protocol if isinstance(protocol, tuple) else (protocol,)):
@@ -43,11 +43,11 @@ def require_shared(config: RunConfig) -> None:
 
 
 def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> Runtime:
-    """Return the configured runtime, or the runtime that fits the datasets and the environment.
+    """Return the configured runtime, or else the runtime that the datasets or the environment require.
 
     Args:
-        scaling: contains the runtime, its name, or None.
-        required: the name of the runtime that a dataset requires.
+        scaling: the scaling configuration. Its ``runtime`` is a runtime, the name of a runtime, or None.
+        required: the name of the runtime that a dataset requires; None if no dataset requires one.
     """
     if scaling.runtime is not None and not isinstance(scaling.runtime, str):
         return cast("Runtime", scaling.runtime)
@@ -67,7 +67,7 @@ def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> R
 
 
 def _detect_runtime() -> str | None:
-    """Return the name of the first plugin runtime that the environment selects."""
+    """Return the name of the first plugin runtime that the environment selects; None if there is none."""
     for plugin in installed_plugins("runtime"):
         if plugin.distribution == "drivetrain":  # the built-in runtimes are chosen by the number of workers
             continue
@@ -81,7 +81,7 @@ def _detect_runtime() -> str | None:
             warnings.warn(f"runtime {plugin.name!r} of {plugin.distribution}: {problem}", stacklevel=2)
         else:
             continue
-        if has_address(plugin.name):  # do not fall back to another runtime; loading the plugin raises its error
+        if has_address(plugin.name):  # do not use another runtime; the error is raised when this plugin is loaded
             return plugin.name
     return None
 
@@ -103,7 +103,7 @@ def pickle_function(
     """Pickle the train function and its config; on failure, name the object that cannot be pickled."""
     try:
         return dumps((function, config if config is not None else {}), reduce)
-    except Exception as error:  # whatever a user's object may raise
+    except Exception as error:  # a user's object may raise any exception
         culprit = _find_unpicklable(function, config, reduce) or "the train function"
         raise SerializationError(
             f"[DT-201] train_loop_per_worker: expected a function and config that can be pickled, but {culprit} "
@@ -127,6 +127,6 @@ def _find_unpicklable(
     for part in parts:
         try:
             dumps(part.value, reduce)
-        except Exception:  # whatever a user's object may raise
+        except Exception:  # a user's object may raise any exception
             return f"{part.name} (a {type(part.value).__name__})"
     return None

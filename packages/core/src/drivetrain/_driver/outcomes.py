@@ -16,7 +16,7 @@ class Succeeded:
     """The training succeeded.
 
     Attributes:
-        metrics: the last metrics that rank 0 reported; None if it never reported.
+        metrics: the last metrics that rank 0 reported; None if rank 0 never reported.
         return_values: the return values of the train function, by rank.
     """
 
@@ -30,7 +30,7 @@ class AttemptFailed:
 
     Attributes:
         failure: the root cause.
-        notes: a line for each other rank that had failed or finished.
+        notes: further lines for the error message, about other failures and ranks that had already finished.
     """
 
     failure: Failure
@@ -39,7 +39,7 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """The cluster has room for more workers, and the next attempt can resume from a new checkpoint.
+    """The attempt ended after a commit because the cluster has room for more workers, which the next attempt uses.
 
     Attributes:
         size: the number of workers of the next attempt.
@@ -59,7 +59,7 @@ class RunFailed:
     Attributes:
         failure: the root cause of the last attempt.
         notes: see :class:`AttemptFailed`.
-        history: the root causes of the earlier attempts.
+        history: the root causes of the earlier failures, oldest first.
     """
 
     failure: Failure

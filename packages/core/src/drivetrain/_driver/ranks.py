@@ -15,18 +15,18 @@ __all__ = ["Rank", "Ranks"]
 
 @dataclass(slots=True)
 class Rank:
-    """One rank.
+    """The driver's record of one rank.
 
     Attributes:
         worker: the process of the rank.
-        number: the number of its last report; before the first report, the number that the first report follows.
-        iteration: the iteration of its last report, with the same rule before the first report.
-        state: the state of the rank.
-        lost_in: the state in which its process was lost.
-        reported_at: Unix time in seconds of its last report, or of the start of its train function.
-        trained_from: Unix time in seconds at which its train function started.
-        received_sigterm: True if its process received SIGTERM.
-        return_value: the return value of its train function.
+        number: the number of the rank's last report; before its first report, the number from which it counts.
+        iteration: the iteration of the rank's last report; before its first report, the iteration from which it counts.
+        state: the current state of the rank.
+        lost_in: the rank's state when its process was lost; None if the process was not lost.
+        reported_at: Unix time in seconds of the rank's last report, or of the start of its train function.
+        trained_from: Unix time in seconds at which the rank's train function started.
+        received_sigterm: True if the rank's process received SIGTERM.
+        return_value: the return value of the rank's train function.
     """
 
     worker: WorkerInfo
@@ -45,7 +45,7 @@ class Ranks(list[Rank]):
 
     Args:
         workers: the processes of the ranks.
-        last_report: the report number and iteration that the first reports follow.
+        last_report: the report number and the iteration from which the ranks continue counting.
         backend: the name of the backend, for :meth:`describe`.
 
     Attributes:
@@ -81,12 +81,12 @@ class Ranks(list[Rank]):
         return self[rank].number - self._first
 
     def describe(self, rank: int) -> str:
-        """Describe what a rank is doing, or for a lost rank what it was doing, for use in messages."""
+        """Describe for messages what a rank is doing, or what it was doing when it was lost."""
         record = self[rank]
         return self.describe_state(record.lost_in or record.state)
 
     def describe_state(self, state: RankState) -> str:
-        """Describe what a rank in the given state is doing, for use in messages."""
+        """Describe for messages what a rank in the given state is doing."""
         return state.describe(self._backend)
 
     def in_state(self, state: RankState) -> list[int]:
@@ -95,17 +95,20 @@ class Ranks(list[Rank]):
 
     @property
     def replaceable(self) -> list[int]:
-        """The lost ranks if all ranks were in the train function and some still are; otherwise empty."""
+        """The lost ranks, if new processes can replace them while the other ranks continue; otherwise empty.
+
+        This requires that all ranks were in the train function, and that at least one of them still is.
+        """
         states = {rank.lost_in or rank.state for rank in self}
         return self.in_state(RankState.LOST) if self.active and states == {RankState.TRAINING} else []
 
     @property
     def last_report(self) -> ReportNumber:
-        """The highest number and the highest iteration of any rank."""
+        """The highest report number and the highest iteration among all ranks."""
         return ReportNumber(max(rank.number for rank in self), max(rank.iteration for rank in self))
 
     def replace(self, lost: Sequence[int], workers: Sequence[WorkerInfo], last_report: ReportNumber) -> None:
-        """Record the new processes of lost ranks; all ranks continue from the same report number."""
+        """Record the new processes of lost ranks, and the report number from which all ranks continue counting."""
         for rank, worker in zip(self, workers, strict=True):
             rank.worker = worker
             rank.number, rank.iteration = last_report

@@ -16,17 +16,19 @@ from drivetrain._wire.events import Event, ReportNumber
 __all__ = ["Replacement"]
 
 _RENUMBER_WAIT_S = 10.0
-"""Ranks reply from a separate thread, so a reply takes longer only if the process is stopped."""
+"""Seconds to wait for replies. Ranks reply on a separate thread, so only a stopped process takes longer."""
 
 
 class Replacement:
-    """Waits until the remaining ranks can continue together with new ranks. Any other event makes it fail.
+    """Coordinates one replacement: waits until the remaining ranks can continue together with the new processes.
+
+    The replacement fails if, in the meantime, another rank fails, is lost or returns, or the attempt is asked to end.
 
     Args:
         group: the group of the attempt.
         ranks: the ranks of the attempt.
         machine: the state machine, in the state ``REPLACING``.
-        handle: processes one event.
+        handle: processes one event; see ``Attempt.handle``.
     """
 
     def __init__(self, group: Group, ranks: Ranks, machine: StateMachine, handle: Callable[[Event], bool]) -> None:
@@ -37,19 +39,25 @@ class Replacement:
         self._awaited: set[int] = set()
 
     def await_rejoin(self, future: Future[Any], timeout_s: float) -> bool:
-        """Wait until all remaining ranks wait for the new ranks; return False if one of them does not."""
+        """Wait until all remaining ranks are ready for the new processes; return False if the replacement fails.
+
+        Args:
+            future: done when the remaining ranks are ready; see :meth:`drivetrain.Backend.rejoin`.
+            timeout_s: the maximum wait in seconds.
+        """
         with self._group.woken_by(future):
             self._pump_until(future.done, timeout_s)
         return future.done() and not future.cancelled() and self._is_possible
 
     def renumber(self) -> ReportNumber | None:
-        """Make all ranks continue from the same report number; return None if a rank fails.
+        """Make all remaining ranks continue counting from the same report number.
 
         Returns:
-            An unused number: a lost rank may already have stored files under the latest one.
+            The report number and the iteration from which to continue counting; None if the replacement fails. One
+            number is skipped, because a lost rank may already have stored files for its next report.
         """
         last_report = self._ranks.last_report
-        while last_report.number <= self._ranks.last_report.number:  # replies arrive after earlier reports
+        while last_report.number <= self._ranks.last_report.number:  # new reports can precede the replies
             latest = self._ranks.last_report
             last_report = ReportNumber(latest.number + 1, latest.iteration)
             self._awaited = set(self._ranks.active)

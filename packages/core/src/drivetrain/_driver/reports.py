@@ -1,12 +1,12 @@
 """Matches the reports of all ranks by report number, without blocking any rank.
 
-The matcher holds only reports that depend on other ranks: reports with a checkpoint, which is complete when no rank can
-add files to it, and reports with values to combine. It releases a held report once every participating rank has made as
-many reports or has finished.
+The matcher holds only reports that depend on other ranks: reports with values to combine, and reports with a checkpoint
+to which other ranks may still add files. It releases a held report once every rank has made at least as many reports,
+has finished, or counts as silent.
 
-If only some ranks report, the others must not delay their checkpoints until the end of the run. A rank therefore counts
-as silent if it has not reported at all while another rank has made two more reports over at least ten seconds. The
-matcher does not wait for silent ranks until they report.
+If only some ranks report, the other ranks must not delay the checkpoints until the end of the run. A rank therefore
+counts as silent if it has not reported at all, although a report has been held for at least ten seconds and some rank
+has made two more reports since. As soon as a silent rank reports, the matcher waits for that rank again.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ _SILENT_S = 10.0
 
 @dataclass(slots=True)
 class MatchedReport:
-    """The reports of all ranks with one number.
+    """The reports of all ranks with the same report number.
 
     Attributes:
         number: the report number within the run.
-        iteration: the iteration.
+        iteration: the smallest iteration of these reports.
         metrics: the metrics of each rank.
-        files: the checkpoint files of each rank that reported files, by relative path.
+        files: for each rank whose checkpoint files are uploaded, these files by relative path.
         uploading: the ranks whose files are still being uploaded.
-        directories: the checkpoint directory that each of those ranks named.
+        directories: for each rank that reported a checkpoint, the name of the checkpoint's directory.
         reduce: the requested reductions, by metric.
+        held_from: the time in seconds at which the first of these reports arrived.
     """
 
     number: int
@@ -54,12 +55,12 @@ class MatchedReport:
 
 
 class ReportMatcher:
-    """Holds the reports of one attempt that wait for other ranks.
+    """Holds reports of one attempt until the other ranks have made the matching reports.
 
     Args:
         world_size: the number of ranks.
-        last_number: the report number that the first reports follow.
-        clock: returns the time in seconds.
+        last_number: the report number from which the ranks continue counting.
+        clock: returns the current time in seconds.
     """
 
     def __init__(self, world_size: int, last_number: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,7 +80,7 @@ class ReportMatcher:
         return self._held.get(number)
 
     def add(self, event: Reported) -> list[MatchedReport]:
-        """Add the report of a rank; return the reports that it completes, in order."""
+        """Add the report of a rank; return the reports that this completes, ordered by number."""
         self._latest[event.rank] = event.number
         self._silent.discard(event.rank)
         if event.directory is None and not event.reduce:
@@ -103,12 +104,12 @@ class ReportMatcher:
         return self._settle()
 
     def finish(self, rank: int) -> list[MatchedReport]:
-        """Record that a rank will not report again; return the reports that this completes, in order."""
+        """Record that a rank will not report again; return the reports that this completes, ordered by number."""
         self._running.discard(rank)
         return self._settle()
 
     def restart(self, number: int) -> None:
-        """Discard all held reports, which will not be completed; all ranks continue from the given number."""
+        """Discard all held reports, because they will not be completed. All ranks continue counting from ``number``."""
         self._held.clear()
         self._silent.clear()
         self._first = number

@@ -37,9 +37,10 @@ class Result:
     """The result of a run, as ``fit()`` returns it.
 
     Attributes:
-        metrics: the latest metrics of rank 0, with or without a checkpoint; empty if rank 0 has not reported.
+        metrics: the metrics of the latest report of rank 0, which may be a report without a checkpoint; empty if rank 0
+            has not reported.
         storage: the run directory.
-        error: the error that ended the run; None if it succeeded.
+        error: the error that ended the run; None without an error.
         return_value: the return value of the train function on rank 0.
     """
 
@@ -56,11 +57,12 @@ class Result:
 
         Args:
             path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
-            storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None selects it from the path.
+            storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None to select it by the path.
 
         Raises:
-            StorageError: there is no run, a newer drivetrain wrote it, or the file that the message names is damaged.
-            ConfigurationError: the storage of the path cannot be used.
+            StorageError: the directory contains no run, a newer version of drivetrain wrote the run, or the file that
+                the message names is damaged.
+            ConfigurationError: the path is not valid, or a package that its filesystem requires is not installed.
         """
         storage = Storage(*locate(path, storage_filesystem, what="Result.from_path"))
         storage.require_known_version()
@@ -132,18 +134,18 @@ class Result:
         """Plot metrics over the reports, with a panel for each metric and a line for each rank. Requires matplotlib.
 
         If there are more reports than the figure can show, the line is the mean of neighboring reports, inside a band
-        from their minimum to their maximum.
+        from the minimum to the maximum of these reports.
 
         Args:
             metrics: the names of metrics, ``outer/inner`` for nested metrics; by default all metrics that are numbers.
-            ranks: the ranks to plot; None for all.
-            log: use a logarithmic value axis.
+            ranks: the ranks to plot; None for all ranks.
+            log: True for a logarithmic value axis.
 
         Returns:
             A matplotlib figure, which notebooks display; ``figure.savefig("loss.png")`` saves it.
 
         Raises:
-            ValueError: a metric was not reported as a number by any of the ranks.
+            ValueError: none of the ranks reported one of the metrics as a number.
             ModuleNotFoundError: matplotlib is not installed.
         """
         from drivetrain._views.curves import CurveReader, choose_curves
@@ -185,15 +187,15 @@ class Result:
 
 
 def last_metrics(storage: Storage) -> dict[str, Any]:
-    """Return the metrics of the last report of rank 0 that is on storage; an empty dict if there is none."""
+    """Return the metrics of rank 0's last report in the run directory; an empty dict if there is none."""
     return last_report(storage) or {}
 
 
 def _read_error(storage: Storage) -> TrainingFailedError | None:
-    """Return the error that ended the run; None without ``error.json``.
+    """Return the error that ended the run; None if there is no ``error.json``.
 
     Raises:
-        StorageError: the file is damaged.
+        StorageError: ``error.json`` is damaged.
     """
     fields = storage.read_json(ERROR_FILE)
     if fields is None:
@@ -202,7 +204,7 @@ def _read_error(storage: Storage) -> TrainingFailedError | None:
     if kind not in [known.value for known in FailureKind]:
         raise StorageError(f"{fields.where}: expected 'kind' to be a kind of failure, got {kind!r}")
     rank = None if fields.values.get("rank") is None else fields.integer("rank")
-    message = printable_text(fields.text("message"))  # it may be printed unchanged, for example in a traceback
+    message = printable_text(fields.text("message"))  # other code may print it unchanged, as in a traceback
     return TrainingFailedError(message, kind=FailureKind(kind), rank=rank)
 
 

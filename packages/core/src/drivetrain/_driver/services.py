@@ -1,4 +1,4 @@
-"""The parts of the driver that every attempt of a run uses."""
+"""The objects that all attempts of a run share."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["RunServices"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunServices:
-    """The parts of the driver that every attempt of a run uses.
+    """The objects that all attempts of a run share.
 
     Attributes:
-        run: the facts about the run.
+        run: information about the run.
         backend: the backend that sets up the framework on the workers.
-        checkpoints: the committed checkpoints.
-        callbacks: the dispatcher of callback hooks.
+        checkpoints: manages the committed checkpoints.
+        callbacks: calls the hooks of all callbacks.
         interrupts: requests to end the run, such as Ctrl-C or a cancellation.
     """
 

@@ -1,7 +1,7 @@
-"""The states of an attempt and of its ranks, with one transition table for each.
+"""The states of an attempt and the states of a rank, with a transition table for each.
 
-Only these tables decide which state follows. The other modules apply a trigger, or the event of a rank, and then act on
-the new state. A state and trigger without an entry in the table leave the state unchanged.
+Only these tables decide which state comes next. The other modules apply a trigger to an attempt, or an event to a rank,
+and then act on the new state. If the table has no entry for the state and the trigger, the state does not change.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["ATTEMPT_TRANSITIONS", "AttemptState", "StateMachine", "Trigger", "ne
 
 
 class AttemptState(enum.Enum):
-    """The state of an attempt. ``SUCCEEDED`` and the states after it are final."""
+    """The state of an attempt. ``SUCCEEDED`` and all states below it are final."""
 
     RUNNING = enum.auto()
     STOPPING = enum.auto()  # the stop condition was met; earlier checkpoints are being completed
     PREEMPTING = enum.auto()  # the ranks were asked to save and return because their processes will be terminated
     GROWING = enum.auto()  # the ranks were asked to save and return because the cluster has room for more of them
-    RANKS_LOST = enum.auto()  # processes were lost, without any other failure: they can be replaced
-    REPLACING = enum.auto()  # the other ranks wait for the replacements
+    RANKS_LOST = enum.auto()  # processes were lost, but no rank raised an exception: replacement may be possible
+    REPLACING = enum.auto()  # the other ranks wait for the new processes
     SUCCEEDED = enum.auto()
     PREEMPTED = enum.auto()
     GROWN = enum.auto()  # the next attempt has more workers
@@ -31,7 +31,7 @@ class AttemptState(enum.Enum):
 
     @property
     def is_active(self) -> bool:
-        """True if the attempt is waiting for its ranks to return."""
+        """True if the attempt has not ended, and no rank has failed or been lost."""
         return self in (
             AttemptState.RUNNING,
             AttemptState.STOPPING,
@@ -54,12 +54,12 @@ class Trigger(enum.Enum):
     """An occurrence that can change the state of an attempt."""
 
     STOP_CONDITION_MET = enum.auto()
-    CHECKPOINTS_COMPLETED = enum.auto()  # all checkpoints from before the stop condition
+    CHECKPOINTS_COMPLETED = enum.auto()  # all checkpoints that were reported before the stop condition was met
     PREEMPTION_REQUESTED = enum.auto()  # by SIGTERM to a rank, or by an interrupt of the driver
-    GROWTH_REQUESTED = enum.auto()  # the ranks can save first
-    GROWTH_WITHOUT_SAVING = enum.auto()  # they cannot: the next attempt uses the latest checkpoint
+    GROWTH_REQUESTED = enum.auto()  # there is room for more workers, and the ranks can save first
+    GROWTH_WITHOUT_SAVING = enum.auto()  # the ranks cannot save, so the next attempt uses the latest checkpoint
     ALL_RETURNED = enum.auto()  # every train function returned
-    ALL_SAVED = enum.auto()  # every train function returned, at least one of them after a notice
+    ALL_SAVED = enum.auto()  # every train function returned, at least one of them after receiving a notice
     RANK_FAILED = enum.auto()
     RANK_LOST = enum.auto()
     REPLACEMENT_STARTED = enum.auto()
@@ -123,11 +123,11 @@ ATTEMPT_TRANSITIONS: Mapping[AttemptState, Mapping[Trigger, AttemptState]] = {
 
 
 class StateMachine:
-    """The state of one attempt.
+    """Holds the state of one attempt, and changes it according to the transition table.
 
     Attributes:
         state: the current state.
-        entered_at: the monotonic time at which the state was entered.
+        entered_at: the monotonic time in seconds at which the attempt entered this state.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class StateMachine:
         self.entered_at = time.monotonic()
 
     def apply(self, trigger: Trigger) -> bool:
-        """Apply the transition table; return True if the state changed."""
+        """Enter the state that follows after a trigger; return True if the state changed."""
         following = ATTEMPT_TRANSITIONS.get(self.state, {}).get(trigger, self.state)
         if following is self.state:
             return False
@@ -152,7 +152,7 @@ _RANK_TRANSITIONS: Mapping[type, RankState] = {
 
 
 def next_rank_state(state: RankState, event: Event) -> RankState:
-    """Return the state of a rank after an event. The state of a rank that has ended is kept until it is replaced."""
+    """Return the state of a rank after an event. A rank that has finished, failed or been lost keeps its state."""
     if state in _ENDED:
         return state
     if isinstance(event, PhaseEntered):

@@ -1,4 +1,4 @@
-"""Creates the tasks of the workers: everything that one rank needs to run the train function once."""
+"""Creates the workers' tasks. A task contains everything that a rank needs to run the train function once."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class TaskFactory:
     Args:
         services: the services of the run.
         function: the pickled pair of train function and config.
-        split: splits the datasets among workers, which may resume from a checkpoint.
-        metadata: the trainer's metadata, for the context.
+        split: splits the datasets among the given workers. Its second argument is the checkpoint to resume from, or
+            None.
+        metadata: the trainer's metadata, which ``get_context().get_metadata()`` returns.
         start: the number of drivers that have worked on the run, including this driver.
-        all_values: True if the return values of all ranks are needed, and not only rank 0's.
+        all_values: True if the return values of all ranks are needed, not only that of rank 0.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class TaskFactory:
     def split_datasets(self, workers: Sequence[WorkerInfo], checkpoint: Checkpoint | None) -> None:
         """Split the datasets among the workers of an attempt.
 
-        The shards are referenced as long as the workers use them, because Ray terminates the actor that splits a
-        dataset when this process releases it.
+        This object keeps a reference to the shards while the workers use them. Without a reference in this process, Ray
+        would terminate the actor that splits the dataset.
         """
         self._shards = self._split(workers, checkpoint)
 
@@ -99,5 +100,5 @@ class TaskFactory:
 
 
 def scaling_for(scaling: ScalingConfig, size: int) -> ScalingConfig:
-    """Return the configuration with a fixed number of workers, which differs only for an elastic run."""
+    """Return the configuration with a fixed number of workers. Only that of an elastic run has to be changed."""
     return scaling if scaling.num_workers == scaling.max_workers else replace(scaling, num_workers=size)

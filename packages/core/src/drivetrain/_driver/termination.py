@@ -29,7 +29,7 @@ class Termination:
         group: the group of the attempt.
         ranks: the ranks of the attempt.
         machine: the state machine, which receives the triggers of preemption and growth.
-        target_size: computes the number of workers that an elastic run could have now; may take seconds.
+        target_size: returns the number of workers that an elastic run could have now. A call may take seconds.
     """
 
     def __init__(
@@ -54,18 +54,21 @@ class Termination:
 
     @property
     def grace_s(self) -> float:
-        """The time in seconds in which the ranks have to save and return."""
+        """The maximum time in seconds for the ranks to save and return."""
         return self._services.run.run_config.failure_config.preemption_grace_s
 
     def request_preemption(self, reason: str) -> None:
-        """Ask the ranks to save and return: their processes will be terminated, or the driver was interrupted."""
+        """Ask the ranks to save and return because processes will be terminated or the driver was interrupted."""
         if self._machine.apply(Trigger.PREEMPTION_REQUESTED):
             self._preemption_reason = reason
         if self._machine.state in (AttemptState.PREEMPTING, AttemptState.STOPPING):
             self._ask_to_save(reason)
 
     def consider_growth(self) -> None:
-        """Let an elastic run grow if there is room and enough time has passed; called after each commit."""
+        """Let an elastic run grow if there is room for more workers. Called after each commit.
+
+        The room is determined at most once per ``elastic_resize_monitor_interval_s``.
+        """
         scaling, size = self._services.run.scaling_config, len(self._ranks)
         if self._machine.state is not AttemptState.RUNNING or size >= scaling.max_workers or not self._ranks.active:
             return
@@ -96,7 +99,7 @@ class Termination:
         self._machine.apply(Trigger.ALL_SAVED if self._any_rank_saved else Trigger.ALL_RETURNED)
 
     def preempted(self) -> AttemptFailed:
-        """Return the ending of an attempt in the state ``PREEMPTED``."""
+        """Return how an attempt in the state ``PREEMPTED`` ended."""
         how = "all ranks returned after the same step"
         if self._ranks.active:
             how = (
@@ -107,7 +110,7 @@ class Termination:
         return AttemptFailed(Failure(kind=FailureKind.PREEMPTION, summary=summary))
 
     def grown(self) -> Grow:
-        """Return the ending of an attempt in the state ``GROWN``."""
+        """Return how an attempt in the state ``GROWN`` ended."""
         return Grow(self._next_size)
 
     def _ask_to_save(self, reason: str) -> None:
@@ -122,7 +125,7 @@ class Termination:
         self._group.send(sorted(self._ranks.active), CountSteps())
 
     def _set_stop_step(self) -> None:
-        """Send the stop step once every active rank has sent its count: the highest count plus one."""
+        """Once every active rank has sent its step count, send all ranks the stop step: the highest count plus one."""
         if self._notice is None or not self._steps or self._ranks.active - self._steps.keys():
             return
         step = max(self._steps.values()) + 1

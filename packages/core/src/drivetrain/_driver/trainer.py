@@ -37,24 +37,25 @@ class DataParallelTrainer(KeepsArguments):
     ``class JaxTrainer(DataParallelTrainer, config=JaxConfig)`` accepts ``jax_config`` instead of ``backend_config``.
 
     Args:
-        train_loop_per_worker: the train function; it takes no argument, or the config.
+        train_loop_per_worker: the train function, which takes either no argument or the config.
         train_loop_config: the config that is passed to the train function.
-        backend_config: sets up the framework around the train function: a configuration, a backend, or the name of an
-            installed backend such as ``"torch"``; None for no framework.
+        backend_config: the backend that sets up the framework around the train function: a ``BackendConfig``, a
+            ``Backend``, or the name of an installed backend such as ``"torch"``; None for no framework.
         scaling_config: the number of workers and their resources.
         run_config: where results are stored, how progress is shown, and when the run ends.
         datasets: datasets by name; :func:`~drivetrain.get_dataset_shard` returns each worker's shard. A dataset is a
             path to Parquet, CSV, JSON or Arrow files (or a list of paths), a pandas or polars data frame, a pyarrow
             table or dataset, a Hugging Face or Ray dataset, a dict of arrays, or a function that returns one of these.
         dataset_config: which datasets are split, and how.
-        metadata: returned by ``get_context().get_metadata()`` and by ``get_metadata()`` of every checkpoint; values
-            must be JSON values or bytes.
+        metadata: values by name, which ``get_context().get_metadata()`` and ``get_metadata()`` of every checkpoint
+            return. They must be JSON values or bytes.
         resume_from_checkpoint: the checkpoint that ``get_checkpoint()`` returns at the start of a new run.
-        **named_config: in a trainer for a specific backend, the configuration of the backend under its own name.
+        **named_config: in a trainer for a specific backend, the backend's configuration, in an argument with its own
+            name such as ``jax_config``.
 
     Raises:
-        ConfigurationError: an argument is of the wrong type, or the function cannot be called as described.
-        PluginError: the backend is not installed, or does not load.
+        ConfigurationError: an argument is of the wrong type, or the train function requires other arguments.
+        PluginError: the backend is not installed, or cannot be loaded.
 
     Example:
         >>> import drivetrain
@@ -73,7 +74,7 @@ class DataParallelTrainer(KeepsArguments):
 
     _config_type: ClassVar[type[BackendConfig] | None] = None
     _config_argument: ClassVar[str] = "backend_config"
-    _all_values: ClassVar[bool] = False  # Result.return_value is a list of the values of all ranks
+    _all_values: ClassVar[bool] = False  # if True, Result.return_value is a list of the values of all ranks
     _trial: Trial | None = None
 
     def __init_subclass__(cls, *, config: type[BackendConfig] | None = None, **options: Any) -> None:
@@ -141,7 +142,7 @@ class DataParallelTrainer(KeepsArguments):
     def _choose_config(
         self, backend_config: BackendConfig | Backend | str | None, named: Mapping[str, BackendConfig | None]
     ) -> BackendConfig | Backend | str:
-        """Return the configuration of the backend, from ``backend_config`` or from the argument named after it."""
+        """Return the backend's configuration, from ``backend_config`` or from the argument with the backend's name."""
         owner, kind, argument = type(self).__name__, self._config_type, self._config_argument
         given: dict[str, Any] = dict(named)
         if backend_config is not None:
@@ -171,25 +172,27 @@ class DataParallelTrainer(KeepsArguments):
         """Run the train function on every worker until it ends.
 
         Args:
-            raise_on_failure: raise :class:`~drivetrain.TrainingFailedError` if the training fails. With False, the
-                error is in ``Result.error`` instead. Errors that prevent the start of the run are always raised.
+            raise_on_failure: True to raise :class:`~drivetrain.TrainingFailedError` if the training fails; False to
+                return a result with this error as ``Result.error``. Errors that prevent the start of the run are always
+                raised.
 
         Returns:
             The result, which is also stored in the run directory.
 
         Raises:
             TrainingFailedError: a worker or a callback failed and no retry was left; ``__cause__`` is the root cause.
-            ConfigurationError: the configuration is impossible; nothing was started.
+            ConfigurationError: the configuration is invalid; nothing was started.
             ResourceError: the run requests more resources than exist, or than become free in time.
-            PluginError: the runtime or a callback is not installed, or does not load; nothing was started.
+            PluginError: the runtime or a callback is not installed, or cannot be loaded; nothing was started.
             SerializationError: the train function or its config cannot be pickled; nothing was started.
-            RunExistsError: a run with that name exists and resuming was not requested; the run was not changed.
+            RunExistsError: a run with that name exists and resuming was not requested; that run was not changed.
             RunInUseError: another driver is working on the run.
             StorageError: the run directory cannot be written.
             CallbackError: a callback raised in ``on_run_end`` after a successful training.
-            KeyboardInterrupt: Ctrl-C; all workers have ended. After the first Ctrl-C, a train function that calls
-                :func:`~drivetrain.get_preemption_info` can save and return; the second terminates it.
-            SystemExit: SIGTERM, with the same behavior.
+            KeyboardInterrupt: Ctrl-C was pressed; all workers have ended. The first Ctrl-C lets a train function that
+                calls :func:`~drivetrain.get_preemption_info` save and return. Otherwise, or if Ctrl-C is pressed again,
+                the train function is terminated.
+            SystemExit: the driver received SIGTERM, which has the same effect as Ctrl-C.
         """
         interrupts = Interrupts()
         try:
@@ -220,20 +223,23 @@ class DataParallelTrainer(KeepsArguments):
         return RunHandle(lambda interrupts: self._run(interrupts, raise_on_failure))
 
     def as_trainable(self, system: str | None = None, *, autoscaling: bool = False) -> Callable[[dict[str, Any]], None]:
-        """Return a trainable that ``ray.tune.Tuner`` and ``ray.tune.run`` can run with other arguments.
+        """Return a trainable with which ``ray.tune.Tuner`` and ``ray.tune.run`` run copies of this trainer.
 
         The keys of ``param_space`` are names of this trainer's arguments; each trial merges its values into the
-        arguments of this trainer. Each trial reserves the resources of its workers together with ``trainer_resources``,
-        and stores its run inside the trial's directory. Requires ``pip install "drivetrain[ray-tune]"``; for a search
-        without Ray see :class:`drivetrain_tune.Tuner`.
+        arguments of this trainer. Each trial reserves the resources of its workers and the ``trainer_resources`` of the
+        scaling configuration, and stores its run inside the trial's directory.
+
+        Requires ``pip install "drivetrain[ray-tune]"``; for a search without Ray, see :class:`drivetrain_tune.Tuner`.
 
         Args:
-            system: the name of the installed plugin for the system that runs the trials; None selects the only one.
-            autoscaling: the cluster adds nodes on demand, so a trial may request more resources than exist now.
+            system: the name of the installed plugin for the system that runs the trials; None if only one such
+                plugin is installed.
+            autoscaling: True if the cluster adds nodes on demand, so that a trial may request more resources than exist
+                now.
 
         Raises:
             PluginNotFoundError: Ray Tune is not installed.
-            PluginError: several such plugins are installed and ``system`` is None.
+            PluginError: ``system`` is None, and several plugins for such systems are installed.
             SerializationError: an argument of the trainer cannot be pickled.
 
         Example:
@@ -250,9 +256,9 @@ class DataParallelTrainer(KeepsArguments):
         """Return a copy of this trainer with changed arguments.
 
         Args:
-            changes: arguments by name. Mappings are merged into the arguments of this trainer, including into
-                configuration objects.
-            trial: the trial of a hyperparameter search that the run belongs to.
+            changes: the changed arguments, by name. A mapping is merged into the mapping or the configuration object
+                that this trainer has as the argument.
+            trial: the trial to which the run belongs in a hyperparameter search; None outside a search.
             replaced: arguments that replace the arguments of this trainer without merging.
 
         Raises:
@@ -281,18 +287,19 @@ class DataParallelTrainer(KeepsArguments):
 
         ``fit()`` resumes from the latest committed checkpoint, in the same directory and with the same metrics files.
 
-        This unpickles ``trainer.pkl``, which can execute code: restore only runs that you trust.
+        This method unpickles ``trainer.pkl``, which can execute code: restore only runs that you trust.
         ``RunConfig(resume=path)`` resumes a run without unpickling anything.
 
         Args:
             path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
             train_loop_per_worker: the train function; None for the stored function.
-            storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None selects it from the path.
-            arguments: other arguments of the trainer, which replace the stored arguments. The name, the storage path
-                and the resume mode in a ``run_config`` are ignored. ``datasets`` are not stored: pass them again.
+            storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None to select it by the path.
+            arguments: other arguments of the trainer, which replace the stored arguments. The name, the storage path,
+                the storage filesystem and the resume mode in a ``run_config`` are ignored. ``datasets`` and
+                ``dataset_config`` are not stored: pass them again.
 
         Raises:
-            StorageError: there is no run, or its arguments were not stored.
+            StorageError: the directory contains no run, or no arguments that can be read.
             ConfigurationError: an argument has the wrong type.
             SerializationError: a stored argument cannot be loaded in this process; pass it again.
         """
@@ -320,7 +327,7 @@ class DataParallelTrainer(KeepsArguments):
 
         Args:
             path: the run directory: a local path, a URI, or a path on ``storage_filesystem``.
-            storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None selects it from the path.
+            storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None to select it by the path.
 
         Raises:
             ConfigurationError: the storage of the path cannot be used.
@@ -379,12 +386,13 @@ def trainable_of(
     argument: str | None = None,
     autoscaling: bool = False,
 ) -> Callable[[dict[str, Any]], None]:
-    """Return the object with which another system runs a trainer with other arguments; a plugin creates it.
+    """Return a trainable: an object, created by a plugin, with which another system runs a trainer's trials.
 
     Args:
         trainer: the trainer.
         system: see :meth:`DataParallelTrainer.as_trainable`.
-        argument: the argument that receives the config of a trial; None if the config contains arguments by name.
+        argument: the name of the trainer's argument that is set to the config of a trial; None if the config contains
+            arguments of the trainer by name.
         autoscaling: see :meth:`DataParallelTrainer.as_trainable`.
     """
     if system is None:

@@ -1,4 +1,4 @@
-"""``trainer.pkl``: the arguments of a run's trainer, from which ``restore`` makes a trainer that continues the run."""
+"""``trainer.pkl``: the stored arguments of a trainer, from which ``restore`` creates a trainer to resume the run."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class TrainerFile:
 
     @classmethod
     def of(cls, *, pickled: Mapping[str, bytes], values: Mapping[str, Any]) -> TrainerFile:
-        """Return the file of a trainer, without the arguments that cannot be pickled. Restoring requires them again.
+        """Return the file of a trainer, without the arguments that cannot be pickled. ``restore`` requires them again.
 
         Args:
-            pickled: arguments that are pickled already. Each is pickled separately, so that an argument that can no
-                longer be loaded can be replaced by a new value.
+            pickled: arguments that are pickled already, each of them separately. If one of them can no longer be
+                loaded, a new value can be passed to ``restore``.
             values: the other arguments.
         """
         parts = dict(pickled)
         for name, value in values.items():
-            with contextlib.suppress(Exception):  # whatever a user's object may raise
+            with contextlib.suppress(Exception):  # a user's object may raise any exception
                 parts[name] = dumps(value)
         return cls(parts)
 
@@ -60,15 +60,16 @@ class TrainerFile:
             return cls(stored["parts"])
         except StorageError:
             raise
-        except Exception as error:  # whatever damaged pickles raise
+        except Exception as error:  # a damaged pickle may raise any exception
             raise StorageError(
-                f"[DT-707] {storage.path(TRAINER_FILE)} cannot be read ({error!r}). Create a trainer with its "
-                "arguments and RunConfig(resume=<path>) instead"
+                f"[DT-707] {storage.path(TRAINER_FILE)} cannot be read ({error!r}). Instead of restore(), create "
+                "the trainer again with its original arguments and run_config=RunConfig(resume=<path of the run "
+                "directory>)"
             ) from error
 
     @staticmethod
     def exists(path: str | os.PathLike[str], filesystem: Any | None) -> bool:
-        """Return True if :meth:`read` finds a file."""
+        """Return True if a run directory contains the file that :meth:`read` reads."""
         storage = Storage(*locate(path, filesystem, what="can_restore(path)"))
         return storage.exists(RUN_FILE) and storage.exists(TRAINER_FILE)
 
@@ -86,7 +87,7 @@ class TrainerFile:
         for name in sorted(names & self.parts.keys()):
             try:
                 values[name] = pickle.loads(self.parts[name])
-            except Exception as error:  # whatever a user's object may raise
+            except Exception as error:  # a user's object may raise any exception
                 raise SerializationError(
                     f"[DT-202] restore: the stored {name} cannot be loaded ({type(error).__name__}: {error}). "
                     f"Pass it again: restore(path, {name}=...)"

@@ -1,4 +1,4 @@
-"""The interface of framework plugins: the backend that they implement, and the worker group that it uses."""
+"""The interface of framework plugins: the backend that a plugin implements, and the worker group that it uses."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ T = TypeVar("T")
 
 
 class WorkerGroup(Protocol):
-    """The workers of one attempt, as a backend can use them on the controller."""
+    """The workers of one attempt. A backend uses this interface on the controller."""
 
     @property
     def workers(self) -> Sequence[WorkerInfo]:
-        """The workers, by rank."""
+        """The workers, in the order of their ranks."""
         ...
 
     def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
-        """Call a function on the main thread of workers concurrently, and return the results by rank.
+        """Call a function on the main threads of several workers concurrently, and return the results.
 
         Args:
             fn: a function that can be pickled.
-            *args: its arguments.
-            ranks: the ranks to call it on; None for all.
+            *args: the arguments of the function.
+            ranks: the ranks of the workers that call the function; None for all workers.
+
+        Returns:
+            One result per rank, in the order of ``ranks``.
 
         Raises:
-            Exception: the exception of the first rank that failed.
+            Exception: the exception of the first of these ranks that failed.
             WaitTimeoutError: a worker did not respond within ``RunConfig(start_timeout_s=...)``.
             WorkerDiedError: a worker exited before it responded.
         """
@@ -46,20 +49,20 @@ class Backend(ABC):
     """Sets up a framework for distributed training. A framework plugin must implement this class.
 
     Once the worker processes are running, the controller calls :meth:`rendezvous`, which returns one mapping per rank,
-    and sends each mapping to its rank. Each worker enters :meth:`session`, runs the train function in it, and leaves
-    it. When the attempt ends, with or without an error, the controller calls :meth:`close` and then stops the
-    processes. The object is pickled to the workers.
+    and sends each mapping to its rank. Each worker enters the context manager that :meth:`session` returns, runs the
+    train function, and leaves the context manager. When the attempt ends, with or without an error, the controller
+    calls :meth:`close` and then stops the processes. The backend object is pickled and sent to the workers.
 
     Attributes:
         name: the backend's name in messages.
         preload: names of modules to import before workers are started, once for all workers if the runtime supports
-            it. They must not start threads or use an accelerator.
-        warmup: names of further modules that make later starts faster. The first start does not wait for them. The
-            same rules apply.
-        preload_environment: prefixes of the names of environment variables that these modules may read on import. If
-            such a variable changes, the next start imports the modules again. By default, every variable counts.
-        survives_losses: True if only the processes of lost ranks have to be replaced, and the other ranks continue with
-            the new processes. The backend must then implement :meth:`rejoin`. If False, all processes are replaced.
+            that. The modules must not start threads or use an accelerator.
+        warmup: names of further modules to import in advance, so that later starts are faster. The first start does not
+            wait for these imports. The modules must not start threads or use an accelerator.
+        preload_environment: prefixes of the names of environment variables that the modules above may read on import.
+            If such a variable changes, the next start imports the modules again. The default matches every variable.
+        survives_losses: True if the other ranks can continue when the processes of lost ranks are replaced. The backend
+            must then implement :meth:`rejoin`. If False, a loss makes the controller replace all processes.
     """
 
     name: str = "backend"
@@ -72,7 +75,7 @@ class Backend(ABC):
         """On the controller, return the information that each rank needs to find the others, such as a host and port.
 
         Args:
-            group: the workers, which are running and waiting.
+            group: the workers. Their processes are running and wait for commands.
 
         Returns:
             One mapping per rank.
@@ -84,7 +87,7 @@ class Backend(ABC):
         """On each worker, set up the framework and tear it down after training.
 
         Args:
-            context: the worker's ranks, devices and run.
+            context: information about the worker, its devices and the run.
             rendezvous: this rank's mapping from :meth:`rendezvous`.
 
         Returns:
@@ -94,16 +97,17 @@ class Backend(ABC):
     def rejoin(self, group: WorkerGroup, lost: Sequence[int]) -> Future[Sequence[Mapping[str, str]]]:
         """On the controller, let the other ranks continue with new processes in place of lost ranks.
 
-        Called only if :attr:`survives_losses` is True. It returns at once. The future is done when every other rank has
-        interrupted its work and waits for the new processes; until they have joined, it does not report. If one of
-        the other ranks fails or exits instead, all processes are replaced.
+        Called only if :attr:`survives_losses` is True. This method returns at once. The future is done when every other
+        rank has interrupted its work and waits for the new processes. A rank that waits must not report until the new
+        processes have joined. If one of the other ranks fails or exits instead, all processes are replaced.
 
         Args:
-            group: the workers. The processes of the lost ranks are new and waiting.
+            group: the workers. The processes of the lost ranks are new and wait for commands.
             lost: the lost ranks.
 
         Returns:
-            A future of one mapping per lost rank, for :meth:`session`. If it is cancelled, all processes are replaced.
+            A future whose result is one mapping per lost rank, for :meth:`session`. If the future is cancelled, all
+            processes are replaced.
         """
         raise NotImplementedError(f"{type(self).__name__}: expected a method rejoin() because survives_losses is True")
 
@@ -131,5 +135,5 @@ class BackendConfig:
 
     @classmethod
     def diagnose(cls) -> Iterable[Finding]:
-        """Check the framework on this machine, for ``drivetrain doctor``."""
+        """Check the framework on this machine, and return the findings for ``drivetrain doctor``."""
         return ()

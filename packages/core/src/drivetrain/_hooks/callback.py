@@ -23,9 +23,9 @@ class Report(NamedTuple):
         iteration: the rank's number of reports in the run so far, including this one. A resumed run continues counting
             from its checkpoint.
         metrics: the reported metrics, combined over the ranks if the report requested that, and the metrics that
-            drivetrain fills in.
-        checkpoint: the directory of the checkpoint that was reported with them, which is committed later; None without
-            a checkpoint.
+            drivetrain adds.
+        checkpoint: the name of the reported checkpoint's directory in the run directory; None without a checkpoint. The
+            checkpoint is committed later.
     """
 
     rank: int
@@ -66,11 +66,13 @@ class Callback:
         """
 
     def on_resume(self, run: Run, iteration: int) -> None:
-        """Called when an attempt resumes. Later iterations that were already reported will be reported again.
+        """Called at the start of every attempt except the first one of a new run.
+
+        Iterations after ``iteration`` that were reported before will be reported again.
 
         Args:
             run: the run.
-            iteration: the iteration after which it resumes; 0 to start from the beginning.
+            iteration: the iteration after which the attempt resumes; 0 if it starts from the beginning.
         """
 
     def on_report(self, run: Run, report: Report) -> None:
@@ -80,16 +82,16 @@ class Callback:
         """Called for each committed checkpoint."""
 
     def on_failure(self, run: Run, failure: Failure, retrying: bool) -> None:
-        """Called when an attempt failed.
+        """Called when an attempt has failed, or when lost ranks were replaced and the attempt continues.
 
         Args:
             run: the run.
             failure: the root cause.
-            retrying: True if another attempt follows.
+            retrying: True if another attempt follows, or if the attempt continues.
         """
 
     def on_group_stop(self, run: Run, attempt: int) -> None:
-        """Called when the workers of an attempt are being stopped."""
+        """Called at the end of an attempt, before its workers are stopped."""
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         """Called when the run has ended.
@@ -101,7 +103,7 @@ class Callback:
 
 
 class Callbacks:
-    """Calls hooks of all callbacks in turn. If a hook raises, the error names the callback and the hook."""
+    """Calls a hook of all callbacks, one after another. If a hook raises, the error names the callback and the hook."""
 
     def __init__(self, callbacks: Sequence[Callback], run: Run) -> None:
         self._callbacks = tuple(callbacks)
@@ -109,7 +111,7 @@ class Callbacks:
         self._on_report = [callback.on_report for callback in self._callbacks]
 
     def report(self, report: Report) -> None:
-        """Call ``on_report``, which may be called thousands of times per second."""
+        """Call ``on_report`` of every callback. This is fast, because there may be thousands of reports per second."""
         for hook in self._on_report:
             try:
                 hook(self._run, report)
@@ -128,7 +130,7 @@ class Callbacks:
         """Call a closing hook of every callback, even if another callback raises.
 
         Returns:
-            The first error, which the caller raises unless there was an earlier error; None without errors.
+            The first error, or None. The caller raises it unless an earlier error takes precedence.
         """
         first: CallbackError | None = None
         for callback in self._callbacks:

@@ -41,9 +41,9 @@ class WorkerInfo:
         rank: its world rank, from 0 to world size - 1.
         local_rank: its rank among the workers of its node.
         node_rank: the rank of its node, from 0 to number of nodes - 1.
-        node_id: the runtime's id of its node.
+        node_id: the id of its node, in the form that the runtime uses.
         hostname: the node's host name.
-        ip: the IP address at which other workers reach it.
+        ip: the IP address at which other workers reach this worker.
         pid: its process id on that node.
         accelerator_ids: the ids of its GPUs, as in ``CUDA_VISIBLE_DEVICES``.
     """
@@ -67,13 +67,13 @@ class TrainContext:
         world_size: number of workers in the group.
         local_world_size: number of workers on this worker's node.
         run_name: the run's name.
-        run_id: an id of the run that stays the same over attempts and resumes.
+        run_id: the run's id, which stays the same over attempts and resumes.
         storage: the run directory.
         checkpoint_config: the checkpoint settings of the run.
         trial_dir: the directory for files that the train function writes, other than checkpoints.
         attempt: the number of the attempt: 0 for the first, 1 for the first retry, and so on.
         metadata: the trainer's ``metadata`` argument.
-        trial_resources: the resources of the whole run, by name: those of the workers plus those of the trainer.
+        trial_resources: the resources of the whole run (workers and trainer together), by name.
         trial: identifies the run within a hyperparameter search; None outside a search.
     """
 
@@ -119,7 +119,7 @@ class TrainContext:
         return self.trial.name if self.trial else self.run_name
 
     def get_trial_id(self) -> str:
-        """Return the id of the trial, or of the run outside a search. It stays the same over attempts and resumes."""
+        """Return the id of the trial, or of the run outside a search. The id does not change on retries and resumes."""
         return self.trial.id if self.trial else self.run_id
 
     def get_trial_dir(self) -> str:
@@ -127,7 +127,7 @@ class TrainContext:
         return self.trial_dir
 
     def get_run_dir(self) -> str:
-        """Return the run directory, as a path on :meth:`get_run_filesystem`; on local storage a local directory."""
+        """Return the path of the run directory on :meth:`get_run_filesystem`. On local storage, it is a local path."""
         return self.storage.root
 
     def get_run_filesystem(self) -> Any:
@@ -135,7 +135,7 @@ class TrainContext:
         return self.storage.filesystem.handle
 
     def get_trial_resources(self) -> dict[str, float]:
-        """Return the resources of the whole run, by name: those of the workers plus those of the trainer."""
+        """Return the resources of the whole run (workers and trainer together), by name."""
         return dict(self.trial_resources)
 
     def get_metadata(self) -> dict[str, Any]:
@@ -148,14 +148,15 @@ class Run:
     """Information about the run, as passed to callbacks.
 
     Attributes:
-        name: the run's name, which is also its directory's.
-        id: eight hexadecimal digits that stay the same over attempts and resumes.
-        path: a local directory for files of callbacks: the run directory, or a directory that is copied to it.
+        name: the name of the run and of its directory.
+        id: the run's id: eight hexadecimal digits that stay the same over attempts and resumes.
+        path: the local directory to which callbacks write files. On local storage, it is the run directory; otherwise,
+            its files are uploaded to the run directory.
         location: the path of the run directory on its filesystem.
-        storage: the run directory, on local or remote storage.
-        scaling_config: as given to the trainer.
-        run_config: as given to the trainer.
-        train_loop_config: as given to the trainer.
+        storage: an object to access the run directory, on local or remote storage.
+        scaling_config: the trainer's ``scaling_config``.
+        run_config: the trainer's ``run_config``.
+        train_loop_config: the trainer's ``train_loop_config``.
         console: prints whole lines without disturbing the progress line.
         trial: identifies the run within a hyperparameter search; None outside a search.
     """
@@ -173,5 +174,9 @@ class Run:
 
     @property
     def artifacts(self) -> Path:
-        """The directory that ``get_trial_dir()`` returns on workers, if the run is stored on this machine."""
+        """The ``artifacts`` directory in :attr:`path`.
+
+        If the run is stored on this machine, ``get_trial_dir()`` returns the same directory on workers; otherwise,
+        workers use another one.
+        """
         return self.path / ARTIFACTS

@@ -19,8 +19,9 @@ class DataConfig:
         datasets_to_split: the names of the datasets that are split, so that each worker gets its own part; ``"all"``
             splits all of them. For the other datasets, every worker gets all rows.
         execution_options: a ``ray.data.ExecutionOptions`` for datasets of Ray Data; None for the defaults.
-        keep_together: a column for each named dataset: all rows with the same value in it go to one worker. Such rows
-            must be adjacent in the dataset. The parts are then only approximately equal in size.
+        keep_together: a mapping from the name of a dataset to one of its columns: all rows with the same value in that
+            column go to one worker. Such rows must be adjacent in the dataset. The workers' parts are then only
+            approximately equal in size.
 
     Raises:
         ConfigurationError: an argument is of the wrong type.
@@ -55,22 +56,24 @@ class DataConfig:
         worker_node_ids: Sequence[str] | None = None,
         **options: Any,
     ) -> list[dict[str, Any]]:
-        """Create the return values of each worker's :func:`~drivetrain.get_dataset_shard`.
+        """Create the shards that :func:`~drivetrain.get_dataset_shard` returns on each worker.
 
-        Override it to split datasets differently. It is called in the driver at the start of each attempt. The number
-        of workers may differ between attempts.
+        Override this method to split datasets differently. It is called in the driver at the start of each attempt. The
+        number of workers may differ between attempts.
 
         Args:
-            datasets: the return value of :meth:`open`: datasets by name.
+            datasets: the return value of :meth:`open`, which maps names to datasets.
             world_size: the number of workers.
-            worker_handles: None; the argument exists for code that was written for Ray Train.
-            worker_node_ids: the node of each worker, by rank.
-            options: further keyword arguments. ``positions``, if the checkpoint to resume from has any: for each
-                dataset, the return value of its shards' ``state_dict()``. ``resources``, if a dataset is a function or
-                requires a runtime: the cluster resources that the run uses, by name.
+            worker_handles: always None. The argument exists for code that was written for Ray Train.
+            worker_node_ids: the ids of the workers' nodes, in the order of the ranks.
+            options: up to two further keyword arguments. ``positions`` is a mapping from the name of a dataset to the
+                return value of its shards' ``state_dict()``, and is passed if the checkpoint to resume from contains
+                positions. ``resources`` is a mapping from the names to the amounts of the cluster resources that the
+                run uses, and is passed if a dataset is a function or requires a runtime.
 
         Returns:
-            The shards of each rank, by name. They are pickled to the workers.
+            One mapping per rank, from the name of a dataset to the rank's shard. The shards are pickled and sent to
+            the workers.
 
         Raises:
             ConfigurationError: a dataset cannot be split, or this configuration names a dataset that does not exist.
@@ -98,9 +101,9 @@ class DataConfig:
         """Open datasets once for all attempts, so that errors are raised before workers are started.
 
         Returns:
-            The ``datasets`` argument of :meth:`configure`: for each name a :class:`drivetrain.plugin.OpenedDataset`, or
-            the function that creates the dataset. If a subclass overrides only :meth:`configure`, ``datasets``
-            unchanged.
+            The ``datasets`` argument of :meth:`configure`: a mapping from each name to a
+            :class:`drivetrain.plugin.OpenedDataset`, or to the function that creates the dataset. If a subclass
+            overrides :meth:`configure` but not this method, nothing is opened, and ``datasets`` is returned.
 
         Raises:
             ConfigurationError: see :meth:`configure`.
@@ -117,7 +120,7 @@ class DataConfig:
         """Return the default ``execution_options``: a ``ray.data.ExecutionOptions``.
 
         Raises:
-            PluginNotFoundError: no provider with such options is installed. ``drivetrain[ray]`` has one.
+            PluginNotFoundError: no installed provider has such options. ``drivetrain[ray]`` contains one that does.
         """
         options = Providers().default_options()
         if options is None:

@@ -1,4 +1,4 @@
-"""The hook ``drivetrain.datasets``: a provider opens datasets of its kind and splits them into one shard per rank."""
+"""The interface of dataset plugins: a provider opens datasets of one kind and splits them into one shard per rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DatasetProvider", "DatasetShard", "Shard", "SplitRequest", "is_insta
 
 
 class Shard(Protocol):
-    """A worker's part of a dataset. A provider's shards are pickled to the workers."""
+    """The rows of a dataset that one worker reads. A provider's shards are pickled and sent to the workers."""
 
     def iter_batches(self, *, batch_size: int | None = 256) -> Iterable[Any]:
         """Iterate over the rows in batches.
@@ -34,7 +34,7 @@ class DatasetShard(Shard, Protocol):
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the current epoch, as values that JSON can represent. It is the same on all ranks."""
+        """Return the position in the current epoch, as JSON-serializable values. All ranks return the same position."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -44,16 +44,16 @@ class DatasetShard(Shard, Protocol):
             state: the return value of :meth:`state_dict`, on any rank.
 
         Raises:
-            ConfigurationError: the position belongs to another dataset, or cannot be continued with this number of
-                workers.
+            ConfigurationError: the position belongs to another dataset, or this number of workers cannot continue from
+                it.
         """
         ...
 
     def take_state(self) -> dict[str, Any] | None:
-        """Return the last value that :meth:`state_dict` returned since the previous call of this method, or None.
+        """Return the last return value of :meth:`state_dict`; None if it was not called since this method's last call.
 
-        ``report`` calls this method and stores the position in the checkpoint's metadata. The next attempt passes it
-        to :meth:`DatasetProvider.split() <drivetrain.plugin.DatasetProvider.split>`.
+        ``report`` calls this method and stores the position in the checkpoint's metadata. The next attempt passes that
+        position to :meth:`DatasetProvider.split() <drivetrain.plugin.DatasetProvider.split>`.
         """
         ...
 
@@ -65,13 +65,13 @@ class SplitRequest:
     Attributes:
         name: the name of the dataset.
         world_size: the number of workers.
-        whole: True if every worker gets all rows instead of its own part.
-        node_ids: the node of each worker, by rank; empty if unknown.
-        position: the position that the checkpoint to resume from has for this dataset; None to start an epoch. The
-            train function decides whether it resumes there: it calls :meth:`DatasetShard.load_state_dict()
-            <drivetrain.DatasetShard.load_state_dict>`.
-        resources: the cluster resources that the run uses, by name, so that a provider can read with the
-            remaining ones; empty if unknown.
+        whole: True if every worker gets all rows instead of a part of them.
+        node_ids: the ids of the workers' nodes, in the order of the ranks; empty if unknown.
+        position: the position in this dataset that the checkpoint to resume from contains; None to start an epoch. The
+            train function decides whether to resume from that position: it calls
+            :meth:`DatasetShard.load_state_dict() <drivetrain.DatasetShard.load_state_dict>`.
+        resources: the cluster resources that the run uses, by name, so that a provider can use the remaining resources
+            for reading; empty if unknown.
         options: the ``execution_options`` of :class:`drivetrain.DataConfig`.
     """
 
@@ -85,15 +85,16 @@ class SplitRequest:
 
 
 class DatasetProvider(ABC):
-    """Splits datasets of one kind among the workers. An entry point in ``drivetrain.datasets`` refers to the class.
+    """Splits datasets of one kind among the workers. Entry points in ``drivetrain.datasets`` refer to subclasses.
 
-    For each dataset, :meth:`accepts` is called on every installed provider, and exactly one may return True. Therefore
-    importing the class and calling :meth:`accepts` must not import other libraries: see :func:`is_instance_of`.
+    For each dataset, :meth:`accepts` is called on every installed provider, and exactly one provider may return True.
+    Therefore, neither the import of the class nor a call of :meth:`accepts` may import other libraries; see
+    :func:`is_instance_of`.
 
     Attributes:
-        accepted: what the provider accepts, for error messages, such as ``"a Ray dataset"``.
-        runtimes: the names of the runtimes whose workers can read the shards. The first one is used if the user
-            selects none. None if the workers of every runtime can read them.
+        accepted: a description of the accepted objects for error messages, such as ``"a Ray dataset"``.
+        runtimes: the names of the runtimes whose workers can read the shards. If the user selects no runtime, the first
+            one is used. None if the workers of every runtime can read the shards.
     """
 
     accepted: ClassVar[str] = "objects of its own kind"
@@ -108,11 +109,12 @@ class DatasetProvider(ABC):
 
         Args:
             name: the name of the dataset.
-            dataset: the object that was accepted.
-            keep_together: a column whose equal values stay on one worker; None for no such column.
+            dataset: an object for which :meth:`accepts` returned True.
+            keep_together: the name of a column: all rows with the same value in that column must go to one worker. None
+                for no such column.
 
         Returns:
-            The argument of :meth:`split`, in the same process.
+            The opened dataset. It is passed to :meth:`split` as ``opened``, in the same process.
 
         Raises:
             ConfigurationError: the dataset cannot be opened, or cannot keep rows together.
@@ -133,10 +135,10 @@ class DatasetProvider(ABC):
             request: the number of workers, and how to split the dataset among them.
 
         Returns:
-            One shard per rank, by rank. They are pickled to the workers.
+            One shard per rank, in the order of the ranks. The shards are pickled and sent to the workers.
 
         Raises:
-            ConfigurationError: the dataset cannot be split like this.
+            ConfigurationError: the dataset cannot be split as requested.
             ResourceError: the workers leave too few resources for reading the dataset.
         """
 
@@ -150,7 +152,7 @@ def is_instance_of(value: object, module: str, name: str) -> bool:
 
     Args:
         value: any object.
-        module: the module from which users import the class. If it is not imported, there are no instances.
+        module: the module from which users import the class. If it has not been imported, the result is False.
         name: the name of the class in that module.
     """
     kind = getattr(sys.modules.get(module), name, None)

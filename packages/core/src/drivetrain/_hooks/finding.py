@@ -1,4 +1,4 @@
-"""The results of ``drivetrain doctor``, which runtimes and backends contribute to with their ``diagnose()``."""
+"""The findings of ``drivetrain doctor``. Runtimes and backends return findings from their ``diagnose()`` methods."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Finding:
     """The result of one check of ``drivetrain doctor``.
 
     Attributes:
-        name: what was checked.
+        name: a short name of the checked thing.
         status: ``"ok"``, ``"warning"`` or ``"problem"``.
         found: a description of the result.
-        advice: how to fix it; empty if there is nothing to fix.
+        advice: how to fix the problem; empty if there is nothing to fix.
     """
 
     name: str
@@ -37,8 +37,8 @@ def run_python(code: str, *arguments: str) -> str:
         arguments: the values of ``sys.argv[1:]``.
 
     Returns:
-        The output to stdout, followed by stderr if the process failed. A process that runs for 20 seconds is killed,
-        and the return value says so.
+        The process's output to stdout, followed by stderr if the process failed; ``"nothing"`` without output. A
+        process that still runs after 20 seconds is killed, and the return value is a message about the timeout.
     """
     try:
         process = subprocess.run(

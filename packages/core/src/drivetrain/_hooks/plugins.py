@@ -1,8 +1,9 @@
 """Plugins: list the entry points without importing them, load one by name, and explain errors.
 
-*Missing* is not *broken*. If no distribution provides a name, the error says what to install. If a package cannot be
-loaded, the error names its distribution and includes the exception. A plugin is used only if it is selected by name,
-except that dataset providers and runtimes are asked whether they apply.
+A missing plugin and a broken one cause different errors. If no distribution provides the name, the error names the
+package to install, if that is known. If loading the plugin fails, the error names its distribution and includes the
+exception. A plugin is loaded only if it is selected by name, except for dataset providers and runtimes, which are asked
+whether they accept a dataset or are selected by the environment.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 API_VERSION = 1
-"""Increases when a change breaks plugins."""
+"""The version of the interface for plugins. It increases with every change that breaks existing plugins."""
 
 KINDS = {
     "backend": "drivetrain.backends",
@@ -53,9 +54,9 @@ class Plugin:
 
     Attributes:
         kind: a key of :data:`KINDS`.
-        name: the name that selects it.
-        target: the object that it refers to, as ``module:attribute``.
-        distribution: the distribution that provides it.
+        name: the name by which users select the plugin.
+        target: the location of the plugin's object, in the form ``module:attribute``.
+        distribution: the name of the distribution that provides the plugin.
         version: the version of the distribution.
     """
 
@@ -66,7 +67,7 @@ class Plugin:
     version: str
 
     def load(self) -> Any:
-        """Import the object.
+        """Import and return the object that :attr:`target` refers to.
 
         Raises:
             PluginBrokenError: the import failed, or the module has no such attribute.
@@ -110,16 +111,16 @@ def _installed_plugins(kind: str, module_path: tuple[str, ...]) -> tuple[Plugin,
 
 
 def load_plugin(kind: str, name: str) -> Any:
-    """Import the plugin with a kind and name.
+    """Import the plugin of the given kind and name, and return its object.
 
     Raises:
         PluginNotFoundError: no distribution provides it. The message lists the installed plugins and, if known, the
             package to install.
-        PluginError: two distributions provide it.
+        PluginError: several distributions provide it.
         PluginBrokenError: importing it failed.
     """
     candidates = [plugin for plugin in installed_plugins(kind) if plugin.name == name]
-    if not candidates:  # it may have been installed since the lookup that is cached
+    if not candidates:  # the plugin may have been installed after the cached lookup
         installed = list_plugins(kind)
         candidates = [plugin for plugin in installed if plugin.name == name]
         if not candidates:
@@ -134,7 +135,7 @@ def load_plugin(kind: str, name: str) -> Any:
 
 
 def load_only_plugin(kind: str, *, hint: str) -> Any:
-    """Import the only installed plugin of a kind.
+    """Import the only installed plugin of a kind, and return its object.
 
     Args:
         kind: a key of :data:`KINDS`.
@@ -142,7 +143,7 @@ def load_only_plugin(kind: str, *, hint: str) -> Any:
 
     Raises:
         PluginNotFoundError: no plugin is installed.
-        PluginError: several are installed.
+        PluginError: several plugins are installed.
         PluginBrokenError: importing it failed.
     """
     installed = list_plugins(kind)
@@ -163,12 +164,12 @@ def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
 
 
 def _extra_of(name: str) -> str | None:
-    """Return the extra of the core that installs a plugin: an extra ``x`` installs ``x`` and ``x_...``."""
+    """Return the extra that installs a plugin, or None. The extra ``x`` installs the plugins ``x`` and ``x_...``."""
     return next((extra for extra in _our_extras() if name == extra or name.startswith(f"{extra}_")), None)
 
 
 def _our_extras() -> dict[str, str]:
-    """Return the distribution that each extra of the core installs, for our own distributions."""
+    """Return a mapping from each extra of the core to the ``drivetrain-...`` distribution that the extra installs."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
@@ -180,7 +181,7 @@ def _our_extras() -> dict[str, str]:
 
 
 def install_commands(*names: str) -> list[str]:
-    """Return the commands that install extras of the core, for those whose distribution is not installed."""
+    """Return a ``pip`` command for each named extra of the core whose distribution is not installed."""
     from importlib.metadata import distributions
 
     extras = _our_extras()
@@ -193,7 +194,7 @@ def missing_runtimes() -> dict[str, str]:
     """Return the runtimes that the environment configures although their package is not installed.
 
     Returns:
-        The environment variable with the address of each runtime, by the name of the runtime.
+        A mapping from the name of a runtime to the environment variable that contains its address.
     """
     installed = {plugin.name for plugin in installed_plugins("runtime")}
     missing = [name for name in _RUNTIME_EXTRAS if name not in installed and has_address(name)]

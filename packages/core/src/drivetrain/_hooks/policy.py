@@ -1,4 +1,4 @@
-"""Decisions after a failure: whether to start another attempt, and the nodes that it avoids."""
+"""Decisions after a failure: whether to start another attempt, and on which nodes to place no workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RetryBudget:
         self._preemptions = config.max_preemptions
 
     def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
-        """Return True while the limit is not reached. Preemptions and other failures are counted separately."""
+        """Return True if the limit is not reached. Preemptions and other failures have separate limits."""
         preempted = failure.kind is FailureKind.PREEMPTION
         limit = self._preemptions if preempted else self._failures
         before = sum((earlier.kind is FailureKind.PREEMPTION) is preempted for earlier in history)
@@ -44,11 +44,12 @@ class RetryBudget:
 
 
 def avoided_nodes(history: Sequence[Failure], limit: int | None) -> frozenset[str]:
-    """Return the nodes on which too many processes were lost to place workers there again.
+    """Return the ids of the nodes that the next attempts avoid, because losses on them caused too many failures.
 
     Args:
-        history: the root causes of the attempts so far.
-        limit: number of lost processes at which a node is avoided; None for no limit.
+        history: the root causes of the failures so far.
+        limit: the number of failures, caused by lost processes on a node, after which that node is avoided; None to
+            avoid no node.
     """
     lost = Counter(failure.node_id for failure in history if failure.kind is FailureKind.INFRASTRUCTURE)
     return frozenset(node for node, count in lost.items() if node and limit is not None and count >= limit)

@@ -17,16 +17,16 @@ from drivetrain.errors import ConfigurationError, PluginBrokenError, PluginError
 
 __all__ = ["OpenedDataset", "Providers", "check_runtime", "required_runtime"]
 
-_EXTRA = "data"  # of the core: the provider for the most common kinds of datasets
+_EXTRA = "data"  # the extra of the core that installs the provider for the most common kinds of datasets
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedDataset:
-    """A dataset that its provider has opened. :meth:`drivetrain.DataConfig.open` returns one for each name.
+    """A dataset that its provider has opened. :meth:`drivetrain.DataConfig.open` returns an object of this class.
 
     Attributes:
-        provider: the provider.
-        value: the return value of :meth:`DatasetProvider.open`.
+        provider: the provider that opened the dataset.
+        value: the return value of the provider's :meth:`DatasetProvider.open`.
     """
 
     provider: DatasetProvider
@@ -36,7 +36,7 @@ class OpenedDataset:
         """Split the dataset into one shard per rank.
 
         Raises:
-            PluginBrokenError: the provider returned another number of shards.
+            PluginBrokenError: the provider did not return one shard per rank.
         """
         shards = list(self.provider.split(self.value, request))
         if len(shards) != request.world_size:
@@ -77,9 +77,10 @@ class Providers:
 
         Raises:
             ConfigurationError: no provider accepts it.
-            PluginNotFoundError: no provider accepts it, and a package that might is not installed.
+            PluginNotFoundError: no provider accepts it, and a package that may contain a suitable provider is not
+                installed.
             PluginError: several providers accept it.
-            PluginBrokenError: no provider accepts it, and one of them is broken.
+            PluginBrokenError: no provider accepts it, and an installed provider is broken.
         """
         accepting = self.accepting(dataset)
         if not accepting:
@@ -93,7 +94,7 @@ class Providers:
         return OpenedDataset(provider, provider.open(name, dataset, keep_together=keep_together))
 
     def default_options(self) -> Any | None:
-        """Return the ``execution_options`` of the first provider that has any; None if no provider has any."""
+        """Return the default ``execution_options`` of the first provider that has any, or None."""
         options = (installed.provider.default_options() for installed in self._installed)
         return next((option for option in options if option is not None), None)
 
@@ -127,10 +128,10 @@ class Providers:
 
 
 def required_runtime(datasets: Mapping[str, Any]) -> str | None:
-    """Return the runtime that datasets require if the user selects none; None if every runtime can read them.
+    """Return the runtime to use for datasets if the user selects none; None if every runtime can read the datasets.
 
     Args:
-        datasets: the datasets by name, as passed to a trainer or as opened. Functions are not called.
+        datasets: the datasets by name, opened or not. Functions that create datasets are ignored.
     """
     needed = _needed_runtimes(datasets)
     return next((runtimes[0] for runtimes in needed.values()), None)
@@ -140,14 +141,15 @@ def check_runtime(datasets: Mapping[str, Any], runtime: str) -> dict[str, Any]:
     """Check that the workers of a runtime can read datasets.
 
     Args:
-        datasets: see :func:`required_runtime`.
+        datasets: the datasets by name, opened or not. Functions that create datasets are not called.
         runtime: the name of the runtime.
 
     Returns:
-        The same datasets. Each function is wrapped, so that the dataset that it creates is checked too.
+        The same datasets, except that each function that creates a dataset is replaced by a function that also checks
+        the created dataset.
 
     Raises:
-        ConfigurationError: the workers cannot read them.
+        ConfigurationError: the workers cannot read a dataset.
     """
     for name, runtimes in _needed_runtimes(datasets).items():
         if runtime not in runtimes:
@@ -170,7 +172,10 @@ def _make_checked(name: str, function: Callable[[], Any], runtime: str) -> Any:
 
 
 def _needed_runtimes(datasets: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the runtimes of each dataset that not every runtime can read. Datasets without a provider are skipped."""
+    """Return a mapping from each dataset that only some runtimes can read to the names of these runtimes.
+
+    Functions, and datasets that no provider accepts, are skipped.
+    """
     given = {name: dataset for name, dataset in datasets.items() if not callable(dataset)}
     providers = {name: [dataset.provider] for name, dataset in given.items() if isinstance(dataset, OpenedDataset)}
     unopened = given.keys() - providers.keys()

@@ -30,7 +30,7 @@ class GroupOutput:
     """The destinations of the workers' output.
 
     Attributes:
-        console: shows the output of the shown ranks.
+        console: the console that shows the output of the ranks in ``shown_ranks``.
         shown_ranks: the ranks whose output is shown on the console.
         log_directory: the directory of the ``rank_N.log`` files; None to write no files.
     """
@@ -46,17 +46,18 @@ class GroupSpec:
 
     Attributes:
         num_workers: the number of workers.
-        scaling: the resources of each worker, and where to place the workers.
+        scaling: the resources of each worker, and the placement of the workers on nodes.
         preload: see :class:`~drivetrain.Backend`.
         warmup: see :class:`~drivetrain.Backend`.
         preload_environment: see :class:`~drivetrain.Backend`.
         output: the destinations of the workers' output.
         start_timeout_s: seconds within which every worker must start running the train function.
-        interrupts: requests from outside to end the run. The group handles them whenever it waits.
-        run_resources: closed at the end of the run. A runtime registers here the release of everything that it keeps
-            from one group of the run for the next.
+        interrupts: requests to end the run, which come from signals or from other threads. The group handles them
+            whenever it waits.
+        run_resources: a stack that is closed at the end of the run. If a runtime keeps resources from one group of the
+            run for the next, it must register the functions that release these resources on this stack.
         elastic: True if the next group of the run may have another size.
-        avoided: ids of nodes on which to place no workers, as long as there are other nodes.
+        avoided: ids of nodes on which to place no workers if there are other nodes.
     """
 
     num_workers: int
@@ -76,15 +77,15 @@ class Group(WorkerGroup, Protocol):
     """The worker group of a runtime, as the controller uses it."""
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
-        """Send ranks their tasks. The ranks start at once."""
+        """Send each task to the rank in its context. The ranks start their tasks at once."""
         ...
 
     def replace(self, ranks: Sequence[int]) -> None:
-        """Start new processes for lost ranks, and wait until :meth:`run` works on them.
+        """Start new processes for lost ranks, and wait until :meth:`run` can call functions on these ranks again.
 
         Raises:
-            WorkerDiedError: a process did not start, or not on the node of the lost one.
-            WaitTimeoutError: a process did not start within ``start_timeout_s``.
+            WorkerDiedError: a new process did not start, or started on another node than the lost process.
+            WaitTimeoutError: a new process did not start within ``start_timeout_s``.
         """
         ...
 
@@ -93,7 +94,7 @@ class Group(WorkerGroup, Protocol):
         ...
 
     def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
-        """Wait until something happens, and deliver all available events, in order for each rank.
+        """Wait until something happens, and deliver all available events, in the order in which each rank sent them.
 
         Args:
             deliver: called with each event, on the calling thread. If it returns True, this method returns without
@@ -103,26 +104,28 @@ class Group(WorkerGroup, Protocol):
         ...
 
     def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
-        """Send a command to ranks whose train functions are running, without waiting. They respond with events."""
+        """Send a command to ranks whose train functions are running, without waiting. Responses arrive as events."""
         ...
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
-        """Return the Python stacks of ranks with all their threads, or the reason why a rank did not respond.
+        """Return the Python stacks of all threads of each rank, or the reason why the rank did not respond.
 
-        It takes about a second. Any thread may call it. Ranks whose process has exited may be missing.
+        The call takes about a second. Any thread may call this method. Ranks whose process has exited may be missing
+        from the result.
         """
         ...
 
     def park(self) -> bool:
-        """Park the group at the end of a run: release the run's resources, and return True if it can be reused."""
+        """Park the group at the end of a run: release the run's resources. Return True if the group can be reused."""
         ...
 
     def reuse(self, spec: GroupSpec) -> bool:
         """Reuse a parked group for another run.
 
         Returns:
-            False if a new group would differ: a process exited or does not respond, the driver's environment or the
-            file of a module has changed, or another size is requested. The caller must then end the group.
+            False if this group is not equivalent to a new one: a process has exited or does not respond, the driver's
+            environment or the file of a module has changed, or another size is requested. The caller must then end the
+            group.
         """
         ...
 
@@ -130,11 +133,11 @@ class Group(WorkerGroup, Protocol):
 class Runtime(ABC):
     """Starts worker groups.
 
-    A runtime that is configured with the address of a cluster reads it from the environment variable
-    ``<NAME>_ADDRESS``, where ``<NAME>`` is its name in upper case.
+    A runtime that needs the address of a cluster reads the address from the environment variable ``<NAME>_ADDRESS``,
+    where ``<NAME>`` is the runtime's name in upper case.
 
     Attributes:
-        name: the name that selects it.
+        name: the name by which users select the runtime.
         in_driver: True if the train function runs in the driver's own process.
     """
 
@@ -145,13 +148,13 @@ class Runtime(ABC):
     def detect(cls) -> bool:
         """Return True if the environment selects this runtime.
 
-        Called if the user selects no runtime. It must not import libraries.
+        Called if the user selects no runtime. This method must not import libraries.
         """
         return False
 
     @classmethod
     def diagnose(cls, address: str | None) -> Iterable[Finding]:
-        """Check this runtime, for ``drivetrain doctor``.
+        """Check this runtime, and return the findings for ``drivetrain doctor``.
 
         Args:
             address: the address of a cluster, from the command line or the environment; None without one.
@@ -159,10 +162,10 @@ class Runtime(ABC):
         return ()
 
     def reduce(self, value: Any) -> Any:
-        """Return how to pickle an object that only this runtime can send to workers, like ``__reduce__``.
+        """Reduce an object for pickling, if only this runtime can send such an object to workers.
 
         Returns:
-            ``NotImplemented`` for all other objects.
+            The same kind of value as ``__reduce__``, or ``NotImplemented`` for all other objects.
         """
         return NotImplemented
 
@@ -178,12 +181,14 @@ class Runtime(ABC):
 
     @abstractmethod
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """Estimate how many workers an elastic run could have now. Takes at most a few seconds.
+        """Estimate how many workers an elastic run could have now, including the running ones.
+
+        The call takes at most a few seconds.
 
         Args:
             scaling: the resources of each worker, and the minimum and maximum number of workers.
             running: the workers that are running.
-            avoided: ids of nodes to place no workers on, as long as there are other nodes.
+            avoided: ids of nodes on which to place no workers if there are other nodes.
         """
         ...
 
@@ -194,7 +199,7 @@ class Runtime(ABC):
 
 
 def rank_environment(worker: WorkerInfo, *, world_size: int, local_world_size: int) -> dict[str, str]:
-    """Return environment variables with a worker's ranks, named as by torchrun and most other launchers."""
+    """Return environment variables with a worker's ranks, under the names that torchrun and other launchers use."""
     return {
         "RANK": str(worker.rank),
         "LOCAL_RANK": str(worker.local_rank),

@@ -1,4 +1,4 @@
-"""The base class of groups whose workers are other processes, each connected to the controller."""
+"""The base class of groups whose workers are separate processes, each connected to the controller."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _REUSE_WAIT_S = 10.0
 
 
 class ConnectedGroup:
-    """Sends commands to workers and receives events and results; one thread waits for all connections.
+    """Sends commands to workers, and receives events and results. A single thread waits for all connections.
 
-    A runtime derives from it, adds the workers, registers further descriptors to wait for with :meth:`watch`, and
-    calls :meth:`note_exit` when a process has exited.
+    A runtime derives its group class from this class. The derived class adds the workers, registers further descriptors
+    to wait for with :meth:`watch`, and calls :meth:`note_exit` when a process has exited.
 
     Args:
-        deadline: the time by which every worker must be running the train function, by the monotonic clock.
-        interrupts: requests from outside to end the run.
+        deadline: the time on the monotonic clock by which every worker must be running the train function.
+        interrupts: requests to end the run, which come from signals or from other threads.
     """
 
     def __init__(self, deadline: float, interrupts: Interrupts) -> None:
@@ -62,7 +62,7 @@ class ConnectedGroup:
         self.watch(interrupts.fileno(), interrupts.act)
 
     def watch(self, source: socket.socket | int, handle: Callable[[], object]) -> None:
-        """Make :meth:`pump` call a function whenever a descriptor is readable."""
+        """While the group waits, call a function whenever a descriptor is readable."""
         for selector in (self._selector, self._urgent):
             selector.register(source, selectors.EVENT_READ, handle)
 
@@ -90,13 +90,13 @@ class ConnectedGroup:
         return rank in self._exited
 
     def handle_ready(self, timeout_s: float | None) -> bool:
-        """Wait for a watched descriptor and handle it. Return False after the timeout."""
+        """Wait until a descriptor is readable, and call its function. Return False if the timeout passed first."""
         return self._select(self._selector, timeout_s)
 
     def note_exit(
         self, rank: int, exit_code: int | None, reason: str = "", kind: FailureKind = FailureKind.INFRASTRUCTURE
     ) -> None:
-        """Record that a worker's process has exited, after receiving its remaining messages."""
+        """Receive the remaining messages of a worker whose process has exited, and record the exit."""
         if rank in self._exited:
             return
         if (inbox := self._inboxes.get(rank)) is not None:
@@ -116,7 +116,7 @@ class ConnectedGroup:
         return self._request(calls, f"run {getattr(fn, '__qualname__', repr(fn))}")
 
     def join_run(self, commands: Mapping[int, JoinRun]) -> list[bool]:
-        """Make workers join a run. Return for each of them whether its modules are out of date."""
+        """Make workers join a run. Return, for each worker, True if its modules are out of date."""
         return self._request(commands, "join the run")
 
     def _request(self, commands: Mapping[int, Command], action: str) -> list[Any]:
@@ -154,7 +154,7 @@ class ConnectedGroup:
         self.training_started()
 
     def training_started(self) -> None:
-        """Called when the tasks have been sent. A runtime may override it."""
+        """Called when the tasks have been sent. A subclass may override this method."""
 
     @contextlib.contextmanager
     def woken_by(self, future: Future[Any]) -> Iterator[None]:
@@ -169,7 +169,7 @@ class ConnectedGroup:
                 self.forget(ours)
 
     def restart_deadline(self, seconds: float) -> None:
-        """Set the deadline for starting the train function to a number of seconds from now."""
+        """Set a new deadline for starting the train function: a number of seconds from now."""
         self._deadline = time.monotonic() + seconds
 
     def forget_rank(self, rank: int) -> None:
@@ -186,14 +186,14 @@ class ConnectedGroup:
             self._send(rank, data)
 
     def stop_requested(self) -> None:
-        """Called when the ranks are requested to save and return early. A runtime may override it."""
+        """Called when the ranks are requested to save and return early. A subclass may override this method."""
 
     def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         """See :meth:`drivetrain.plugin.Group.pump`.
 
-        Waking a waiting process costs the sender more time than the rest of a report. Therefore, after a batch of only
-        a few reports, this method stops polling the worker connections for 20 ms, like the interrupt coalescing of
-        network cards, and waits for the other descriptors only. A rank that reports often then wakes no process.
+        Waking the waiting driver costs a rank more time than the rest of a report. Therefore, after a batch of only a
+        few reports, this method ignores the connections to workers for 20 ms, like the interrupt coalescing of network
+        cards, and waits for the other descriptors only. During this time, reports do not wake the driver.
         """
         if self._coalescing:
             self._coalescing = False
@@ -221,7 +221,7 @@ class ConnectedGroup:
 
     def reuse(self, spec: GroupSpec) -> bool:
         """See :meth:`drivetrain.plugin.Group.reuse`."""
-        self._select(self._selector, 0)  # notices processes that have exited meanwhile
+        self._select(self._selector, 0)  # notices processes that have exited since park()
         if self._exited:
             return False
         self._events.clear()
@@ -238,15 +238,15 @@ class ConnectedGroup:
         return True
 
     def join_next_run(self, spec: GroupSpec) -> Sequence[bool]:
-        """Make the workers join another run. Return for each of them whether its modules are out of date."""
+        """Make the workers join another run. Return, for each worker, True if its modules are out of date."""
         raise NotImplementedError
 
     def wait(self, awaited: str, ranks: Sequence[int]) -> None:
-        """Wait until anything happens during the group's start.
+        """Wait during the group's start until a descriptor is readable, and call its function.
 
         Args:
-            awaited: a description for the error message, such as ``ranks [1] to connect``.
-            ranks: the ranks that are waited for.
+            awaited: a description of the awaited event for the error message, such as ``ranks [1] to connect``.
+            ranks: the awaited ranks.
 
         Raises:
             WaitTimeoutError: the deadline for the start has passed.
@@ -267,11 +267,11 @@ class ConnectedGroup:
         return {}
 
     def ignore_interrupts(self) -> None:
-        """Ignore further requests to end the run, so that they do not interrupt the end of the group."""
+        """Ignore further requests to end the run, so that they do not interrupt the shutdown of the group."""
         self.forget(self._interrupts.fileno())
 
     def wait_for_closed_connections(self, seconds: float) -> None:
-        """Wait until the other end of every connection is closed, which the kernel does when a process exits."""
+        """Wait until the other end of every connection is closed. The kernel closes that end when the process exits."""
         deadline = time.monotonic() + seconds
         for inbox in self._inboxes.values():
             readable = select.poll()
@@ -290,7 +290,7 @@ class ConnectedGroup:
 
     @staticmethod
     def _select(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
-        """Handle the readable descriptors. Return False after the timeout."""
+        """Wait until descriptors are readable, and call their functions. Return False if the timeout passed first."""
         ready = selector.select(timeout_s)
         for key, _ in ready:
             key.data()
@@ -299,7 +299,7 @@ class ConnectedGroup:
     def _send(self, rank: int, data: bytes) -> None:
         """Send a command. Give up if the worker has exited, or does not receive data before the deadline.
 
-        The caller notices this while it waits for the response.
+        The caller notices such a failure while it waits for the response.
         """
         connection = self._inboxes[rank].socket
         writable = select.poll()
@@ -316,14 +316,14 @@ class ConnectedGroup:
             self.connection_closed(rank)
 
     def connection_closed(self, rank: int) -> None:
-        """Called when a worker has closed its connection. Its process may have exited, which the runtime checks."""
+        """Called when a worker has closed its connection. A subclass may check whether the process has exited."""
 
     def _take(self, rank: int, messages: Any) -> None:
         for message in messages:
             event = as_event(message)
             if event is not None:
                 self._events.append(event)
-                if type(event) is Returned and not event.preempted:  # the process of a preempted rank may exit soon
+                if type(event) is Returned and not event.preempted:  # a preempted process may exit soon
                     self._training.discard(rank)
             elif message[0] == "output":
                 self._echoes[rank].feed(message[1])

@@ -1,11 +1,11 @@
-"""The process from which local workers are forked.
+"""The fork server: the process from which local workers are forked.
 
-It imports the framework once, before any worker exists, and keeps running: N workers need one import, and a retry or
-the next ``fit()`` of the same driver needs none. It forks only while it has one thread, uses no accelerator, and reaps
-its children as soon as they exit. When the driver exits, even by ``kill -9``, it kills all workers and all processes
-that they started. If the server itself dies, the kernel kills its children.
+The server imports the framework once, before any worker exists, and keeps running: N workers need one import, and a
+retry or the next ``fit()`` of the same driver needs none. The server forks only while it has one thread, uses no
+accelerator, and reaps its children as soon as they exit. When the driver exits, even by ``kill -9``, the server kills
+all workers and all processes that they started. If the server itself dies, the kernel kills its children.
 
-It communicates with the driver over a stream socket. The driver sends ``("fork", token, ForkRequest)`` with the
+The server communicates with the driver over a stream socket. The driver sends ``("fork", token, ForkRequest)`` with the
 worker's file descriptors, and ``("warm", modules)``. The server sends ``("forked", token, pid)`` and ``("exited",
 token, exit code)``.
 """
@@ -41,12 +41,12 @@ __all__ = ["ForkRequest", "main", "receive", "send"]
 _HEADER = struct.Struct(">I")
 _MAX_DESCRIPTORS = 8
 _PR_SET_PDEATHSIG = 1
-_WARMUP_NICENESS = 5  # workers that have just started have priority
+_WARMUP_NICENESS = 5  # a lower priority than that of workers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForkRequest:
-    """The initial state of a worker process. Its descriptors are sent with it: connection, output, stacks."""
+    """The initial state of a worker process. Three descriptors are sent with it: connection, output and stacks."""
 
     environment: Mapping[str, str]
     working_directory: str
@@ -78,16 +78,19 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]] | None:
 
 def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> None:
     """Serve the driver until it closes the connection or exits. Then kill all children and exit."""
-    # Garbage collection takes a tenth of the import time. Later it would write to memory pages that workers share.
+    # During the imports, garbage collection takes a tenth of the time. Later, it would write to memory pages that the
+    # workers share.
     gc.disable()
     control = socket.socket(fileno=control_descriptor)
     server = _Server(control, driver_pid)
-    # pyarrow's allocator would start a thread on import, also via pandas. Workers get the driver's environment.
+    # Without this variable, importing pyarrow, directly or through pandas, would start a thread of its allocator. The
+    # variable is not passed to the workers, which get the driver's environment.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     _import_public_names()
     culprit = _import_cleanly(preload)
     if culprit is not None:
-        # It started threads, which do not exist after a fork while their locks stay held. Restart without the module.
+        # This module started threads. After a fork, they do not exist in the child, but locks that they held are still
+        # held. Therefore restart without the module.
         os.set_inheritable(control_descriptor, True)
         other_modules = tuple(name for name in preload if name != culprit)
         code = f"import sys; sys.path[:] = {sys.path!r}; from drivetrain._runtimes import forkserver as f; " + (
@@ -152,7 +155,7 @@ class _Server:
             self._warmup = None
         gc.freeze()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: about threads; see _forks_cleanly
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, from 3.12 on
             pid = os.fork()
         if pid == 0:
             self._become_worker(request, descriptors)
@@ -185,7 +188,7 @@ class _Server:
             _reseed()
             serve(Channel(socket.socket(fileno=connection)))
             status = 0
-        except BaseException:  # nothing may return to the server's loop; the traceback is written to the log
+        except BaseException:  # a worker must not return to the server's loop; the traceback is written to the log
             sys.excepthook(*sys.exc_info())
         finally:
             # Skip exit handlers, because those of frameworks may hang or abort in a process that has used
@@ -198,7 +201,8 @@ class _Server:
     def _reap(self) -> None:
         while self._tokens:
             try:
-                # Reap it last: while it is a zombie, its process group id cannot be reused.
+                # The child is reaped below, after its group was killed: while the child is a zombie, the id of its
+                # process group cannot be reused.
                 exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -211,7 +215,7 @@ class _Server:
                 self._send(("exited", token, os.waitstatus_to_exitcode(status)))
 
     def _send(self, message: Any) -> None:
-        with contextlib.suppress(ConnectionError):  # the driver has exited, which the loop notices next
+        with contextlib.suppress(ConnectionError):  # the driver has exited; the loop will notice that
             send(self._control, message)
 
 
@@ -220,8 +224,8 @@ def _import_public_names() -> None:
     facade = importlib.import_module("drivetrain")
     for name in facade.__all__:
         getattr(facade, name)
-    importlib.import_module("drivetrain.plugin")  # tasks are unpickled by its names; else every worker would import it
-    pkgutil.resolve_name("drivetrain:RunConfig")  # compiles a pattern on its first call, as every worker would
+    importlib.import_module("drivetrain.plugin")  # otherwise every worker would import it to unpickle its task
+    pkgutil.resolve_name("drivetrain:RunConfig")  # compiles a pattern; otherwise every worker would compile it
 
 
 def _import_all(names: Sequence[str]) -> None:
@@ -241,13 +245,16 @@ def _import_cleanly(names: Sequence[str]) -> str | None:
 
 
 def _warm_up(names: Sequence[str]) -> None:
-    """Import modules on a separate thread, for which the next fork waits."""
+    """Import modules at a lower priority. This runs on a separate thread; the next fork waits until it has ended."""
     os.setpriority(os.PRIO_PROCESS, 0, _WARMUP_NICENESS)  # on Linux, this affects only the calling thread
     _import_all(names)
 
 
 def _forks_cleanly() -> bool:
-    """Return True if this process has one thread. If not, fork and count again: some libraries stop threads then."""
+    """Return True if this process has only one thread.
+
+    If it has several, fork once and count again, because some libraries stop their threads on a fork.
+    """
     if len(os.listdir("/proc/self/task")) == 1:
         return True
     with warnings.catch_warnings():
@@ -261,12 +268,12 @@ def _forks_cleanly() -> bool:
 
 def _die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the call
+    if os.getppid() != parent:  # the parent died before the call of prctl()
         os._exit(1)
 
 
 def _kill_group(pid: int, number: int) -> None:
-    for kill in (os.killpg, os.kill):  # os.kill is for a worker that has not created its process group yet
+    for kill in (os.killpg, os.kill):  # os.kill() is for a worker that has not created its process group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, number)
 

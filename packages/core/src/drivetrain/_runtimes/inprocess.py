@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Unwind(BaseException):
-    """Unwinds the train function, because the attempt is over or the driver has raised in one of its reports."""
+    """Unwinds the train function, because the attempt is over or the driver's code raised during a report."""
 
 
 class InProcessGroup:
@@ -55,15 +55,15 @@ class InProcessGroup:
         self._task: TrainTask | None = None
 
     def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
-        """Call the function."""
+        """Call the function in this process, if rank 0 is selected."""
         return [fn(*args)] if ranks is None or 0 in ranks else []
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
-        """Keep the task, which :meth:`pump` runs."""
+        """Store the task. :meth:`pump` runs it."""
         self._task = tasks[0]
 
     def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
-        """Run the train function to its end. Its reports deliver the events."""
+        """Run the train function to its end. Events are delivered while it runs, for example when it reports."""
         assert self._task is not None
         task, self._task = self._task, None
         is_over = False
@@ -75,11 +75,11 @@ class InProcessGroup:
                 try:
                     self._interrupts.act()
                     is_over = event is not None and deliver(event)
-                except _Unwind:  # raised by a nested call, which sent the response to a command
+                except _Unwind:  # raised by a nested call, which delivered the response to a command
                     raise
                 except BaseException as error:
                     is_over, raised = True, error
-            if is_over:  # raised again if the train function has caught the exception
+            if is_over:  # also after the train function has caught an earlier _Unwind
                 raise _Unwind from None
 
         self._running = RunningTask(0, Outbox(run_driver, from_threads=False), run_driver)
@@ -89,7 +89,7 @@ class InProcessGroup:
             raise raised
 
     def _unsupported(self, *arguments: Any, **named: Any) -> Any:
-        """Raise an error. This process cannot be lost while it drives the run, so it is never replaced."""
+        """Raise an error. This process is also the driver, so it cannot be lost and replaced during a run."""
         raise NotImplementedError
 
     replace = woken_by = _unsupported
@@ -100,11 +100,11 @@ class InProcessGroup:
             self._running.perform(command)
 
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
-        """Return the stacks of this process. Called from another thread."""
+        """Return the stacks of this process. This method is called from another thread."""
         return dict.fromkeys(ranks, own_stacks())
 
     def park(self) -> bool:
-        """Return False. Parking a group would save nothing."""
+        """Return False. Reusing this group would save no time."""
         return False
 
     def reuse(self, spec: GroupSpec) -> bool:
@@ -113,11 +113,11 @@ class InProcessGroup:
 
 
 def _report_outcome(outcome: Finished | Raised, task: TrainTask, running: RunningTask) -> None:
-    """Report an outcome within the driver, with the value or exception as the same object.
+    """Report an outcome within this process. The event contains the value or the exception itself, not a pickled copy.
 
     Raises:
-        KeyboardInterrupt: the outcome is this exception: Ctrl-C was meant for the driver.
-        SystemExit: the outcome is this exception: ``sys.exit()`` exits the driver.
+        KeyboardInterrupt: the train function raised it: Ctrl-C is meant for the driver.
+        SystemExit: the train function raised it: ``sys.exit()`` exits the driver.
     """
     flush_output()
     match outcome:
@@ -151,7 +151,7 @@ class InProcessRuntime(Runtime):
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[InProcessGroup]:
-        """Set the environment variables of the rank during the run, and restore them afterwards."""
+        """Set the environment variables of rank 0 in this process, and restore them when the context is left."""
         group = InProcessGroup(_own_gpus(spec.scaling), spec.interrupts)
         variables = rank_environment(group.workers[0], world_size=1, local_world_size=1)
         before = {name: os.environ.get(name) for name in variables}

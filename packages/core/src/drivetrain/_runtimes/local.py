@@ -1,4 +1,4 @@
-"""The runtime for worker processes on this machine, forked from a server that has already imported the framework."""
+"""The runtime for workers on this machine, which are forked from a server that has already imported the framework."""
 
 from __future__ import annotations
 
@@ -68,26 +68,26 @@ class _Server:
         return self._process.poll() is None
 
     def fork(self, request: forkserver.ForkRequest, descriptors: Sequence[int]) -> int:
-        """Request a worker, and return the token that identifies it in messages."""
+        """Request a new worker, and return the token that identifies the worker in messages."""
         self._next_token += 1
         forkserver.send(self.control, ("fork", self._next_token, request), descriptors)
         return self._next_token
 
     def warm(self, modules: Sequence[str]) -> None:
-        """Import further modules in the background. Only the first call has an effect."""
+        """Make the server import further modules in the background. Only the first call has an effect."""
         if not self.warmed and modules:
             forkserver.send(self.control, ("warm", tuple(modules)))
         self.warmed = True
 
     def close(self) -> None:
-        """Kill the server. The kernel kills its remaining workers with it."""
+        """Kill the server. The kernel then kills the server's remaining workers."""
         self.control.close()
         self._process.kill()
         self._process.wait()
 
 
 def _latest_change(modules: Sequence[str]) -> float:
-    """Return the Unix time in seconds of the latest change of the files of modules; 0 if no file is known.
+    """Return the Unix time in seconds at which a file of one of the modules last changed; 0 if no file is known.
 
     The path of a submodule is guessed, because looking it up would import its package into the driver.
     """
@@ -103,7 +103,7 @@ def _latest_change(modules: Sequence[str]) -> float:
 
 
 class ForkServers:
-    """Keeps fork servers for later groups of this process, which then start within milliseconds.
+    """Keeps idle fork servers, so that later groups of this process start within milliseconds.
 
     Args:
         limit: maximum number of idle servers to keep.
@@ -115,7 +115,7 @@ class ForkServers:
         self._idle: list[_Server] = []
 
     def take(self, spec: GroupSpec, environment: Mapping[str, str]) -> _Server:
-        """Return an idle server that runs and fits the spec, or a new one. Close idle servers that do not fit."""
+        """Return a running idle server that fits the spec, or a new server. Close idle servers that do not fit."""
         prefixes = (*_INTERPRETER_VARIABLES, *(spec.preload_environment if spec.preload else ()))
         variables = frozenset((name, value) for name, value in environment.items() if name.startswith(prefixes))
         key = (tuple(spec.preload), variables, tuple(sys.path))
@@ -133,7 +133,7 @@ class ForkServers:
         return reused or _Server(key, spec.preload, environment)
 
     def give_back(self, server: _Server) -> None:
-        """Keep a server that its group no longer uses. Close the oldest idle servers above the limit."""
+        """Keep a server that its group no longer uses. If there are too many idle servers, close the oldest ones."""
         with self._lock:
             self._idle.append(server)
             dropped = self._idle[: -self._limit]
@@ -159,9 +159,10 @@ class _Process:
     """A worker process.
 
     Attributes:
-        stacks: the descriptor from which its stacks can be read.
-        pid: its process id; 0 until the server has forked it.
-        pidfd: the descriptor that is readable when it exits; None if it is not running yet, or exited at once.
+        stacks: the descriptor from which the stacks of the process can be read.
+        pid: the process id; 0 until the server has forked the process.
+        pidfd: a descriptor that becomes readable when the process exits; None if the process has not been forked yet,
+            or exited before the descriptor could be opened.
     """
 
     stacks: int
@@ -196,13 +197,13 @@ class LocalGroup(ConnectedGroup):
         self.watch(server.control, self._read_server)
 
     def start(self) -> None:
-        """Start the workers. Call :meth:`end` afterwards, also if this raises."""
+        """Start the workers. Call :meth:`end` afterwards, even if this method raises."""
         self._start_all(range(self._spec.num_workers))
 
     def replace(self, ranks: Sequence[int]) -> None:
         """See :meth:`drivetrain.plugin.Group.replace`."""
         self.restart_deadline(self._spec.start_timeout_s)
-        # Later messages of the server about the old processes are ignored, because their tokens have no rank.
+        # This makes the group ignore later messages of the server about the old processes.
         self._ranks = {token: rank for token, rank in self._ranks.items() if rank not in ranks}
         for rank in ranks:
             self.forget_rank(rank)
@@ -238,7 +239,10 @@ class LocalGroup(ConnectedGroup):
         return _inherited_state(spec) == self._inherited_state and super().reuse(spec) and not self.broken
 
     def join_next_run(self, spec: GroupSpec) -> Sequence[bool]:
-        """See :meth:`ConnectedGroup.join_next_run`. The driver writes the logs of shown workers, which use pipes."""
+        """See :meth:`ConnectedGroup.join_next_run`.
+
+        A shown worker sends its output to the driver through a pipe, and the driver writes the log.
+        """
         self._spec = spec
         for output in self._outputs:
             output.redirect(open_log(spec.output.log_directory, output.rank), spec.output.console)
@@ -247,10 +251,10 @@ class LocalGroup(ConnectedGroup):
         return self.join_run({rank: JoinRun(rank, logs[rank], since=self._started) for rank in ranks})
 
     def connection_closed(self, rank: int) -> None:
-        """Wait for the exit of the process, which the kernel reports only after it has closed all its descriptors.
+        """Wait for the process to exit. The kernel reports an exit only after closing the descriptors of the process.
 
-        Then the exit of this rank precedes the errors of other ranks whose connections to it were closed, and is
-        reported as the root cause.
+        Therefore the exit of this rank is recorded before other ranks report errors about their closed connections to
+        it, and becomes the root cause.
         """
         process = self._processes[rank]
         if process.pidfd is not None:
@@ -260,7 +264,11 @@ class LocalGroup(ConnectedGroup):
                 self._on_exit(rank, _exit_code_of_zombie(process.pid))
 
     def end(self, *, grace_s: float) -> None:
-        """Stop all remaining workers, wait for their exit unless the server is broken, and close all descriptors."""
+        """Stop the remaining workers, wait until they exit unless the server is broken, and close all descriptors.
+
+        Args:
+            grace_s: seconds between SIGTERM and SIGKILL; 0 to send only SIGKILL.
+        """
         self.ignore_interrupts()
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self.close_connections)
@@ -335,7 +343,7 @@ class LocalGroup(ConnectedGroup):
         kind, token, value = received[0]
         rank = self._ranks.get(token)
         if rank is None:
-            return  # a worker of an earlier group, or a replaced one
+            return  # the message is about a worker of an earlier group, or about a replaced worker
         if kind == "forked":
             self._watch_process(rank, value)
         elif kind == "exited":
@@ -345,21 +353,21 @@ class LocalGroup(ConnectedGroup):
         """Watch for the exit of a process directly, because the server may be busy importing."""
         process = self._processes[rank]
         process.pid = pid
-        with contextlib.suppress(ProcessLookupError):  # it has exited already, which the server reports
+        with contextlib.suppress(ProcessLookupError):  # it has exited already; the server will report that
             process.pidfd = os.pidfd_open(pid)
             self.watch(process.pidfd, lambda: self._on_exit(rank, _exit_code_of_zombie(pid)))
 
     def _on_exit(self, rank: int, exit_code: int | None) -> None:
         if (pidfd := self._processes[rank].pidfd) is not None:
             self.forget(pidfd)
-        if exit_code is not None:  # otherwise the server has reaped it, and sends the exit code
+        if exit_code is not None:  # otherwise the server has reaped the process, and will send the exit code
             self._read_output(rank)
             self.note_exit(rank, exit_code, *self._explain_exit(exit_code))
 
     def _explain_exit(self, exit_code: int) -> tuple[str, FailureKind]:
         if exit_code == -signal.SIGKILL and self._oom_kills.rose():
             return "was killed by the kernel because memory ran out (SIGKILL)", FailureKind.OUT_OF_MEMORY
-        if exit_code == -signal.SIGTERM:  # batch systems and clouds stop processes with it
+        if exit_code == -signal.SIGTERM:  # batch systems and clouds stop processes with this signal
             return "", FailureKind.PREEMPTION
         return "", FailureKind.INFRASTRUCTURE
 
@@ -378,7 +386,7 @@ class LocalGroup(ConnectedGroup):
             if rank not in self._exited and process.pidfd is not None:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process.pidfd, number)
-                    if number == signal.SIGKILL:  # together with its children; the server kills those that remain
+                    if number == signal.SIGKILL:  # also kill its children; the server kills those that remain
                         os.killpg(process.pid, number)
 
     def _wait_for_exits(self, seconds: float) -> None:
@@ -402,7 +410,7 @@ class LocalRuntime(Runtime):
     Args:
         gpus: the ids of the GPUs that workers may use, as in ``CUDA_VISIBLE_DEVICES``; None for all GPUs that this
             process may use.
-        servers: keeps the processes from which workers are forked; None for the default of this process.
+        servers: keeps the fork servers from which workers are forked; None for the default object of this process.
     """
 
     name = "local"
@@ -414,7 +422,7 @@ class LocalRuntime(Runtime):
         self._servers = servers or _kept_servers
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without the arguments, which are valid in this process only."""
+        """Pickle this runtime without its arguments, which are valid in this process only."""
         return type(self), ()
 
     def _visible_gpus(self) -> list[str]:
@@ -425,7 +433,7 @@ class LocalRuntime(Runtime):
         partition_gpus(replace(scaling, num_workers=scaling.min_workers), self._visible_gpus())
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
-        """Return the number of workers for which there are GPUs; without GPUs, the maximum number of workers."""
+        """Return the number of workers for which there are GPUs; the maximum number if workers use no GPUs."""
         gpus, each = len(self._visible_gpus()), scaling.num_gpus_per_worker
         if each == 0:
             return scaling.max_workers
@@ -433,7 +441,10 @@ class LocalRuntime(Runtime):
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[LocalGroup]:
-        """Fork the workers. On leaving, kill them; after Ctrl-C, send SIGTERM first and wait up to three seconds."""
+        """Fork the workers. When the context is left, kill them.
+
+        After Ctrl-C, send SIGTERM first, and wait up to three seconds before killing the workers.
+        """
         environment = _environment(spec)
         server = self._servers.take(spec, environment)
         group: LocalGroup | None = None
@@ -465,13 +476,13 @@ def _environment(spec: GroupSpec) -> dict[str, str]:
 
 
 def _inherited_state(spec: GroupSpec) -> object:
-    """Return the state that a worker process gets from the driver and the run when it is forked."""
+    """Return the state that a worker process inherits from the driver and the run when the process is forked."""
     requested = spec.num_workers, spec.scaling, spec.output.shown_ranks, tuple(spec.preload)
     return *requested, _environment(spec), os.getcwd(), tuple(sys.path)
 
 
 def _exit_code_of_zombie(pid: int) -> int | None:
-    """Return the exit code of a process that its parent has not reaped; None if it has been reaped."""
+    """Return the exit code of a process that has exited, but was not reaped by its parent yet; otherwise None."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

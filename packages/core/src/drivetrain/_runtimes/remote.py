@@ -1,4 +1,4 @@
-"""The base class of groups whose workers are processes on the nodes of a cluster, which connect to the driver."""
+"""The base class of groups whose workers run on the nodes of a cluster and connect to the driver over the network."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["RemoteGroup"]
 class RemoteGroup(ConnectedGroup):
     """A group of processes that called :func:`~drivetrain.plugin.worker_main`, on any number of nodes.
 
-    A runtime derives from it. It starts the processes, waits for their introductions with a
-    :class:`~drivetrain.plugin.WorkerListener`, and then calls :meth:`assign_ranks` and :meth:`set_up`. It calls
+    A runtime derives its group class from this class. The runtime starts the processes, waits for their introductions
+    with a :class:`~drivetrain.plugin.WorkerListener`, and then calls :meth:`assign_ranks` and :meth:`set_up`. It calls
     :meth:`note_exit` when a process has exited.
 
     Args:
         spec: the group to start.
-        deadline: the time by which every worker must be running the train function, by the monotonic clock.
+        deadline: the time on the monotonic clock by which every worker must be running the train function.
 
     Attributes:
-        spec: the spec for the current run.
-        rank_of: the rank of each process, by the index of its introduction.
+        spec: the group that the current run requested.
+        rank_of: a mapping from the index in a process's introduction to the rank of that process.
     """
 
     def __init__(self, spec: GroupSpec, deadline: float) -> None:
@@ -55,13 +55,14 @@ class RemoteGroup(ConnectedGroup):
         The processes of a node get consecutive ranks, sorted by their GPUs.
 
         Args:
-            processes: the introductions of the processes. Processes without GPUs keep this order.
-            gpus: the GPUs of each process, by index.
-            first_node: the id of the node that precedes all other new nodes, usually the driver's.
-            previous_nodes: the ids of the nodes of the run's previous group, which keep their places.
+            processes: the introductions of the processes. On each node, processes without GPUs keep this order.
+            gpus: a mapping from the index in a process's introduction to the GPUs of that process.
+            first_node: the id of the node that precedes all other new nodes, usually the driver's node.
+            previous_nodes: the ids of the nodes of the run's previous group, in the order of their ranks. Nodes that
+                are still used keep this order, and new nodes take the places of lost ones.
 
         Returns:
-            The ids of the nodes in the order of their ranks.
+            The ids of the nodes, in the order of their ranks.
         """
         nodes = order_nodes({process.facts["node_id"] for process in processes}, first_node, previous_nodes)
 
@@ -85,7 +86,7 @@ class RemoteGroup(ConnectedGroup):
         return nodes
 
     def take_over(self, rank: int, process: Introduction) -> None:
-        """Give a new process the rank of a lost process, after a call of :meth:`forget_rank`.
+        """Give a new process the rank of a lost process. Call :meth:`forget_rank` for that rank before this method.
 
         Raises:
             WorkerDiedError: the new process is on another node.
@@ -97,12 +98,12 @@ class RemoteGroup(ConnectedGroup):
         self._add_process(rank, process)
 
     def set_up(self, ranks: Sequence[int], environment: Mapping[int, Mapping[str, str]]) -> None:
-        """Send processes the environment variables of their ranks, the driver's module path, and their logs.
+        """Send processes the environment variables of their ranks, the driver's module path, and their log directory.
 
         Args:
             ranks: the ranks of the processes.
-            environment: further environment variables, by rank, for processes that were started before the resources of
-                their rank were known.
+            environment: a mapping from ranks to further environment variables, for processes that were started before
+                the resources of their ranks were known.
         """
         threads = {"OMP_NUM_THREADS": str(max(1, math.floor(self.spec.scaling.num_cpus_per_worker or 1)))}
         commands = {}
@@ -122,7 +123,7 @@ class RemoteGroup(ConnectedGroup):
         return self.join_run({rank: replace(self._join(rank, spec), since=self._started) for rank in ranks})
 
     def stack_targets(self, ranks: Sequence[int]) -> dict[str, dict[int, tuple[int, int]]]:
-        """Return the arguments of :func:`~drivetrain.plugin.read_stacks` by node, for processes that still run."""
+        """Return, for each node id, the argument of :func:`~drivetrain.plugin.read_stacks`; skip exited processes."""
         targets: dict[str, dict[int, tuple[int, int]]] = {}
         for rank in ranks:
             if rank in self._stacks and not self.has_exited(rank):

@@ -34,10 +34,10 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = _D
 
 
 def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, ...]]:
-    """Return the GPUs of each local worker. Workers with a fraction of a GPU share it.
+    """Return the GPUs of each local worker. Workers that need only a fraction of a GPU share GPUs.
 
     Args:
-        scaling: has the number of workers, and of GPUs per worker.
+        scaling: contains the number of workers and the number of GPUs per worker.
         gpus: the ids of the available GPUs.
 
     Raises:
@@ -66,12 +66,13 @@ def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, .
 
 
 def order_nodes(nodes: Collection[str], here: str, before: Sequence[str]) -> list[str]:
-    """Return the order in which nodes get their ranks. The nodes of the previous group keep their places.
+    """Return the ids of nodes in the order of their ranks. Nodes of the previous group keep their order.
 
     Args:
         nodes: the ids of the group's nodes.
-        here: the id of the driver's node, which precedes other new nodes.
-        before: the order in the run's previous group. New nodes take the places of lost nodes, then follow at the end.
+        here: the id of the node that precedes all other new nodes, usually the driver's node.
+        before: the ids of the nodes of the run's previous group, in order. New nodes take the places of lost nodes;
+            the remaining new nodes follow at the end.
     """
     new = iter(sorted(set(nodes) - set(before), key=lambda node: (node != here, node)))
     kept = [node if node in nodes else next(new, None) for node in before]
@@ -79,7 +80,7 @@ def order_nodes(nodes: Collection[str], here: str, before: Sequence[str]) -> lis
 
 
 def order_gpus(gpus: Sequence[str]) -> tuple[tuple[int, str], ...]:
-    """Return a sort key for a worker's GPUs: numbers are sorted by value, and UUIDs as text."""
+    """Return a sort key for a worker's GPUs. It sorts GPU numbers by value, and UUIDs as text."""
     return tuple((len(gpu), gpu) for gpu in gpus)
 
 
@@ -92,14 +93,17 @@ def threads_per_worker(scaling: ScalingConfig) -> int:
 
 
 class OomCounter:
-    """Counts processes that the kernel killed because memory ran out, in this process's control group if possible."""
+    """Counts processes that the kernel killed because memory ran out.
+
+    The count is that of this process's control group if available, and otherwise that of the machine.
+    """
 
     def __init__(self) -> None:
         self._file = next((path for path in _oom_files() if _read_oom_kills(path) is not None), None)
         self._seen = self._count()
 
     def rose(self) -> bool:
-        """Return True if the count rose since the last call, or since the object was created."""
+        """Return True if the count rose since the last call or, in the first call, since the object was created."""
         before, self._seen = self._seen, self._count()
         return self._seen > before
 
@@ -108,7 +112,7 @@ class OomCounter:
 
 
 def _oom_files() -> Iterator[Path]:
-    """Yield the files that may have the count: of the process's control group (version 2 or 1), and of the machine."""
+    """Yield files that may contain the count: of the process's control group (version 2 or 1), then of the machine."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)

@@ -1,1 +1,1 @@
-"""The run directory: its layout, the filesystems it can be on, checkpoints, the commit, retention, the lock."""
+"""The run directory: its layout, the supported filesystems, checkpoints, the commit, retention and the lock."""

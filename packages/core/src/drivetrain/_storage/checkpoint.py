@@ -38,12 +38,13 @@ _MAX_FILE_BYTES = (1 << 63) - 1
 class Checkpoint:
     """A directory with everything that a train function needs to continue.
 
-    A checkpoint is a reference, not a copy: creating one reads no files. It becomes durable when it is reported and
-    committed. It then refers to its directory in the run directory.
+    A checkpoint is a reference, not a copy: creating one reads no files. Reporting a checkpoint stores its files in the
+    run directory, and the commit makes them durable. The checkpoints of a run, such as that of a ``Result``, refer to
+    directories in the run directory.
 
     Args:
         path: a local directory, a URI such as ``s3://bucket/run/checkpoint_000003``, or a path on ``filesystem``.
-        filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None to select it by the path.
+        filesystem: the filesystem of pyarrow or fsspec that ``path`` is on; None to select the filesystem by the path.
 
     Attributes:
         path: the directory, on its filesystem.
@@ -104,7 +105,7 @@ class Checkpoint:
         return self._storage.filesystem.handle
 
     def exists(self) -> bool:
-        """Return True if the directory exists. In a storage without directories, return True if it has files."""
+        """Return True if the directory exists. On remote storage, return True if the directory contains files."""
         return os.path.isdir(self.path) if self._storage.is_local else bool(self._storage.walk(""))
 
     @property
@@ -117,7 +118,7 @@ class Checkpoint:
         """Create a checkpoint of the files in a local directory.
 
         Args:
-            path: the directory; its files are read when the checkpoint is reported.
+            path: the directory. Its files are read when the checkpoint is reported, not before.
         """
         return cls(path)
 
@@ -126,15 +127,16 @@ class Checkpoint:
         """Provide the checkpoint's files in a local directory during a ``with`` block. Do not write to it.
 
         A local checkpoint is not copied, and its run does not delete it during the block. A remote checkpoint is
-        downloaded. Processes of one node that need it at the same time share the download, and the last one deletes it.
+        downloaded. Processes of one node that use the same checkpoint at the same time share one download. The last of
+        these processes deletes the downloaded files.
 
         Raises:
-            CheckpointError: the directory does not exist, or a file differs from the stored one.
-            StorageError: it cannot be downloaded, or another process has locked it for a minute.
+            CheckpointError: the directory does not exist, or a file is missing or damaged.
+            StorageError: the checkpoint cannot be downloaded, or another process has locked it for a minute.
         """
         if self._storage.is_local:
             with hold(self._storage):
-                self._require()  # after the lock, because then it cannot be deleted
+                self._require()  # after locking: from now on, the directory cannot be deleted
                 yield self.path
             return
         listing = self._storage.read_bytes(LISTING_FILE)
@@ -152,20 +154,21 @@ class Checkpoint:
         include: Sequence[str] | None = None,
         exclude: Sequence[str] | None = None,
     ) -> str:
-        """Copy the checkpoint's files, or some of them, into a directory of your own.
+        """Copy the checkpoint's files, or some of them, into a directory that you choose.
 
         Args:
-            path: the target directory, which is created if it is missing. None creates a temporary directory, which you
-                delete yourself.
+            path: the target directory, which is created if it is missing. None creates a temporary directory, which is
+                not deleted automatically.
             include: patterns such as ``"*.safetensors"`` of the relative paths to copy. A pattern that matches a
                 directory selects all files in it. None selects all files.
             exclude: patterns of the relative paths to leave out.
 
         Returns:
-            The directory.
+            The target directory.
 
         Raises:
-            CheckpointError: the directory does not exist, no file matches, or a file differs from the stored one.
+            CheckpointError: the checkpoint's directory does not exist, no file matches the patterns, or a file is
+                missing or damaged.
             StorageError: a file cannot be copied.
         """
         for name, patterns in (("include", include), ("exclude", exclude)):
@@ -178,13 +181,14 @@ class Checkpoint:
         return target
 
     def verify(self, *, checksums: bool = False) -> None:
-        """Check that every file of a committed checkpoint exists and has its stored size.
+        """Check that every file of a committed checkpoint exists and has the size that the commit recorded.
 
         Args:
-            checksums: also read local files, if the run recorded checksums (``CheckpointConfig(checksums=True)``).
+            checksums: also read local files and compare their checksums, if the run recorded checksums
+                (``CheckpointConfig(checksums=True)``).
 
         Raises:
-            CheckpointError: a file is missing or differs, or the checkpoint was never committed.
+            CheckpointError: a file is missing or damaged, or the checkpoint was never committed.
         """
         listing = self._storage.read_bytes(LISTING_FILE)
         if listing is None:
@@ -196,7 +200,7 @@ class Checkpoint:
             raise CheckpointError(f"[DT-409] the checkpoint {self.path} is damaged: {damage}")
 
     def get_metadata(self) -> dict[str, Any]:
-        """Return the metadata stored with the checkpoint; empty if there is none.
+        """Return the metadata stored with the checkpoint; an empty dict if there is none.
 
         Raises:
             CheckpointError: the metadata is damaged, or a newer drivetrain wrote it.
@@ -210,7 +214,7 @@ class Checkpoint:
         except (StorageError, ValueError) as error:
             raise CheckpointError(f"[DT-413] {where}: expected a JSON object, got something else: {error}") from error
         if found.keys() != {"version", "metadata"} or not isinstance(found["version"], int):
-            return found  # of another tool, which stores plain metadata
+            return found  # written by another tool, without a version
         check_version(found["version"], where, CheckpointError)
         if not isinstance(found["metadata"], dict):
             raise CheckpointError(
@@ -226,7 +230,7 @@ class Checkpoint:
             metadata: values that JSON supports, or bytes.
 
         Raises:
-            CheckpointError: the directory does not exist, a value is neither, or the metadata is too large.
+            CheckpointError: the directory does not exist, a value is not supported, or the metadata is too large.
         """
         self._require()
         try:
@@ -246,11 +250,11 @@ class Checkpoint:
         self._storage.write_bytes(METADATA_FILE, data)
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Add to the metadata stored with the checkpoint. New values replace old ones."""
+        """Add values to the metadata stored with the checkpoint. They replace existing values with the same names."""
         self.set_metadata({**self.get_metadata(), **metadata})
 
     def pin(self) -> None:
-        """Keep the checkpoint until it is unpinned, although :class:`~drivetrain.CheckpointConfig` would drop it.
+        """Keep the checkpoint until it is unpinned, even if :class:`~drivetrain.CheckpointConfig` would drop it.
 
         This works on a directory before it is reported, and on a committed checkpoint.
 
@@ -261,7 +265,7 @@ class Checkpoint:
         self._storage.write_bytes(PIN_FILE, b"")
 
     def unpin(self) -> None:
-        """Apply the run's retention to the checkpoint again, starting with the next commit."""
+        """Make the checkpoint subject to the run's retention again, starting with the next commit."""
         self._storage.delete(PIN_FILE)
 
     def is_pinned(self) -> bool:
@@ -288,10 +292,10 @@ class Checkpoint:
 
 
 def checkpoint_in(storage: Storage, name: str) -> Checkpoint:
-    """Return the checkpoint in a directory of a run directory.
+    """Return the checkpoint in the directory ``name`` of a run directory.
 
     Raises:
-        StorageError: the name leaves the run directory, or contains a symbolic link.
+        StorageError: the name leads out of the run directory, or contains a symbolic link.
     """
     checkpoint = Checkpoint.__new__(Checkpoint)
     checkpoint._storage = storage.inside(name)
@@ -299,12 +303,15 @@ def checkpoint_in(storage: Storage, name: str) -> Checkpoint:
 
 
 def own_files(files: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
-    """Return the files that do not change once they are stored. Metadata and pins may change later."""
+    """Return the files that never change once they are stored, without the metadata, the pin and the listing."""
     return {path: facts for path, facts in files.items() if path not in (METADATA_FILE, PIN_FILE, LISTING_FILE)}
 
 
 def parse_listing(data: bytes, where: str) -> tuple[dict[str, StoredFile], dict[str, Any]]:
-    """Parse a listing: the files of a committed checkpoint by relative path, and its entry of the manifest.
+    """Parse the listing of a committed checkpoint.
+
+    Returns:
+        The files of the checkpoint by relative path, and the fields of its manifest entry.
 
     Raises:
         StorageError: the listing is damaged, or a newer drivetrain wrote it.
@@ -328,10 +335,10 @@ def _stored_file(path: str, facts: object, where: str) -> StoredFile:
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:
-    """Encode metadata as JSON, in which bytes are objects with one entry.
+    """Encode metadata as JSON. Bytes become an object with the single key ``__bytes__`` and the bytes in base64.
 
     Raises:
-        TypeError: JSON does not support a value, and it is not bytes.
+        TypeError: a value is neither supported by JSON nor bytes.
     """
     return json.dumps(metadata, default=_encoded)
 
@@ -343,7 +350,7 @@ def _encoded(value: object) -> dict[str, str]:
 
 
 def _decoded(value: Any) -> Any:
-    """Return the value with every object that represents bytes replaced by the bytes."""
+    """Return a parsed JSON value in which each object that represents bytes is replaced by these bytes."""
     if isinstance(value, list):
         return [_decoded(inner) for inner in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The entry of a committed checkpoint in the manifest."""
+"""The manifest's entry of a committed checkpoint."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ __all__ = ["CommittedCheckpoint"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommittedCheckpoint:
-    """An entry of the manifest.
+    """A committed checkpoint, as it is recorded in the manifest.
 
     Attributes:
-        name: the checkpoint's directory in the run directory.
-        index: the index in the run of the report that it belongs to.
+        name: the checkpoint's directory, relative to the run directory.
+        index: the index, in the run, of the report that the checkpoint belongs to.
         iteration: the ``_training_iteration`` of that report.
         metrics: the metrics of that report.
-        time: Unix time in seconds of the commit.
-        ordinal: the number of checkpoints that the run had committed, this one included.
+        time: Unix time of the commit in seconds.
+        ordinal: the position of the checkpoint among all checkpoints that the run has ever committed, from 1; 0 if
+            unknown.
 
     Raises:
-        StorageError: the name is not valid for a checkpoint, for example because it leaves the run directory.
+        StorageError: the name is not valid for a checkpoint, for example because it leads out of the run directory.
     """
 
     name: str

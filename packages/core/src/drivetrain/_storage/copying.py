@@ -1,4 +1,4 @@
-"""Copies files into a run directory on a local filesystem, where several ranks may write at once."""
+"""Copies files into a run directory on a local filesystem, where several ranks may write at the same time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ __all__ = ["Claims", "copy_files", "copy_part", "duplicates_of", "same_content"]
 
 
 class Claims:
-    """The files that one copy operation creates in a directory that several ranks copy to.
+    """The files that one copy operation of a rank creates in a directory to which several ranks copy files.
 
-    If a copy fails, its files are deleted. Otherwise a retry would mistake them for the files of another rank.
+    If the copy operation fails, these files are deleted. Otherwise a retry would mistake them for the files of another
+    rank.
     """
 
     def __init__(self, target: str, rank: int) -> None:
@@ -28,7 +29,7 @@ class Claims:
         self._paths: list[str] = []
 
     def claim(self, relative: str, mode: int) -> int:
-        """Create and open a file. If another rank has created it, create it among the duplicates of this rank."""
+        """Create and open a file, in the directory of this rank's duplicates if another rank has created it already."""
         mode = stat.S_IMODE(mode) | stat.S_IWUSR
         path = os.path.join(self.target, relative)
         with self._lock:
@@ -44,7 +45,7 @@ class Claims:
         return descriptor
 
     def withdraw(self) -> None:
-        """Delete the created files, and refuse further ones."""
+        """Delete the created files, and make all further calls of :meth:`claim` fail."""
         with self._lock:
             self._withdrawn = True
         for path in self._paths:

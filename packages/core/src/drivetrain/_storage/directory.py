@@ -1,4 +1,4 @@
-"""A directory in local or remote storage: put, get, list, delete and atomic write."""
+"""Operations on a directory in local or remote storage: put, get, list, delete and atomic write."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ _PROBE_S = 30.0
 
 
 class Storage:
-    """A directory tree on some filesystem. Names in arguments of its methods are relative to ``root``.
+    """A directory tree on some filesystem. The names in the arguments of its methods are relative to ``root``.
 
-    No method leaves the tree. It rejects names that leave it, and changes through a symbolic link below ``root``.
+    The methods never leave the tree: they reject names that lead out of it, and changes through a symbolic link below
+    ``root``.
 
     Args:
         filesystem: the filesystem of the directory.
         root: the path of the directory on the filesystem.
-        limits: the bounds of transfers.
+        limits: the limits of transfers, such as the deadline; None for the defaults.
     """
 
     def __init__(self, filesystem: Filesystem, root: str, limits: Limits | None = None) -> None:
@@ -69,29 +70,32 @@ class Storage:
         return self.filesystem.is_local
 
     def path(self, *parts: str) -> str:
-        """Return the path of a name in the storage, on its filesystem.
+        """Return the path on the filesystem of a file or directory in the storage.
+
+        Args:
+            parts: its name, or the parts of its name to join. Empty parts are ignored.
 
         Raises:
-            StorageError: the path would be outside the storage.
+            StorageError: the path would be outside of the storage.
         """
         return posixpath.join(self.root, *[require_relative(part, self.root) for part in parts if part])
 
     def inside(self, name: str) -> Storage:
-        """Return the storage of a directory in this one.
+        """Return a storage whose root is a directory of this storage.
 
         Raises:
-            StorageError: the name leaves this directory, or contains a symbolic link.
+            StorageError: the name leads out of this storage, or contains a symbolic link.
         """
         self._require_no_link(name)
         return Storage(self.filesystem, self.path(name), self.limits)
 
     def find_link(self, name: str) -> str | None:
-        """Return the first component of a name, including the last one, that is a symbolic link, or None."""
+        """Return the path of the first symbolic link among the components of a name, last one included, or None."""
         self.path(name)
         return find_link(self.root, name) if self.is_local else None
 
     def exists(self, name: str) -> bool:
-        """Return True if a file or directory of that name exists."""
+        """Return True if a file or directory with this name exists."""
         return self.call(f"look for {name}", lambda: self.filesystem.exists(self.path(name)))
 
     def read_bytes(self, name: str) -> bytes | None:
@@ -122,7 +126,7 @@ class Storage:
         return None if data is None else Fields(parse_json(data, self.path(name)), self.path(name))
 
     def read_any_json(self, name: str) -> Any:
-        """Return the value of a JSON file of any type, or None if there is no such file.
+        """Return the content of a JSON file, which may be of any JSON type, or None if there is no such file.
 
         Raises:
             StorageError: the file cannot be read, or is not JSON.
@@ -149,11 +153,11 @@ class Storage:
 
     @contextlib.contextmanager
     def open_file(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file for reading, for the duration of a ``with`` block; a file in a bucket is first read as a whole.
+        """Open a file for reading, for the duration of a ``with`` block. A remote file is first read into memory.
 
         Raises:
             FileNotFoundError: there is no such file.
-            StorageError: the file cannot be read, is not a regular file, or is in a bucket and exceeds its size limit.
+            StorageError: the file cannot be read, is not a regular file, or is remote and exceeds its size limit.
         """
         if self.is_local:
             with self.open_local(name) as file:
@@ -172,8 +176,8 @@ class Storage:
         Args:
             name: the file.
             data: its new content.
-            durable: flush it to the disk before this returns, so that it survives a power failure.
-            midway: called when everything is written, before the new content is visible.
+            durable: flush the file to the disk before this method returns, so that it survives a power failure.
+            midway: called before the new content becomes visible, as in ``Filesystem.write_bytes``.
         """
         self._require_no_link(posixpath.dirname(name))
         self.call(
@@ -187,7 +191,7 @@ class Storage:
         """Flush a local directory and all files in it to the disk, so that they survive a power failure."""
         if not self.is_local:
             return
-        with contextlib.suppress(OSError):  # another driver may have deleted it
+        with contextlib.suppress(OSError):  # another driver may have deleted the directory
             directories = {self.path(name)}
             for relative, _ in walk_local(self.path(name)):
                 flush_to_disk(self.path(name, relative))
@@ -203,7 +207,7 @@ class Storage:
         """Return the size in bytes of each file under a directory, by relative path. Links to directories are skipped.
 
         Raises:
-            StorageError: an object of a bucket has a path that leaves the directory.
+            StorageError: a remote file has a path that leads out of the directory.
         """
         if self.find_link(name) is not None:
             return {}
@@ -228,10 +232,11 @@ class Storage:
 
         Args:
             run_id: the id that the driver has written into the directory.
-            start: the number of drivers that have worked on the run, the worker's own included; None to skip the check.
+            start: the number of drivers that have worked on the run, including the driver of this process. None does
+                not check whether another driver has taken the run over.
 
         Raises:
-            StorageError: it sees another directory, or another driver has taken the run over.
+            StorageError: this process sees another directory at the path, or another driver has taken the run over.
         """
         facts = self.read_json(RUN_FILE)
         if facts is None or facts.values.get("id") != run_id:
@@ -261,21 +266,21 @@ class Storage:
         """Store the files of a local directory in the directory ``name``, where other ranks may store files too.
 
         On a local filesystem, a file that another rank has already stored goes to ``.rank_<rank>/`` instead. The commit
-        resolves such duplicates (:func:`settle_duplicates`). Elsewhere, the last upload of a file wins, and the commit
-        compares the checksums, which are always computed there.
+        resolves such duplicates (:meth:`settle_duplicates`). On remote storage, the last upload of a file wins. There,
+        checksums are always computed, and the commit compares them.
 
-        Links to files are resolved: the stored checkpoint contains the files. Links to directories are skipped.
+        A link to a file is stored as a copy of that file. Links to directories are skipped.
 
         Args:
             source: the local directory.
             name: the directory in the storage, which is created if it is missing.
             rank: the rank that the files belong to.
-            give_away: the files may be moved instead of copied.
-            checksums: compute checksums of local copies too.
+            give_away: True if the files may be moved instead of copied.
+            checksums: compute checksums on a local filesystem too.
             polite: lower the priority of the threads, in favor of the threads that train.
 
         Returns:
-            The size and checksum of each file, by its path relative to ``source`` with forward slashes.
+            The size of each file and its checksum if computed, by its path relative to ``source`` with forward slashes.
 
         Raises:
             CheckpointError: ``source`` is not a directory, or has no files.
@@ -313,11 +318,12 @@ class Storage:
         """Delete the duplicates of files that several ranks stored with the same content.
 
         Args:
-            name: the directory that the ranks stored their files in.
+            name: the directory in which the ranks stored their files.
             files: the results of :meth:`put_directory`, by rank.
 
         Raises:
-            CheckpointError: two ranks stored different content under one path. The message names the path and ranks.
+            CheckpointError: two ranks stored different content under the same path. The message names the path and the
+                ranks.
         """
         first: dict[str, StoredFile] = {}
         for rank in sorted(files):
@@ -334,7 +340,7 @@ class Storage:
             self._require_no_link(f"{name}/{duplicates_of(rank)}")
             for relative, _ in walk_local(duplicates):
                 own, first_one = os.path.join(duplicates, relative), self.path(name, relative)
-                if not os.path.lexists(first_one):  # the first rank could not store it in the end
+                if not os.path.lexists(first_one):  # the rank that stored it first failed, and deleted it
                     make_below(self.path(name), posixpath.dirname(relative))
                     os.rename(own, first_one)
                 elif not same_content(own, first_one):
@@ -342,12 +348,12 @@ class Storage:
             self.filesystem.delete(duplicates)
 
     def find_damage(self, name: str, files: Mapping[str, StoredFile], *, checksums: bool = False) -> str | None:
-        """Describe the damage of a stored directory; None if every file exists and has its stored size.
+        """Describe the first damage to a stored directory. Return None if all files exist and have the expected size.
 
         Args:
             name: the directory.
-            files: the stored files.
-            checksums: also read local files whose checksum is known.
+            files: the expected files, by relative path.
+            checksums: also read local files and compare their checksums, where the expected checksum is known.
         """
         sizes = self.walk(name)
         for relative, facts in files.items():
@@ -361,7 +367,7 @@ class Storage:
         return None
 
     def _explain_missing(self, name: str, relative: str) -> str:
-        """Return why :meth:`walk` does not find a file of a stored directory."""
+        """Explain why :meth:`walk` does not return a file that a stored directory should contain."""
         if (link := self.find_link(posixpath.join(name, relative))) is not None:
             return f"{link} is a symbolic link. Links are refused in a stored checkpoint: replace it by its target"
         return f"{self.path(name, relative)} is missing"
@@ -375,15 +381,16 @@ class Storage:
         Args:
             name: the directory in the storage.
             target: the local directory, which is created if it is missing.
-            files: the stored files, whose sizes and checksums are compared.
+            files: the expected files, by relative path. The copies must have the same sizes and checksums. None does
+                not check the copies.
             include: patterns of the paths to copy. A pattern that matches a directory selects all files in it.
             exclude: patterns of the paths to leave out.
 
         Returns:
-            The relative paths that were copied.
+            The relative paths of the copied files.
 
         Raises:
-            StorageError: a file could not be copied, or differs from the stored one.
+            StorageError: a file could not be copied, is missing, or differs from ``files``.
         """
 
         def is_selected(relative: str) -> bool:
@@ -417,7 +424,7 @@ class Storage:
         return sorted(sizes)
 
     def _ranges(self, name: str, relative: str, size: int) -> Sequence[tuple[int, int]]:
-        """Return the ranges of a file to copy. The holes of a large local file are skipped."""
+        """Return the ranges of a file to copy, as (start, count). The holes of a large local file are skipped."""
         if self.is_local and size > CHUNK_BYTES:
             with open(self.path(name, relative), "rb", buffering=0) as file:
                 return list(data_ranges(file.fileno(), size, os.fstat(file.fileno()).st_blocks * 512))
@@ -445,14 +452,14 @@ class Storage:
         return stored
 
     def _take_over(self, source: str, name: str) -> bool:
-        """Move a whole directory, if that is possible and has the same result as copying it."""
+        """Move a whole directory instead of copying it. Return False if it contains links or cannot be moved."""
         if has_links(source):
             return False
         target = self.path(name)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         try:
             os.rename(source, target)
-        except OSError:  # another filesystem, or the files of another rank exist
+        except OSError:  # another filesystem, or another rank has already stored files
             return False
         with contextlib.suppress(OSError):  # a temporary directory has the mode 0700
             os.chmod(target, stat.S_IMODE(os.stat(self.root).st_mode))
@@ -506,11 +513,11 @@ class Storage:
             raise link_error(link)
 
     def call(self, action: str, operation: Callable[[], T]) -> T:
-        """Call an operation of the filesystem and return its result, with a deadline if it uses a network.
+        """Run an operation of the filesystem and return its result. An operation on remote storage has a deadline.
 
         Args:
-            action: the operation in messages, such as ``"read run.json"``.
-            operation: the call.
+            action: the name of the operation in messages, such as ``"read run.json"``.
+            operation: the function that performs the operation.
 
         Raises:
             StorageError: the operation failed, or took too long.
@@ -528,12 +535,12 @@ def quick(storage: Storage) -> Storage:
 
 
 def open_storage(storage: Storage) -> None:
-    """Create the directory if it is missing, and check that it is writable.
+    """Create the directory of a storage if it is missing, and check that a local directory is writable.
 
-    An object store has no directories, so the first write is the check there.
+    An object store has no directories, so the first write shows whether it is writable.
 
     Raises:
-        StorageError: it is a file, or cannot be created or written.
+        StorageError: the path is a file, or the directory cannot be created or written.
     """
     if not storage.is_local:
         storage.call("make the run directory", partial(storage.filesystem.make_directory, storage.root))
@@ -558,10 +565,11 @@ def open_storage(storage: Storage) -> None:
 
 
 def runs_location(storage_path: str | os.PathLike[str] | None, filesystem: object | None = None) -> Storage:
-    """Return the directory of the runs.
+    """Return the directory that contains the run directories.
 
     Args:
-        storage_path: as in :class:`~drivetrain.RunConfig`.
+        storage_path: as in :class:`~drivetrain.RunConfig`. None uses the environment variable
+            ``DRIVETRAIN_STORAGE_PATH``, or ``~/drivetrain_results`` if it is not set.
         filesystem: as in :class:`~drivetrain.RunConfig`.
 
     Raises:
@@ -587,7 +595,7 @@ def _make_parent(path: str, made: set[str]) -> None:
 
 
 def has_links(directory: str) -> bool:
-    """Return True if a directory is or contains a link, so that moving it would not move the link's target."""
+    """Return True if a directory is a link or contains one, because moving it would not move the link's target."""
     return os.path.islink(directory) or any(entry.is_symlink() for _, entry in walk_entries(directory))
 
 

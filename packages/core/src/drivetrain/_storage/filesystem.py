@@ -2,8 +2,8 @@
 
 **Atomic writes.** On a local filesystem, the bytes are written to a draft next to the target. The draft is flushed to
 the disk and renamed to the target, and the directory is flushed as well. A reader, or a process that starts after a
-crash, sees the old file or the new one, never a part. On an object store, an object becomes visible only when its put
-is complete, so a single put is atomic.
+crash, sees the old file or the new one, never an incomplete file. On an object store, an object becomes visible only
+when its put is complete, so a single put is atomic.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from drivetrain.errors import StorageError
 __all__ = ["CHUNK_BYTES", "Filesystem", "LocalFilesystem", "StoredFile", "flush_to_disk", "walk_entries", "walk_local"]
 
 CHUNK_BYTES = 32 << 20
-"""The maximum number of bytes of a large file that one job copies."""
+"""The maximum number of bytes of one file that a job copies. A larger file is copied by several jobs."""
 
-_SMALL_BYTES = 1 << 16  # smaller files are copied faster through memory
+_SMALL_BYTES = 1 << 16  # smaller files are copied faster by reading and writing
 _CANNOT_COPY_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
@@ -40,7 +40,7 @@ class StoredFile(NamedTuple):
 
 
 class Filesystem(Protocol):
-    """A tree of files. Paths are strings with forward slashes. A missing file raises FileNotFoundError."""
+    """A tree of files. Paths are strings with forward slashes. Reading a missing file raises FileNotFoundError."""
 
     is_local: bool
 
@@ -67,26 +67,27 @@ class Filesystem(Protocol):
         Args:
             path: the file.
             data: its new content.
-            durable: flush it to the disk.
-            midway: called when everything is written, before the new content is visible.
+            durable: flush the file to the disk before this method returns.
+            midway: called before the new content becomes visible. All of it is written by then, except on a filesystem
+                of fsspec.
             mode: the permissions of the file before the umask is applied, on a filesystem that has permissions.
         """
         ...
 
     def exists(self, path: str) -> bool:
-        """Return True if there is a file or a directory."""
+        """Return True if there is a file or a directory at the path."""
         ...
 
     def list_names(self, path: str) -> tuple[list[str], list[str]]:
-        """Return the sorted names of the directories and of the files in a directory; none if it is missing."""
+        """Return the sorted names of the directories and of the files in a directory. A missing directory has none."""
         ...
 
     def walk(self, path: str) -> dict[str, int]:
-        """Return the size in bytes of each file at any depth, by relative path; none if the directory is missing."""
+        """Return the size in bytes of each file below a directory, by relative path. A missing directory has none."""
         ...
 
     def delete(self, path: str) -> None:
-        """Delete a file or a tree, if it exists."""
+        """Delete a file or a directory tree, if it exists."""
         ...
 
     def make_directory(self, path: str) -> None:
@@ -98,7 +99,7 @@ class Filesystem(Protocol):
         ...
 
     def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
-        """Copy a range of bytes of a file to the same position of a local file."""
+        """Copy ``count`` bytes of a file, from ``start`` on, to the same position in an open local file."""
         ...
 
 
@@ -136,7 +137,7 @@ class LocalFilesystem:
         midway: Callable[[], None] | None = None,
         mode: int = 0o666,
     ) -> None:
-        """Replace a file atomically; see the module's docstring."""
+        """Replace a file atomically. The docstring of this module describes how."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = str(target.with_name(draft_name(target.name)))
@@ -158,7 +159,7 @@ class LocalFilesystem:
             flush_to_disk(str(target.parent))
 
     def exists(self, path: str) -> bool:
-        """Return True if there is a file or a directory."""
+        """Return True if there is a file or a directory at the path."""
         return os.path.exists(path)
 
     def list_names(self, path: str) -> tuple[list[str], list[str]]:
@@ -171,11 +172,11 @@ class LocalFilesystem:
         return sorted(directories), sorted(files)
 
     def walk(self, path: str) -> dict[str, int]:
-        """Return the size of each file at any depth. Links to files count as files."""
+        """Return the size of each file below a directory. Links to files count as files."""
         return {relative: status.st_size for relative, status in walk_local(path)}
 
     def delete(self, path: str) -> None:
-        """Delete a file, a link or a tree."""
+        """Delete a file, a link or a directory tree, if it exists."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path)
@@ -199,13 +200,15 @@ class LocalFilesystem:
         return StoredFile(size)
 
     def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
-        """Copy a range of bytes."""
+        """Copy a range of bytes to the same position in an open local file."""
         with open(path, "rb", buffering=0) as file:
             copy_range(file.fileno(), descriptor, start, count)
 
 
 def copy_range(source: int, target: int, start: int, count: int) -> None:
-    """Copy a range of bytes between two open files in the kernel, which shares the blocks if the filesystem can.
+    """Copy a range of bytes to the same position in another open file.
+
+    The kernel copies large ranges. If the filesystem supports it, both files then share the copied blocks.
 
     Raises:
         EOFError: the source is too short.
@@ -238,12 +241,12 @@ def _copy(source: int, target: int, start: int, count: int) -> None:
 
 
 def data_ranges(descriptor: int, size: int, allocated: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of a file that contain data, as start and count, each of at most :data:`CHUNK_BYTES`.
+    """Yield the ranges of a file that contain data, as (start, count). A range has at most :data:`CHUNK_BYTES`.
 
     Args:
         descriptor: the open file.
         size: its size in bytes.
-        allocated: the number of allocated bytes. If it is smaller than the size, the file has holes.
+        allocated: the number of allocated bytes. If it is smaller than ``size``, the file has holes.
     """
     position = 0
     while position < size:
@@ -252,7 +255,7 @@ def data_ranges(descriptor: int, size: int, allocated: int) -> Iterator[tuple[in
             try:
                 begin = os.lseek(descriptor, position, os.SEEK_DATA)
                 end = os.lseek(descriptor, begin, os.SEEK_HOLE)
-            except OSError:  # no data up to the end
+            except OSError:  # only a hole follows
                 return
         for start in range(begin, end, CHUNK_BYTES):
             yield start, min(CHUNK_BYTES, end - start)
@@ -260,7 +263,7 @@ def data_ranges(descriptor: int, size: int, allocated: int) -> Iterator[tuple[in
 
 
 def find_link(root: str, relative: str) -> str | None:
-    """Return the first component of a path below a directory that is a symbolic link, or None."""
+    """Return the path of the first symbolic link among the components of a path below ``root``, or None."""
     path = root
     for part in filter(None, relative.split("/")):
         path = os.path.join(path, part)
@@ -270,7 +273,7 @@ def find_link(root: str, relative: str) -> str | None:
 
 
 def make_below(root: str, relative: str) -> None:
-    """Create a directory below another one, and the directories between them, without following links.
+    """Create the directory ``relative`` below ``root``, and the directories between them, without following links.
 
     Raises:
         StorageError: a component of the path is a symbolic link.
@@ -281,7 +284,7 @@ def make_below(root: str, relative: str) -> None:
 
 
 def link_error(link: str) -> StorageError:
-    """Return the error about a symbolic link in the place of a directory of a run."""
+    """Return the error about a symbolic link where a directory of a run is expected."""
     return StorageError(
         f"[DT-413] {link}: expected a directory, got a symbolic link, which is not followed: it may lead out of the "
         "run directory. Delete the link, or replace it by the directory"
@@ -291,7 +294,7 @@ def link_error(link: str) -> StorageError:
 def walk_local(directory: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield each file under a directory, by relative path with forward slashes, in a stable order.
 
-    A link to a file counts as the file. Links to directories are not followed, and special files are left out.
+    A link to a file counts as a file. Links to directories are not followed, and special files are left out.
     """
     for relative, entry in walk_entries(directory):
         with contextlib.suppress(FileNotFoundError):  # a link without a target
@@ -301,7 +304,7 @@ def walk_local(directory: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def walk_entries(directory: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield all entries under a directory except directories, in the same order, without reading their status."""
+    """Yield each entry under a directory except directories, in the order of :func:`walk_local`, without its status."""
     pending = [""]
     while pending:
         prefix = pending.pop()

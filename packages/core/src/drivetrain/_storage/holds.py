@@ -1,7 +1,7 @@
 """Prevents the deletion of a committed local checkpoint while a process reads it.
 
-A reader holds a shared lock on the listing file, and a deletion takes an exclusive lock. The kernel releases the locks
-of a process that dies. Remote checkpoints are never held, because readers copy them.
+A reader holds a shared lock on the listing file of the checkpoint, and a deletion takes an exclusive lock on it. The
+kernel releases the locks of a process that dies. Remote checkpoints are never locked, because readers copy them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _RETRY_S = 0.05
 
 @contextlib.contextmanager
 def hold(storage: Storage) -> Iterator[None]:
-    """Hold a checkpoint for the duration of a ``with`` block.
+    """Prevent the deletion of a checkpoint during a ``with`` block.
 
     Args:
-        storage: the directory of the checkpoint. An uncommitted one is not locked: only its owner would delete it.
+        storage: the directory of the checkpoint. An uncommitted checkpoint is not locked, because only its owner would
+            delete it.
 
     Raises:
         StorageError: another process has held an exclusive lock for a minute.
@@ -37,7 +38,7 @@ def hold(storage: Storage) -> Iterator[None]:
     descriptor = _open(path, os.O_RDONLY)
     try:
         if descriptor is not None:
-            with contextlib.suppress(OSError):  # a filesystem without locks
+            with contextlib.suppress(OSError):  # the filesystem does not support locks
                 _wait_for_lock(descriptor, path)
         yield
     finally:
@@ -48,7 +49,7 @@ def hold(storage: Storage) -> Iterator[None]:
 
 
 def _wait_for_lock(descriptor: int, path: str) -> None:
-    """Take the shared lock. A deletion holds the exclusive one for a moment, and so can any process that can read."""
+    """Wait for the shared lock. A deletion, or any process that can read the file, may hold the exclusive lock."""
     deadline = time.monotonic() + _HOLD_WAIT_S
     while not try_lock(descriptor, fcntl.LOCK_SH):
         if time.monotonic() > deadline:
@@ -60,16 +61,16 @@ def _wait_for_lock(descriptor: int, path: str) -> None:
 
 
 def is_held(storage: Storage, name: str) -> bool:
-    """Return True if a process holds the checkpoint in a directory."""
+    """Return True if a process holds the checkpoint in the directory ``name``."""
     with _locked_for_deletion(storage, name) as locked:
         return not locked
 
 
 def delete_unless_held(storage: Storage, name: str) -> bool:
-    """Delete the checkpoint in a directory, unless a process holds it.
+    """Delete the checkpoint in the directory ``name``, unless a process holds it.
 
     Returns:
-        True if it was deleted.
+        True if the checkpoint was deleted.
     """
     with _locked_for_deletion(storage, name) as locked:
         if locked:
@@ -79,12 +80,12 @@ def delete_unless_held(storage: Storage, name: str) -> bool:
 
 @contextlib.contextmanager
 def _locked_for_deletion(storage: Storage, name: str) -> Iterator[bool]:
-    is_link = storage.find_link(name) is not None  # only the link is deleted, and a link has no holds
+    is_link = storage.find_link(name) is not None  # only the link would be deleted, and a link is never held
     descriptor = _open(storage.path(name, LISTING_FILE), os.O_RDWR) if storage.is_local and not is_link else None
     try:
         locked = True
         if descriptor is not None:
-            with contextlib.suppress(OSError):  # a filesystem without locks
+            with contextlib.suppress(OSError):  # the filesystem does not support locks
                 locked = try_lock(descriptor, fcntl.LOCK_EX)
         yield locked
     finally:

@@ -1,8 +1,8 @@
 """The names of the files and directories in a run directory, and the version of its format.
 
-Names that are read from a run directory may have been written by someone else. Every such name passes
-:func:`require_checkpoint_name` or :func:`require_relative` where it is parsed, so nothing outside the run directory is
-ever written, moved or deleted. ``Storage.path`` repeats the check for every path that it builds.
+Names that are read from a run directory may have been written by someone else. Every such name is checked by
+:func:`require_checkpoint_name` or :func:`require_relative` when it is parsed, so nothing outside of the run directory
+is ever written, moved or deleted. ``Storage.path`` repeats the check for every path that it builds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 VERSION = 1
-"""The version of the format of a run directory. Increment it when older releases can no longer read the files."""
+"""The version of the format of run directories. Increment it if older releases cannot read the new format."""
 
 RUN_FILE = "run.json"
 TRAINER_FILE = "trainer.pkl"
@@ -68,15 +68,15 @@ LOGS = "logs"
 
 MANIFEST = "manifest.json"
 PENDING = ".pending"
-"""The directory with the names of custom-named checkpoint directories that are yet to be committed or deleted."""
+"""The directory that records the names of custom-named checkpoint directories until they are committed or deleted."""
 
-# In a checkpoint's directory.
+# The next three files are in each checkpoint's directory.
 LISTING_FILE = ".checkpoint.json"
 METADATA_FILE = ".metadata.json"
 PIN_FILE = ".pinned"
 
 STAGED_RUNS = "runs"
-"""The kind of the local directories that mirror runs in remote storage."""
+"""The ``kind`` argument of ``share_directory`` for the local directories that are uploaded to remote runs."""
 
 _NAMES = frozenset(
     {
@@ -90,7 +90,7 @@ _NAME_PATTERN = re.compile(r"\..*|result(_rank_\d+)?\.json|events\.out\.tfevents
 CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})")
 
 RESULT_FILE = re.compile(r"result(?:_rank_(\d+))?\.json")
-"""The files with the reports of each rank."""
+"""Matches the names of the files with the reports of a rank."""
 
 _DRAFT = re.compile(r"\.([^.].*)\.[0-9a-f]{8}")
 
@@ -99,18 +99,18 @@ def checkpoint_name(index: int) -> str:
     """Return the default name of a checkpoint's directory.
 
     Args:
-        index: the index in the run of the report that the checkpoint belongs to.
+        index: the index, in the run, of the report that the checkpoint belongs to.
     """
     return f"checkpoint_{index:06d}"
 
 
 def announcement(name: str) -> str:
-    """Return the file that announces a custom-named checkpoint directory, so that a sweep can find it."""
+    """Return the name of the file that announces a custom-named checkpoint directory, so that a sweep can find it."""
     return f"{PENDING}/{quote(name, safe='')}"
 
 
 def announced_name(file: str, where: str) -> str:
-    """Return the checkpoint directory that a file in :data:`PENDING` announces.
+    """Return the name of the checkpoint directory that a file in :data:`PENDING` announces.
 
     Raises:
         StorageError: the name is not valid for a checkpoint directory.
@@ -119,14 +119,14 @@ def announced_name(file: str, where: str) -> str:
 
 
 def require_relative(path: object, where: str) -> str:
-    """Return a path that was read from a run directory, if it stays below the directory that it is relative to.
+    """Return a path that was read from a run directory. Raise an error if the path leads out of its base directory.
 
     Args:
         path: the path, with forward slashes.
-        where: the file or directory that contains it, for error messages.
+        where: the file or directory from which the path was read, for error messages.
 
     Raises:
-        StorageError: the path is absolute, or contains ``.`` or ``..``.
+        StorageError: the path is empty or absolute, or has ``.`` or ``..`` as a component.
     """
     if isinstance(path, str) and path and not path.startswith("/") and "\0" not in path:
         enclosed = f"/{path}/"
@@ -139,16 +139,17 @@ def require_relative(path: object, where: str) -> str:
 
 
 def require_checkpoint_name(name: object, where: str) -> str:
-    """Return the name of a checkpoint's directory that was read from a run directory.
+    """Return a name that was read from a run directory. Raise an error if no checkpoint's directory can have that name.
 
-    It is one path component, or several if the train function made the directory (``checkpoint_upload_mode="none"``).
+    The name is one path component, or several if the train function created the directory itself
+    (``checkpoint_upload_mode="none"``).
 
     Args:
         name: the name.
-        where: the file or directory that contains it, for error messages.
+        where: the file or directory from which the name was read, for error messages.
 
     Raises:
-        StorageError: the name leaves the run directory, or is reserved by drivetrain.
+        StorageError: the name leads out of the run directory, or is reserved by drivetrain.
     """
     checked = require_relative(name, where)
     if checked.startswith(".") or "" in checked.split("/") or is_reserved(checked):
@@ -157,12 +158,12 @@ def require_checkpoint_name(name: object, where: str) -> str:
 
 
 def check_version(version: Any, where: str, kind: type[StorageError] = StorageError) -> None:
-    """Reject a file in a newer format than this release can read.
+    """Reject a file whose format is newer than this release can read.
 
     Args:
-        version: the version in the file.
-        where: the file.
-        kind: the class of the error.
+        version: the format version in the file.
+        where: the file, for the error message.
+        kind: the class of the error to raise.
 
     Raises:
         StorageError: the version is newer than :data:`VERSION`, or is not an integer.
@@ -177,15 +178,15 @@ def check_version(version: Any, where: str, kind: type[StorageError] = StorageEr
 
 
 def draft_name(name: str) -> str:
-    """Return a new name for the draft of a file, which is renamed once it is complete."""
+    """Return a new name for the draft of a file. The draft is renamed to the file once it is complete."""
     return f".{name}.{secrets.token_hex(4)}"
 
 
 def is_draft(name: str, files: Collection[str] | None = None) -> bool:
-    """Return True for the draft of a file, which a killed process may have left.
+    """Return True if a file is the draft of another file. A killed process may have left drafts.
 
     Args:
-        name: the name of the possible draft.
+        name: the name of the file.
         files: accept only drafts of these files; None for all files.
     """
     match = _DRAFT.fullmatch(name)
@@ -193,14 +194,14 @@ def is_draft(name: str, files: Collection[str] | None = None) -> bool:
 
 
 def is_reserved(name: str) -> bool:
-    """Return True if a name in a run directory is reserved by drivetrain, so that no checkpoint may have it."""
+    """Return True if drivetrain reserves a name in run directories, so that no checkpoint may have that name."""
     return name in _NAMES or _NAME_PATTERN.fullmatch(name) is not None
 
 
 def file_mode(name: str) -> int:
     """Return the permissions of a new file of a run directory, before the umask is applied.
 
-    Files that may contain configuration, output or tracebacks are never readable for users outside the file's group.
+    Files that may contain configuration, output or tracebacks are never readable by users outside of the file's group.
     """
     return 0o666 if posixpath.basename(name) in _PUBLIC or name.startswith(f"{PENDING}/") else 0o660
 
@@ -211,5 +212,5 @@ def result_file(rank: int) -> str:
 
 
 def staging_key(run_id: str, start: int | None) -> str:
-    """Return the key of the local directory that mirrors a run in remote storage."""
+    """Return the ``key`` argument of ``share_directory`` for the local directory that is uploaded to a remote run."""
     return f"{run_id}-{start}"

@@ -1,10 +1,11 @@
 """The lock of a run directory, which ensures that only one driver at a time works on a run.
 
-On a local filesystem, it is a lock of the operating system on ``.lock``, which the kernel releases when the process
-exits. Elsewhere it is an object that the holder rewrites every few seconds (the heartbeat). If the holder was on this
-machine and has exited, another driver takes the lock over at once. If it is on another machine, the other driver
-watches the object for two and a half periods, and takes it over if it does not change. Clocks of two machines are never
-compared.
+On a local filesystem with locks, the driver locks the file ``.lock``, and the kernel releases the lock when the process
+exits. On any other storage, ``.lock`` is an object that the holder of the lock rewrites every few seconds (the
+heartbeat). The object names the process of the holder. If that process was on the machine of a second driver and has
+exited, the second driver takes the lock over at once. If that process was on another machine, the second driver watches
+the object for two and a half heartbeat periods, and takes the lock over if the object does not change. Clocks of two
+machines are never compared.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _MAX_PID = 1 << 31
 
 
 class RunLock:
-    """The right to work on a run.
+    """The lock that a driver holds while it works on a run.
 
     Args:
         storage: the run directory.
-        console: prints a message before a wait.
-        beat_s: seconds between two heartbeats in a storage without locks.
+        console: prints a message before a wait for another driver's heartbeat.
+        beat_s: seconds between two heartbeats on storage without locks.
     """
 
     def __init__(self, storage: Storage, console: Console, *, beat_s: float = _BEAT_S) -> None:
@@ -56,7 +57,7 @@ class RunLock:
         """Hold the lock for the duration of a ``with`` block.
 
         Raises:
-            RunInUseError: another driver holds it. The message names its process.
+            RunInUseError: another driver holds the lock. The message names the process of that driver.
         """
         if self._storage.is_local:
             try:
@@ -72,7 +73,7 @@ class RunLock:
         """Check that this driver still holds the lock.
 
         Raises:
-            RunInUseError: another driver has taken it.
+            RunInUseError: another driver has taken the lock over.
         """
         if self._lost:
             raise RunInUseError(f"[DT-705] the run directory {self._storage.root} has been taken over by {self._lost}")
@@ -102,7 +103,7 @@ class RunLock:
         finally:
             if descriptor in _held:
                 _held.remove(descriptor)
-                with contextlib.suppress(OSError):  # the lock ends with the file's descriptor
+                with contextlib.suppress(OSError):  # closing the descriptor releases the lock anyway
                     os.unlink(path)
                 os.close(descriptor)
 
@@ -137,7 +138,7 @@ class RunLock:
         )
         deadline = time.monotonic() + patience
         while (remaining := deadline - time.monotonic()) > 0:
-            time.sleep(min(remaining, self._beat_s / 4))  # an object store sends no notifications
+            time.sleep(min(remaining, self._beat_s / 4))  # polled, because an object store sends no notifications
             found = self._storage.read_bytes(LOCK_FILE)
             if not found:
                 return
@@ -185,12 +186,14 @@ def _open(path: str) -> int:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise StorageError(f"{path}: expected a regular file, got something else. Delete it") from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StorageError(f"{path}: expected a file that this user can write, got {error.strerror}") from error
+            raise StorageError(
+                f"{path} cannot be written ({error.strerror}). Correct its permissions, or choose another run directory"
+            ) from error
         raise
 
 
 _held: set[int] = set()
-"""Open files with a lock of this process. A forked child that outlives it must not keep the run locked."""
+"""The descriptors of the files that this process has locked. A forked child closes them, so it keeps no run locked."""
 
 
 def _close_held() -> None:
@@ -205,8 +208,9 @@ class Holder(NamedTuple):
     """The driver that holds the lock of a run.
 
     Attributes:
-        description: its process, in words.
-        is_certain: True if the driver is running. A driver on another machine may have died.
+        description: the process of the driver, as text for messages.
+        is_certain: True if the driver is running on this machine. False if it is on another machine, where it may have
+            died.
     """
 
     description: str
@@ -214,7 +218,7 @@ class Holder(NamedTuple):
 
 
 def find_holder(storage: Storage) -> Holder | None:
-    """Return the driver that works on a run, or None. It does not take the lock."""
+    """Return the driver that holds the lock of a run, or None. This function does not take the lock."""
     held = storage.read_bytes(LOCK_FILE)
     if not held or "pid" not in (facts := _parse(held)):
         return None
@@ -224,11 +228,11 @@ def find_holder(storage: Storage) -> Holder | None:
 
 
 class _NoLocks(Exception):
-    """The filesystem has no locks."""
+    """The filesystem does not support locks."""
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    """Parse the facts about the holder of a lock. Damaged facts are empty."""
+    """Parse the content of a lock file, which describes the holder of the lock. Return {} if it is damaged."""
     try:
         facts = Fields(parse_json(data, LOCK_FILE), LOCK_FILE)
         if not 0 < facts.integer("pid") < _MAX_PID:
@@ -247,13 +251,13 @@ def _describe(holder: dict[str, Any]) -> str:
 
 
 def _machine() -> str:
-    """Return an id of this machine since its last boot, and of its namespace of process ids."""
+    """Return an id of this machine's current boot and of this process's PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
 def _started(pid: int) -> str | None:
-    """Return the start time of a process in ticks of the kernel, or None if it is not running."""
+    """Return the start time of a process, in clock ticks since the boot, or None if the process is not running."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -3,11 +3,12 @@
 **How a checkpoint is committed.** The ranks have uploaded their files to ``checkpoint_<index>/``. The controller
 checks that no two ranks uploaded different content under one path, writes the listing (the list of files) into the
 directory, and then replaces ``manifest.json`` atomically. That replacement is the commit. A checkpoint that is not in
-the manifest does not exist, and is deleted before the next attempt. The same replacement removes the checkpoints that
-retention drops. A thread deletes them afterwards, once it has flushed the new checkpoint to the disk.
+the manifest is not committed, and its files are deleted before the next attempt. The new manifest also leaves out the
+checkpoints that retention drops. A thread deletes the files of these checkpoints later, once it has flushed the new
+checkpoint to the disk.
 
-The listing in each directory contains the directory's entry of the manifest. So a lost manifest is recreated from the
-directories whose files are complete.
+The listing in a checkpoint's directory contains the checkpoint's manifest entry. So a lost manifest is recreated from
+the directories whose files are complete.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ class _Leftovers(NamedTuple):
     """The files that :meth:`CheckpointManager.sweep` deletes.
 
     Attributes:
-        orphans: the checkpoint directories that are not committed.
-        announced: the checkpoint directories that :data:`~drivetrain._storage.layout.PENDING` announces.
-        drafts: the incomplete files in that directory.
+        orphans: the names of the checkpoint directories that are not committed.
+        announced: the names of the checkpoint directories that files in
+            :data:`~drivetrain._storage.layout.PENDING` announce.
+        drafts: the names of incomplete files in ``PENDING``.
     """
 
     orphans: list[str]
@@ -63,10 +65,13 @@ class CheckpointManager:
 
     Args:
         storage: the run directory.
-        config: which checkpoints are kept.
+        config: the rules that select the checkpoints to keep.
         metadata: the trainer's metadata, which is stored with every checkpoint.
-        warn: called with a message about damage, and about checkpoints that could not be deleted.
-        before_commit: called before each commit. An exception prevents the commit.
+        warn: called with a message if a checkpoint or the manifest is damaged, or if a checkpoint cannot be deleted.
+        before_commit: called before each commit. If it raises an exception, nothing is committed.
+
+    Attributes:
+        committed: the entries of the manifest, oldest first.
     """
 
     def __init__(
@@ -89,20 +94,20 @@ class CheckpointManager:
 
     @property
     def latest(self) -> CommittedCheckpoint | None:
-        """The newest checkpoint that is not known to be damaged; None without one."""
+        """The newest checkpoint that is not known to be damaged; None if there is none."""
         return next((entry for entry in reversed(self.committed) if entry.name not in self._damaged), None)
 
     @property
     def last_index(self) -> int:
-        """The highest report index of a committed checkpoint; 0 without one."""
+        """The highest report index of a committed checkpoint; 0 if there is none."""
         return self.committed[-1].index if self.committed else 0
 
     def checkpoint(self, entry: CommittedCheckpoint) -> Checkpoint:
-        """Return a committed checkpoint."""
+        """Return the checkpoint that an entry of the manifest describes."""
         return checkpoint_in(self._storage, entry.name)
 
     def verify(self) -> CommittedCheckpoint | None:
-        """Return the newest checkpoint whose files are complete, or None. Warn about the damaged ones."""
+        """Return the newest checkpoint whose files are complete, or None. Warn about newer, damaged checkpoints."""
         while (entry := self.latest) is not None:
             try:
                 self.checkpoint(entry).verify()
@@ -128,17 +133,20 @@ class CheckpointManager:
     ) -> CommittedCheckpoint:
         """Commit the files that the ranks uploaded for a report, and apply retention.
 
-        A rank that the commit did not wait for may add its files to a checkpoint that is already committed.
+        If the checkpoint is committed already, the files are added to it. This happens if the first commit did not wait
+        for all ranks.
 
         Args:
             index: the report's index in the run.
             iteration: the report's iteration.
-            files: the files of each rank, by relative path.
+            files: the uploaded files of each rank, by rank and then by relative path. A rank without files has written
+                its files into the directory itself.
             metrics: the report's metrics.
-            name: the directory; None for the default name of the index.
+            name: the name of the checkpoint's directory; None for the default name.
 
         Raises:
-            CheckpointError: two ranks uploaded different content under one path.
+            CheckpointError: two ranks uploaded different content under the same path, or another report's checkpoint
+                has the same name.
             StorageError: the manifest could not be written, so nothing is committed.
         """
         name = name or checkpoint_name(index)
@@ -151,7 +159,7 @@ class CheckpointManager:
             )
         merged = self._listed(name) if existing else {}
         merged |= {path: facts for rank in sorted(files) for path, facts in files[rank].items()}
-        if not all(files.values()):  # the files of a rank were in place already
+        if not all(files.values()):  # a rank has written its files into the directory itself
             merged = {path: StoredFile(size) for path, size in self._storage.walk(name).items()} | merged
         if self._metadata:
             checkpoint = checkpoint_in(self._storage, name)
@@ -164,7 +172,7 @@ class CheckpointManager:
             time=time.time(),
             ordinal=max((entry.ordinal for entry in self.committed), default=0) + 1,
         )
-        self._before_commit()  # before the listing, because without a manifest it counts as a commit
+        self._before_commit()  # before the listing: if the manifest is missing, a listing counts as a commit
         listing = {"version": VERSION, "entry": asdict(entry), "files": dict(sorted(own_files(merged).items()))}
         self._storage.write_bytes(f"{name}/{LISTING_FILE}", json.dumps(listing).encode(), durable=False)
         if existing:
@@ -179,7 +187,7 @@ class CheckpointManager:
         return entry
 
     def _replace(self, kept: list[CommittedCheckpoint], dropped: Sequence[CommittedCheckpoint]) -> None:
-        """Commit a manifest, and schedule the deletion of the checkpoints that it drops."""
+        """Replace the manifest by one with the kept entries, and schedule the deletion of the dropped checkpoints."""
         for old in dropped:
             if not CHECKPOINT_NAME.fullmatch(old.name):
                 self._storage.write_bytes(announcement(old.name), b"", durable=False)
@@ -196,9 +204,9 @@ class CheckpointManager:
     def _find_leftovers(self) -> _Leftovers:
         names = {entry.name for entry in self.committed}
         directories, files = self._storage.list_names()
-        # A file or a link in the place of a checkpoint is deleted itself; a link is never followed.
+        # A file or a link with the name of a checkpoint is deleted as well, but never the target of a link.
         orphans = [name for name in [*directories, *files] if CHECKPOINT_NAME.fullmatch(name) and name not in names]
-        pending = self._storage.list_names(PENDING)[1] if PENDING in directories else []  # not if it is a link
+        pending = self._storage.list_names(PENDING)[1] if PENDING in directories else []  # empty if PENDING is a link
         drafts = [file for file in pending if is_draft(file)]
         where = self._storage.path(PENDING)
         announced = [announced_name(file, where) for file in pending if file not in drafts]
@@ -207,15 +215,16 @@ class CheckpointManager:
 
     @property
     def last_name(self) -> str:
-        """The directory of the checkpoint with the highest index; empty without any."""
+        """The directory of the committed checkpoint with the highest index; empty if there is none."""
         return self.committed[-1].name if self.committed else ""
 
     def sweep(self) -> tuple[list[str], int]:
         """Delete checkpoint directories that were never committed, or that retention has dropped.
 
         Returns:
-            Their names, and the highest report index among them. It must not be used again, because a worker of a lost
-            node may still be writing there.
+            The names of the deleted directories, and the highest report index among all uncommitted directories, or
+            0. New reports must not use this index, because a worker on a lost node may still be writing to the
+            directory with this index.
         """
         self._janitor.wait()
         orphans, announced, drafts = self._find_leftovers()
@@ -233,16 +242,16 @@ class CheckpointManager:
         return deleted, max(numbers, default=0)
 
     def leftovers(self) -> list[str]:
-        """Return the directories that :meth:`sweep` would delete."""
+        """Return the directories that :meth:`sweep` would delete if no process were reading them."""
         return self._find_leftovers().orphans
 
     def droppable(self, config: CheckpointConfig) -> list[CommittedCheckpoint]:
-        """Return the committed checkpoints that other rules than those of the run would drop, oldest first."""
+        """Return the committed checkpoints that retention with the rules in ``config`` would drop, oldest first."""
         names = {entry.name for entry in retained(self.committed, config, self._is_protected)}
         return [entry for entry in self.committed if entry.name not in names]
 
     def drop(self, entries: Sequence[CommittedCheckpoint]) -> None:
-        """Remove checkpoints from the manifest, and schedule their deletion.
+        """Remove checkpoints from the manifest, and schedule the deletion of their files.
 
         Raises:
             StorageError: the manifest could not be written, so nothing is dropped.
@@ -279,14 +288,14 @@ class CheckpointManager:
 def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: None) -> list[CommittedCheckpoint]:
     """Return the committed checkpoints of a run, oldest first.
 
-    If the manifest is damaged or missing, they are found by the listings in their directories.
+    If the manifest is damaged or missing, the checkpoints are found by the listings in their directories.
 
     Args:
         storage: the run directory.
-        warn: called with a message if the manifest is damaged, or missing although there are checkpoints.
+        warn: called with a message if the manifest is damaged, or if it is missing although there are checkpoints.
 
     Raises:
-        StorageError: a newer drivetrain wrote the manifest, or a name in it leaves the run directory.
+        StorageError: a newer drivetrain wrote the manifest, or the storage cannot be read.
     """
     data = storage.read_bytes(MANIFEST)
     where = storage.path(MANIFEST)
@@ -306,7 +315,10 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
     found = _recover_entries(storage)
     if found or data is not None:
         names = ", ".join(entry.name for entry in found[-3:]) or "none"
-        warn(f"{where} {damage}: {len(found)} checkpoints were found by their own lists, the newest being {names}")
+        warn(
+            f"{where} {damage}: recovered {len(found)} checkpoints from the lists of files in their directories "
+            f"(newest: {names})"
+        )
     return found
 
 
@@ -330,6 +342,6 @@ def _recover_entries(storage: Storage) -> list[CommittedCheckpoint]:
             if committed.name == name and storage.find_damage(name, files) is None:
                 found.append(committed)
         except StorageError as error:
-            if not is_damage(error):  # the checkpoint may be complete, and must not be swept
+            if not is_damage(error):  # the checkpoint may be complete, so it must not be omitted and then swept
                 raise
     return sorted(found, key=lambda entry: entry.index)

@@ -1,4 +1,4 @@
-"""Copies a local directory to the storage as it changes: a driver's metrics and logs, a worker's artifacts."""
+"""Uploads the changes of a local directory to a storage: a driver's metrics and logs, or a worker's artifacts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ __all__ = ["Mirror"]
 class Mirror:
     """Uploads the new and changed files of a directory, periodically in the background and on request.
 
-    Files that are deleted locally are kept in the storage. If an upload fails, a warning is printed and the next round
-    retries it.
+    Files that are deleted locally are kept in the storage. If an upload fails, a warning is printed, and the next
+    periodic upload retries.
 
     Args:
         directory: the local directory.
-        storage: the storage to copy the files to.
-        prefix: the directory in the storage; empty for the storage itself.
-        period_s: seconds between two rounds.
-        warn: called with a message if a round fails.
-        state: a file that records the uploaded files, for another process's mirror of the same directory.
+        storage: the storage to upload the files to.
+        prefix: the target directory in the storage; empty for the root of the storage.
+        period_s: seconds between two periodic uploads.
+        warn: called with a message if an upload fails.
+        state: the path of a local file that records which files were uploaded, so that another process's mirror of the
+            same directory does not upload them again; None for no such file.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Mirror:
         self._wakeup.set()
 
     def pull(self, patterns: Sequence[str]) -> None:
-        """Download the files of the storage whose names match one of the patterns."""
+        """Download each file in the storage whose name matches one of the patterns."""
         for name in self._storage.list_names(self._prefix)[1]:
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
                 data = self._storage.read_bytes(os.path.join(self._prefix, name))
@@ -72,7 +73,7 @@ class Mirror:
                 self._uploaded[name] = _state(os.path.join(self._directory, name))
 
     def push(self) -> None:
-        """Upload the changed files.
+        """Upload the new and changed files.
 
         Raises:
             StorageError: a file could not be uploaded.
@@ -97,7 +98,7 @@ class Mirror:
                     json.dump(self._uploaded, file)
 
     def try_push(self) -> None:
-        """Upload the changed files. Warn once if that fails."""
+        """Upload the new and changed files. Warn if that fails, but not again until an upload has succeeded."""
         try:
             self.push()
             self._warned = False

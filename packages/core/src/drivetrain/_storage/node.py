@@ -1,11 +1,13 @@
 """Directories that processes of one node share temporarily: downloads, and files that wait for their upload.
 
-A process that uses a directory holds a shared lock on the file next to it. The last process deletes the directory. The
-kernel releases the locks of a killed process, so the next process finds its directories unlocked and deletes them.
+A process that uses a shared directory holds a shared lock on a file next to that directory. The last process deletes
+the directory. The kernel releases the locks of a killed process, so the next process finds that process's directories
+unlocked and deletes them.
 
-The directories are in the temporary directory, which all users of the node can write to. They are created with mode
-0700, whatever the umask is. A directory that belongs to another user, or that others can write to, is refused, because
-its content may have been replaced. A temporary directory of another user is refused too.
+The shared directories are in the system's temporary directory, to which all users of the node can write. They are
+created with mode 0700, whatever the umask is. A shared directory that belongs to another user, or that other users can
+write to, is refused, because its content may have been replaced. A temporary directory that belongs to another user is
+refused too.
 """
 
 from __future__ import annotations
@@ -43,17 +45,21 @@ def share_directory(
     before_deletion: Callable[[str], None] | None = None,
     wait_s: float = 1800.0,
 ) -> Iterator[str]:
-    """Share a local directory with all processes of this user and node that request the same kind and key.
+    """Share a local directory with all processes of this user on this node that request the same kind and key.
+
+    The path of the directory is the value of the ``with`` statement.
 
     Args:
         kind: the purpose of the directory, such as ``"downloads"``.
         key: the name of the directory.
-        fill: fills the empty directory. One process calls it while the others wait.
-        before_deletion: called by the last process that uses the directory.
+        fill: fills the empty directory, whose path is its argument. One process calls it while the others wait.
+        before_deletion: called with the path by the last process that uses the directory, before it deletes the
+            directory.
         wait_s: seconds to wait for another process to fill the directory.
 
     Raises:
-        StorageError: the wait timed out, the key contains a slash, or others can write to the directories of this user.
+        StorageError: the wait timed out, the key contains a slash, or other users can write to the shared directories
+            of this user.
     """
     if "/" in require_relative(key, "the key of a shared directory"):
         raise StorageError(f"the key of a shared directory: expected a name without slashes, got {key!r}")
@@ -67,7 +73,7 @@ def share_directory(
 
 
 def sweep(kind: str) -> None:
-    """Delete the directories of a kind whose processes have all exited."""
+    """Delete the directories of a kind that no running process uses any more."""
     if not os.path.isdir(_directory_of(kind)):
         return
     base = _base(kind)
@@ -100,7 +106,7 @@ def try_lock(descriptor: int, kind: int) -> bool:
 
 
 def is_file_at(descriptor: int, path: str) -> bool:
-    """Return True if an open file is still the one at a path."""
+    """Return True if the file at a path is still the one that a descriptor refers to."""
     try:
         at_path, opened = os.stat(path), os.fstat(descriptor)
     except FileNotFoundError:
@@ -109,7 +115,7 @@ def is_file_at(descriptor: int, path: str) -> bool:
 
 
 def _directory_of(kind: str) -> str:
-    # Older releases used "drivetrain-<user id>" with the mode of the umask, so others may be able to write to it.
+    # Older releases used "drivetrain-<user id>". Its mode depended on the umask, so other users may have write access.
     return os.path.join(tempfile.gettempdir(), f"drivetrain-{os.getuid()}-private", kind)
 
 
@@ -122,15 +128,18 @@ def _base(kind: str) -> str:
 
 
 def _require_safe_parent(path: str) -> None:
-    """Refuse a temporary directory whose owner is another user, who can replace the directory of this user.
+    """Refuse a temporary directory that belongs to another user, who could replace this user's directory in it.
 
-    Warn once per process if all users can replace it: they can write to the temporary directory, which has no sticky
-    bit. This is not an error, because a volume of a container is often such a directory, and only root can change that.
-    Members of this user's own primary group are trusted: with a umask of 002, a user's directories are group-writable.
-    Members of the group root are trusted too.
+    Warn once per process if other users can write to the temporary directory and it has no sticky bit, because these
+    users could replace this user's directory as well. This is not an error, because a volume of a container is often
+    such a directory, and only root can change that. Members of this user's own primary group are trusted: with a umask
+    of 002, a user's directories are group-writable. Members of the group root are trusted too.
+
+    Args:
+        path: the temporary directory.
 
     Raises:
-        StorageError: the owner is neither root nor this user.
+        StorageError: the owner of the temporary directory is neither root nor this user.
     """
     status = os.stat(path)
     if status.st_uid not in (0, os.getuid()):
@@ -153,10 +162,10 @@ def _require_safe_parent(path: str) -> None:
 
 
 def _create_private(path: str) -> None:
-    """Create a directory that only this user can use.
+    """Create a directory that only this user can use, if it does not exist.
 
     Raises:
-        StorageError: it exists, and another user owns it or others can write to it.
+        StorageError: the path exists, and is not a directory, belongs to another user, or is writable by other users.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -171,7 +180,7 @@ def _create_private(path: str) -> None:
 
 
 def _enter(path: str, fill: Callable[[str], None] | None, wait_s: float) -> int:
-    """Take the shared lock of a directory. Fill the directory first if no other process has."""
+    """Take the shared lock of a directory, and return the lock file's descriptor. Fill the directory if necessary."""
     deadline = time.monotonic() + wait_s
     while True:
         descriptor = os.open(path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -183,7 +192,7 @@ def _enter(path: str, fill: Callable[[str], None] | None, wait_s: float) -> int:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
                 if try_lock(descriptor, fcntl.LOCK_EX) and is_file_at(descriptor, path + _LOCK):
                     _make_ready(path, fill, descriptor)
-                    continue  # an exclusive lock cannot be made a shared one without a gap
+                    continue  # the exclusive lock cannot become a shared one atomically
             holder = os.pread(descriptor, 100, 0).decode(errors="replace") or "another process"
         finally:
             if descriptor >= 0:
@@ -196,7 +205,7 @@ def _enter(path: str, fill: Callable[[str], None] | None, wait_s: float) -> int:
 def _make_ready(path: str, fill: Callable[[str], None] | None, descriptor: int) -> None:
     if os.path.exists(path + _READY):
         return
-    shutil.rmtree(path, ignore_errors=True)  # of a killed process
+    shutil.rmtree(path, ignore_errors=True)  # the incomplete files of a killed process
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
     os.mkdir(path, 0o700)
@@ -206,10 +215,10 @@ def _make_ready(path: str, fill: Callable[[str], None] | None, descriptor: int) 
 
 
 def _leave(path: str, descriptor: int, before_deletion: Callable[[str], None] | None) -> None:
-    """Release this process's lock on the directory, and delete the directory if no other process has one on it."""
+    """Release this process's lock on a directory, and delete the directory if no other process holds a lock on it."""
     try:
         with _departure(os.path.dirname(path), fcntl.LOCK_SH):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # even if a forked child has inherited the descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # releases it even if a forked child has inherited the descriptor
             is_last = try_lock(descriptor, fcntl.LOCK_EX)
         if is_last and is_file_at(descriptor, path + _LOCK):
             if before_deletion is not None:
@@ -221,10 +230,17 @@ def _leave(path: str, descriptor: int, before_deletion: Callable[[str], None] | 
 
 @contextlib.contextmanager
 def _departure(base: str, kind: int) -> Iterator[bool]:
-    """Prevent a sweep while the last process has released its lock and has not yet called ``before_deletion``.
+    """Lock the ``.leaving`` file, so that no sweep happens while a process is leaving a directory of this kind.
+
+    A leaving process releases its shared lock, and then takes the exclusive lock. In between, a sweep could take the
+    directory for an abandoned one, and delete it without a call of ``before_deletion``.
+
+    Args:
+        base: the parent of the directories of this kind.
+        kind: ``LOCK_SH`` for a leaving process; ``LOCK_EX | LOCK_NB`` for a sweep.
 
     Yields:
-        True if the lock was taken. It can be False only with ``LOCK_NB``.
+        True if the ``.leaving`` file was locked. It can be False only with ``LOCK_NB``.
     """
     descriptor = os.open(base + _LEAVING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

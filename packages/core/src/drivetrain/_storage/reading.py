@@ -1,7 +1,7 @@
 """Reads files that may be damaged or hostile. Every file of a run directory is read through this module.
 
-Only regular files are opened, no link below the run directory is followed, every file has a size limit, and JSON may
-not be nested deeply. A value of an unexpected type raises a :class:`~drivetrain.StorageError`, which names the file,
+Only regular files are opened, no link below the run directory is followed, every file has a size limit, and deeply
+nested JSON is rejected. A value of an unexpected type raises a :class:`~drivetrain.StorageError`, which names the file,
 the expected type and the value.
 """
 
@@ -41,14 +41,14 @@ _SIZE_LIMITS = {
     layout.RUN_FILE: 16 * _MEBIBYTE,
     layout.ERROR_FILE: 64 * _MEBIBYTE,
     layout.ERROR_TEXT_FILE: 64 * _MEBIBYTE,
-    layout.TIMELINE_FILE: 128 * _MEBIBYTE,  # MAX_VALUES, which is 400,000 records of workers, is usually reached first
+    layout.TIMELINE_FILE: 128 * _MEBIBYTE,  # MAX_VALUES is usually reached first: 400,000 records of workers
     layout.USAGE_FILE: 64 * _MEBIBYTE,
     layout.MANIFEST: 256 * _MEBIBYTE,  # MAX_VALUES is usually reached first: 37,000 checkpoints with 100 metrics
     layout.LISTING_FILE: 64 * _MEBIBYTE,  # 800,000 files
     layout.METADATA_FILE: 64 * _MEBIBYTE,
 }
 _SIZE_LIMIT = 4096 * _MEBIBYTE
-"""The maximum size of reports, logs and pickles, where these are read as a whole."""
+"""The maximum size of a file with reports, a log or a pickle, if the whole file is read into memory."""
 
 MAX_JSON_BYTES = 1024 * _MEBIBYTE
 """The maximum size of JSON files of plugins, such as ``tuner.json`` of a search."""
@@ -57,8 +57,8 @@ MAX_LINE_BYTES = 16 * _MEBIBYTE
 """The maximum length of a line in a file that is read in parts."""
 
 MAX_VALUES = 4_000_000
-"""The maximum number of values in a JSON document. A value can take 30 times the memory of its text, so a limit on the
-size of a file does not limit the memory that its values take."""
+"""The maximum number of values in a JSON document. A parsed value can take 30 times the memory of its text, so a limit
+on the size of the file alone would allow too much memory."""
 
 _TRANSFER_CODES = ("DT-405", "DT-406")
 _MAX_DEPTH = 100
@@ -66,7 +66,7 @@ _MAX_SHOWN = 80
 
 
 def size_limit(name: str) -> int:
-    """Return the maximum size in bytes of a file of a run directory, by its name."""
+    """Return the maximum size in bytes of a file of a run directory with the given name."""
     base = posixpath.basename(name)
     is_other_json = base.endswith(".json") and layout.RESULT_FILE.fullmatch(base) is None
     return _SIZE_LIMITS.get(base, MAX_JSON_BYTES if is_other_json else _SIZE_LIMIT)
@@ -163,14 +163,14 @@ def _check_kind(status: os.stat_result, where: str, *, is_directory: bool = Fals
 
 
 def parse_json(data: bytes | str, where: str) -> Any:
-    """Parse JSON with a limited number of values that is not nested deeply.
+    """Parse JSON. Reject a document with too many values, or one that is nested too deeply.
 
     Args:
-        data: the text.
-        where: the file it comes from, for the error.
+        data: the JSON text.
+        where: the file that contains the text, for error messages.
 
     Raises:
-        StorageError: it is not JSON, is nested too deeply, or has too many values; the cause is a ``ValueError``.
+        StorageError: the text is not JSON, is nested too deeply, or has too many values. The cause is a ``ValueError``.
     """
     try:
         if count_values(data) > MAX_VALUES:
@@ -194,14 +194,14 @@ def count_values(data: bytes | str) -> int:
 
 
 def is_damage(error: StorageError) -> bool:
-    """Return True for an error about the content of a file, and False if the storage could not be read."""
-    if error.code in _TRANSFER_CODES:  # its cause can be a ValueError: pyarrow's ArrowInvalid, or a JSONDecodeError
+    """Return True if an error is about the content of a file, and False if the storage could not be read."""
+    if error.code in _TRANSFER_CODES:  # its cause can also be a ValueError, such as pyarrow's ArrowInvalid
         return False
     return isinstance(error.__cause__, (ValueError, MemoryError, RecursionError, type(None)))
 
 
 def _check_depth(value: Any, data: bytes | str) -> None:
-    """Raise a ``ValueError`` if recursive code could exceed Python's stack because the value is nested too deeply."""
+    """Raise a ``ValueError`` if a value is nested so deeply that recursive code could exceed Python's stack."""
     opened = data.count(b"[") + data.count(b"{") if isinstance(data, bytes) else data.count("[") + data.count("{")
     if opened <= _MAX_DEPTH:
         return
@@ -229,12 +229,12 @@ def is_number(value: object) -> bool:
 class Fields:
     """The fields of a JSON object. The type of each field is checked when it is read.
 
-    The methods raise a :class:`~drivetrain.StorageError` if a field has another type, or if it is missing or null and
-    there is no default.
+    The methods raise a :class:`~drivetrain.StorageError` if the field has another type, or if the field is missing or
+    null and there is no default.
 
     Args:
         value: the parsed object.
-        where: the file that contains it, for error messages.
+        where: the file that contains the object, for error messages.
 
     Raises:
         StorageError: the value is not an object.
@@ -247,28 +247,28 @@ class Fields:
         self.where = where
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a string."""
+        """Return the value of a field that must be a string."""
         text: str = self._get(name, "a string", default, lambda value: isinstance(value, str))
         return text
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a finite number."""
+        """Return the value of a field that must be a finite number."""
         return float(self._get(name, "a finite number", default, is_number))
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return an integer."""
+        """Return the value of a field that must be an integer."""
         found: int = self._get(
             name, "an integer", default, lambda value: isinstance(value, int) and not isinstance(value, bool)
         )
         return found
 
     def mapping(self, name: str, default: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return an object."""
+        """Return the value of a field that must be an object."""
         found: dict[str, Any] = self._get(name, "an object", default, lambda value: isinstance(value, dict))
         return found
 
     def items(self, name: str, default: list[Any] | None = None) -> list[Any]:
-        """Return a list."""
+        """Return the value of a field that must be a list."""
         found: list[Any] = self._get(name, "a list", default, lambda value: isinstance(value, list))
         return found
 
@@ -285,8 +285,11 @@ class Fields:
 def damage_of(where: str) -> Iterator[None]:
     """Convert errors that unexpected values cause in a ``with`` block into a StorageError.
 
-    This is the last line of defense around code that processes values from a run directory, so that one damaged run
-    cannot affect others. Readers check their values themselves and have better messages.
+    Use it around code that processes values from a run directory, so that one damaged run cannot affect other runs.
+    This is a last resort: the functions that read values check them, and raise errors with more specific messages.
+
+    Args:
+        where: the run directory or the command, for the error message.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Remote storages through pyarrow or fsspec, and the selection of a filesystem for a path or URI."""
+"""Filesystems of pyarrow and fsspec for remote storage, and the selection of a filesystem for a path or URI."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PART_BYTES = 8 << 20
 _PARTS_IN_FLIGHT = 4
 _PYARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "memory"}
-"""The storages in which a put is atomic. Elsewhere, a file is written as a draft and renamed."""
+"""The schemes of storages on which a put is atomic. On other storages, a file is written as a draft and renamed."""
 
 
 def locate(path: str | os.PathLike[str], filesystem: Any | None = None, *, what: str) -> tuple[Filesystem, str]:
@@ -33,11 +33,11 @@ def locate(path: str | os.PathLike[str], filesystem: Any | None = None, *, what:
 
     Args:
         path: a local path, a URI, or a path on ``filesystem``.
-        filesystem: a filesystem of pyarrow or fsspec; None to select it by the path.
-        what: the name of the argument in error messages.
+        filesystem: a filesystem of pyarrow or fsspec; None to select the filesystem by the path.
+        what: the name of the user's argument that contains the path, for error messages.
 
     Raises:
-        ConfigurationError: the URI is not valid, or its package is not installed.
+        ConfigurationError: the URI or the filesystem is not valid, or the package for the URI is not installed.
     """
     text = os.fspath(path)
     if filesystem is not None:
@@ -87,7 +87,7 @@ def _open_uri(scheme: str, uri: str) -> tuple[Filesystem, str]:
 
 
 def _with_small_puts(scheme: str, uri: str) -> str:
-    """Make pyarrow store a small object with one request to S3. By default it sends three."""
+    """Add an option to a URI that makes pyarrow store a small object on S3 with one request instead of three."""
     if scheme != "s3" or "allow_delayed_open" in uri:
         return uri
     return f"{uri}{'&' if '?' in uri else '?'}allow_delayed_open=true"
@@ -112,7 +112,7 @@ def _adapt(filesystem: Any) -> Filesystem:
         if "file" in (protocol if isinstance(protocol, (list, tuple)) else [protocol]):
             return LocalFilesystem()
         return FsspecFilesystem(filesystem)
-    if "pyarrow" in sys.modules:  # unpickling a filesystem does not import pyarrow.fs
+    if "pyarrow" in sys.modules:  # not "pyarrow.fs", which unpickling a filesystem does not import
         from pyarrow import fs
 
         if isinstance(filesystem, fs.LocalFileSystem):
@@ -127,7 +127,7 @@ def _adapt(filesystem: Any) -> Filesystem:
 
 
 class _Remote:
-    """The base of both adapters."""
+    """Base of the adapters for filesystems of pyarrow and fsspec."""
 
     is_local = False
 
@@ -150,7 +150,7 @@ class _Remote:
 
 
 def _parts(source: str) -> Iterator[tuple[bytes, int]]:
-    """Yield the content of a local file in parts, each with the CRC-32 up to its end."""
+    """Yield the parts of a local file, each with the CRC-32 of the file's content up to the end of that part."""
     value = 0
     part_bytes = max(1, os.path.getsize(source) // 2) if is_armed() else _PART_BYTES
     with open(source, "rb", buffering=0) as file:
@@ -193,7 +193,7 @@ class ArrowFilesystem(_Remote):
         midway: Callable[[], None] | None = None,
         mode: int = 0o666,
     ) -> None:
-        """Put an object, or write a draft and move it into place."""
+        """Put an object; on storage without atomic puts, write a draft and rename it to the file."""
         target = path if self._is_object_store else _draft_of(path)
         if not self._is_object_store:
             self.handle.create_dir(posixpath.dirname(path), recursive=True)
@@ -205,7 +205,7 @@ class ArrowFilesystem(_Remote):
             self.handle.move(target, path)
 
     def exists(self, path: str) -> bool:
-        """Return True if there is a file or a directory."""
+        """Return True if there is a file or a directory at the path."""
         return bool(self._type(path))
 
     def list_names(self, path: str) -> tuple[list[str], list[str]]:
@@ -217,12 +217,12 @@ class ArrowFilesystem(_Remote):
         return sorted(directories), sorted(files)
 
     def walk(self, path: str) -> dict[str, int]:
-        """Return the size of each file at any depth."""
+        """Return the size of each file below a directory."""
         start = len(path.rstrip("/")) + 1
         return {info.path[start:]: info.size for info in self._select(path, recursive=True) if info.is_file}
 
     def delete(self, path: str) -> None:
-        """Delete a file or a tree."""
+        """Delete a file or a directory tree, if it exists."""
         kind = self._type(path)
         try:
             if kind == "Directory":
@@ -232,30 +232,30 @@ class ArrowFilesystem(_Remote):
         except FileNotFoundError:
             return
         except OSError:
-            # pyarrow then creates an empty object for the parent directory, which not every S3 server accepts.
+            # After a deletion, pyarrow creates an empty object for the parent directory. Some S3 servers reject it.
             if self._type(path):
                 raise
 
     def make_directory(self, path: str) -> None:
-        """Create a directory, except on an object store, which has none."""
+        """Create a directory, except on an object store, which has no directories."""
         if not self._is_object_store:
             self.handle.create_dir(path, recursive=True)
 
     def put_file(self, source: str, path: str) -> StoredFile:
-        """Upload a file with a bounded number of its parts in memory."""
+        """Upload a file in parts, with a limited number of parts in memory."""
         if not self._is_object_store:
             self.handle.create_dir(posixpath.dirname(path), recursive=True)
         size = value = 0
         with self.handle.open_output_stream(path) as stream:
-            for number, (data, value) in enumerate(_parts(source), start=1):  # noqa: B007 - wanted after the loop
+            for number, (data, value) in enumerate(_parts(source), start=1):  # noqa: B007 - used after the loop
                 stream.write(data)
                 size += len(data)
                 if number % _PARTS_IN_FLIGHT == 0:
-                    stream.flush()  # otherwise pyarrow queues any number of parts
+                    stream.flush()  # otherwise pyarrow queues an unlimited number of parts
         return StoredFile(size, value)
 
     def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
-        """Download a range of bytes."""
+        """Download a range of bytes to the same position in an open local file."""
         with self.handle.open_input_file(path) as file:
             while count > 0:
                 data = file.read_at(min(count, _PART_BYTES), start)
@@ -303,7 +303,7 @@ class FsspecFilesystem(_Remote):
         midway: Callable[[], None] | None = None,
         mode: int = 0o666,
     ) -> None:
-        """Put an object, or write a draft and move it into place."""
+        """Put an object; on storage without atomic puts, write a draft and rename it to the file."""
         target = path if self._is_object_store else _draft_of(path)
         self.make_directory(posixpath.dirname(path))
         if midway is not None:
@@ -313,7 +313,7 @@ class FsspecFilesystem(_Remote):
             self.handle.mv(target, path)
 
     def exists(self, path: str) -> bool:
-        """Return True if there is a file or a directory."""
+        """Return True if there is a file or a directory at the path."""
         self.handle.invalidate_cache()
         return bool(self.handle.exists(path))
 
@@ -330,7 +330,7 @@ class FsspecFilesystem(_Remote):
         return sorted(directories), sorted(files)
 
     def walk(self, path: str) -> dict[str, int]:
-        """Return the size of each file at any depth."""
+        """Return the size of each file below a directory."""
         self.handle.invalidate_cache()
         try:
             found = self.handle.find(path, detail=True)
@@ -344,14 +344,14 @@ class FsspecFilesystem(_Remote):
         }
 
     def delete(self, path: str) -> None:
-        """Delete a file or a tree."""
+        """Delete a file or a directory tree, if it exists."""
         self.handle.invalidate_cache()
         with contextlib.suppress(FileNotFoundError):
             if self.handle.exists(path):
                 self.handle.rm(path, recursive=True)
 
     def make_directory(self, path: str) -> None:
-        """Create a directory, except on an object store, where it would be a bucket."""
+        """Create a directory, except on an object store, where fsspec would create a bucket."""
         if not self._is_object_store or "memory" in self.handle.protocol:
             self.handle.makedirs(path, exist_ok=True)
 
@@ -360,13 +360,13 @@ class FsspecFilesystem(_Remote):
         self.make_directory(posixpath.dirname(path))
         size = value = 0
         with self.handle.open(path, "wb", block_size=_PART_BYTES) as stream:
-            for data, value in _parts(source):  # noqa: B007 - wanted after the loop
+            for data, value in _parts(source):  # noqa: B007 - used after the loop
                 stream.write(data)
                 size += len(data)
         return StoredFile(size, value)
 
     def get_range(self, path: str, descriptor: int, start: int, count: int) -> None:
-        """Download a range of bytes."""
+        """Download a range of bytes to the same position in an open local file."""
         while count > 0:
             data = self.handle.cat_file(path, start=start, end=start + min(count, _PART_BYTES))
             _pwrite(descriptor, data, start, path)

@@ -1,4 +1,4 @@
-"""Reads the files with reports, and other files of JSON lines, in a run directory."""
+"""Reads the reports of a run, and other files in a run directory that contain one JSON value per line."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _MAX_TAIL_BYTES = 256 << 20
 
 
 def rank_files(storage: Storage) -> dict[int, str]:
-    """Return the name of the file with the reports of each rank."""
+    """Return a mapping from each rank with reports to the name of the file that contains these reports."""
     matches = [match for name in storage.list_names()[1] if (match := RESULT_FILE.fullmatch(name))]
     return {int(match[1] or 0): match[0] for match in sorted(matches, key=lambda match: int(match[1] or 0))}
 
 
 def last_report(storage: Storage, rank: int = 0) -> dict[str, Any] | None:
-    """Return the last stored report of a rank, or None if it has none. Only the end of a local file is read.
+    """Return the last stored report of a rank, or None if there is none. Of a local file, only the end is read.
 
     Raises:
-        StorageError: the report is not an object, or one of the values that drivetrain adds is not a number.
+        StorageError: the report is not a JSON object, or its time or its iteration is not a number.
     """
     where = storage.path(result_file(rank))
     for line in reversed(tail_lines(storage, result_file(rank), 2)):
         try:
             value = parse_json(line, where)
         except StorageError:
-            continue  # an incomplete line of a killed process
+            continue  # a process was killed while it wrote this line
         report = Fields(value, where)
         for name in ("_timestamp", "_training_iteration"):
             report.number(name, 0)
@@ -50,9 +50,9 @@ def tail_lines(storage: Storage, name: str, count: int, *, cut: bool = False) ->
     Args:
         storage: the run directory.
         name: the file.
-        count: how many lines.
-        cut: return the last part of a line that is too long instead of raising. A log can contain such a line, because
-            a progress bar writes no line ends.
+        count: the maximum number of lines.
+        cut: if a line is too long, return the last part of the line instead of raising an error. A log can contain such
+            a line, because a progress bar writes no line ends.
 
     Raises:
         StorageError: the lines are too long, or the file cannot be read.
@@ -74,20 +74,20 @@ def tail_lines(storage: Storage, name: str, count: int, *, cut: bool = False) ->
         return []
     if cut and b"\n" not in data and len(data) >= MAX_LINE_BYTES:
         return [data]
-    whole = data.rpartition(b"\n")[0].split(b"\n")  # a run that was killed or is live may have written a part
+    whole = data.rpartition(b"\n")[0].split(b"\n")  # without an incomplete last line
     return [line for line in whole[-count:] if line]
 
 
 def read_line(file: BinaryIO, where: str, start: bytes = b"") -> bytes:
-    """Read the next line of a file with its line end, or the rest of a line that has been read in part.
+    """Read the next line of a file, and return it with its line end.
 
     Args:
         file: the open file.
         where: its path, for error messages.
-        start: the part that has been read.
+        start: the beginning of the line, if it has already been read. The returned line contains it.
 
     Raises:
-        StorageError: the line is longer than :data:`MAX_LINE_BYTES`.
+        StorageError: the line, without ``start``, is longer than :data:`MAX_LINE_BYTES`.
     """
     line = file.readline(MAX_LINE_BYTES)
     if len(line) >= MAX_LINE_BYTES and not line.endswith(b"\n"):
@@ -96,10 +96,10 @@ def read_line(file: BinaryIO, where: str, start: bytes = b"") -> bytes:
 
 
 def read_lines(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
-    """Read the JSON objects of a file, one per line. Other lines are skipped.
+    """Yield the JSON objects of a file that contains one object per line. Other lines are skipped.
 
     Raises:
-        StorageError: the file cannot be read, or has too many values.
+        StorageError: the file cannot be read, or contains too many values.
     """
     where = storage.path(name)
     values = 0
@@ -112,5 +112,11 @@ def read_lines(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
 
 
 def line_too_long(where: str, what: str = "a line", limit: int = MAX_LINE_BYTES) -> StorageError:
-    """Return the error about a line that exceeds the size limit."""
+    """Return the error about one or more lines that exceed a size limit.
+
+    Args:
+        where: the file.
+        what: the lines, as the subject of the message.
+        limit: the maximum number of bytes.
+    """
     return StorageError(f"[DT-413] {where}: expected {what} to have at most {limit:,} bytes, got more")

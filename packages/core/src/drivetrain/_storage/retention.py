@@ -24,7 +24,7 @@ _DELETIONS_AHEAD = 4
 
 
 class Janitor:
-    """Deletes dropped checkpoints on a thread of its own, after the newest checkpoint has been flushed to the disk."""
+    """Deletes dropped checkpoints on a separate thread, after the newest checkpoint has been flushed to the disk."""
 
     def __init__(self, storage: Storage, warn: Callable[[str], None]) -> None:
         self._storage = storage
@@ -36,8 +36,12 @@ class Janitor:
     def submit(self, newest: str, dropped: list[str]) -> None:
         """Schedule the deletion of checkpoints. Block while too many deletions are pending.
 
+        Args:
+            newest: the directory of the newest checkpoint, which is flushed to the disk first.
+            dropped: the directories of the checkpoints to delete.
+
         Raises:
-            StorageError: the wait took too long.
+            StorageError: the pending deletions took too long.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True, name="drivetrain retention")
@@ -63,7 +67,7 @@ class Janitor:
             self._error = None
 
     def close(self) -> None:
-        """Wait for the pending deletions, and end the thread. A slow thread ends after its current deletion."""
+        """Wait for the pending deletions, and end the thread. A slow thread ends only after its current deletion."""
         self.wait()
         if self._thread is None:
             return
@@ -103,8 +107,8 @@ def retained(
 
     Args:
         entries: all checkpoints, oldest first.
-        config: the rules.
-        is_protected: returns True for a checkpoint to keep although the rules would drop it.
+        config: the retention rules.
+        is_protected: returns True for a checkpoint that is kept even if the rules would drop it.
     """
     if config.num_to_keep is None:
         return list(entries)
@@ -117,11 +121,13 @@ def retained(
 
 
 def rank_checkpoints(entries: Sequence[CommittedCheckpoint], metric: str, mode: str) -> list[CommittedCheckpoint]:
-    """Sort checkpoints by a metric, best first. Checkpoints without it, or with NaN, come last. Later ones win ties.
+    """Sort checkpoints by a metric, best first. Among equal checkpoints, the latest comes first.
+
+    Checkpoints come last if they do not have the metric, or if its value is NaN.
 
     Args:
-        entries: the checkpoints, oldest first.
-        metric: the name of the metric; a nested metric is ``outer/inner``.
+        entries: the checkpoints, in any order.
+        metric: the name of the metric; a nested metric is named ``outer/inner``.
         mode: ``"max"`` if higher values are better, else ``"min"``.
     """
 

@@ -1,4 +1,4 @@
-"""Opens the directory of a new or resumed run while a driver works on it."""
+"""Opens the directory of a new or resumed run, and keeps it locked while the driver works on the run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _GROWING = ("result*.json", "progress.csv", TIMELINE_FILE, USAGE_FILE)
 _REPLACED = (MANIFEST, RUN_FILE, TRAINER_FILE, *ERROR_FILES)
 _MAX_FACT_CHARS = 1 << 20
-"""The maximum length of a fact in ``run.json``, which has a size limit: a configuration may contain long lists."""
+"""The maximum length of a text in ``run.json``. A configuration with long lists could exceed the file's size limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,13 +65,14 @@ class OpenRun:
     Attributes:
         name: the name of the run.
         id: the id of the run.
-        start: the number of drivers that have worked on it, this one included.
-        last_index: the highest report index that the run has used.
+        start: the number of drivers that have worked on the run, including this driver.
+        last_index: the highest report index that the run has used; 0 for a new run.
         storage: the run directory.
-        directory: the directory for files of callbacks: the run directory, or one that is copied to it.
+        directory: the directory for the files of callbacks. It is the run directory itself if that is local, and
+            otherwise a local directory whose files are uploaded to the run directory.
         checkpoints: the committed checkpoints.
         console: prints messages.
-        push: copies the content of ``directory`` to the storage.
+        push: uploads the new and changed files in ``directory`` to the run directory, if that is remote.
     """
 
     name: str
@@ -92,16 +93,16 @@ def open_run(
     """Open the run directory for the duration of a ``with`` block, and print whether the run resumes.
 
     Args:
-        config: the name of the run, and whether to resume it.
-        facts: the content of ``run.json``.
-        metadata: the metadata of every checkpoint.
+        config: the configuration of the run, with its name and whether to resume it.
+        facts: fields of ``run.json`` that describe the run, such as the trainer and its configuration.
+        metadata: the trainer's metadata, which is stored with every checkpoint.
         trainer: the content of ``trainer.pkl``, which ``restore`` reads.
 
     Raises:
         RunExistsError: the run exists and ``resume`` is "never", or the directory contains other files.
-        RunInUseError: another driver works on it.
-        StorageError: there is no run to resume, the directory cannot be written, a newer drivetrain wrote it, or one of
-            drivetrain's files in it is a symbolic link.
+        RunInUseError: another driver works on the run.
+        StorageError: there is no run to resume, or the directory cannot be written, was written by a newer drivetrain,
+            or contains a symbolic link instead of one of drivetrain's files.
     """
     console = Console()
     storage, mode = _locate_run(config, str(facts["trainer"]))
@@ -163,7 +164,7 @@ def _shortened(fact: Any) -> Any:
 
 
 def _locate_run(config: RunConfig, trainer: str) -> tuple[Storage, str]:
-    """Return the run directory, which may not exist, and the mode: "never", "auto" or "must"."""
+    """Return the run directory, which may not exist yet, and how to resume: "never", "auto" or "must"."""
     limits = Limits(threads=config.sync_config.transfer_threads, deadline_s=config.sync_config.sync_timeout)
     if config.resume not in ("never", "auto", "must"):
         filesystem, root = locate(config.resume, config.storage_filesystem, what="RunConfig(resume=...)")
@@ -184,7 +185,7 @@ def _locate_run(config: RunConfig, trainer: str) -> tuple[Storage, str]:
 
 
 def _check_exists(storage: Storage, name: str, mode: str) -> bool:
-    """Return True if the run exists. Raise an error if the mode does not allow that."""
+    """Return True if the run exists. Raise an error if ``mode``, the way to resume, does not allow that result."""
     parent = posixpath.dirname(storage.root)
     exists = storage.exists(RUN_FILE)
     if mode == "must" and not exists:
@@ -205,19 +206,19 @@ def _check_exists(storage: Storage, name: str, mode: str) -> bool:
 
 
 def _read_record(storage: Storage) -> tuple[dict[str, Any], int]:
-    """Return the content of ``run.json`` and the number of drivers so far; empty and 0 for a new run."""
+    """Return the content of ``run.json`` and the number of previous drivers. For a new run, return ``({}, 0)``."""
     stored = storage.read_json(RUN_FILE)
     if stored is None:
         return {}, 0
     check_version(stored.integer("version", VERSION), stored.where)
-    if not _RUN_ID.fullmatch(stored.text("id", "none")):  # it becomes a part of paths and addresses
+    if not _RUN_ID.fullmatch(stored.text("id", "none")):  # the id becomes a part of paths and addresses
         found = ascii(stored.values["id"])
-        raise StorageError(f"{stored.where}: expected 'id' to be letters and digits, got {found}")
+        raise StorageError(f"{stored.where}: expected 'id' to be 1 to 64 letters, digits, '_' or '-', got {found}")
     return stored.values, stored.integer("starts", 0)
 
 
 def _refuse_special_files(storage: Storage) -> None:
-    """Reject a run directory with a link, a named pipe or a device in the place of one of drivetrain's files."""
+    """Reject a run directory that contains a link, a named pipe or a device instead of one of drivetrain's files."""
     if not storage.is_local:
         return
     for directory in ("", LOGS):
@@ -231,9 +232,9 @@ def _refuse_special_files(storage: Storage) -> None:
 
 
 def _refuse_links(storage: Storage) -> None:
-    """Reject a run directory with a link through which this process, a worker or a callback could write outside of it.
+    """Reject a run directory with a link through which this process, a worker or a callback could write elsewhere.
 
-    Links in the place of a checkpoint are allowed, because they are never followed.
+    A link instead of a checkpoint's directory is allowed, because such a link is never followed.
     """
     if not storage.is_local:
         return
@@ -258,7 +259,7 @@ def _is_growing(name: str) -> bool:
 
 
 def _sweep_drafts(storage: Storage) -> None:
-    """Delete the drafts of drivers that were killed while they replaced a file."""
+    """Delete the drafts that drivers left when they were killed while replacing a file."""
     for name in storage.list_names()[1]:
         if is_draft(name, _REPLACED):
             storage.delete(name)
@@ -267,7 +268,7 @@ def _sweep_drafts(storage: Storage) -> None:
 def _stage(
     stack: contextlib.ExitStack, storage: Storage, record: Mapping[str, Any], config: RunConfig, console: Console
 ) -> tuple[Path, Callable[[], None], Callable[[], None]]:
-    """Return the directory for files of callbacks, and functions that push it to and pull it from the storage."""
+    """Return the directory for the files of callbacks, a function that uploads them, and one that downloads them."""
     _sweep_uploads()
     stack.callback(_sweep_uploads)
     if storage.is_local:
@@ -289,15 +290,15 @@ def _stage(
 
 
 def _sweep_uploads() -> None:
-    """Delete the files of workers of this node that were killed during an upload."""
-    with contextlib.suppress(StorageError):  # the first use of such a directory reports the same error
+    """Delete the files that workers on this node left when they were killed during an upload."""
+    with contextlib.suppress(StorageError):  # reported when a process first uses such a directory
         sweep("uploads")
 
 
 def _prepare_resume(
     config: RunConfig, storage: Storage, name: str, checkpoints: CheckpointManager, console: Console
 ) -> int:
-    """Delete uncommitted checkpoints, find the checkpoint to resume from, and print it."""
+    """Delete uncommitted checkpoints, print where the run resumes, and return the highest report index used so far."""
     swept, last_index = checkpoints.sweep()
     latest = checkpoints.verify()
     found = f"continues from {latest.name}" if latest else "starts from the beginning, as no checkpoint was committed"

@@ -1,7 +1,8 @@
 """The format of ``timeline.jsonl``: the events of a run with their times, one JSON record per line.
 
-The file is for people and tools that inspect a run; resuming a run does not need it. So a record that cannot be written
-is left out, and a reader skips unknown and incomplete records. Newer versions may add records and fields.
+The file is for people and tools that inspect a run; resuming a run does not need it. So if a record cannot be written,
+the run continues without this record, and a reader skips unknown and incomplete records. Newer versions may add records
+and fields.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TimelineRecord:
     """Base of all records.
 
     Attributes:
-        time: Unix time in seconds.
+        time: Unix time of the event in seconds.
     """
 
     time: float = field(default_factory=time.time)
@@ -52,7 +53,7 @@ class DriverStarted(TimelineRecord):
     """A driver started the run or resumed it.
 
     Attributes:
-        environment: the driver's host, operating system, CPUs, memory and version of Python.
+        environment: the driver's host, operating system, CPUs, memory and Python version, by name.
     """
 
     environment: dict[str, Any]
@@ -60,10 +61,10 @@ class DriverStarted(TimelineRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class VersionsFound(TimelineRecord):
-    """The driver has determined the installed versions.
+    """The driver has determined the versions of the installed distributions.
 
     Attributes:
-        packages: the version of each distribution, by name.
+        packages: the version of each distribution, by the name of the distribution.
     """
 
     packages: dict[str, str]
@@ -74,8 +75,8 @@ class AttemptStarted(TimelineRecord):
     """The workers of an attempt have started.
 
     Attributes:
-        attempt: the number of the attempt, from 0 for each driver.
-        workers: the fields of each rank's :class:`~drivetrain.WorkerInfo`.
+        attempt: the number of the attempt. Each driver counts its attempts from 0.
+        workers: for each rank, the fields of its :class:`~drivetrain.WorkerInfo`.
     """
 
     attempt: int
@@ -84,10 +85,10 @@ class AttemptStarted(TimelineRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptResumed(TimelineRecord):
-    """The attempt continues from a checkpoint.
+    """A later attempt, or a resumed run, continues from a checkpoint, or from the beginning if there is none.
 
     Attributes:
-        iteration: the checkpoint's iteration; 0 without a checkpoint.
+        iteration: the iteration of the checkpoint's report; 0 without a checkpoint.
     """
 
     iteration: int
@@ -99,7 +100,7 @@ class CheckpointCommitted(TimelineRecord):
 
     Attributes:
         name: the checkpoint's directory in the run directory.
-        iteration: the iteration of its report.
+        iteration: the iteration of the checkpoint's report.
     """
 
     name: str
@@ -111,8 +112,8 @@ class AttemptFailed(TimelineRecord):
     """The attempt failed, or it lost ranks and continued.
 
     Attributes:
-        failure: the root cause, in the form of ``error.json``.
-        retrying: whether another attempt follows.
+        failure: the root cause, with the same fields as in ``error.json``.
+        retrying: whether the run continues, for example with another attempt.
         traceback: the end of the exception's traceback; empty without an exception.
         log: the end of the failed rank's output.
     """
@@ -128,7 +129,7 @@ class AttemptEnded(TimelineRecord):
     """The workers of an attempt are being terminated.
 
     Attributes:
-        attempt: the number of the attempt, from 0 for each driver.
+        attempt: the number of the attempt. Each driver counts its attempts from 0.
     """
 
     attempt: int
@@ -139,8 +140,8 @@ class RunEnded(TimelineRecord):
     """A driver has ended its work on the run.
 
     Attributes:
-        outcome: a value of :class:`~drivetrain._base.outcome.RunOutcome`.
-        error: the first line of the error, or None.
+        outcome: the value of a :class:`~drivetrain._base.outcome.RunOutcome`, such as ``"finished"``.
+        error: the first line of the error that ended the run, or None.
     """
 
     outcome: str
@@ -157,7 +158,7 @@ _RECORDS: dict[str, type[TimelineRecord]] = {
     "attempt end": AttemptEnded,
     "end": RunEnded,
 }
-"""The class of each record, by its value of ``event`` in the file."""
+"""The class of each record, by the value of ``event`` in the file."""
 
 _IS_VALID: dict[str, Callable[[Any], bool]] = {
     "float": is_number,
@@ -169,13 +170,13 @@ _IS_VALID: dict[str, Callable[[Any], bool]] = {
     "dict[str, str]": lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
     "list[dict[str, Any]]": lambda value: isinstance(value, list) and all(isinstance(each, dict) for each in value),
 }
-"""Functions that return True if a value from the file is valid for a field, by the declared type of the field."""
+"""For each declared type of a field, a function that returns True if a value from the file is valid for the field."""
 
 _EVENTS = {kind: event for event, kind in _RECORDS.items()}
 
 
 def append_record(directory: Path, record: TimelineRecord) -> None:
-    """Append a record to the file in a local run directory. An error is ignored."""
+    """Append a record to the timeline file in a local directory. Errors of the filesystem are ignored."""
     values = {each.name: getattr(record, each.name) for each in fields(record)}
     text = json.dumps({"time": record.time, "event": _EVENTS[type(record)], **values}, default=str)
     line = redact(text).encode() + b"\n"
@@ -193,7 +194,7 @@ def append_record(directory: Path, record: TimelineRecord) -> None:
 
 
 def read_timeline(storage: Storage) -> Iterator[TimelineRecord]:
-    """Read the records of a run, oldest first. There are none if there is no file."""
+    """Yield the records of a run, oldest first. Without a timeline file, there are no records."""
     for line in read_lines(storage, TIMELINE_FILE):
         record = _parse(line)
         if record is not None:
@@ -207,7 +208,7 @@ def _parse(line: Mapping[str, Any]) -> TimelineRecord | None:
     values: dict[str, Any] = {}
     for each in fields(kind):
         value = line.get(each.name)
-        if not _IS_VALID[str(each.type)](value):  # missing or of another type
+        if not _IS_VALID[str(each.type)](value):  # the field is missing, or has another type
             return None
         values[each.name] = value
     return kind(**values)

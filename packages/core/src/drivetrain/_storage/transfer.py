@@ -1,7 +1,8 @@
 """Transfers many files with a bounded number of threads, a deadline, and retries after transient errors.
 
-The threads are daemons. If a thread hangs in a call of a filesystem library, it is abandoned at the deadline, and the
-error names its file. So neither the wait nor the exit of the process depends on it.
+The threads are daemons. A thread that hangs in a call of a filesystem library is abandoned at the deadline, and the
+error names the file that it was transferring. So a thread that hangs blocks neither the caller nor the exit of the
+process.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ _NETWORK_LIBRARIES = ("aiohttp", "aiobotocore", "azure", "botocore", "google", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The bounds of a transfer.
+    """The limits of a transfer.
 
     Attributes:
-        threads: the number of files, or parts of large files, that are transferred at a time.
+        threads: the maximum number of files, or parts of large files, that are transferred at the same time.
         deadline_s: the maximum duration of a transfer in seconds.
-        attempts: the maximum number of attempts for a file.
+        attempts: the maximum number of attempts for each file or part.
         polite: lower the priority of the threads, in favor of the threads that train.
     """
 
@@ -58,11 +59,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[T]):
-    """A part of a transfer.
+    """A part of a transfer, such as a file.
 
     Attributes:
-        name: its name in messages.
-        call: performs it.
+        name: the name of the part in messages.
+        call: the function that transfers the part and returns the result.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Job(Generic[T]):
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True if a retry may succeed."""
+    """Return True if an operation that raised this error may succeed in a retry."""
     if isinstance(error, _PERMANENT):
         return False
     if isinstance(error, OSError):
@@ -86,14 +87,15 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
     Args:
         jobs: the parts of the transfer.
         what: the name of the transfer in messages, such as ``"upload of checkpoint_000003"``.
-        limits: the bounds.
-        in_thread: False runs a single job, or all with one thread, on the calling thread, without a deadline.
+        limits: the limits of the transfer.
+        in_thread: True to run the jobs in new threads. False to run them on the calling thread if there is a single job
+            or ``limits.threads`` is 1; then a job that hangs is not abandoned at the deadline.
 
     Returns:
-        The result of each job.
+        The result of each job, in the order of ``jobs``.
 
     Raises:
-        StorageError: a job failed permanently, or the deadline passed. The message names the jobs.
+        StorageError: a job failed permanently, or the deadline passed. The message names the job, or unfinished jobs.
     """
     deadline = time.monotonic() + limits.deadline_s
     if not in_thread and (len(jobs) == 1 or limits.threads == 1):
@@ -158,7 +160,7 @@ def _sleep(seconds: float) -> bool:
 
 
 def _attempt(job: Job[T], deadline: float, wait: Callable[[float], bool], attempts: int) -> T:
-    """Run a job until it succeeds. `wait` waits for some seconds and returns True if another job has failed."""
+    """Run a job, with retries. ``wait`` pauses for a number of seconds, and returns True if another job has failed."""
     pause = _FIRST_PAUSE_S
     for attempt in range(1, attempts + 1):
         try:
@@ -177,7 +179,7 @@ def _describe_failure(what: str, job: str, error: Exception) -> StorageError:
 
 
 def explain(error: BaseException) -> str:
-    """Describe an error of a storage in one line, with a remedy if there is one."""
+    """Describe an error of a storage in one line, with a remedy if one is known."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         text = error.strerror

@@ -1,1 +1,1 @@
-"""Views of runs, created from the files in their directories: summaries, curves, plots, HTML pages and a server."""
+"""Views of runs, created from the files in the run directories: summaries, curves, plots, HTML pages and a server."""

@@ -18,15 +18,16 @@ _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Le
 class LimitedServer(ThreadingHTTPServer):
     """An HTTP server with a thread for each client, and a maximum number of clients.
 
-    If there are too many clients, the connection that has been sending its request for the longest time is closed, so
-    slow or silent clients cannot block others. If all clients have sent their requests, new clients are rejected.
+    When a client connects while the maximum is reached, the server closes the connection whose client has been sending
+    its request for the longest time, so slow or silent clients cannot block others. If all connected clients have sent
+    their requests, the new client is rejected.
 
     Attributes:
-        max_clients: the maximum number of connections.
+        max_clients: the maximum number of clients, each with one connection.
     """
 
     daemon_threads = True
-    block_on_close = False  # a stream of events ends within one polling interval
+    block_on_close = False  # unnecessary, because each stream of events ends within one polling interval
     request_queue_size = 64
     max_clients = 128
 
@@ -68,7 +69,7 @@ class LimitedServer(ThreadingHTTPServer):
                 if slowest is None:
                     return False
                 del self._clients[slowest]
-                with contextlib.suppress(OSError):  # its thread notices this and closes the connection
+                with contextlib.suppress(OSError):  # the client's thread notices this and closes the connection
                     slowest.shutdown(socket.SHUT_RDWR)
             self._clients[client] = True
             return True
@@ -89,7 +90,7 @@ class DeadlineReader(io.RawIOBase):
         self.start()
 
     def start(self) -> None:
-        """Restart the time limit for the next request."""
+        """Start the time limit of the next request."""
         self._deadline = time.monotonic() + self._limit_s
 
     def readable(self) -> bool:

@@ -1,8 +1,8 @@
 """Curves of metrics: any number of reports in bounded memory, without losing minima and maxima.
 
 A curve is a sequence of buckets with the same number of reports each. When there are too many buckets, pairs of
-neighbors are merged. A bucket stores its minimum, maximum, sum and last position. A spike in a single report among a
-million is therefore preserved as the maximum of its bucket.
+neighbors are merged. A bucket stores the minimum, maximum and sum of its values, and the position of the last one. A
+spike in a single report among a million is therefore preserved as the maximum of its bucket.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from drivetrain.errors import StorageError
 
 __all__ = ["Curve", "CurveReader", "choose_curves"]
 
-_CHUNK_BYTES = 1 << 17  # the parsed reports fit into the CPU cache: twice as fast as 4 MiB
+_CHUNK_BYTES = 1 << 17  # small enough for the parsed reports to fit into the CPU cache; twice as fast as 4 MiB
 _MEMORY_BYTES = 64
 _MAX_TOTAL_BUCKETS = 120_000
 _MAX_BUCKETS = 1024
 _MIN_BUCKETS = 64
 _MAX_BROKEN_SHOWN = 50
-_MAX_CURVES = 100_000  # limit: every report may have metrics with new names
+_MAX_CURVES = 100_000  # a limit is needed because every report may contain metrics with new names
 _LARGE = 1e300
 _TIME = "_timestamp"
 _ITERATION = "_training_iteration"
@@ -38,16 +38,16 @@ _DURATION = "_time_this_iter_s"
 
 
 class Curve:
-    """One metric of one rank.
+    """The values of one metric of one rank, combined into buckets.
 
     Args:
         max_buckets: the maximum number of buckets; must be even.
 
     Attributes:
         count: the number of finite values that were added.
-        width: the number of values in a bucket.
+        width: the number of values in each bucket; the last bucket may have fewer.
         broken: the number of values that were NaN or infinite.
-        broken_at: the iterations of the first such values.
+        broken_at: the iterations of the first values that were NaN or infinite.
     """
 
     def __init__(self, max_buckets: int = _MAX_BUCKETS) -> None:
@@ -63,12 +63,12 @@ class Curve:
         self._open = 0  # the number of values missing from the last bucket
 
     def add(self, iterations: Sequence[float], times: Sequence[float], values: Sequence[float]) -> None:
-        """Add values in order.
+        """Add values, in the order of their iterations.
 
         Args:
             iterations: the iteration of each value.
             times: the Unix time of each value in seconds.
-            values: the values; non-finite values are counted and left out.
+            values: the values. NaN and infinite values are counted in ``broken``, but not added.
         """
         if not _are_finite(values):
             iterations, times, values = self._without_broken(iterations, times, values)
@@ -95,13 +95,17 @@ class Curve:
                 self._halve()
 
     def shrink(self, max_buckets: int) -> None:
-        """Lower the number of buckets."""
+        """Lower the maximum number of buckets, and merge buckets until there are no more than that."""
         self.max_buckets = min(self.max_buckets, max_buckets)
         while len(self._low) > self.max_buckets:
             self._halve()
 
     def export(self) -> dict[str, Any]:
-        """Return parallel lists ``x`` (last iteration), ``t``, ``mean``, and if ``width`` > 1 ``low`` and ``high``."""
+        """Return the curve as a dict for JSON: ``count``, ``width``, and lists with an item for each bucket.
+
+        The lists are ``x`` (the last iteration), ``t`` (its Unix time), ``mean``, and if ``width`` > 1 also ``low`` and
+        ``high`` (the minimum and maximum). If there are NaN or infinite values, ``broken`` and ``broken_at`` are added.
+        """
         sizes = [self.width] * len(self._low)
         if self._open:
             sizes[-1] -= self._open
@@ -111,7 +115,7 @@ class Curve:
             "x": [end[0] for end in self._ends],
             "t": [round(end[1], 3) for end in self._ends],
             "mean": [
-                _short(min(max(total / size, low), high))  # rounding or a sum that overflows could leave the range
+                _short(min(max(total / size, low), high))  # rounding or an overflow may put the mean outside
                 for total, size, low, high in zip(self._sums, sizes, self._low, self._high, strict=True)
             ],
         }
@@ -123,7 +127,7 @@ class Curve:
         return exported
 
     def points(self) -> list[tuple[float, float, float, float]]:
-        """Return the iteration, minimum, mean and maximum of each bucket."""
+        """Return the last iteration, minimum, mean and maximum of each bucket."""
         exported = self.export()
         mean = exported["mean"]
         return list(zip(exported["x"], exported.get("low", mean), mean, exported.get("high", mean), strict=True))
@@ -139,7 +143,7 @@ class Curve:
         return max(self._high, default=math.nan)
 
     def _halve(self) -> None:
-        """Merge neighboring pairs of buckets."""
+        """Merge each pair of neighboring buckets into one."""
         pairs = len(self._low) // 2
         odd = len(self._low) % 2
         first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
@@ -168,7 +172,7 @@ class Curve:
 
 
 class CurveReader:
-    """Reads all numeric metrics of all ranks of a run; :meth:`update` reads new reports.
+    """Reads the curves of all numeric metrics of all ranks of a run. :meth:`update` reads the new reports.
 
     Args:
         storage: the run directory.
@@ -180,13 +184,13 @@ class CurveReader:
         self._curves: dict[tuple[int, str], Curve] = {}
         self._last_time: dict[int, float] = {}
         self.reports: dict[int, int] = {}
-        """The number of reports, by rank."""
+        """The number of reports read so far, by rank."""
 
     def update(self, limit_s: float = math.inf) -> float:
         """Read new reports.
 
         Args:
-            limit_s: the time limit in seconds; the next call continues with the rest.
+            limit_s: the time limit in seconds; the next call reads the remaining reports.
 
         Returns:
             The fraction of all reports that has been read, up to 1.
@@ -198,7 +202,7 @@ class CurveReader:
         ]
         for rank, tail in tails:
             for chunk in tail.chunks():
-                if chunk is None:  # the file was truncated or replaced: restart
+                if chunk is None:  # the file was truncated or replaced, so read it from the beginning
                     self._curves = {key: curve for key, curve in self._curves.items() if key[0] != rank}
                     self.reports[rank] = 0
                 else:
@@ -253,15 +257,15 @@ class CurveReader:
 def choose_curves(
     curves: Mapping[tuple[int, str], Curve], metrics: Sequence[str] = (), ranks: Sequence[int] | None = None
 ) -> dict[str, dict[str, Curve]]:
-    """Return the selected curves, by metric and then by label.
+    """Return the selected curves, by metric and then by label, such as ``rank 0``.
 
     Args:
         curves: all curves, by rank and metric.
-        metrics: the metrics, ``outer/inner`` for nested metrics; empty for all reported metrics.
-        ranks: the ranks; None for all ranks.
+        metrics: the metrics to select, ``outer/inner`` for nested metrics; empty selects all reported metrics.
+        ranks: the ranks to select; None selects all ranks.
 
     Raises:
-        ValueError: a metric has no curve.
+        ValueError: a selected metric has no curve, or no curve is left.
     """
     known = list(dict.fromkeys(metric for _, metric in curves if not metric.startswith("_")))
     panels = {}
@@ -283,23 +287,23 @@ def choose_curves(
 
 
 class _Tail:
-    """Reads a growing file of lines in chunks."""
+    """Reads the new lines of a growing file, in chunks."""
 
     def __init__(self, storage: Storage, name: str) -> None:
         self._storage = storage
         self._name = name
         self._position = 0
-        self._memory = b""  # the last bytes before the position, to detect changes
+        self._memory = b""  # the last bytes that were read, to detect that the file was truncated or replaced
 
     def progress(self) -> tuple[int, int]:
-        """Return the number of bytes that were read, and the size of the file if it is known."""
+        """Return the number of bytes read so far, and the size of the file (the same number if it is unknown)."""
         with contextlib.suppress(OSError):
             if self._storage.is_local:
                 return self._position, os.path.getsize(self._storage.path(self._name))
         return self._position, self._position
 
     def chunks(self) -> Iterator[bytes | None]:
-        """Yield new complete lines; yield None first if the lines that were read before have changed."""
+        """Yield the new complete lines, in chunks. Yield None first if the lines that were read before have changed."""
         if not self._storage.is_local:
             yield from self._chunks_of(self._storage.read_bytes(self._name) or b"")
             return
@@ -333,9 +337,9 @@ class _Tail:
 
 
 def _parse(lines: bytes) -> list[dict[str, Any]]:
-    """Parse reports with flat metrics from lines of JSON; skip damaged lines."""
+    """Parse lines of JSON into reports with flat metrics, and skip damaged lines."""
     reports = _parse_lines(lines)
-    if lines.count(b"{") == len(reports):  # no report is nested, and flattening would double the time
+    if lines.count(b"{") == len(reports):  # no report is nested; flattening would double the time
         return reports
     return [flatten(report) for report in reports]
 
@@ -343,7 +347,7 @@ def _parse(lines: bytes) -> list[dict[str, Any]]:
 def _parse_lines(lines: bytes) -> list[dict[str, Any]]:
     body = lines.strip(b"\n")
     with contextlib.suppress(StorageError):
-        # Parsing all lines together takes a third of the time; JSON values contain no line ends.
+        # Parsing all lines at once takes a third of the time. JSON values contain no line breaks, so this is possible.
         values: list[Any] = parse_json(b"[" + body.replace(b"\n", b",") + b"]", "")
         return [value for value in values if isinstance(value, dict)]
     reports = []
@@ -354,7 +358,7 @@ def _parse_lines(lines: bytes) -> list[dict[str, Any]]:
 
 
 def _column(reports: Sequence[Mapping[str, Any]], name: str, otherwise: Sequence[float]) -> Sequence[float]:
-    """Return the values of a metric, with values from ``otherwise`` in reports in which it is not a number."""
+    """Return the value of a metric in each report, or the item of ``otherwise`` where the metric is not a number."""
     values = [report.get(name) for report in reports]
     if {*map(type, values)} <= {int, float} and _are_finite(values):  # type: ignore[arg-type]  # all values are numbers
         return values  # type: ignore[return-value]
@@ -384,7 +388,7 @@ def _numbers(
 
 
 def _are_finite(values: Sequence[float]) -> bool:
-    """Return True if no value is NaN or infinite. This is fast, but False if only the sum is very large."""
+    """Return True if no value is NaN or infinite. This is fast, but also returns False if the sum is very large."""
     try:
         return abs(sum(values)) < _LARGE
     except OverflowError:
@@ -399,5 +403,5 @@ def _is_finite(value: float) -> bool:
 
 
 def _short(value: float) -> float:
-    """Round to seven digits, which is more than a screen can show."""
+    """Round a float to seven significant digits, which is more than a screen can show."""
     return value if isinstance(value, int) else float(f"{value:.7g}")

@@ -22,7 +22,7 @@ def draw_figure(panels: Mapping[str, Mapping[str, Curve]], *, log: bool = False)
 
     Args:
         panels: the curves, by metric and then by label.
-        log: use a logarithmic value axis.
+        log: use a logarithmic value axis, and leave out points whose mean is not positive.
 
     Returns:
         A figure that notebooks display. It is not registered with pyplot, so it need not be closed.

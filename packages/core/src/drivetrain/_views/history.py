@@ -25,15 +25,17 @@ class Attempt:
     """One attempt of a run.
 
     Attributes:
-        start: the number of its driver, from 1.
-        number: its number among the attempts of that driver, from 0.
-        began: Unix time in seconds at which its workers had started.
-        ended: Unix time in seconds at which it ended; None while it runs, or if no driver recorded its end.
+        start: the number of the driver that made the attempt; the run's first driver is number 1.
+        number: the number of the attempt among those of the same driver, from 0.
+        began: Unix time in seconds at which all workers of the attempt had started.
+        ended: Unix time in seconds at which the attempt ended; None while it runs, or if its end was not recorded. When
+            another attempt or driver starts after it, a missing end becomes the time of the last record before that.
         workers: the worker of each rank, as the fields of :class:`~drivetrain.WorkerInfo`.
-        resumed_from: the iteration from which it resumed; None if it started from the beginning.
-        failure: the failure that ended it, in the format of ``error.json``, with ``traceback`` and ``log``; None
-            without a failure.
-        survived: failures in the same format after which only the lost ranks were replaced, oldest first.
+        resumed_from: the iteration from which the attempt resumed; None if it started from the beginning.
+        failure: the failure that ended the attempt, in the format of ``error.json``, with ``traceback`` and ``log``;
+            None without a failure.
+        survived: the failures that did not end the attempt, because only the lost ranks were replaced. They have the
+            same format as ``failure`` and are sorted, oldest first.
     """
 
     start: int
@@ -52,11 +54,11 @@ class History:
 
     Attributes:
         starts: the number of drivers so far.
-        environment: the environment of the last driver.
+        environment: information about the last driver's process, machine and packages.
         attempts: the attempts, oldest first.
-        committed: the name, iteration and time of every committed checkpoint, by name.
+        committed: the name, iteration and time of every committed checkpoint, by the checkpoint's name.
         outcome: a value of :class:`~drivetrain._base.outcome.RunOutcome`; empty if the last driver recorded none.
-        error_line: the first line of the error that ended the last driver; empty without one.
+        error_line: the first line of the error that ended the last driver; empty without an error.
         ended: Unix time in seconds at which the last driver ended; None if it did not record its end.
         last_time: Unix time in seconds of the last record.
     """
@@ -71,10 +73,10 @@ class History:
     last_time: float = 0.0
 
     def add(self, record: TimelineRecord) -> None:
-        """Add the next record."""
+        """Add the next record of the timeline."""
         match record:
             case DriverStarted():
-                self._end_attempt(self.last_time)  # the previous driver was killed
+                self._end_attempt(self.last_time)  # for a previous driver that was killed
                 self.starts += 1
                 self.environment = {**record.environment, "packages": {}}
                 self.outcome, self.error_line, self.ended = "", "", None

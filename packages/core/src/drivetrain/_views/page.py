@@ -26,20 +26,20 @@ _ASSETS = Path(__file__).with_name("assets")
 
 
 def write_report(storage: Storage, path: Path) -> None:
-    """Write the page of a run.
+    """Write the HTML page of a run to a file.
 
     Args:
         storage: the run directory.
         path: the file to write.
 
     Raises:
-        StorageError: there is no run.
+        StorageError: the directory contains no run, or its files are damaged.
         OSError: the file cannot be written.
     """
     document = describe_run(storage)
     text = render(encode(document), document["name"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", errors="replace")  # JSON can contain text that cannot be encoded
+    path.write_text(text, encoding="utf-8", errors="replace")  # JSON can contain text that UTF-8 cannot
 
 
 def describe_run(
@@ -48,16 +48,17 @@ def describe_run(
     sizes: dict[str, tuple[int, int] | None] | None = None,
     limit_s: float = math.inf,
 ) -> dict[str, Any]:
-    """Return the document for the page of a run.
+    """Return the document of a run's page: the data that the page shows.
 
     Args:
         storage: the run directory.
-        reader: the curves read so far, which are updated; None reads all reports.
-        sizes: the known sizes of checkpoints; missing sizes are added.
-        limit_s: the time limit for reading reports; ``read`` in the document is the fraction that was read.
+        reader: the reader of the run's curves, which reads only the reports since its last update; None reads all.
+        sizes: the known sizes of checkpoints, by the checkpoint's name; missing sizes are added to this dict.
+        limit_s: the time limit in seconds for reading reports. ``read`` in the document is the fraction of the reports
+            that has been read so far.
 
     Raises:
-        StorageError: there is no run, or its files are damaged.
+        StorageError: the directory contains no run, or its files are damaged.
     """
     reader = reader or CurveReader(storage)
     with damage_of(storage.root):
@@ -89,7 +90,7 @@ def _describe_run(
 
 
 def _read_usage(storage: Storage) -> list[dict[str, Any]]:
-    """Return the resource usage; empty if its file is damaged or too large, because the page is useful without it."""
+    """Return the resource usage, or nothing if its file is damaged or too large: the page is useful without it."""
     try:
         return read_usage(storage)
     except StorageError as error:
@@ -99,11 +100,11 @@ def _read_usage(storage: Storage) -> list[dict[str, Any]]:
 
 
 def describe_runs(location: str, summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the document for the page of a directory of runs.
+    """Return the document of the page of a directory of runs: the data that the page shows.
 
     Args:
         location: the directory.
-        summaries: the summaries of the runs; ``link`` is the address of the page of a run.
+        summaries: the summaries of the runs. ``link`` in a summary is the address of the run's page, if there is one.
     """
     return {
         "kind": "runs",
@@ -115,7 +116,12 @@ def describe_runs(location: str, summaries: Iterable[Mapping[str, Any]]) -> dict
 
 
 def render(document: str, title: str) -> str:
-    """Return the page for an encoded document of :func:`describe_run` or :func:`describe_runs`."""
+    """Return the HTML page that shows a document.
+
+    Args:
+        document: the document of :func:`describe_run` or :func:`describe_runs`, encoded by :func:`encode`.
+        title: the title of the page.
+    """
     style, script = _asset("page.css"), _asset("page.js")
     # The escapes keep the data from closing the script block or being interpreted as HTML.
     data = document.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
@@ -153,11 +159,11 @@ def encode(document: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any, replace: Callable[[float], Any] = lambda value: None) -> Any:
-    """Return a value that standard JSON can represent.
+    """Return a copy of a value without NaN and infinite numbers, which standard JSON cannot represent.
 
     Args:
-        value: a value of dicts, lists and scalars.
-        replace: returns the replacement of a non-finite number.
+        value: a value made of dicts, lists and scalars.
+        replace: returns the replacement for a non-finite number.
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else replace(value)

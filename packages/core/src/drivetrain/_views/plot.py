@@ -1,4 +1,7 @@
-"""Draws curves as text: with braille dots, or with ASCII marks if these or colours are not available."""
+"""Draws curves as text, with braille dots or ASCII marks.
+
+ASCII marks are used if the output cannot show braille dots, or has no colors to distinguish several curves.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from drivetrain._views.terminal import amount, can_print, terminal_width
 __all__ = ["plot"]
 
 Point = tuple[float, float, float, float]
-"""x, and the smallest, mean and largest value there."""
+"""The iteration of a point, and the minimum, mean and maximum of the values there."""
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""The bits of a braille character's dots, by row and column."""
+"""The bit of each dot of a braille character, by row and column."""
 _MARKS = "*+xo#@%&"
 _COLOURS = (34, 33, 32, 31, 35, 36)
 _MIN_WIDTH = 30
@@ -27,14 +30,14 @@ _MIN_WIDTH = 30
 def plot(
     series: Mapping[str, Sequence[Point]], *, title: str, width: int | None = None, height: int = 16, log: bool = False
 ) -> str:
-    """Draw curves.
+    """Return a drawing of curves as lines of text.
 
     Args:
-        series: the points of each curve, by its name.
-        title: the name of the values.
-        width: the width in columns of text; None for the width of the terminal.
+        series: the points of each curve, by the name of the curve.
+        title: the text above the curves: the name of the metric.
+        width: the width of the drawing in columns of text; None for the width of the terminal.
         height: the height of the curves in lines of text.
-        log: use a logarithmic value axis, and leave out values that are not positive.
+        log: use a logarithmic value axis, and leave out points whose minimum is not positive.
     """
     curves = [_logarithms(points) if log else list(points) for points in series.values()]
     if not any(curves):
@@ -71,7 +74,7 @@ class _Bounds(NamedTuple):
 
     @classmethod
     def of(cls, points: Sequence[Point]) -> _Bounds:
-        """Return the ranges that contain all points; the range of values is never empty."""
+        """Return the ranges that contain all points. If all values are equal, widen the range of values around them."""
         low, high = min(point[1] for point in points), max(point[3] for point in points)
         if high <= low:
             low, high = low - (abs(low) * 0.05 or 1), high + (abs(high) * 0.05 or 1)
@@ -83,13 +86,13 @@ def _logarithms(points: Sequence[Point]) -> list[Point]:
 
 
 def _value_labels(bounds: _Bounds, height: int, log: bool) -> dict[int, str]:
-    """Return the labels of the value axis, by line."""
+    """Return the labels of the value axis, by the number of the line."""
     values = {0: bounds.high, height // 2: (bounds.low + bounds.high) / 2, height - 1: bounds.low}
     return {row: amount(10**value if log else value) for row, value in values.items()}
 
 
 def _report_labels(bounds: _Bounds, columns: int) -> str:
-    """Return the labels of the report axis, at both ends."""
+    """Return the line of text with the labels of the report axis, one at each end."""
     first, last = amount(bounds.left), amount(bounds.right)
     return f"{first}{last:>{max(1, columns - len(first))}}"
 
@@ -101,7 +104,7 @@ def _legend(names: Iterable[str], has_dots: bool) -> str:
 
 
 class _Canvas:
-    """Cells of text. Each cell contains four by two dots if these can be printed, and a single mark otherwise."""
+    """A grid of character cells. Each cell holds four rows of two braille dots; if dots are not used, one mark."""
 
     def __init__(self, width: int, height: int, bounds: _Bounds, has_dots: bool) -> None:
         self._bounds = bounds
@@ -111,7 +114,7 @@ class _Canvas:
         self._owners: list[list[int]] = [[0] * width for _ in range(height)]
 
     def draw(self, number: int, points: Sequence[Point]) -> None:
-        """Draw a curve through the means, and a vertical line from each smallest to each largest value."""
+        """Draw a curve through the means of the points, and at each point a vertical line from minimum to maximum."""
         before: tuple[int, int] | None = None
         for x, low, mean, high in points:
             across, bottom = self._place(x, low)
@@ -136,7 +139,7 @@ class _Canvas:
         return lines
 
     def _place(self, x: float, y: float) -> tuple[int, int]:
-        """Return the column and row of a point's dot."""
+        """Return the column and row of the dot or mark at a position."""
         left, right, low, high = self._bounds
         columns, rows = len(self._cells[0]) * self._columns - 1, len(self._cells) * self._rows - 1
         across = round((x - left) / ((right - left) or 1) * columns)

@@ -33,17 +33,17 @@ class RunRecord:
 
     Attributes:
         name: the run's name.
-        location: its directory, on its filesystem.
-        status: ``running``, ``locked`` (a driver on another machine runs it, or died there), ``finished``,
-            ``failed``, ``interrupted``, or ``ended`` (no driver runs it and no outcome was recorded: its driver was
-            killed, or is a version that did not record outcomes).
-        holder: a description of the driver that runs it; empty for none.
+        location: the path of the run directory on its filesystem.
+        status: ``running``, ``locked`` (a driver on another machine holds the lock; that driver may have died),
+            ``finished``, ``failed``, ``interrupted``, or ``ended`` (no driver runs it and no outcome was recorded: its
+            driver was killed, or was of a version that does not record outcomes).
+        holder: a description of the driver that holds the run's lock; empty if there is none.
         facts: the content of ``run.json``.
-        began: Unix time in seconds at which its first driver started.
+        began: Unix time in seconds at which the run's first driver started.
         history: the drivers, attempts and commits so far.
-        checkpoints: the committed checkpoints that are kept, oldest first.
-        error: the content of ``error.json``; None without the file.
-        metrics: the last report of rank 0; None without a report.
+        checkpoints: the committed checkpoints that have not been deleted, oldest first.
+        error: the content of ``error.json``; None if there is no such file.
+        metrics: the last report of rank 0; None if rank 0 has not reported.
     """
 
     name: str
@@ -59,28 +59,28 @@ class RunRecord:
 
     @property
     def is_live(self) -> bool:
-        """True if a driver is running it, or might still be running it."""
+        """True if a driver runs the run, or might still run it."""
         return self.status in ("running", "locked")
 
     @property
     def ended(self) -> float | None:
-        """Unix time in seconds at which its last driver ended; None while it runs, or if no driver recorded it."""
+        """Unix time in seconds at which the last driver ended; None if the run is live or no end was recorded."""
         return None if self.is_live else self.history.ended
 
     @property
     def error_line(self) -> str:
-        """The first line of the error that ended the last driver; empty without one."""
+        """The first line of the error that ended the last driver; empty without an error, or while a driver runs."""
         return "" if self.status == "running" else self.history.error_line
 
     @property
     def last_time(self) -> float:
-        """Unix time in seconds of the last activity."""
+        """Unix time in seconds of the last record in the timeline, report of rank 0, or commit."""
         reported_at = float((self.metrics or {}).get("_timestamp", 0))
         return max([self.history.last_time, reported_at, *(entry.time for entry in self.checkpoints[-1:])])
 
     @property
     def dropped(self) -> list[dict[str, Any]]:
-        """Name, iteration and time of the committed checkpoints that are no longer kept."""
+        """The name, iteration and time of each committed checkpoint that has been deleted since."""
         kept = {checkpoint.name for checkpoint in self.checkpoints}
         return [entry for name, entry in self.history.committed.items() if name not in kept]
 
@@ -91,11 +91,11 @@ class RunRecord:
 
     @property
     def duration_s(self) -> float:
-        """Seconds from its first start to its end, or to its last activity."""
+        """Seconds from the start of the first driver to the end of the run, or to its last known activity."""
         return max(0.0, (self.ended or self.last_time) - self.began)
 
     def summary(self) -> dict[str, Any]:
-        """Return the values for a row of a table of runs."""
+        """Return the values of the run's row in a table of runs."""
         return {
             "name": self.name,
             "status": self.status,
@@ -111,7 +111,7 @@ class RunRecord:
         }
 
     def details(self) -> dict[str, Any]:
-        """Return all information, for JSON."""
+        """Return all information about the run, as a dict for JSON."""
         return {
             **self.summary(),
             "id": self.facts.get("id"),
@@ -137,7 +137,7 @@ class RunRecord:
 
 
 def find_runs(directory: Storage) -> Iterator[Storage]:
-    """Yield the run directories in a directory, by name; or the directory itself if it is a run directory."""
+    """Yield the run directories in a directory, sorted by name; or the directory itself if it is a run directory."""
     if directory.exists(RUN_FILE):
         yield directory
         return
@@ -155,7 +155,7 @@ def read_run(storage: Storage) -> RunRecord:
     """Read a run directory without changing or locking it.
 
     Raises:
-        StorageError: there is no run, it cannot be read, or a newer drivetrain wrote it.
+        StorageError: the directory contains no run, the run cannot be read, or a newer drivetrain wrote it.
     """
     with damage_of(storage.root):
         storage.require_known_version()
@@ -189,9 +189,9 @@ def read_run(storage: Storage) -> RunRecord:
 
 
 def summarize_run(storage: Storage) -> dict[str, Any]:
-    """Return the row of a run in a table of runs.
+    """Return the values of a run's row in a table of runs.
 
-    A run that cannot be read has the status ``unreadable``, and the reason as its ``error``.
+    If the run cannot be read, its ``status`` is ``unreadable`` and its ``error`` is the reason.
     """
     try:
         with damage_of(storage.root):
@@ -201,7 +201,7 @@ def summarize_run(storage: Storage) -> dict[str, Any]:
 
 
 def unreadable_run(storage: Storage, reason: str) -> dict[str, Any]:
-    """Return the row of a run that cannot be read."""
+    """Return the values of a run's row in a table of runs, for a run that cannot be read."""
     return {
         "name": os.path.basename(storage.root.rstrip("/")),
         "status": "unreadable",
@@ -226,7 +226,7 @@ def _status(holder: Holder | None, history: History, error: Fields | None) -> st
 
 
 def checkpoint_sizes(storage: Storage, name: str) -> tuple[int, int] | None:
-    """Return the bytes and number of files in the listing of a committed checkpoint; None if it cannot be read."""
+    """Return the total bytes and the number of files of a committed checkpoint; None if its listing cannot be read."""
     try:
         data = storage.read_bytes(f"{name}/{LISTING_FILE}")
         if data is None:
@@ -238,9 +238,10 @@ def checkpoint_sizes(storage: Storage, name: str) -> tuple[int, int] | None:
 
 
 def read_usage(storage: Storage) -> list[dict[str, Any]]:
-    """Return the resource usage of each rank over time, as parallel lists ``time``, ``cpus`` and ``bytes``.
+    """Return the resource usage over time: for each rank, the parallel lists ``time``, ``cpus`` and ``bytes``.
 
-    If there are too many samples, neighboring samples are combined: the mean of the CPUs and the maximum of the memory.
+    If a rank has too many samples, neighboring samples are combined into one, with the mean of their CPUs and the
+    maximum of their memory.
     """
     ranks: dict[int, list[tuple[float, float, int]]] = {}
     for line in read_lines(storage, USAGE_FILE):

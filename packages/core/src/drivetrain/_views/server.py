@@ -1,7 +1,7 @@
 """Serves live pages of the runs in a directory, with updates as server-sent events.
 
-While a client watches the page of a run, the server polls the files of the run and sends the document of the page when
-they change. The server never writes to the directory.
+While a client watches the page of a run, the server polls the files of the run. When the files change, it sends the new
+data of the page. The server never writes to the directory.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _POLL_S = 1.0
 _REMOTE_POLL_S = 20.0
 _KEEP_ALIVE_S = 15.0
 _READ_LIMIT_S = 0.5
-"""The time limit for reading reports before a page is sent; further reports follow in updates."""
+"""The time limit for reading reports before a page is sent; the remaining reports follow in updates of the page."""
 _SLOWDOWN = 20.0
-"""The minimum interval between two reads of a run, as a multiple of the duration of the last read."""
+"""The minimum interval between two reads of a run for the list, as a multiple of the duration of the last read."""
 _ROW_WAIT_S = 2.0
 _REQUEST_S = 10.0
 _RESPONSE_S = 30.0
@@ -56,14 +56,14 @@ _LIVE = ("running", "locked")
 class RunsServer:
     """Serves the pages of a directory of runs, or of a single run, on separate threads.
 
-    On a loopback address, every user of this machine can view the pages. Any other address requires the token in
-    :attr:`url`.
+    On a loopback address, every user of this machine can view the pages, unless a token is given. On any other address,
+    or if a token is given, requests must contain the token, as :attr:`url` does.
 
     Args:
         storage: the directory of runs, or a run directory.
         host: the address to listen on.
         port: the port; 0 for a free one.
-        token: the token; None creates a random token unless the address is a loopback address.
+        token: the token that requests must contain. None creates a random token, except on a loopback address.
 
     Attributes:
         url: the address to open in a browser.
@@ -139,7 +139,7 @@ def _host_of(header: str) -> str:
 
 
 class _Pages:
-    """The documents of all runs, each created once for all clients."""
+    """The documents of the list of runs and of each run's page. A document is created once for all clients."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -161,7 +161,7 @@ class _Pages:
         return self._views[name]
 
     def index(self) -> tuple[str, str]:
-        """Return a stamp of the current state of the list, and its document."""
+        """Return a stamp and the document of the list of runs. The stamp changes whenever the list changes."""
         states, summaries = {}, []
         for name, storage in self.names().items():
             with self._lock:
@@ -176,7 +176,7 @@ class _Pages:
 
 
 class _Row:
-    """The row of a run in the list. Runs that are slow to read are read less often, so that they cannot block others.
+    """The row of a run in the list. A run that is slow to read is read less often, so that it cannot block others.
 
     Attributes:
         state: the state of the run's files when they were last read.
@@ -209,7 +209,7 @@ class _Row:
 
 
 def _path_of(name: str) -> str:
-    """Return the path of the page of a run, whose name may contain any bytes."""
+    """Return the URL path of a run's page. The name of the run may contain any bytes."""
     return f"/run/{quote(os.fsencode(name), safe='')}"
 
 
@@ -228,7 +228,7 @@ class _RunView:
         self._checked = 0.0
 
     def document(self, name: str, poll_s: float) -> tuple[str, str]:
-        """Return a stamp of the current state of the run, and its document."""
+        """Return a stamp and the document of the run's page. The stamp changes whenever the run changes."""
         with self._lock:
             is_fresh = time.monotonic() - self._checked < poll_s / 2 and not self.is_behind
             if self._current is not None and is_fresh:
@@ -251,7 +251,7 @@ def _stamp(state: Any) -> str:
 
 
 def _state(storage: Storage) -> Any:
-    """Return a value that differs if the files of the run have changed."""
+    """Return a value that is different after the files of the run have changed."""
     names = [RUN_FILE, MANIFEST, TIMELINE_FILE, USAGE_FILE, ERROR_FILE, LOCK_FILE]
     if not storage.is_local:
         return time.time() // _REMOTE_POLL_S  # detecting a change costs as much as reading the run
@@ -327,10 +327,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._reject(http.HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
     def _is_allowed(self, query: Mapping[str, list[str]]) -> bool:
-        """Return True if the request may be answered; otherwise, answer it with an error.
+        """Return True if the request is allowed; otherwise, send an error response and return False.
 
-        If the server has a token, the request must have it. Otherwise, a server on a loopback address refuses requests
-        to other host names: a page of another site may send them, through a host name that points to this machine.
+        If the server has a token, the request must contain it. Without a token, a server on a loopback address rejects
+        requests whose ``Host`` header names another host. A page of another website can send such requests, if a host
+        name of that website resolves to this machine.
         """
         runs = self.runs
         if runs.token:
@@ -346,7 +347,11 @@ class _Handler(BaseHTTPRequestHandler):
             )
             return False
         if runs.is_loopback and _host_of(self.headers.get("Host", "")) not in _LOOPBACK:
-            self._reject(http.HTTPStatus.FORBIDDEN, "host: expected a browser on this machine")
+            self._reject(
+                http.HTTPStatus.FORBIDDEN,
+                "Host header: expected localhost, 127.0.0.1 or ::1, got another host. Open the address that drivetrain "
+                "runs serve printed",
+            )
             return False
         return True
 
@@ -361,7 +366,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @property
     def _cookie_name(self) -> str:
-        """The name of the cookie, with the port, because browsers send cookies to all ports of a host."""
+        """The name of the cookie. It contains the port, because browsers send cookies to all ports of a host."""
         return f"{_COOKIE}_{self.connection.getsockname()[1]}"
 
     def _stream(self, make: Callable[[], tuple[str, str]], is_behind: Callable[[], bool], seen: str) -> None:
@@ -369,7 +374,7 @@ class _Handler(BaseHTTPRequestHandler):
 
         Args:
             make: returns the stamp and the document of the current state.
-            is_behind: returns True if there is more to read at once, without waiting for the next poll.
+            is_behind: returns True if reports are left to read. They are read without waiting for the next poll.
             seen: the stamp of the state that the browser shows.
         """
         self.send_response(http.HTTPStatus.OK)

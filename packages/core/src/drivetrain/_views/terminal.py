@@ -40,14 +40,14 @@ def table(
     spare: Sequence[str] = (),
     wrap: bool = False,
 ) -> str:
-    """Return a table as text, with minimal column widths.
+    """Return a table as text. Columns are only as wide as their cells require.
 
     Args:
         header: the headings.
         rows: the cells.
         width: the available width in columns of text; None for the width of the terminal.
         spare: headings of columns that are dropped if the table is too wide, starting with the last. If that is not
-            enough, the widest columns are truncated.
+            enough, the widest columns are made narrower, and long cells are truncated.
         wrap: continue long cells on further lines instead of truncating them.
     """
     width = width or terminal_width()
@@ -62,7 +62,7 @@ def table(
 
     for name in reversed(spare):
         column = names.index(name)
-        if too_wide() > 0 and column in shown:  # a metric may have the name of another column
+        if too_wide() > 0 and column in shown:  # a metric may have the same name as another column
             shown.remove(column)
     while (excess := too_wide()) > 0:
         widest = max(shown, key=lambda column: widths[column])
@@ -81,7 +81,7 @@ def table(
 
 
 def wrapped(start: str, text: str) -> str:
-    """Return a text wrapped to the width of the terminal, with later lines indented to the end of ``start``."""
+    """Return ``start`` and a text, wrapped to the width of the terminal; later lines are indented like the text."""
     width = max(terminal_width(), len(start) + 30)
     return textwrap.fill(
         printable(text), width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
@@ -89,14 +89,14 @@ def wrapped(start: str, text: str) -> str:
 
 
 def amount(value: Any) -> str:
-    """Return a number with about five digits; other values unchanged."""
+    """Return a value as text: a float with five significant digits, and None as ``-``."""
     if isinstance(value, float):
         return f"{value:.5g}"
     return "-" if value is None else printable(str(value))
 
 
 def bytes_text(size: float | None) -> str:
-    """Return a number of bytes with a suitable unit."""
+    """Return a number of bytes as text with a suitable unit; ``-`` for None."""
     if size is None:
         return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -107,7 +107,7 @@ def bytes_text(size: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration with suitable units."""
+    """Return a duration as text with suitable units; ``-`` for None."""
     if seconds is None:
         return "-"
     if seconds < 120:
@@ -120,7 +120,7 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(unix_time: float | None) -> str:
-    """Return a time as date and time in the local time zone; ``-`` if it is out of range."""
+    """Return a Unix time as date and time in the local time zone; ``-`` if it is unknown or out of range."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_time)) if unix_time else "-"
     except (ValueError, OverflowError, OSError):

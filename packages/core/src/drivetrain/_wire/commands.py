@@ -1,7 +1,8 @@
-"""The commands that the driver sends to workers. :mod:`drivetrain._wire.events` has the opposite direction.
+"""The commands that the driver sends to workers. :mod:`drivetrain._wire.events` defines the opposite direction.
 
-A worker performs ``Call``, ``JoinRun``, ``Train`` and ``FreeMemory`` on its main thread, one after another. The other
-commands are for a running train function: another thread performs them at once, and the rank responds with an event.
+A worker performs ``Call``, ``JoinRun``, ``Train`` and ``FreeMemory`` on its main thread, one after another. ``Refuse``
+ends the process. The other commands are for a running train function, and another thread performs them at once. The
+rank responds to ``CountSteps`` and ``Renumber`` with an event.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call a function; the result is sent back.
+    """Call a function, and send its result to the driver.
 
     Attributes:
-        payload: the pickled pair of the function and its arguments.
+        payload: a pickled pair of the function and a tuple of its arguments.
     """
 
     payload: bytes
@@ -39,20 +40,20 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class JoinRun:
-    """Become a worker of a run, the first one of the process or a later one.
+    """Become a worker of a run. A process may join several runs, one after another.
 
-    The result is sent back: True if the process has imported modules that are out of date.
+    The worker sends a result to the driver: True if the process has imported modules that are out of date.
 
     Attributes:
         rank: the rank of this worker.
-        log_directory: the directory for the process's output. The output is not redirected if this is None, or if
-            it is in a run directory that does not exist on this node.
-        shown: True to send the output to the driver too.
-        module_path: the entries of the driver's ``sys.path``; missing ones are appended.
+        log_directory: the directory for the file to which the process's output is redirected. The output is not
+            redirected if this is None, or if the directory belongs to a run directory that does not exist on this node.
+        shown: True to send the redirected output to the driver too.
+        module_path: the entries of the driver's ``sys.path``. The worker appends missing ones to its own.
         environment: environment variables to set.
         defaults: environment variables to set unless they are set already.
-        since: Unix time in seconds. An imported module is out of date if its file was changed later. None to check no
-            modules.
+        since: Unix time in seconds. An imported module is out of date if its file was changed after this time. None to
+            check no modules.
     """
 
     rank: int
@@ -79,20 +80,20 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """Free unused memory, because the run is over and the process waits for another one."""
+    """Free unused memory, because the run is over and the process waits for another run."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountSteps:
-    """Send :class:`~drivetrain._wire.events.StepsCounted`; the next step waits for :class:`StopAfter`."""
+    """Send :class:`~drivetrain._wire.events.StepsCounted`. The rank's next step waits for :class:`StopAfter`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopAfter:
-    """Notify the train function at a step, so that it saves its state and returns.
+    """Notify the train function at a certain step, so that it saves its state and returns.
 
     Attributes:
-        step: the step, the same for all ranks.
+        step: the number of the step from which on ``get_preemption_info()`` returns the notice; the same for all ranks.
         info: the notice.
     """
 
@@ -102,12 +103,12 @@ class StopAfter:
 
 @dataclass(frozen=True, slots=True)
 class Renumber:
-    """Continue after a report number and count steps from 0, because another rank was replaced.
+    """Number the next report after ``last_report``, and count steps from 0, because another rank was replaced.
 
-    The rank sends :class:`~drivetrain._wire.events.Renumbered`.
+    The rank responds with :class:`~drivetrain._wire.events.Renumbered`.
 
     Attributes:
-        last_report: the number after which the next report is numbered, the same for all ranks.
+        last_report: the numbers that directly precede those of the rank's next report; the same for all ranks.
     """
 
     last_report: ReportNumber

@@ -1,6 +1,6 @@
-"""The events that workers send to the driver. :mod:`drivetrain._wire.commands` has the opposite direction.
+"""The events that workers send to the driver. :mod:`drivetrain._wire.commands` defines the opposite direction.
 
-The events of one rank arrive in the order in which it sends them.
+The events of one rank arrive in the order in which the rank sends them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RankState(enum.Enum):
     LOST = "lost"
 
     def describe(self, backend: str) -> str:
-        """Return what a rank in this state is doing, for messages.
+        """Return a description of the activity of a rank in this state, for messages.
 
         Args:
             backend: the name of the backend.
@@ -59,10 +59,11 @@ class ReportNumber(NamedTuple):
     """The two numbers of a report.
 
     Attributes:
-        number: counts all reports of a rank within the run. It matches the reports of different ranks, names the
-            checkpoint's directory, and is never used twice: a new attempt continues after the highest one.
-        iteration: the number shown to users. It counts the reports that are not quiet. A resumed run continues counting
-            from its checkpoint.
+        number: counts all reports of a rank within the run. Reports of different ranks with the same number belong
+            together, and by default, their checkpoint's directory is named after this number. A new attempt continues
+            after the highest number of the earlier attempts, so that no number is reused.
+        iteration: the number that is shown to users. It counts only the reports that are not quiet. A resumed run
+            continues from the iteration of its checkpoint.
     """
 
     number: int
@@ -70,7 +71,7 @@ class ReportNumber(NamedTuple):
 
 
 class PhaseEntered(NamedTuple):
-    """A rank entered a state, such as ``TRAINING``, at a Unix time."""
+    """A rank entered a state, such as ``TRAINING``. ``time`` is Unix time in seconds."""
 
     rank: int
     state: RankState
@@ -80,9 +81,10 @@ class PhaseEntered(NamedTuple):
 class Reported(NamedTuple):
     """A rank called ``report``.
 
-    ``number`` and ``iteration`` are a :class:`ReportNumber`, flat because this event is sent often. ``time`` is Unix
-    time in seconds by the rank's clock. ``directory`` is the directory of the checkpoint in the run directory, or None
-    without a checkpoint. ``files`` are the uploaded files by relative path, or None while they are being uploaded. A
+    ``number`` and ``iteration`` are the fields of a :class:`ReportNumber`, stored directly because this event is sent
+    often. ``time`` is Unix time in seconds, on the rank's clock. ``reduce`` maps names of metrics to the way to combine
+    them over the ranks. ``directory`` is the name of the checkpoint's directory in the run directory, or None without a
+    checkpoint. ``files`` maps relative paths to the uploaded files, or is None while they are being uploaded. A
     ``quiet`` report exists only for its checkpoint: it is not an iteration, and callbacks do not receive it.
     """
 
@@ -98,7 +100,7 @@ class Reported(NamedTuple):
 
 
 class Uploaded(NamedTuple):
-    """The upload of a report's files in the background is complete."""
+    """The background upload of a report's files is complete."""
 
     rank: int
     number: int
@@ -114,7 +116,8 @@ class Pickled(NamedTuple):
 class Returned(NamedTuple):
     """A rank's train function returned, or called ``sys.exit()`` with success.
 
-    ``value`` is None if this rank's value is not needed. ``preempted`` is True if the function had received a notice.
+    ``value`` is None if the driver does not need this rank's value. ``preempted`` is True if the function had received
+    a preemption notice.
     """
 
     rank: int
@@ -123,7 +126,7 @@ class Returned(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A rank raised an exception. ``error`` is for :func:`drivetrain._base.failure.rebuild_exception`."""
+    """A rank raised an exception. :func:`drivetrain._base.failure.rebuild_exception` rebuilds it from ``error``."""
 
     rank: int
     time: float
@@ -134,7 +137,8 @@ class Failed(NamedTuple):
 class Exited(NamedTuple):
     """A rank's process exited, or its node was lost.
 
-    ``reason`` is set by a runtime that knows more than the exit code; ``kind`` is the category of the failure.
+    ``reason`` describes the exit if the runtime knows more than the exit code, and is empty otherwise. ``kind`` is the
+    category of the failure.
     """
 
     rank: int
@@ -144,13 +148,13 @@ class Exited(NamedTuple):
 
 
 class PreemptionPolled(NamedTuple):
-    """A rank's train function called ``get_preemption_info()`` for the first time: it is able to end gracefully."""
+    """A rank's train function called ``get_preemption_info()`` for the first time, so it is able to end gracefully."""
 
     rank: int
 
 
 class StepsCounted(NamedTuple):
-    """The response to :class:`~drivetrain._wire.commands.CountSteps`: the number of steps that have begun.
+    """The response to :class:`~drivetrain._wire.commands.CountSteps`: the number of steps that the rank has begun.
 
     A step is a call to ``get_preemption_info()``.
     """
@@ -160,13 +164,13 @@ class StepsCounted(NamedTuple):
 
 
 class Renumbered(NamedTuple):
-    """The response to :class:`~drivetrain._wire.commands.Renumber`."""
+    """The response to :class:`~drivetrain._wire.commands.Renumber`, after the rank has performed that command."""
 
     rank: int
 
 
 class SigtermReceived(NamedTuple):
-    """A rank's process received SIGTERM. If ``graceful``, its train function can save first; otherwise it exits now."""
+    """A rank's process received SIGTERM. If ``graceful``, the train function can save; otherwise the process exits."""
 
     rank: int
     graceful: bool
@@ -191,7 +195,7 @@ class PreemptionInfo:
     """The notice that the train function should save its state and return.
 
     Attributes:
-        reason: the reason, for messages.
+        reason: why the run is being preempted, as text to show in messages.
         deadline: Unix time in seconds at which processes that are still running are terminated.
     """
 

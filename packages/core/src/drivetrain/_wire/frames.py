@@ -24,7 +24,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 def frame(message: Any) -> bytes:
-    """Return a message as the bytes to send."""
+    """Encode a message as the bytes to send."""
     body = pickle.dumps(message, protocol=5)
     return _HEADER.pack(len(body)) + body
 
@@ -53,7 +53,7 @@ def receive_bytes(connection: socket.socket, size: int) -> bytes | None:
 
 
 class Channel:
-    """The worker's end of the connection, which blocks."""
+    """The worker's end of the connection. Its socket is in blocking mode."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
@@ -81,7 +81,7 @@ class Channel:
 
 
 class Inbox:
-    """The controller's end of the connection, which never blocks: it reads the available bytes only."""
+    """The controller's end of the connection. It never blocks: it reads only the available bytes."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)

@@ -2,16 +2,17 @@
 
 The driver listens on a TCP port. A worker connects and sends three things:
 
-1. The driver's token. The driver compares it in constant time before it looks at anything else.
+1. The driver's token. The driver compares it, in constant time, before it looks at anything else.
 2. The versions of the protocol, of drivetrain and of Python, as JSON. The driver compares them with its own.
 3. The pickled facts about the process. The driver unpickles nothing before the first two checks have passed.
 
-If only the token is valid, the peer is a worker with another version, or its facts are too large. The driver then sends
-the command :class:`~drivetrain._wire.commands.Refuse`, and raises the same error itself.
+If the token is valid, but the versions differ or the facts are too large, the peer is a worker that cannot be used. The
+driver then sends it the command :class:`~drivetrain._wire.commands.Refuse`, and raises the same error itself.
 
 Anyone who can reach the port can connect, so the driver never waits for a peer. It reads what has arrived, closes
-connections that did not complete the handshake within a deadline, and limits their number and the size of what they
-send. The connection is not encrypted: it requires a network that only trusted hosts can read.
+connections that did not complete the handshake within a deadline, and limits the number of such connections and the
+size of the data that they send. The connection is not encrypted, so it requires a network whose traffic only trusted
+hosts can read.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from drivetrain.errors import ConfigurationError
 __all__ = ["CONNECT_WAIT_S", "PROTOCOL_VERSION", "DriverAddress", "Introduction", "WorkerListener", "connect_to_driver"]
 
 CONNECT_WAIT_S = 10.0
-"""Seconds that a worker waits for the connection, and the driver for the end of the handshake."""
+"""Seconds that a worker waits for the connection, and that the driver waits for the end of the handshake."""
 
 PROTOCOL_VERSION = 1
 """The version of the handshake, the commands and the events. Increment it with every incompatible change."""
 
 _TOKEN_BYTES = 32
 _LENGTHS = struct.Struct(">HI")
-"""The number of bytes of the versions, and of the pickled facts."""
+"""The sizes in bytes of the versions and of the pickled facts."""
 
 _MAX_VERSIONS_BYTES = 4096
 _MAX_FACTS_BYTES = 1 << 20
 _MIN_PENDING_LIMIT = 128
 _NO_DESCRIPTOR_PAUSE_S = 0.1
-"""Seconds without accepting connections after this process or the machine ran out of file descriptors."""
+"""Seconds for which no connections are accepted after this process or the machine ran out of file descriptors."""
 
 _READ_BYTES = 1 << 16
 
@@ -80,10 +81,10 @@ class Introduction:
     """The first message of a worker process.
 
     Attributes:
-        index: the runtime's number for the process.
+        index: the number that the runtime gave the process.
         facts: the fields of :class:`drivetrain.WorkerInfo` except for the ranks and the accelerators.
         details: an object that the runtime passed to :func:`~drivetrain.plugin.worker_main`.
-        stacks: a descriptor in the worker process from which its stacks can be read after a request for them.
+        stacks: a descriptor in the worker process. After a request for the process's stacks, they can be read from it.
         connection: the driver's end of the connection.
     """
 
@@ -95,7 +96,7 @@ class Introduction:
 
 
 class _Refused(Exception):
-    """A peer is not a worker of this driver."""
+    """A peer is not a worker of this driver, or closed the connection."""
 
 
 class _Peer:
@@ -103,7 +104,7 @@ class _Peer:
 
     Args:
         connection: the driver's end, non-blocking.
-        deadline: the time by which the handshake must be complete, by the monotonic clock.
+        deadline: the time on the monotonic clock by which the handshake must be complete.
         token: the driver's token.
     """
 
@@ -119,7 +120,7 @@ class _Peer:
 
         Raises:
             _Refused: the peer closed the connection, or is not a worker of this driver.
-            ConfigurationError: the worker has other versions than the driver, or its facts are too large.
+            ConfigurationError: the worker's versions differ from those of the driver, or its facts are too large.
         """
         with contextlib.suppress(BlockingIOError, InterruptedError):
             while (missing := self._missing()) > 0:
@@ -130,7 +131,7 @@ class _Peer:
         return self._introduction() if self._missing() == 0 else None
 
     def _missing(self) -> int:
-        """Return the number of bytes to read before the next step; 0 if the introduction is complete."""
+        """Return the number of bytes to read before the next check; 0 if the introduction is complete."""
         if not self._is_authenticated:
             if len(self._data) < _TOKEN_BYTES:
                 return _TOKEN_BYTES - len(self._data)
@@ -162,7 +163,7 @@ class _Peer:
         return Introduction(index, facts, details, stacks, self.connection)
 
     def _without_versions(self) -> ConfigurationError:
-        """Return the error about a worker whose release has another handshake."""
+        """Return the error for a worker whose release of drivetrain has a different handshake."""
         return ConfigurationError(
             f"[DT-306] a worker on {self._host()}: expected protocol {PROTOCOL_VERSION}, as in the driver, got an "
             "introduction without versions, from another release of drivetrain. Install the same version on all nodes"
@@ -179,9 +180,10 @@ class WorkerListener:
     """Accepts the connections of worker processes without blocking.
 
     Args:
-        host: the IP address of this machine to listen on.
-        expected: number of worker processes that may connect at the same time. At most twice as many connections, or
-            128 if that is more, are open with an incomplete handshake. A further connection replaces the oldest one.
+        host: the IP address on this machine to listen on.
+        expected: number of worker processes that may connect at the same time. The number of connections with an
+            incomplete handshake is limited to twice this value, or to 128 if that is more. A further connection
+            replaces the oldest one.
         handshake_timeout_s: seconds after which a connection with an incomplete handshake is closed.
     """
 
@@ -211,17 +213,18 @@ class WorkerListener:
     def accept(self) -> Introduction | None:
         """Handle the available data without waiting, and return the introduction of the next worker process.
 
-        Call it whenever :meth:`fileno` is readable. The descriptor stays readable while there is more to handle.
+        Call this method whenever :meth:`fileno` is readable. The descriptor stays readable while there is more to
+        handle. A connection with a wrong token is closed.
 
-        Available data is read before connections are closed for being late or too many, so a worker is accepted even if
-        the caller is late.
+        Available data is read before late or excess connections are closed, so a worker that sent its introduction in
+        time is accepted even if this method is called late.
 
         Returns:
-            None if no worker process has completed the handshake. A connection with a wrong token is closed.
+            The introduction, or None if no worker process has completed the handshake.
 
         Raises:
-            ConfigurationError: a worker process has another version of Python or drivetrain than the driver, or its
-                introduction is too large.
+            ConfigurationError: the Python or drivetrain version of a worker process differs from that of the driver, or
+                its introduction is too large.
         """
         ready = {descriptor for descriptor, _ in self._poll.poll(0, len(self._pending) + 2)}
         for descriptor in ready & self._pending.keys():
@@ -247,13 +250,13 @@ class WorkerListener:
     def _accept_peer(self) -> Introduction | None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # for example, the peer has closed it already, which must not fail the run
+        except OSError as error:  # for example, the peer has already closed the connection; this must not fail the run
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._free_descriptor()
             return None
         connection.setblocking(False)
         peer = _Peer(connection, time.monotonic() + self._timeout_s, self._token)
-        if len(self._pending) >= self._pending_limit:  # workers send at once, so the oldest is not one
+        if len(self._pending) >= self._pending_limit:  # the oldest peer is no worker, because workers send at once
             self._close_oldest_peer()
         self._pending[connection.fileno()] = peer
         self._poll.register(connection, select.EPOLLIN)
@@ -308,7 +311,7 @@ class WorkerListener:
             os.eventfd_read(self._expired)
 
     def _free_descriptor(self) -> None:
-        """Close the oldest peer. Without a peer, pause accepting connections.
+        """Close the connection to the oldest peer to free its descriptor. Without a peer, pause accepting connections.
 
         Without the pause, :meth:`fileno` would stay readable, and the caller's retries would use a whole CPU.
         """
@@ -333,9 +336,10 @@ class WorkerListener:
 def connect_to_driver(
     address: DriverAddress, index: int, *, node_id: str | None, ip: str | None, details: Any, stacks: int
 ) -> socket.socket:
-    """Connect to the driver and introduce this process; see :class:`Introduction`.
+    """Connect to the driver, and send the introduction of this process.
 
-    The introduction is sent at once, because the driver closes connections that send nothing.
+    The arguments other than the address are for the fields of :class:`Introduction`. The introduction is sent at once,
+    because the driver closes connections that send nothing.
 
     Raises:
         ConnectionError: the driver is unreachable.
@@ -367,7 +371,7 @@ def _require_same_versions(theirs: Mapping[str, Any]) -> None:
     """Check that a worker has the driver's versions.
 
     Raises:
-        ConfigurationError: a version differs. The message names the first one.
+        ConfigurationError: a version differs. The message names the first version that differs.
     """
     for name, own in _own_versions().items():
         if theirs.get(name) != own:

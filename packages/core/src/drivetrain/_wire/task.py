@@ -1,4 +1,4 @@
-"""The task of a worker: to run the train function once."""
+"""The task of a worker, which is to run the train function once."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class SessionOptions:
     Attributes:
         checkpoints: settings for storing checkpoints.
         sync: settings for uploading artifacts.
-        start: number of drivers that have worked on the run so far, including this one.
-        chdir: True to run the function with its artifacts directory as the working directory.
+        start: number of drivers that have worked on the run so far, including the current one; None to skip the check
+            that no other driver has taken over the run.
+        chdir: True to run the train function with the directory for artifacts as its working directory.
     """
 
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -37,14 +38,14 @@ class TrainTask:
     """Everything that a rank needs to run the train function once.
 
     Attributes:
-        function: the pickled pair of train function and config.
-        backend: sets up the framework.
-        rendezvous: this rank's mapping for the backend.
+        function: a pickled pair of the train function and its config.
+        backend: the backend, which sets up the framework.
+        rendezvous: this rank's mapping from :meth:`Backend.rendezvous() <drivetrain.Backend.rendezvous>`.
         context: the return value of ``get_context()``.
         checkpoint: the checkpoint to resume from; None to start from the beginning.
-        last_report: the number after which the first report is numbered.
+        last_report: the numbers that directly precede those of the task's first report.
         options: the parts of the run's configuration that the worker uses.
-        datasets: the rank's shards, by name.
+        datasets: a mapping from the name of a dataset to the rank's shard of that dataset.
         needs_value: True if the driver needs the function's return value.
     """
 

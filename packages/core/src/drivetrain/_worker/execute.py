@@ -1,7 +1,7 @@
-"""Run a train function once, in its session.
+"""Runs a train function once, in a session.
 
-The outcome is a value: :class:`Finished` or :class:`Raised`. The caller reports it: a worker process with
-:func:`report_outcome`, the in-process runtime without pickling anything.
+:func:`run_in_session` returns the outcome, :class:`Finished` or :class:`Raised`, and the caller reports it to the
+driver. A worker process does this with :func:`report_outcome`. The in-process runtime reports it without pickling.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Finished:
     """The train function returned, or called ``sys.exit()`` with success.
 
     Attributes:
-        value: the value that it returned.
+        value: the return value of the train function; None after ``sys.exit()``.
     """
 
     value: Any
@@ -47,12 +47,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The train function raised an exception, or the setup before it or the teardown after it did.
+    """The train function, the setup before it or the teardown after it raised an exception.
 
     Attributes:
         error: the exception.
-        state: the state of the rank when it was raised.
-        time: Unix time in seconds when it was raised.
+        state: the state of the rank when the exception was raised.
+        time: Unix time in seconds when the exception was raised.
     """
 
     error: BaseException
@@ -61,7 +61,7 @@ class Raised:
 
 
 class RunningTask:
-    """One run of the train function, to which the driver sends commands.
+    """Tracks one run of the train function, and performs the driver's commands for it.
 
     Args:
         rank: the rank.
@@ -79,16 +79,16 @@ class RunningTask:
 
     @property
     def can_end_gracefully(self) -> bool:
-        """True if the train function is running and polls for notices."""
+        """True if the train function is running and polls for preemption notices."""
         return self.preemption.is_polled and not self.is_over
 
     def enter(self, state: RankState) -> None:
-        """Enter a state, and notify the driver."""
+        """Set the state of the rank, and notify the driver."""
         self.state = state
         self.outbox.emit(PhaseEntered(self.rank, state, time.time()))
 
     def perform(self, command: RunningTaskCommand) -> None:
-        """Perform a command. Called from another thread than the train function's."""
+        """Perform a command. Called on a thread other than the train function's."""
         match command:
             case CountSteps():
                 self.preemption.count_steps()
@@ -102,10 +102,11 @@ class RunningTask:
 
 
 def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
-    """Run a train function in its session.
+    """Run a train function in a session, and return the outcome.
 
-    ``sys.exit()`` with success counts as a return. ``KeyboardInterrupt`` and any other ``SystemExit`` are outcomes too:
-    only the caller knows whether they concern the train function or the whole process.
+    ``sys.exit()`` with success counts as a return of None. ``KeyboardInterrupt`` and any other ``SystemExit`` are
+    returned as :class:`Raised`, because only the caller knows whether they concern the train function or the whole
+    process.
 
     Args:
         task: the train function and everything that it needs.
@@ -129,7 +130,7 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
                         value = None
                     session.finish()
                 except BaseException as error:
-                    failed_at = time.time()  # now, because leaving the backend may take long or fail
+                    failed_at = time.time()  # not later, because the teardown may take long or fail
                     session.abandon(error)
                     raise
                 running.enter(RankState.TEARING_DOWN)
@@ -147,7 +148,8 @@ def report_outcome(
         outcome: the outcome.
         task: the task that was run.
         running: sends the event.
-        settle_output: called before the event is sent, so that the output of the train function precedes it.
+        settle_output: sends the rest of the train function's output. Called first, so that the driver receives the
+            output before the event.
     """
     event: Returned | Failed
     match outcome:

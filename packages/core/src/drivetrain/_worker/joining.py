@@ -1,4 +1,4 @@
-"""Bind a worker process to a run."""
+"""Makes a worker process join a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def join_run(command: JoinRun, output: WorkerOutput) -> bool:
 
 
 def _uses_old_modules(since: float) -> bool:
-    """Return True if the file of an imported module was changed after a Unix time. Ignore installed modules."""
+    """Return True if the file of an imported module was changed after a Unix time. Installed packages are ignored."""
     folders = [os.path.join(entry or os.getcwd(), "") for entry in sys.path]
     editable = tuple(folder for folder in folders if not any(name in folder for name in _INSTALLED))
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}

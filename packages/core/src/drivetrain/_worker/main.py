@@ -1,4 +1,4 @@
-"""The main function of a worker process, whichever runtime started it.
+"""The main function of a worker process, for all runtimes that start processes.
 
 The main thread runs train functions and other calls. Another thread receives the driver's commands.
 """
@@ -46,22 +46,22 @@ def worker_main(
     details: Any = None,
     preload: Sequence[str] = (),
 ) -> None:
-    """Connect to the driver and perform its commands. This is the main function of a worker process.
+    """Connect to the driver, and perform its commands until it closes the connection.
 
-    It returns when the driver closes the connection. Call it on the main thread.
+    This is the main function of a worker process. Call it on the main thread.
 
     Args:
         address: the driver's address, from :class:`~drivetrain.plugin.WorkerListener`.
-        index: the runtime's number for this process.
+        index: the number that the runtime gave this process.
         node_id: the id of this node; None for the host name.
-        ip: the IP address of this node; None for the one that the connection to the driver uses.
-        details: an object for the runtime, passed on as ``Introduction.details``.
+        ip: the IP address of this node; None for the local address of the connection to the driver.
+        details: an object for the runtime, which receives it as ``Introduction.details``.
         preload: names of modules to import before the first command.
 
     Raises:
         ConnectionError: the driver is unreachable.
-        ConfigurationError: the driver refuses this process, because its versions differ or its details are too
-            large.
+        ConfigurationError: the driver refuses this process, because it has another version of drivetrain or Python
+            than the driver, or ``details`` are too large.
     """
     stacks, write_end = os.pipe()
     dump_stacks_on_signal(write_end)
@@ -71,7 +71,7 @@ def worker_main(
 
 
 def serve(channel: Channel) -> None:
-    """Perform commands until the connection closes. Call it on the main thread.
+    """Perform the driver's commands until the connection closes. Call it on the main thread.
 
     Another thread receives the commands, so that the train function can be notified while it runs. A process may run
     one train function after another.
@@ -111,7 +111,7 @@ class _Listener:
         self._output = WorkerOutput(channel.send)
 
     def run(self) -> None:
-        """Receive commands until the connection closes, and then end the main thread's wait."""
+        """Receive commands and signals until the connection closes, and then make :func:`serve` return."""
         poller = select.poll()
         for source in (self._channel, self._signals):
             poller.register(source, select.POLLIN)
@@ -129,13 +129,13 @@ class _Listener:
             self.for_main_thread.put(None)
 
     def _dispatch(self, command: Command) -> None:
-        """Perform a command, or pass it to the main thread. Only this method handles all types of commands."""
+        """Perform a command, or pass it to the main thread. This is the only place that lists all types of commands."""
         match command:
             case Call():
                 self.for_main_thread.put(partial(self._respond, partial(_call, command.payload)))
             case JoinRun():
                 self.for_main_thread.put(partial(self._respond, partial(join_run, command, self._output)))
-            case Train():  # the main thread loads the task, because commands may arrive meanwhile
+            case Train():  # the main thread unpickles the task, so that this thread can receive commands
                 self._running = RunningTask(command.rank, Outbox(self._channel.send_event))
                 self.for_main_thread.put(partial(self._train, command, self._running))
             case FreeMemory():
@@ -158,14 +158,14 @@ class _Listener:
     def _train(self, command: Train, running: RunningTask) -> None:
         try:
             task = pickle.loads(command.task)
-        except Exception as error:  # a package of the task is missing on this node, for example
+        except Exception as error:  # for example, the task needs a package that this node does not have
             running.outbox.emit(Failed(command.rank, time.time(), RankState.LOADING, capture_failure(error)))
         else:
             report_outcome(run_in_session(task, running), task, running, self._output.settle)
         running.is_over, running.session = True, None
 
     def _on_sigterm(self) -> None:
-        """Notify the driver. Kill this process, as SIGTERM would, unless the train function can end gracefully."""
+        """Notify the driver. Unless the train function can end gracefully, kill this process, as SIGTERM would."""
         graceful = self._running is not None and self._running.can_end_gracefully
         if self._running is not None:
             with contextlib.suppress(OSError):

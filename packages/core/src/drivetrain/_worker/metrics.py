@@ -18,7 +18,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the metrics with plain Python values.
 
     Raises:
-        SessionError: a key is not a string, or a value is not plain. The message names the key.
+        SessionError: a key is not a string, or a value cannot be converted. The message names the key.
     """
     if not isinstance(metrics, Mapping):
         raise SessionError(f"[DT-802] report(): expected a mapping from metric to value, got {_describe_type(metrics)}")
@@ -61,7 +61,7 @@ def check_reductions(reduce: Mapping[str, str], values: Mapping[str, Any]) -> No
     """Check the ``reduce`` argument of ``report``.
 
     Raises:
-        SessionError: a reduction is unknown, or its metric is not a reported number.
+        SessionError: a reduction is unknown, or no number was reported for its metric.
     """
     for key, how in reduce.items():
         if how not in REDUCTIONS:

@@ -1,4 +1,4 @@
-"""The output of workers to stdout and stderr: a log file for each rank, and the console for some ranks."""
+"""Handles the stdout and stderr of workers: writes a log file for each rank, and shows some ranks on the console."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ class _Row:
         return self._rewritten or _BAR.match(self.text) is not None
 
     def write(self, text: str, *, from_start: bool) -> None:
-        """Add text, or replace the line if ``from_start`` is True; a replacement of only spaces clears a bar."""
+        """Append text, or replace the line if ``from_start`` is True. Replacing the line by spaces clears a bar."""
         if from_start:
             self._rewritten = bool(text.strip()) and (self._rewritten or bool(self.text.strip()))
             self.text = ""
         self.text += text
 
     def end(self) -> None:
-        """Keep only the text after a bar, if there is any, because the bar will be redrawn on the next line."""
+        """At the end of the line, remove a bar that other text follows, because the bar is redrawn on the next line."""
         bar = _BAR.match(self.text)
         if bar is not None and self.text[bar.end() :].strip():
             self.text, self._rewritten = self.text[bar.end() :], False
@@ -100,8 +100,8 @@ class LineEcho:
     """Shows a rank's output on the console in whole lines, prefixed with the rank.
 
     A progress bar is a line that is rewritten repeatedly. The bars of rank 0 are live lines of the console, and the
-    last state of a finished bar remains as a line. Bars of other ranks are not shown, because they show the same. Up to
-    six bars below one another are tracked, for which a rank moves the cursor up and down.
+    last state of a finished bar remains as a normal line. Bars of other ranks are not shown, because they show the same
+    progress. A rank may draw up to six bars below one another, by moving the cursor up and down.
     """
 
     def __init__(self, rank: int, console: Console) -> None:
@@ -116,7 +116,7 @@ class LineEcho:
         self._had_bars = False
 
     def feed(self, data: bytes) -> None:
-        """Show the lines that this part of the output completes."""
+        """Process the next part of the output, and show the lines that it completes."""
         *parts, self._rest = _MOVES.split(self._rest + self._decoder.decode(data))
         if (escape := self._rest.rfind("\x1b")) < 0 or len(self._rest) - escape > len(_UP):
             escape = len(self._rest)
@@ -143,7 +143,7 @@ class LineEcho:
         self._from_start = False
 
     def finish(self) -> None:
-        """Show the remaining output, which has no newline."""
+        """Show the remaining output, including a last line without a newline."""
         self._rows[self._place].text += self._rest
         if not self._rows[-1].text:
             self._rows.pop()
@@ -168,7 +168,7 @@ class OutputPipe:
 
     Args:
         rank: the rank of the worker.
-        log: the descriptor of the log; closed with the pipe.
+        log: the descriptor of the log, which :meth:`close` closes.
         console: shows the lines.
     """
 
@@ -181,16 +181,16 @@ class OutputPipe:
         self._echo = LineEcho(rank, console)
 
     def redirect(self, log: int, console: Console) -> None:
-        """Write the output from now on to another log, and show it on another console."""
+        """From now on, write the output to another log, and show it on another console."""
         os.close(self._log)
         self._log, self._echo = log, LineEcho(self.rank, console)
 
     def take_write_end(self) -> int:
-        """Return the descriptor to which the worker writes. The caller closes its copy."""
+        """Return the descriptor to which the worker writes. The caller must close it."""
         return self._write_end
 
     def read(self) -> bool:
-        """Read the available output without waiting. Return False if there is none, now or because it ended."""
+        """Read the available output without waiting. Return False if there is none now, or if the output has ended."""
         try:
             data = os.read(self.read_end, _READ_BYTES)
         except BlockingIOError:
@@ -216,13 +216,13 @@ class OutputPipe:
 
 
 class LogFollower:
-    """In a worker on another node: sends the output in its log to the driver, which shows it.
+    """Sends the output in a worker's log to the driver, which shows the output. For workers that may be on other nodes.
 
     The worker writes to the log directly, so a crash loses no output. A separate process and a thread read the log.
 
     Args:
         log: the log file.
-        send: called with each part of the output.
+        send: sends a part of the output to the driver.
     """
 
     def __init__(self, log: Path, send: Callable[[bytes], None]) -> None:
@@ -260,7 +260,7 @@ class LogFollower:
 
 
 class WorkerOutput:
-    """Redirects the output of a worker process.
+    """Redirects the output of a worker process to a log, and sends the output to the driver if it is shown there.
 
     Args:
         send: sends a message to the driver.
@@ -276,7 +276,7 @@ class WorkerOutput:
         Args:
             directory: the directory of the logs.
             rank: the rank.
-            shown: True to send the output to the driver too.
+            shown: True to send the output to the driver too, which shows it.
         """
         _redirect_output(open_log(directory, rank))
         if self._follower is not None:
@@ -286,7 +286,7 @@ class WorkerOutput:
             self._follower = LogFollower(directory / log_name(rank), lambda data: self._send(("output", data)))
 
     def settle(self) -> None:
-        """Wait until all printed output is in the log and, if the driver shows it, has been sent to the driver."""
+        """Wait until the output is in the log and, if the driver shows the output, has been sent to the driver."""
         flush_output()
         if self._follower is not None:
             self._follower.catch_up()

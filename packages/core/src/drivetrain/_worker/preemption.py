@@ -1,10 +1,12 @@
-"""Stop all ranks at the same step without a barrier in every step.
+"""Stops all ranks at the same step without a barrier in every step.
 
-Each rank counts its calls to ``get_preemption_info()``: its steps. When the ranks are to stop, the driver requests
-every rank's count with ``CountSteps``; from then on, the next call on each rank waits. The driver replies with
-``StopAfter`` and the stop step, which is the highest count plus one. The ranks continue, and each call returns the
-notice once its count reaches the stop step. Ranks that make one call per step of a collective loop are at most one step
-apart, so none of them waits for a rank that waits for it.
+Each rank counts its calls to ``get_preemption_info()``. Each call is a step. When the ranks should stop, the driver
+requests every rank's count with ``CountSteps``; from then on, the next call on each rank waits. The driver replies with
+``StopAfter`` and the stop step, which is the highest count plus one. The ranks continue, and a call returns the notice
+once the rank's count has reached the stop step.
+
+If the ranks make one call in each iteration of a loop with collectives, they are at most one step apart. Therefore, a
+waiting call does not keep another rank from reaching its own next call.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ _STOP_STEP_WAIT_S = 60.0
 
 
 class Preemption:
-    """A rank's part of the agreement on the stop step.
+    """One rank's side of the protocol by which all ranks agree on the step to stop at.
 
     Args:
         rank: the rank.
         emit: sends an event to the driver.
-        before_poll: called in each poll, if given; the in-process runtime handles interrupts there.
+        before_poll: called at the start of each poll, if given; the in-process runtime handles interrupts in this call.
+
+    Attributes:
+        was_notified: True if :meth:`poll` has returned a notice.
     """
 
     def __init__(self, rank: int, emit: Callable[[Event], None], before_poll: Callable[[], None] | None = None) -> None:
@@ -42,20 +47,20 @@ class Preemption:
 
     @property
     def is_polled(self) -> bool:
-        """True if the train function has polled since its start or since the last renumbering."""
+        """True if :meth:`poll` was called since the start of the train function or the last :meth:`restart_count`."""
         return self._steps > 0
 
     def poll(self) -> PreemptionInfo | None:
-        """Begin a step, on the train function's thread. Return the notice from the stop step on."""
+        """Count a step. Return the notice if the stop step is reached. Called on the train function's thread."""
         if not self._steps:
             restore_sigterm_handler()
             self._emit(PreemptionPolled(self._rank))
-        self._steps += 1  # before reading the flag that count_steps() sets before it reads this
+        self._steps += 1  # before the flag is read, because count_steps() sets the flag before it reads the count
         if self._before_poll is not None:
             self._before_poll()
         if not self._waits_for_stop_step:
             return None
-        # The timeout is for a driver that was lost before it sent the step.
+        # The wait times out if the driver was lost before it sent the stop step.
         stop_step = self.wait_for_stop_step(_STOP_STEP_WAIT_S)
         if stop_step is None or self._steps < stop_step:
             return None
@@ -63,22 +68,22 @@ class Preemption:
         return self._info
 
     def wait_for_stop_step(self, timeout_s: float) -> int | None:
-        """Wait for the driver's stop step. Return None if it does not arrive in time."""
+        """Wait for the driver to send the stop step. Return None if the step does not arrive in time."""
         with self._changed:
             self._changed.wait_for(lambda: self._stop_step is not None, timeout_s)
             return self._stop_step
 
     def count_steps(self) -> None:
-        """Send the number of steps. The next step waits for :meth:`stop_after`."""
+        """Send the number of steps to the driver. The next call to :meth:`poll` waits for :meth:`stop_after`."""
         self._waits_for_stop_step = True
         self._emit(StepsCounted(self._rank, self._steps))
 
     def stop_after(self, step: int, info: PreemptionInfo) -> None:
-        """Set the step at which :meth:`poll` returns the notice."""
+        """Set the stop step, and the notice that :meth:`poll` returns from this step on."""
         with self._changed:
             self._stop_step, self._info = step, info
             self._changed.notify_all()
 
     def restart_count(self) -> None:
-        """Count steps from 0, like a new process that replaces a lost rank."""
+        """Restart the count at 0, as in the new process that replaces a lost rank."""
         self._steps = 0

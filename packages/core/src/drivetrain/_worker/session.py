@@ -43,10 +43,10 @@ class Outbox:
     """Sends the events of a rank to the driver.
 
     Args:
-        emit: sends an event; blocks while the driver is too far behind. In a worker process it is
+        emit: sends an event; blocks while the driver is too far behind. Worker processes pass
             :meth:`Channel.send_event() <drivetrain._wire.frames.Channel.send_event>`.
-        from_threads: True if ``emit`` may be called from any thread. Otherwise the events of other threads are sent
-            with the next report.
+        from_threads: True if ``emit`` may be called on any thread. If False, the events of other threads than the train
+            function's are kept, and sent with the next report.
     """
 
     def __init__(self, emit: Callable[[Event], None], *, from_threads: bool = True) -> None:
@@ -56,7 +56,7 @@ class Outbox:
 
     @property
     def keeps_events(self) -> bool:
-        """True if events of other threads are kept until :meth:`flush`."""
+        """True if the events of other threads are kept until :meth:`flush`."""
         return not self._from_threads
 
     def emit_from_thread(self, event: Event) -> None:
@@ -73,13 +73,13 @@ class Outbox:
 
 
 class Session:
-    """The state of one run of the train function, with the functions that it can call, such as :meth:`report`.
+    """The state of one run of the train function. Functions such as :func:`report` use it.
 
     Args:
-        task: has the checkpoint to resume from, the datasets, the options, and the number of the last report.
+        task: contains the checkpoint to resume from, the datasets, the options, and the number of the last report.
         context: the return value of :func:`get_context`.
         outbox: sends events to the driver.
-        preemption: the notices for the train function.
+        preemption: returns preemption notices to the train function.
         on_checkpoint: called after a report with a checkpoint.
     """
 
@@ -122,13 +122,14 @@ class Session:
         *,
         quiet: bool = False,
     ) -> None:
-        """Upload the checkpoint, or start to, and send the report to the controller.
+        """Upload the checkpoint, or start its upload in the background, and send the report to the driver.
 
         Args:
             metrics: plain values by name.
-            upload: the checkpoint; None without one.
-            reduce: how to combine metrics over the ranks, by name.
-            quiet: True if the report exists only for its checkpoint; its metrics only rank the checkpoint.
+            upload: the checkpoint to upload; None for a report without a checkpoint.
+            reduce: the reductions over the ranks, by the name of the metric.
+            quiet: True if the report exists only for its checkpoint. It is not an iteration, callbacks do not receive
+                it, and its metrics are only used to compare checkpoints.
         """
         if os.getpid() != self._process:
             raise SessionError(
@@ -162,7 +163,7 @@ class Session:
             self._on_checkpoint()
 
     def _add_positions(self, checkpoint: Checkpoint) -> None:
-        """Add the position of every dataset whose ``state_dict()`` was called since the last report."""
+        """Add to a checkpoint the position of every dataset whose ``state_dict()`` was called since the last report."""
         resumable = {name: shard for name, shard in self._task.datasets.items() if isinstance(shard, DatasetShard)}
         states = {name: shard.take_state() for name, shard in resumable.items()}
         positions = {name: state for name, state in states.items() if state is not None}
@@ -181,8 +182,9 @@ class Session:
     def abandon(self, error: BaseException) -> None:
         """End the session of a train function that raised.
 
-        In a worker process, each background upload sends its own event. If events are kept for the train function's
-        thread instead, this method waits for the uploads and sends their events, because no other call does.
+        In a worker process, the thread of each background upload sends its event. If events are kept for the train
+        function's thread instead, this method waits for the uploads and sends their events, because no call follows
+        that would send them.
         """
         if self._outbox.keeps_events and isinstance(error, Exception):
             with contextlib.suppress(StorageError):
@@ -190,7 +192,7 @@ class Session:
             self._outbox.flush()
 
     def renumber(self, last_report: ReportNumber) -> None:
-        """Set the number after which the next report is numbered. Called from another thread."""
+        """Set the report number and the iteration from which to continue counting. Called on another thread."""
         with self._lock:
             self._number, self._iteration = last_report
 
@@ -205,7 +207,7 @@ class Session:
 
 
 POSITIONS = "dataset_positions"
-"""The key of a checkpoint's metadata for the positions of the datasets at the time of the report."""
+"""The key in a checkpoint's metadata for the positions that the datasets had when the checkpoint was reported."""
 
 _active: Session | None = None
 
@@ -241,34 +243,35 @@ def report(
 
     Any rank may report at any time; the call is not a barrier. Metrics are sent to the driver at once, so they are kept
     even if the process dies right after the call. The files of a checkpoint are copied to the run directory. The
-    checkpoint is committed once all its files are stored and every rank that still runs has made at least as many
-    reports.
+    checkpoint is committed once all its files are stored and every rank that is still running has made at least as
+    many reports.
 
     Args:
-        metrics: plain values (numbers, strings, None, and lists and mappings of them) by name. A tensor or array with
-            one element is converted to a number.
-        checkpoint: a directory of files to keep. Several ranks may report files with the same report number; they are
-            merged into one checkpoint.
-        reduce: metrics to combine over all ranks, by name: ``"mean"``, ``"sum"``, ``"min"`` or ``"max"``. The run's
-            metrics then contain the combined value.
-        checkpoint_dir_name: name of the checkpoint's directory in the run directory. It must be new in the run and the
-            same on all ranks. None for ``checkpoint_<report number>``.
+        metrics: plain values (numbers, strings, booleans, None, and lists and mappings of them) by name. A tensor or
+            array with one element is converted to a number.
+        checkpoint: the checkpoint, which is a directory of files to keep. If several ranks report files with the same
+            report number, the files are merged into one checkpoint.
+        reduce: how to combine metrics over all ranks: a mapping from the name of a metric to ``"mean"``, ``"sum"``,
+            ``"min"`` or ``"max"``. The run's metrics then contain the combined value.
+        checkpoint_dir_name: the name of the checkpoint's directory in the run directory. The name must be new in the
+            run and the same on all ranks. None for ``checkpoint_<report number>``.
         checkpoint_upload_mode: a :class:`~drivetrain.CheckpointUploadMode` or its value. ``"sync"`` stores the files
             before the call returns. ``"async"`` stores them in the background, unaffected by later changes in the
             directory; an error is raised by the next report or at the end of the train function. ``"none"`` stores
             nothing: the checkpoint must already be in the run directory.
-        checkpoint_upload_fn: stores the checkpoint instead. It is called with the checkpoint and the directory's name,
-            and returns the stored checkpoint in the run directory. With ``"async"`` it is called in the background, so
-            the local directory must exist until then.
-        delete_local_checkpoint_after_upload: delete the local directory after the upload. If it is on the same
-            filesystem as the storage, it is moved instead of copied.
+        checkpoint_upload_fn: a function that stores the checkpoint instead of drivetrain. It is called with the
+            checkpoint and the name of the directory to create in the run directory, and returns the stored checkpoint.
+            With ``"async"`` it is called in the background, so the local directory must exist until the function has
+            returned.
+        delete_local_checkpoint_after_upload: delete the local directory after the upload. If the directory is on the
+            same filesystem as the storage, its files are moved instead of copied.
         **metrics_by_name: the metrics, instead of a mapping: ``report(loss=0.1)``.
 
     Raises:
         SessionError: the call is outside a train function, or has an invalid argument or a metric that is not a plain
             value; the message names the metric.
         CheckpointError: the checkpoint's directory does not exist or contains no files, or its name is in use.
-        StorageError: the checkpoint, or an earlier one in the background, could not be stored.
+        StorageError: the checkpoint could not be stored, or the background upload of an earlier checkpoint failed.
 
     Example:
         Report the accuracy of rank 0, and the mean loss over all ranks::
@@ -315,10 +318,10 @@ def report(
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """Return the latest checkpoint of this rank: its last reported one, or the one from which the attempt resumed.
+    """Return the last checkpoint that this rank reported, or else the checkpoint from which the attempt resumed.
 
     Returns:
-        None if the run starts from the beginning and this rank has not reported a checkpoint.
+        The checkpoint; None if the run started from the beginning and this rank has not reported a checkpoint.
 
     Raises:
         SessionError: the call is outside a train function.

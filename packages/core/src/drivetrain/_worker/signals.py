@@ -1,4 +1,4 @@
-"""SIGTERM in a worker process."""
+"""Handles SIGTERM in a worker process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Signals", "restore_sigterm_handler"]
 
 
 def restore_sigterm_handler() -> None:
-    """Set Python's SIGTERM handler again, in case a library such as TensorFlow has replaced it with one in C."""
+    """Set Python's SIGTERM handler again, in case a library such as TensorFlow has set a handler written in C."""
     handler = signal.getsignal(signal.SIGTERM)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
@@ -29,18 +29,18 @@ class Signals:
         self._masks = threading.local()
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable after a signal."""
+        """Return the descriptor that becomes readable when a signal arrives."""
         return self._read.fileno()
 
     def take(self) -> bool:
-        """Return True after a SIGTERM, unless the train function has set its own handler."""
+        """Return True if SIGTERM has arrived since the last call, unless the train function has set its own handler."""
         with contextlib.suppress(BlockingIOError):
             return signal.SIGTERM in self._read.recv(4096) and signal.getsignal(signal.SIGTERM) == self._handle
         return False
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch for signals during a ``with`` block."""
+        """Watch for SIGTERM during a ``with`` block."""
         before = signal.signal(signal.SIGTERM, self._handle)
         descriptor = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         # SIGTERM must kill a process that the train function forks, such as a data loader's worker.
@@ -52,7 +52,7 @@ class Signals:
             signal.signal(signal.SIGTERM, before)
 
     def _handle(self, number: int, frame: object) -> None:
-        """Notify the other thread if the wakeup descriptor did not, because a running event loop has replaced it."""
+        """Notify the other thread here too, because a running event loop may have replaced the wakeup descriptor."""
         with contextlib.suppress(OSError):
             self._write.send(bytes((number,)))
 

@@ -1,4 +1,4 @@
-"""Request the Python stacks of running processes with a signal, which works even for processes stuck in C code."""
+"""Requests the Python stacks of running processes with a signal. This works even for processes stuck in C code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 __all__ = ["NO_ANSWER", "collect_stacks", "dump_stacks_on_signal", "own_stacks", "read_stacks"]
 
 NO_ANSWER = "  no response"
-"""The start of the text that replaces the stacks of a process that does not respond."""
+"""The start of the text that is shown instead of the stacks if a process does not respond."""
 
 _SIGNAL = signal.SIGRTMAX  # no library is known to use it
 _WAIT_S = 1.0
@@ -43,10 +43,10 @@ def collect_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
     """Request the stacks of processes, and wait at most one second for the responses.
 
     Args:
-        targets: the process id, and a descriptor from which its response can be read, by rank.
+        targets: for each rank, the process id and a descriptor from which the response of the process can be read.
 
     Returns:
-        The stacks of each rank, or the reason why it did not respond.
+        For each rank, the stacks, or the reason why the process did not respond.
     """
     responses = dict.fromkeys(targets, b"")
     with selectors.DefaultSelector() as selector:
@@ -66,14 +66,15 @@ def collect_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
 
 
 def read_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-    """Return the stacks of worker processes on this node that called :func:`~drivetrain.plugin.worker_main`.
+    """Return the stacks of worker processes on this node, which must run :func:`~drivetrain.plugin.worker_main`.
 
     Args:
-        targets: the process id, and the descriptor in that process, by rank; see
-            :meth:`~drivetrain.plugin.RemoteGroup.stack_targets`.
+        targets: for each rank, the process id and a descriptor number in that process, as
+            :meth:`~drivetrain.plugin.RemoteGroup.stack_targets` returns them.
 
     Returns:
-        The stacks of each rank, or the reason why it did not respond. Ranks whose process has exited are left out.
+        For each rank, the stacks, or the reason why the process did not respond. Ranks whose process has exited are
+        left out.
     """
     with contextlib.ExitStack() as opened:
         ours: dict[int, tuple[int, int]] = {}

@@ -1,13 +1,15 @@
 """Upload the files of a reported checkpoint to the storage, before ``report`` returns or in the background.
 
-There are four ways, one class each:
+There are four ways to store the files, and a class for each of them:
 
 - :class:`_InPlace`: the files are in the run directory already.
-- :class:`_FromSource`: they are copied or moved from the reported directory before ``report`` returns. An asynchronous
-  report uses it too if the storage is on the same filesystem, because a private copy would take as long.
-- :class:`_FromPrivateCopy`: they are first copied to a private directory (or moved there if the local directory is
-  deleted anyway) and stored from there in the background. The train function may change its directory meanwhile.
-- :class:`_ByFunction`: the user's function stores them.
+- :class:`_FromSource`: the files are copied or moved from the reported directory before ``report`` returns. An
+  asynchronous report uses this class too if the reported directory is on the same filesystem as the storage, because a
+  private copy would take as long as the upload.
+- :class:`_FromPrivateCopy`: the files are first copied to a private directory (or moved there, if the reported
+  directory will be deleted anyway) and stored from there in the background. Meanwhile, the train function may change
+  the reported directory.
+- :class:`_ByFunction`: the user's function stores the files.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Upload(NamedTuple):
     """A reported checkpoint.
 
     Attributes:
-        directory: its directory in the run directory.
+        directory: the name of its directory in the run directory.
         files: the stored files by relative path; None if they are stored in the background.
         pending: stores the files in the background; None if they are stored already.
     """
@@ -94,7 +96,7 @@ class _Destination:
         return files
 
     def name_of(self, checkpoint: Checkpoint) -> str | None:
-        """Return the name of a checkpoint's directory in the run directory, or None if it is elsewhere."""
+        """Return the name of a checkpoint's directory in the run directory, or None if the checkpoint is elsewhere."""
         if checkpoint.is_local != self.storage.is_local:
             return None
         if not checkpoint.is_local and checkpoint.filesystem != self.storage.filesystem.handle:
@@ -104,7 +106,7 @@ class _Destination:
         return None if name == path or is_reserved(name) else name
 
     def is_on_same_filesystem(self, checkpoint: Checkpoint) -> bool:
-        """Return True if a checkpoint is on the filesystem of the run directory, so that it can be moved there."""
+        """Return True if a checkpoint is on the same local filesystem as the run directory, so it can be moved."""
         if not self.storage.is_local or not checkpoint.is_local:
             return False
         try:
@@ -122,7 +124,7 @@ class _InPlace:
         destination: the run directory.
 
     Raises:
-        CheckpointError: it is elsewhere, has another name, or has no files.
+        CheckpointError: the checkpoint is not in the run directory, its directory has another name, or it has no files.
     """
 
     def __init__(self, checkpoint: Checkpoint, directory: str | None, destination: _Destination) -> None:
@@ -143,7 +145,7 @@ class _InPlace:
         self.directory = name
 
     def store(self) -> dict[str, StoredFile]:
-        """Store nothing. The commit lists the files."""
+        """Return no files, because nothing is stored. The commit lists the files in the directory."""
         return {}
 
 
@@ -161,7 +163,7 @@ class _FromSource:
 
 
 class _FromPrivateCopy:
-    """Stores the files from a private copy, which it creates at once."""
+    """Copies the files to a private directory when it is created, and stores them from there later."""
 
     def __init__(self, request: UploadRequest, directory: str, destination: _Destination) -> None:
         self._directory = directory
@@ -210,7 +212,7 @@ class Uploads:
     Args:
         storage: the run directory.
         rank: the rank.
-        config: has the maximum number of background uploads, and whether to compute checksums.
+        config: contains the maximum number of background uploads, and whether to compute checksums.
     """
 
     def __init__(self, storage: Storage, rank: int, config: CheckpointConfig) -> None:
@@ -223,10 +225,10 @@ class Uploads:
         self._used: set[str] = set()
 
     def raise_failure(self) -> None:
-        """Raise the error of a background upload that failed since the last call.
+        """Raise an error if a background upload has failed since the last call.
 
         Raises:
-            StorageError: an upload failed; ``__cause__`` is the first error.
+            StorageError: an upload failed; ``__cause__`` is the error of the first failed upload.
         """
         failures, self._failures = self._failures, []
         if failures:
@@ -237,7 +239,7 @@ class Uploads:
             ) from failures[0]
 
     def prepare(self, request: UploadRequest, index: int) -> Upload:
-        """Store a checkpoint's files, or secure them so that they can be stored in the background.
+        """Store a checkpoint's files, or prepare to store them in the background.
 
         Args:
             request: the reported checkpoint.
@@ -245,11 +247,11 @@ class Uploads:
 
         Raises:
             CheckpointError: the checkpoint has no files, or is not in the required directory.
-            StorageError: it could not be stored.
+            StorageError: the files could not be stored.
         """
         checkpoint = request.checkpoint
         if request.delete_local and self._is_of_run(checkpoint):
-            request = replace(request, delete_local=False)  # the run may have to resume from it
+            request = replace(request, delete_local=False)  # the run may have to resume from this checkpoint
         if request.mode is CheckpointUploadMode.NO_UPLOAD and request.function is None:
             in_place = _InPlace(checkpoint, request.directory, self._destination)
             upload = Upload(in_place.directory, in_place.store(), None)
@@ -275,7 +277,15 @@ class Uploads:
         return Upload(directory, method.store(), None)
 
     def begin(self, upload: Upload, deliver: Callable[[dict[str, StoredFile]], None]) -> None:
-        """Store the files of an upload in the background. Wait first if too many uploads are in flight."""
+        """Store the files of an upload in the background. Wait first if too many uploads are in flight.
+
+        Args:
+            upload: the upload, whose files are not stored yet.
+            deliver: called with the stored files by relative path, on the thread of the upload.
+
+        Raises:
+            StorageError: the wait took longer than ``SyncConfig.sync_timeout``.
+        """
         pending = upload.pending
         assert pending is not None
         if not self._free.acquire(timeout=self._storage.limits.deadline_s):
@@ -313,7 +323,7 @@ class Uploads:
         self.raise_failure()
 
     def _is_of_run(self, checkpoint: Checkpoint) -> bool:
-        """Return True if a checkpoint belongs to this run, and is in the run directory."""
+        """Return True if a checkpoint is in the run directory and belongs to this run."""
         name = self._destination.name_of(checkpoint)
         return name is not None and (name in self._used or self._storage.exists(f"{name}/{LISTING_FILE}"))
 

@@ -1,4 +1,4 @@
-"""Creates the directory for a worker's artifacts, which are its files other than checkpoints, and uploads its files."""
+"""Creates the directory for a worker's artifacts (all files except checkpoints), and uploads the artifacts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["open_workspace"]
 
 @contextlib.contextmanager
 def open_workspace(context: TrainContext, options: SessionOptions) -> Iterator[tuple[TrainContext, Callable[[], None]]]:
-    """Create the directory for artifacts on this node, and upload its files if the options request it.
+    """Create the directory for artifacts on this node, and upload the artifacts if the options request that.
 
     Args:
         context: the context of the train function.
-        options: the worker's part of the run's configuration.
+        options: the parts of the run's configuration that the worker uses.
 
     Yields:
-        The context with the directory, and a function to call when a checkpoint was reported.
+        The context with the path of the directory, and a function to call after each report with a checkpoint.
     """
     with contextlib.ExitStack() as stack:
         if context.storage.is_local:
@@ -45,7 +45,7 @@ def open_workspace(context: TrainContext, options: SessionOptions) -> Iterator[t
 
 @contextlib.contextmanager
 def _staged(context: TrainContext, options: SessionOptions) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Share a directory among the node's ranks. Local rank 0 uploads it; the last rank to leave uploads the rest."""
+    """Share a directory among a node's ranks. Local rank 0 uploads its files, and the last rank to leave the rest."""
     sync = options.sync
 
     def mirror(staged: str) -> Mirror:

@@ -22,9 +22,9 @@ class TrainingCallback(Callback):
 
     The hooks do nothing by default and are called on the driver. Ranks do not wait for each other, so an iteration is
     handled once every rank has reported it. If a rank reports less often than others, the iteration is handled without
-    that rank: at the end of the run, or when the other ranks are a thousand iterations and ten seconds ahead. For hooks
-    that are called for each report immediately, and for the handling of exceptions in hooks, see
-    :class:`~drivetrain.Callback`.
+    that rank: at the end of the run, or when the other ranks are more than a thousand iterations ahead and no iteration
+    has been handled for ten seconds. For hooks that are called for each report immediately, and for the handling of
+    exceptions in hooks, see :class:`~drivetrain.Callback`.
 
     Example:
         >>> from drivetrain import Trainer, report
@@ -55,7 +55,7 @@ class TrainingCallback(Callback):
         """
 
     def handle_result(self, results: list[dict[str, Any]], **info: Any) -> None:
-        """Called for each reported iteration.
+        """Called once for each iteration.
 
         Args:
             results: the metrics of each rank that has reported the iteration, in the order of ranks.
@@ -80,8 +80,8 @@ class TrainingCallback(Callback):
         self._ranks, self._handled_at = len(workers), time.monotonic()
 
     def on_report(self, run: Run, report: Report) -> None:
-        """Call :meth:`handle_result` if the report is the last one of its iteration."""
-        if report.iteration <= self._handled:  # it was handled without this rank
+        """Call :meth:`handle_result` if all ranks have now reported the iteration."""
+        if report.iteration <= self._handled:  # the iteration was handled without this rank
             return
         results = self._waiting.setdefault(report.iteration, {})
         results[report.rank] = report.metrics
@@ -101,7 +101,10 @@ class TrainingCallback(Callback):
         self.finish_training(error=error is not None)
 
     def _handle(self, *, through: int) -> None:
-        """Handle iterations in order. Each rank also reports in order, so earlier iterations are complete."""
+        """Handle the iterations up to ``through``, in order.
+
+        Each rank also reports in order, so when an iteration is complete, the earlier iterations are complete too.
+        """
         while self._handled < through:
             self._handled += 1
             self._handled_at = time.monotonic()

@@ -29,13 +29,13 @@ def save_checkpoint(**values: Any) -> None:
     """Save a dict of values as a checkpoint, from inside a train function.
 
     Call it on all ranks; only the values of rank 0 are saved, and the call is not a barrier. The checkpoint is
-    committed and retained like a checkpoint of :func:`~drivetrain.report`, and :func:`load_checkpoint` returns it. It
-    does not count as an iteration: metrics files and callbacks receive no report.
+    committed and retained like a checkpoint of :func:`~drivetrain.report`, and :func:`load_checkpoint` returns its
+    values. The call does not count as an iteration: metrics files and callbacks receive no report.
 
     Args:
         **values: values that can be pickled. :class:`~drivetrain.CheckpointStrategy` can rank checkpoints by a value
-            that is a number or a string. Tensors on a GPU are loaded onto the GPU, so save ``model.state_dict()`` on
-            the CPU.
+            that is a number or a string. A tensor that was saved on a GPU is loaded onto the same GPU again, on every
+            rank. Move the tensors of ``model.state_dict()`` to the CPU before you save them.
 
     Raises:
         SessionError: called outside a train function.
@@ -44,7 +44,8 @@ def save_checkpoint(**values: Any) -> None:
     Example:
         At the end of each epoch::
 
-            drivetrain.save_checkpoint(epoch=epoch, model=model.state_dict())
+            state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+            drivetrain.save_checkpoint(epoch=epoch, model=state)
     """
     session = active_session("save_checkpoint")
     if session.context.get_world_rank() != 0:
@@ -54,11 +55,11 @@ def save_checkpoint(**values: Any) -> None:
         Path(directory, DICT_FILE).write_bytes(dump(values))
         upload = UploadRequest(checkpoint=Checkpoint.from_directory(directory), delete_local=True)
         session.report(_rankable(values), upload, quiet=True)
-        os.makedirs(directory, exist_ok=True)  # it may have been moved, but the context manager deletes it
+        os.makedirs(directory, exist_ok=True)  # it may have been moved, but the context manager will delete it
 
 
 def load_checkpoint() -> dict[str, Any] | None:
-    """Return the values of the checkpoint to resume from; see :func:`~drivetrain.get_checkpoint` for its choice.
+    """Return the values of the checkpoint to resume from, which :func:`~drivetrain.get_checkpoint` also returns.
 
     This unpickles the checkpoint, which can execute code: resume only from checkpoints that you trust.
 
@@ -67,14 +68,14 @@ def load_checkpoint() -> dict[str, Any] | None:
 
     Raises:
         SessionError: called outside a train function.
-        CheckpointError: the checkpoint is a directory that was passed to :func:`~drivetrain.report`.
+        CheckpointError: the checkpoint was not saved by :func:`save_checkpoint`, but by :func:`~drivetrain.report`.
     """
     checkpoint = active_session("load_checkpoint").checkpoint
     return None if checkpoint is None else load(checkpoint, "load_checkpoint()", "get_checkpoint()")
 
 
 def dump(values: Mapping[str, Any]) -> bytes:
-    """Return the content of the file of a dict checkpoint."""
+    """Return the content of the file in a dict checkpoint with these values."""
     data: bytes = cloudpickle.dumps(dict(values))
     return data
 
@@ -84,11 +85,11 @@ def load(checkpoint: Checkpoint, caller: str, alternative: str) -> dict[str, Any
 
     Args:
         checkpoint: the checkpoint.
-        caller: the name of the called function, for the error about another kind of checkpoint.
-        alternative: the function to use for another kind of checkpoint.
+        caller: the function or property that the user called, for the error message.
+        alternative: the function or property for checkpoints of another kind, for the error message.
 
     Raises:
-        CheckpointError: the checkpoint is of another kind.
+        CheckpointError: the checkpoint was not saved by :func:`save_checkpoint`.
         StorageError: the file is not a regular file, or is larger than the memory of this machine.
     """
     with checkpoint.as_directory() as directory:

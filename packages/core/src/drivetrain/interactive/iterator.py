@@ -62,15 +62,15 @@ class Feed(TrainingCallback):
 class TrainingIterator(Iterator[list[dict[str, Any]]]):
     """An iterator over the metrics of every rank for each iteration; returned by :meth:`Trainer.run_iterator`.
 
-    The run continues in a background thread, and waits if the loop is slow. It is cancelled when the iterator is
-    closed, when a ``with`` block of the iterator ends, or when the iterator is garbage-collected.
+    The run continues in a background thread, and waits if the loop over the iterator is slow. The run is cancelled when
+    the iterator is closed, when a ``with`` block of the iterator ends, or when the iterator is garbage-collected.
 
     Attributes:
-        close: a function that cancels the run if it is still running, and waits for its end.
+        close: a function that cancels the run if it is still running, and waits up to 60 s for its end.
 
     Raises:
-        TrainingFailedError: raised by the loop if the run failed.
-        KeyboardInterrupt: Ctrl-C while the loop waits; the run has ended.
+        TrainingFailedError: the run failed. The loop raises it after the last results.
+        KeyboardInterrupt: Ctrl-C while the loop waits; the run has been cancelled.
     """
 
     def __init__(self, fit: Callable[[Interrupts], Result], feed: Feed) -> None:
@@ -81,7 +81,7 @@ class TrainingIterator(Iterator[list[dict[str, Any]]]):
                 feed.end()
 
         self._feed = feed
-        self._handle = RunHandle(run, daemon=True)  # the driver must be able to exit after the loop has ended
+        self._handle = RunHandle(run, daemon=True)  # so that the driver can exit after the loop
         weakref.finalize(self, _cancel, self._handle, feed)
         self.close = partial(_close, self._handle, feed)
 
@@ -92,7 +92,7 @@ class TrainingIterator(Iterator[list[dict[str, Any]]]):
         self.close()
 
     def __next__(self) -> list[dict[str, Any]]:
-        """Wait for the next iteration that all ranks have reported."""
+        """Wait for the next iteration, and return its metrics by rank."""
         try:
             results = self._feed.take()
         except KeyboardInterrupt:
@@ -104,14 +104,14 @@ class TrainingIterator(Iterator[list[dict[str, Any]]]):
         return results
 
     def is_finished(self) -> bool:
-        """Return True if the run has ended, even if some of its results were not consumed."""
+        """Return True if the run has ended, even if some of its results have not been consumed."""
         return self._handle.done()
 
     def get_final_results(self, force: bool = False) -> list[Any]:
         """Return the return values of the train function, by rank.
 
         Args:
-            force: wait for the end of the run, and discard results that were not consumed.
+            force: wait for the end of the run, and discard results that have not been consumed.
 
         Raises:
             SessionError: the run has not ended and ``force`` is False.

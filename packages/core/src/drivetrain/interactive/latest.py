@@ -20,9 +20,9 @@ class LatestRun:
 
     Attributes:
         storage: the run directory.
-        rules: the rules for keeping checkpoints of the run.
-        result: the result of the run after it has succeeded.
-        unstored: the values of the last checkpoint if the run does not keep checkpoints in storage.
+        rules: the run's rules for keeping checkpoints.
+        result: the result of the run; None until the run has succeeded.
+        unstored: the values of the last checkpoint; None unless the run keeps it in memory instead of in storage.
     """
 
     storage: Storage
@@ -31,14 +31,14 @@ class LatestRun:
     unstored: dict[str, Any] | None = None
 
     def load_result(self) -> Result:
-        """Return the metrics and checkpoints so far; for a run that has not succeeded, read them from storage."""
+        """Return the result of the run. If the run has not succeeded, read the result so far from storage."""
         return self.result or Result.from_path(self.storage.root, filesystem_of(self.storage))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """Return the values of the last ``save_checkpoint()``; None if there is no checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint is a directory that was passed to :func:`~drivetrain.report`.
+            CheckpointError: the last checkpoint was not saved by ``save_checkpoint()``, but by ``report()``.
         """
         if self.unstored is not None:
             return self.unstored
@@ -48,7 +48,10 @@ class LatestRun:
         return dicts.load(checkpoint, "latest_checkpoint", "latest_result.checkpoint")
 
     def best_checkpoint_path(self) -> Path | str | None:
-        """Return the directory of the best checkpoint by the rules of the run, by default the latest checkpoint."""
+        """Return the directory of the run's best checkpoint; None if there is no checkpoint.
+
+        If the run's rules define no score, the best checkpoint is the latest checkpoint.
+        """
         result, metric = self.load_result(), self.rules.checkpoint_score_attribute
         best = result.get_best_checkpoint(metric, self.rules.checkpoint_score_order) if metric else None
         checkpoint = best or result.checkpoint

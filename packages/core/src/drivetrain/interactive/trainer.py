@@ -52,12 +52,12 @@ class CheckpointStrategy:
     """The rules for keeping checkpoints in runs of a :class:`Trainer`.
 
     Attributes:
-        num_to_keep: the number of best checkpoints to keep; None keeps all. The latest checkpoint is always kept. With
-            0, the latest checkpoint is kept for retries until the run ends; :attr:`Trainer.latest_checkpoint` then has
-            its values.
+        num_to_keep: the number of best checkpoints to keep; None keeps all. The latest checkpoint is kept as well. With
+            0, only the latest checkpoint is kept, for retries, and it is deleted when the run ends. Its values are then
+            kept in memory, as :attr:`Trainer.latest_checkpoint`.
         checkpoint_score_attribute: the score of a checkpoint: a number passed to ``save_checkpoint(...)``, or a metric
             reported with the checkpoint; None ranks checkpoints by recency.
-        checkpoint_score_order: ``"max"`` if larger scores are better, ``"min"`` if smaller scores are.
+        checkpoint_score_order: ``"max"`` if larger scores are better, ``"min"`` if smaller scores are better.
 
     Raises:
         ConfigurationError: a value has the wrong type or is out of range.
@@ -72,7 +72,7 @@ class CheckpointStrategy:
 
     @property
     def config(self) -> CheckpointConfig:
-        """The same rules as a configuration of the run."""
+        """These rules as a part of the run's configuration."""
         return CheckpointConfig(
             num_to_keep=1 if self.num_to_keep == 0 else self.num_to_keep,
             checkpoint_score_attribute=self.checkpoint_score_attribute,
@@ -84,20 +84,21 @@ class Trainer:
     """A group of workers that is kept between runs, so that the next run starts in milliseconds.
 
     Each call of :meth:`run` is a separate run with its own directory, metrics files and checkpoints, as with
-    :class:`~drivetrain.DataParallelTrainer`. The worker processes are reused as long as every run returns, so imported
-    modules and GPU contexts are still loaded. After a failure or an interrupt, or when an imported file or the driver's
-    environment has changed, the next run gets new processes.
+    :class:`~drivetrain.DataParallelTrainer`. The worker processes are reused as long as every run succeeds, so imported
+    modules and GPU contexts remain loaded. After a failure or an interrupt, or when the file of an imported module or
+    the driver's environment has changed, the next run gets new processes.
 
     Args:
         backend: sets up the framework: the name of an installed backend such as ``"torch"``, a configuration such as
             ``TorchConfig()``, or ``"none"``.
-        num_workers: the number of worker processes; 0 runs functions in this process.
+        num_workers: the number of worker processes; 0 runs train functions in this process.
         use_gpu: assign a GPU to each worker.
         resources_per_worker: the resources of one worker, such as ``{"CPU": 4}``.
-        logdir: the directory of the run directories: an absolute path, a URI, or a path relative to
-            ``DRIVETRAIN_STORAGE_PATH``, by default ``~/drivetrain_results``. None creates a new directory there.
+        logdir: the directory that contains the run directories: an absolute path, a URI, or a path relative to
+            ``DRIVETRAIN_STORAGE_PATH``, which is ``~/drivetrain_results`` if the variable is not set. None creates a
+            new directory in ``DRIVETRAIN_STORAGE_PATH``.
         max_retries: how many times a run is retried from its latest checkpoint after losing a worker; -1 for no limit.
-            An exception of the train function is not retried.
+            A run whose train function raises an exception is not retried.
         runtime: ``"local"`` or ``"ray"``; None selects automatically, see :class:`~drivetrain.ScalingConfig`.
         run_config: other settings of the runs, such as ``RunConfig(hang_timeout_s=60)``.
 
@@ -169,7 +170,7 @@ class Trainer:
         self.shutdown()
 
     def start(self) -> None:
-        """Start the workers before the first run; otherwise :meth:`run` starts them.
+        """Start the workers. If this method is not called, the first run starts them.
 
         Raises:
             ResourceError: the workers require more resources than exist, or than become free in time.
@@ -177,7 +178,7 @@ class Trainer:
             WorkerDiedError: a worker died during its start.
             WaitTimeoutError: the workers did not start in time.
         """
-        from drivetrain._driver.controller import group_spec  # not with this module, which every worker imports
+        from drivetrain._driver.controller import group_spec  # imported here, because every worker imports this module
 
         interrupts = Interrupts()
         try:
@@ -192,7 +193,7 @@ class Trainer:
             interrupts.close()
 
     def shutdown(self) -> None:
-        """Terminate the workers and cancel a run that is being iterated; the next run starts new workers."""
+        """Terminate the workers, and cancel the run of an iterator. The next run starts new workers."""
         with self._exclusive():
             self._close()
             self._warm = None
@@ -206,7 +207,7 @@ class Trainer:
         checkpoint: CheckpointLike = None,
         checkpoint_strategy: CheckpointStrategy | None = None,
     ) -> list[Any]:
-        """Run a function on every worker, and wait for its end.
+        """Run a function on every worker, and wait until it has returned.
 
         Args:
             train_func: the function; it takes no argument, or the config.
@@ -217,7 +218,8 @@ class Trainer:
                 :class:`~drivetrain.DataParallelTrainer` for the supported types.
             checkpoint: the checkpoint that ``load_checkpoint()`` returns at the start: a dict, a checkpoint, or the
                 path of a checkpoint.
-            checkpoint_strategy: the rules for keeping checkpoints; by default, all are kept.
+            checkpoint_strategy: the rules for keeping checkpoints; None for the rules in the trainer's ``run_config``,
+                which keep all checkpoints by default.
 
         Returns:
             The return values of the function, by rank.
@@ -278,7 +280,7 @@ class Trainer:
             return iterator
 
     def to_tune_trainable(self, train_func: TrainFunction, dataset: Any = None) -> Callable[[dict[str, Any]], None]:
-        """Return a trainable that ``ray.tune.run`` and ``ray.tune.Tuner`` can run with other configs.
+        """Return a trainable that ``ray.tune.run`` and ``ray.tune.Tuner`` can run with different configs.
 
         Each trial is a run with its own workers, as many as this trainer has. The config of the trial is passed to the
         function. Reports and ``save_checkpoint()`` are passed to Ray Tune, but return values are not. Requires
@@ -312,7 +314,7 @@ class Trainer:
 
     @property
     def logdir(self) -> Path | str:
-        """The directory of the run directories; a path on the storage filesystem if that is not local."""
+        """The directory that contains the run directories; a path on the storage filesystem if that is not local."""
         return as_path(self._logs)
 
     @property
@@ -322,7 +324,7 @@ class Trainer:
 
     @property
     def latest_checkpoint_dir(self) -> Path | str | None:
-        """The directory of the latest run's checkpoints, which is the run directory; None before the first run."""
+        """The directory that contains the latest run's checkpoints: the run directory; None before the first run."""
         return self.latest_run_dir
 
     @property
@@ -332,13 +334,16 @@ class Trainer:
         This unpickles the checkpoint, which a run of this trainer has written.
 
         Raises:
-            CheckpointError: the checkpoint is a directory that was passed to :func:`~drivetrain.report`.
+            CheckpointError: the last checkpoint was not saved by ``save_checkpoint()``, but by ``report()``.
         """
         return None if self._latest is None else self._latest.load_checkpoint()
 
     @property
     def best_checkpoint_path(self) -> Path | str | None:
-        """The directory of the best checkpoint of the latest run by its strategy, by default the latest checkpoint."""
+        """The directory of the best checkpoint of the latest run; None if there is no checkpoint.
+
+        If the run's rules define no score, the best checkpoint is the latest checkpoint.
+        """
         return None if self._latest is None else self._latest.best_checkpoint_path()
 
     @property
@@ -354,7 +359,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Ensure that only one call is active, and end a run that is still being iterated."""
+        """Ensure that only one call is active, and cancel the run of an earlier iterator."""
         if not self._call_lock.acquire(blocking=False):
             raise SessionError(
                 "[DT-808] Trainer: expected one call at a time, got a call while a function is running. Use "
@@ -368,8 +373,12 @@ class Trainer:
             self._call_lock.release()
 
     def _ready(self, *, required: str | None) -> ScalingConfig:
-        """Return the scaling of a run, with the runtime that keeps the workers."""
-        from drivetrain._driver.launch import resolve_runtime  # not with this module, which every worker imports
+        """Return the scaling configuration of a run, with the runtime that keeps the workers.
+
+        Args:
+            required: the name of the runtime that the run's datasets require; None if every runtime can read them.
+        """
+        from drivetrain._driver.launch import resolve_runtime  # imported here, because every worker imports this module
 
         if self._warm is None:
             self._warm = WarmRuntime(resolve_runtime(self._scaling, required=required))
@@ -386,7 +395,7 @@ class Trainer:
         checkpoint: CheckpointLike,
         strategy: CheckpointStrategy | None,
     ) -> Iterator[InteractiveRun]:
-        """Yield a run that is ready to start; afterwards, delete the files that it should not keep in storage."""
+        """Yield a run that is ready to start. Afterwards, delete those of its files that must not stay in storage."""
         datasets = _by_name(dataset)
         numbers = [int(match[1]) for name in self._logs.list_names()[0] if (match := _RUN.fullmatch(name))]
         name = f"run_{max(numbers, default=0) + 1:03d}"
@@ -434,17 +443,17 @@ class Trainer:
 
 
 class InteractiveRun(DataParallelTrainer):
-    """A run of a :class:`Trainer`."""
+    """A run of a :class:`Trainer`. Its result contains the return values of all ranks."""
 
     _all_values = True
 
     def fit_until(self, interrupts: Interrupts) -> Result:
-        """Run like :meth:`fit`, but with the given interrupts."""
+        """Run like :meth:`fit`, but end the run when ``interrupts`` requests it, instead of on signals."""
         return self._run(interrupts, raise_on_failure=True)
 
 
 class _Beginning(Callback):
-    """Notifies the trainer that the directory of a run exists."""
+    """Calls a function of the trainer when the directory of a run exists."""
 
     def __init__(self, begin: Callable[[], None]) -> None:
         self._begin = begin
@@ -454,7 +463,7 @@ class _Beginning(Callback):
 
 
 class _RetryLostWorkers(RetryBudget):
-    """Retries failures that may not recur, but not exceptions of the train function."""
+    """Retries a run after failures that may not recur, but not after exceptions of the train function."""
 
     def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
         return failure.kind is not FailureKind.USER_ERROR and super().decide(failure, history)

@@ -1,4 +1,4 @@
-"""A runtime that reuses the group of a run for the next run, if a new group would be equivalent."""
+"""A runtime that keeps the worker group of a run, and reuses it for the next run if a new group would be equivalent."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["WarmRuntime"]
 
 
 class WarmRuntime(Runtime):
-    """Reuses one group for several runs.
+    """Reuses one worker group for several runs.
 
-    A group whose ranks have all returned is parked until the next run. The group of a run that failed or was
-    interrupted is terminated as usual.
+    When all ranks of a group have returned, the group is parked: it is kept until the next run. The group of a run that
+    failed or was interrupted is terminated as usual.
 
     Args:
-        runtime: the runtime that starts groups.
+        runtime: the runtime that starts new groups.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -58,7 +58,7 @@ class WarmRuntime(Runtime):
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[Group]:
         """Reuse the parked group if it is equivalent to a new group; otherwise start a new group."""
-        # Workers that are kept may take longer to start, so they import everything before the first run.
+        # The workers serve several runs, so a longer start is acceptable: they import everything before the first run.
         preload = (*spec.preload, *spec.warmup)
         spec = replace(spec, run_resources=self._run_resources, preload=preload, warmup=())
         with contextlib.ExitStack() as lifetime:
@@ -68,7 +68,7 @@ class WarmRuntime(Runtime):
                 self._parked = group, lifetime.pop_all()
 
     def close(self) -> None:
-        """Terminate the parked group, and do not park any other group."""
+        """Terminate the parked group, and park no group from now on."""
         if self._owner != os.getpid():  # a process forked from the driver must not touch the group
             return
         self._closed = True

@@ -39,7 +39,7 @@ class CSVLoggerCallback(Callback):
         self._columns: list[str] = []
 
     def on_report(self, run: Run, report: Report) -> None:
-        """Append the row."""
+        """Append the report's row."""
         if report.rank != 0:
             return
         if self._file is None:
@@ -50,7 +50,7 @@ class CSVLoggerCallback(Callback):
         self._file.write(_row(metrics.get(column, "") for column in self._columns))
 
     def on_resume(self, run: Run, iteration: int) -> None:
-        """Remove the rows that will be written again."""
+        """Remove the rows of later iterations, which will be reported again."""
         self.on_run_end(run, None)
         path = run.path / PROGRESS_FILE
         if not path.exists():
@@ -77,7 +77,7 @@ class CSVLoggerCallback(Callback):
         return io.FileIO(path, "a")
 
     def _widen(self, file: io.FileIO, metrics: Mapping[str, Any]) -> io.FileIO:
-        """Replace the file with one that has more columns."""
+        """Replace the file with a file that also has a column for each of these metrics."""
         file.close()
         path = Path(str(file.name))
         self._columns += [name for name in metrics if name not in self._columns]
@@ -92,10 +92,10 @@ class CSVLoggerCallback(Callback):
 
 @contextlib.contextmanager
 def _lines_of(path: Path) -> Iterator[Iterator[str]]:
-    """Yield the lines of an untrusted file, to be parsed in a ``with`` block.
+    """Yield an iterator over the lines of an untrusted CSV file. Parse them inside the ``with`` block.
 
     Raises:
-        StorageError: a line or a value is too long, or the file is not a table.
+        StorageError: a line or a value is too long, or the file is not a table of comma-separated values.
     """
     try:
         with path.open("rb") as file:
@@ -113,7 +113,7 @@ def _parse(lines: Iterator[str], where: str) -> tuple[list[str], Iterator[dict[s
     """Parse a table; return its columns, and an iterator over its rows.
 
     Raises:
-        StorageError: a row is too long. A quoted value can span any number of lines.
+        StorageError: a row is too long, or has too many lines: a quoted value can span any number of lines.
     """
     chars = count = 0
 
@@ -145,12 +145,12 @@ def _parse(lines: Iterator[str], where: str) -> tuple[list[str], Iterator[dict[s
 
 
 def _complete_lines(lines: Iterator[str]) -> Iterator[str]:
-    """Skip an incomplete last line, which a killed run has left: its numbers may be truncated."""
+    """Return the lines without an incomplete last line of a killed run, in which a number may be truncated."""
     return (line for line in lines if line.endswith(("\n", "\r")))
 
 
 def _is_after(value: str | None, iteration: int) -> bool:
-    """Return True if a row belongs to a later iteration, or is too short."""
+    """Return True if the value in a row's iteration column is missing, invalid, or later than ``iteration``."""
     return value is None or not value.isdecimal() or len(value) > _MAX_DIGITS or int(value) > iteration
 
 

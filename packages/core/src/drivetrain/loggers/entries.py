@@ -1,4 +1,4 @@
-"""Converts reports into entries for trackers: flat metrics of the ranks that a tracker logs."""
+"""Converts reports into entries for trackers, with flat metrics, for the ranks that a tracker logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AUTOFILLED = {"_training_iteration": "training_iteration", "_time_this_iter_s":
 
 
 class Entry(NamedTuple):
-    """The values of an iteration for a tracker to log.
+    """The values of one iteration that a tracker logs.
 
     Attributes:
         iteration: the iteration of the report, from 1.
@@ -35,9 +35,9 @@ class Entries:
     """Creates the entries of one run.
 
     Args:
-        ranks: the ranks whose reports become entries, or how they are combined.
-        can_rewind: True if the tracker can remove iterations that are reported again. For other trackers, these
-            iterations are skipped.
+        ranks: see :class:`~drivetrain.plugin.TrackerCallback`.
+        can_rewind: True if the tracker can remove iterations that will be reported again. For other trackers, the
+            repeated reports are skipped.
     """
 
     def __init__(self, ranks: Ranks, *, can_rewind: bool) -> None:
@@ -48,11 +48,15 @@ class Entries:
         self._last_of_rank: dict[int, int] = {}
 
     def skip(self, iteration: int) -> None:
-        """Skip iterations up to this one, which the tracker received from an earlier driver."""
+        """Skip the iterations up to this one, because the tracker has received them from an earlier driver."""
         self._logged_before = iteration
 
     def regroup(self, size: int) -> list[Entry]:
-        """Set the number of ranks that report from now on. Return the entries that wait for reports of other ranks."""
+        """Set the number of ranks that report from now on.
+
+        Returns:
+            The entries that were still waiting for reports of other ranks. They are removed.
+        """
         held = self.flush()
         self._mean.size = size
         return held
@@ -62,11 +66,11 @@ class Entries:
         self._mean.last = iteration
 
     def flush(self) -> list[Entry]:
-        """Return the entries that wait for reports of other ranks."""
+        """Remove and return the entries that are still waiting for reports of other ranks."""
         return self._mean.flush()
 
     def make(self, report: Report, time: float) -> Iterator[Entry]:
-        """Return the entries that a report completes."""
+        """Yield the entries that are complete with this report."""
         if not self._can_rewind:
             if report.iteration <= self._last_of_rank.get(report.rank, self._logged_before):
                 return
@@ -82,7 +86,7 @@ class Entries:
 
 
 class _Mean:
-    """The mean over ranks of the metrics of an iteration."""
+    """Computes the mean over the ranks of each metric in an iteration."""
 
     def __init__(self) -> None:
         self.size = 1
@@ -90,10 +94,10 @@ class _Mean:
         self.last = 0
 
     def add(self, rank: int, entry: Entry) -> Iterator[Entry]:
-        """Add the values of a rank, and return the entries of iterations that are complete.
+        """Add the values of a rank, and yield the entry of an iteration that is complete.
 
-        If some ranks report less often than others, or not at all, the oldest iteration is completed when too many are
-        held. Values that arrive for it later are ignored.
+        Some ranks may report less often than others, or not at all. When too many iterations are incomplete, the entry
+        of the oldest one is yielded without the missing ranks, and values that arrive for it later are ignored.
         """
         if entry.iteration <= self.last:
             return
@@ -105,7 +109,7 @@ class _Mean:
             yield self._combine(min(self._held))
 
     def flush(self) -> list[Entry]:
-        """Return the entries of all iterations that any rank has reported."""
+        """Remove and return the entries of all incomplete iterations, without the missing ranks."""
         return [self._combine(iteration) for iteration in sorted(self._held)]
 
     def _combine(self, iteration: int) -> Entry:
@@ -121,5 +125,5 @@ class _Mean:
 
 
 def _metrics_for_trackers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reported metrics, and the automatic metrics that a tracker does not measure itself."""
+    """Return the reported metrics, and those automatic metrics that trackers do not measure themselves."""
     return reported_metrics(metrics) | {new: metrics[name] for name, new in _AUTOFILLED.items() if name in metrics}

@@ -22,7 +22,7 @@ _encode = json.JSONEncoder(separators=(", ", ": ")).encode
 
 
 class JsonLoggerCallback(Callback):
-    """Writes a line for every report of every rank: ``result.json`` for rank 0, ``result_rank_<n>.json`` for others.
+    """Writes a line for every report: of rank 0 to ``result.json``, of other ranks to ``result_rank_<n>.json``.
 
     Each line is written to the operating system before the next report is processed; nothing is buffered in memory.
     """
@@ -38,7 +38,7 @@ class JsonLoggerCallback(Callback):
         os.write(file, f"{_encode(report.metrics)}\n".encode())
 
     def on_resume(self, run: Run, iteration: int) -> None:
-        """Remove the lines that will be written again."""
+        """Remove the lines of later iterations, which will be reported again."""
         self._close()
         for path in run.path.glob("result*.json"):
             _drop_lines_after(path, iteration)
@@ -54,7 +54,7 @@ class JsonLoggerCallback(Callback):
 
 
 def _drop_lines_after(path: os.PathLike[str], iteration: int) -> None:
-    """Truncate a file after the last line whose iteration is not later than the given one.
+    """Truncate a file before the first line that is damaged or belongs to a later iteration.
 
     Raises:
         StorageError: a line is too long.

@@ -24,12 +24,12 @@ class Monitor:
 
     Args:
         run: the run.
-        totals: the totals given by the user, by metric.
+        totals: the final values of metrics, if the user has given them, by metric.
 
     Attributes:
-        state: a description of the workers and the attempt, or the outcome.
+        state: a description of the workers and the attempt, or of the run's outcome.
         started: the monotonic time at which the run started.
-        latest: the last report of rank 0.
+        latest: the last report of rank 0; None before it.
         checkpoints: the last commit, and the uploads in flight.
     """
 
@@ -59,7 +59,7 @@ class Monitor:
         self._reported_at = time.monotonic()
 
     def status(self) -> Status:
-        """Return the current state of the run; changes of metrics are relative to the last call."""
+        """Return the current state of the run. Changes of metrics are relative to the previously shown values."""
         with self._lock:
             now = time.monotonic()
             report = self.latest
@@ -85,7 +85,7 @@ class Monitor:
             )
 
     def last_report(self) -> list[str]:
-        """Return the state and the last report as text, including metrics that have not changed."""
+        """Return the state, the last report and the last commit as parts of a line, including unchanged metrics."""
         parts = [self.state]
         if self.latest is not None:
             values = reported_metrics(self.latest.metrics)
@@ -101,7 +101,7 @@ class Checkpoints:
         committed: the name of the last committed checkpoint; empty without one.
         committed_at: the monotonic time of that commit.
         committed_iteration: the highest iteration with a committed checkpoint.
-        uploading: the names of checkpoints that are reported but not committed.
+        uploading: the names of the checkpoints that have been reported but not committed.
     """
 
     def __init__(self) -> None:
@@ -123,10 +123,10 @@ class Checkpoints:
 
 
 class _Changes:
-    """The numbers in reports, and their changes since the last display.
+    """The numbers in reports, without counters, and their changes since the last display.
 
     Attributes:
-        metrics: the metrics that have changed at least once; all metrics until one changes.
+        metrics: the metrics that have changed at least once; before the first change, all metrics.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class _Changes:
         self._changes: dict[str, float] = {}
 
     def compare(self, report: Report) -> None:
-        """Update :attr:`metrics`."""
+        """Update :attr:`metrics` from a new report."""
         values = {
             name: value
             for name, value in reported_metrics(report.metrics).items()

@@ -21,7 +21,7 @@ COUNTERS = {
     "global_step": ("steps", "num_steps", "max_steps", "total_steps", "num_train_steps"),
     "iteration": ("iterations", "num_iterations", "max_iterations"),
 }
-"""The metrics that are counters, coarsest first, and the names of their totals in the config of a train function."""
+"""The metrics that are counters, coarsest first, each with names for its total in the config of a train function."""
 
 _RATE_WINDOW = 60
 
@@ -30,8 +30,8 @@ class Pace:
     """Measures the progress of a run by the counters in the reports of rank 0.
 
     Args:
-        run: the run, whose stop condition and config may contain totals.
-        totals: the totals given by the user, by metric.
+        run: the run, whose stop condition and train function's config may contain the totals of counters.
+        totals: the totals that the user has given, by metric.
     """
 
     def __init__(self, run: Run, totals: Mapping[str, float]) -> None:
@@ -51,13 +51,13 @@ class Pace:
         self._counted_from_zero |= {name for name in COUNTERS if report.metrics.get(name) == 0}
 
     def counters(self, report: Report) -> list[Counter]:
-        """Return the counters in a report, coarsest first; without any, the number of reports."""
+        """Return the counters in a report, coarsest first. If there are none, the number of reports is the counter."""
         counters = []
         for name in dict.fromkeys((*COUNTERS, *self._totals)):
             value = find_metric(report.metrics, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 continue
-            # A whole number that counts from 0 is one less than the number of completed items.
+            # An integer counter that starts at 0 is one less than the number of completed items.
             done = value + (name in self._counted_from_zero and isinstance(value, int))
             counters.append(Counter(name=name, value=value, done=done, total=self._total(name)))
         if not counters:
@@ -70,14 +70,14 @@ class Pace:
         self._samples.append((reported_at, counter.done))
 
     def rate(self) -> float | None:
-        """Return the rate of the finest counter per second; None while it is unknown."""
+        """Return the increase of the finest counter per second; None while it is unknown."""
         if len(self._samples) < 2:
             return None
         (began, first), (ended, last) = self._samples[0], self._samples[-1]
         return (last - first) / (ended - began) if last > first and ended > began else None
 
     def remaining(self, counters: Sequence[Counter], now: float) -> tuple[float | None, float | None]:
-        """Return the completed fraction and the remaining seconds; None for each that is unknown."""
+        """Return the completed fraction and the remaining seconds; each is None while it is unknown."""
         finest = next((counter for counter in reversed(counters) if counter.total), None)
         if finest is None or not finest.total:
             return None, None
@@ -88,7 +88,7 @@ class Pace:
         return fraction, self._extrapolate(now, fraction)
 
     def _extrapolate(self, now: float, fraction: float) -> float | None:
-        """Return the remaining seconds at the average speed since the first report of the attempt."""
+        """Return the remaining seconds at the mean speed since the attempt's first report; None if that is unknown."""
         began, first = self._first_fraction = self._first_fraction or (now, fraction)
         return (now - began) * (1 - fraction) / (fraction - first) if fraction > first else None
 

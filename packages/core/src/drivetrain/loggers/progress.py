@@ -30,14 +30,14 @@ _END_WAIT_S = 2.0
 class ProgressCallback(Callback):
     """Shows the progress of a run on standard error.
 
-    On a terminal, it draws a small panel if ``rich`` is installed, and a single line otherwise. Elsewhere it prints a
-    plain line every 30 seconds, and for long runs every five minutes. It shows the remaining time if the train function
-    reports ``epoch``, ``step``, ``global_step`` or ``iteration`` and the total is known: from ``total``, from
-    ``RunConfig(stop={"step": ...})``, or from the train function's config, as ``epochs``, ``num_epochs``, ``max_steps``
-    or a similar name.
+    On a terminal, it draws a small panel if ``rich`` is installed, and a single line otherwise. If standard error is
+    not a terminal or notebook, it prints a plain line, at first every 30 seconds, later in long runs every five
+    minutes. It shows the remaining time if the train function reports ``epoch``, ``step``, ``global_step`` or
+    ``iteration`` and the total of that metric is known: from ``total``, from ``RunConfig(stop={"step": ...})``, or from
+    the train function's config, where it is named ``epochs``, ``num_epochs``, ``max_steps`` or similarly.
 
     Args:
-        total: the final value of a reported metric, such as ``{"step": 4000}``.
+        total: the final values of reported metrics, such as ``{"step": 4000}``.
         interval_s: seconds between two plain lines; None for the intervals above.
 
     Raises:
@@ -117,7 +117,7 @@ class ProgressCallback(Callback):
 
 
 class _Display:
-    """The thread that shows the status: live if the console can redraw lines, as plain lines otherwise."""
+    """Shows the status from a separate thread: live if the console can redraw lines, as plain lines otherwise."""
 
     def __init__(self, monitor: Monitor, console: Console, interval_s: float | None) -> None:
         self._monitor = monitor
@@ -160,7 +160,7 @@ class _Display:
                 self._print()
 
     def _plain_interval_s(self, now: float) -> float:
-        """Return a tenth of the run's age, within bounds, to limit the number of lines in the log of a long run."""
+        """Return the seconds between plain lines: a tenth of the run's age, within bounds, to keep the log short."""
         if self._interval_s is not None:
             return self._interval_s
         return min(max((now - self._monitor.started) / 10, _FIRST_PLAIN_S), _LAST_PLAIN_S)

@@ -16,7 +16,7 @@ _QUIET_S = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counter:
-    """A counter of the train function.
+    """A metric that counts the progress of the train function.
 
     Attributes:
         name: the name of the metric, such as ``epoch``.
@@ -38,7 +38,7 @@ class Metric:
     Attributes:
         name: the name of the metric.
         value: the last reported value.
-        change: the difference from the value that was shown before.
+        change: the difference from the previously shown value.
     """
 
     name: str
@@ -48,20 +48,21 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """The state of a run when it is drawn.
+    """The state of a run at the moment when it is displayed.
 
     Attributes:
         name: the name of the run.
-        state: a description of its workers and attempt, or of its current phase.
-        elapsed_s: seconds since its start.
-        counters: the counters of the train function, coarsest first; without any, the number of its reports.
-        rate: the rate of the last counter per second; None while it is unknown.
-        left_s: estimated seconds to the end; None if no total is known.
+        state: a description of the run's workers and attempt, or of its current phase.
+        elapsed_s: seconds since the start of the run.
+        counters: the counters of the train function, coarsest first. If there are none, the number of reports is the
+            counter.
+        rate: the increase of the last counter per second; None while it is unknown.
+        left_s: estimated seconds to the end; None while it cannot be estimated, for example without a total.
         fraction: the completed fraction of the total, 0 to 1; None if no total is known.
-        metrics: the metrics that have changed, or all metrics of the first report.
+        metrics: the metrics that have changed at least once; before the first change, all metrics.
         checkpoint: the name of the last committed checkpoint; empty without one.
-        checkpoint_age_s: seconds since its commit.
-        uploads: the number of checkpoints that are reported but not committed.
+        checkpoint_age_s: seconds since the commit of that checkpoint.
+        uploads: the number of checkpoints that have been reported but not committed.
         quiet_s: seconds since the last report.
     """
 

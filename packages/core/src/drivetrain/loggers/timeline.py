@@ -41,7 +41,7 @@ _STOP_WAIT_S = 2.0
 
 
 class Timeline(Callback):
-    """Writes ``timeline.jsonl``: starts, attempts with their workers, checkpoints, failures and ends.
+    """Writes ``timeline.jsonl``: starts and ends of drivers, attempts and their workers, checkpoints and failures.
 
     While an attempt runs, a :class:`~drivetrain.loggers.usage.UsageRecorder` also records the workers' resource usage.
     """
@@ -51,7 +51,7 @@ class Timeline(Callback):
         self._packages: threading.Thread | None = None
 
     def on_run_start(self, run: Run) -> None:
-        """Record the start of a driver and its environment."""
+        """Record the start of this driver, and its environment."""
         append_record(run.path, DriverStarted(environment=_environment()))
         # Listing the installed packages takes tens of milliseconds, which must not delay the workers.
         self._packages = threading.Thread(
@@ -71,7 +71,7 @@ class Timeline(Callback):
         append_record(run.path, AttemptResumed(iteration=iteration))
 
     def on_checkpoint(self, run: Run, checkpoint: CommittedCheckpoint) -> None:
-        """Record the commit."""
+        """Record the committed checkpoint."""
         append_record(run.path, CheckpointCommitted(name=checkpoint.name, iteration=checkpoint.iteration))
 
     def on_failure(self, run: Run, failure: Failure, retrying: bool) -> None:
@@ -97,7 +97,7 @@ class Timeline(Callback):
 
 
 def _environment() -> dict[str, Any]:
-    """Return the environment of this process."""
+    """Return information about this process and its machine."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),

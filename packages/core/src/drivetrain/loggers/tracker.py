@@ -8,9 +8,9 @@ The methods of a tracker are called on that thread, one at a time::
     save(checkpoint, directory)     for every commit, if the tracker stores checkpoints
     close(error)                    at the end of the run
 
-If a method raises, the user sees one warning, and the call is retried after a short pause. A call that fails three
-times is dropped, and a warning at the end of the run states how many reports are missing. If a tracker is too slow, or
-hangs, the driver waits for it at the end of the run for a limited time.
+If a method raises, the call is retried after a short pause, and the first exception is shown to the user as a warning.
+A call that fails three times is dropped, and a warning at the end of the run states how many reports are missing. If a
+tracker is too slow, or hangs, the driver waits for it at the end of the run for a limited time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["TrackerCallback", "numbers", "parameters"]
 
 _MAX_QUEUED = 100_000
-"""The maximum number of queued jobs; if a tracker hangs, later reports are dropped."""
+"""The maximum number of queued jobs. If it is reached, for example because the tracker hangs, reports are dropped."""
 
 _MAX_BATCH = 1000
 _GATHER_S = 0.1
 _IDLE_FACTOR = 4
-"""A tracker's thread pauses this many times as long as it has worked, so that it does not slow down the driver."""
+"""After a batch, a tracker's thread pauses this many times as long as the batch took, to leave time for the driver."""
 
 _MAX_IDLE_S = 1.0
 _RETRY_PAUSES_S = (1.0, 5.0)
@@ -57,18 +57,17 @@ class TrackerCallback(Callback):
     """Base class that passes the reports of a run to a tracker on a separate thread; a subclass implements the tracker.
 
     The tracker cannot delay or end the training: the first exception that it raises is printed as a warning. Subclasses
-    do not override the hooks of :class:`~drivetrain.Callback`, but the methods that
-    :mod:`drivetrain.loggers.tracker` lists.
+    override the methods that :mod:`drivetrain.loggers.tracker` lists, not the hooks of :class:`~drivetrain.Callback`.
 
     Args:
         ranks: the ranks whose reports are logged: ``"rank0"``; ``"all"``, with the prefix ``rank_<n>/`` for the metrics
-            of other ranks; or ``"reduced"``, the mean over the ranks of every number in an iteration. Values with a
-            reduction (``report(..., reduce=...)``) are always combined.
+            of ranks other than 0; or ``"reduced"``: for each number in an iteration, its mean over the ranks. Metrics
+            with a reduction (``report(..., reduce=...)``) are always combined over the ranks.
         drain_timeout_s: maximum seconds that the driver waits at the end of the run for pending reports.
 
     Raises:
         PluginNotFoundError: the tracker's package is not installed.
-        ConfigurationError: an argument is not one of the values above.
+        ConfigurationError: an argument is invalid.
     """
 
     title: ClassVar[str] = ""
@@ -81,7 +80,7 @@ class TrackerCallback(Callback):
     """The extra of drivetrain that installs this module."""
 
     can_rewind: ClassVar[bool] = False
-    """True if the tracker can remove entries; other trackers keep the first value of each iteration."""
+    """True if the tracker can remove entries; other trackers keep the first entry of each iteration."""
 
     def __init__(self, *, ranks: Ranks = "rank0", drain_timeout_s: float = 60.0) -> None:
         name = type(self).__name__
@@ -109,8 +108,8 @@ class TrackerCallback(Callback):
         """Connect to the tracker.
 
         Returns:
-            The last iteration that the tracker has from an earlier part of the same run, if known. Iterations up to it
-            are not logged again.
+            The last iteration that the tracker has received from an earlier driver of the same run; None if there is
+            none. If :attr:`can_rewind` is False, the iterations up to this one are not logged again.
         """
         raise NotImplementedError
 
@@ -118,7 +117,7 @@ class TrackerCallback(Callback):
         """Remove the entries after an iteration; called only if :attr:`can_rewind` is True."""
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Log new entries; the entries of each rank are in the order of iterations."""
+        """Log new entries. The entries of each rank are in the order of their iterations."""
         raise NotImplementedError
 
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
@@ -159,12 +158,12 @@ class TrackerCallback(Callback):
             feed.finish(error, min(self.drain_timeout_s, _INTERRUPTED_S) if interrupted else self.drain_timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the private attributes, which belong to a single run."""
+        """Return the state to pickle, without the private attributes, which belong to a single run."""
         return {name: None if name.startswith("_") else value for name, value in self.__dict__.items()}
 
 
 class _Feed:
-    """Passes one run to a tracker through a bounded queue and a thread that empties it."""
+    """Passes the reports of one run to a tracker: a bounded queue, and a thread that takes reports from the queue."""
 
     def __init__(self, tracker: TrackerCallback, run: Run) -> None:
         self._tracker = tracker
@@ -180,7 +179,7 @@ class _Feed:
         self._thread.start()
 
     def put(self, job: tuple[float, Report] | Callable[[], None]) -> None:
-        """Queue a report or a call; called on the controller's thread."""
+        """Queue a report or a call; drop a report if the queue is full. Called on the controller's thread."""
         is_report = isinstance(job, tuple)
         self._queued_reports += is_report
         if not is_report or self._jobs.qsize() < _MAX_QUEUED:
@@ -204,12 +203,12 @@ class _Feed:
         self._log(self._entries.regroup(size))
 
     def rewind(self, iteration: int) -> None:
-        """Make the tracker remove the iterations that are reported again."""
+        """Make the tracker remove the iterations after this one, which will be reported again."""
         self._entries.rewind(iteration)
         self._tracker.rewind(iteration)
 
     def save(self, checkpoint: CommittedCheckpoint) -> None:
-        """Pass on the files of a checkpoint, unless retention has deleted them in the meantime."""
+        """Pass the files of a checkpoint to the tracker, unless retention has deleted them in the meantime."""
         with (
             contextlib.suppress(CheckpointError),
             checkpoint_in(self._run.storage, checkpoint.name).as_directory() as directory,
@@ -235,7 +234,7 @@ class _Feed:
             self._ending.wait(min(_IDLE_FACTOR * (time.monotonic() - began), _MAX_IDLE_S))
 
     def _open(self) -> bool:
-        """Connect, retrying until the run ends; return True on success."""
+        """Connect to the tracker, retrying until the run ends; return True on success."""
         pause_s = _RETRY_PAUSES_S[0]
         while True:
             is_last = self._ending.is_set()
@@ -280,7 +279,7 @@ class _Feed:
 
 
 class _Warnings:
-    """Prints the problems of one tracker: all warnings, but an error only if it is the first problem."""
+    """Prints the problems of one tracker: every warning, but an exception only if nothing was printed before."""
 
     def __init__(self, run: Run, title: str) -> None:
         self.title = title
@@ -293,14 +292,14 @@ class _Warnings:
         self._shown = True
 
     def show_error(self, error: BaseException) -> None:
-        """Print an error of the tracker, if it is the first problem."""
+        """Print an exception that the tracker raised, if nothing was printed before."""
         if not self._shown:
             message = str(error).strip().partition("\n")[0]
             self.show(f"{type(error).__name__}: {message}; the run continues, and the tracker is retried")
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics whose values are numbers."""
+    """Return the metrics whose values are numbers, as floats."""
     return {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
 
 

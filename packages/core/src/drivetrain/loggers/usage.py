@@ -1,8 +1,8 @@
 """Records the CPU time and memory of the workers on the driver's machine every few seconds.
 
 The driver reads ``/proc`` for the workers on its own machine; the workers do nothing. A sample takes tens of
-microseconds per worker. The interval between samples grows with the age of the run, which limits their number to a few
-thousand.
+microseconds per worker. The interval between samples grows with the duration of the attempt, which limits the number of
+samples to a few thousand.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _STOP_WAIT_S = 2.0
 class UsageRecorder:
     """Appends the resource usage of the local workers of an attempt to ``usage.jsonl``, from a separate thread.
 
-    A line is ``{"time": ..., "ranks": {"0": [CPUs, bytes, processes], ...}}``: the number of CPUs that the worker and
-    its child processes have used since the previous line, and their resident memory. Shared memory is counted once
-    per process.
+    A line is ``{"time": ..., "ranks": {"0": [CPUs, bytes, processes], ...}}``. For each rank, it contains the mean
+    number of CPUs that the worker and its child processes have used since the previous line, their resident memory, and
+    the number of these processes. Shared memory is counted once per process.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class UsageRecorder:
         self._thread: threading.Thread | None = None
 
     def start(self, directory: Path, workers: Sequence[WorkerInfo]) -> None:
-        """Start to record the workers of an attempt that are on this machine, except for this process."""
+        """Start recording the workers of an attempt that run on this machine, but not in this process."""
         self.stop()
         own_host = socket.gethostname()
         pids = {worker.rank: worker.pid for worker in workers if worker.hostname == own_host}
@@ -94,18 +94,18 @@ def _sample_until(stopped: threading.Event, descriptor: int, pids: dict[int, int
 
 
 def _usage(pid: int) -> tuple[float, int, int]:
-    """Return the CPU seconds, resident bytes and number of a process and its child processes."""
+    """Return the CPU seconds and resident bytes of a process and its descendants, and the number of these processes."""
     cpu_ticks = pages = count = 0
     pending = [pid]
     while pending and count < _MAX_PROCESSES:
         process = pending.pop()
         try:
             stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            # Includes exited children, whose time would otherwise disappear from the sum.
+            # Includes the time of exited children, which would otherwise disappear from the sum.
             cpu_ticks += sum(map(int, stat[11:15]))
             pages += int(stat[21])
             count += 1
-            # Only children of the main thread, which starts data loaders: reading all threads would be expensive.
+            # Only the children of the main thread, which starts the data loaders: reading all threads is expensive.
             pending += map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())
         except (OSError, ValueError, IndexError):
             continue

@@ -18,8 +18,9 @@ _REQUIREMENT = re.compile(r"^Requires-Dist: ([\w.-]+)(.*)$", re.MULTILINE)
 def installed_versions() -> dict[str, str]:
     """Return the versions of the distributions that drivetrain and its plugins require, by name.
 
-    A plugin is a distribution that requires drivetrain. The optional requirements of plugins count, because a plugin
-    for several frameworks requires none of them unconditionally; those of drivetrain do not count. Nothing is imported.
+    A plugin is a distribution that requires drivetrain. The optional requirements of plugins are included, because a
+    plugin for several frameworks requires none of them unconditionally. The optional requirements of drivetrain itself
+    are not included. Nothing is imported.
     """
     from importlib.metadata import distributions
 

@@ -13,8 +13,8 @@ If the framework can sum a number over all ranks, define that too::
         def all_sum(value: float) -> float:
             return my_framework.all_reduce(value)
 
-A test that cannot pass for a backend is overridden with ``@pytest.mark.xfail(reason=...)``; overriding one without a
-reason is an error.
+A test that cannot pass for a backend must be overridden with ``@pytest.mark.xfail(reason=...)``. Overriding a test
+without a reason is an error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _END_S = 20.0
 
 
 class BackendConformance:
-    """Tests of a backend on real worker processes; derive from it and set :attr:`config`.
+    """Tests of a backend on real worker processes. Derive a class from it and set :attr:`config`.
 
     Attributes:
         config: the configuration whose backend is tested.
@@ -71,7 +71,7 @@ class BackendConformance:
 
     @pytest.fixture
     def fit(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Result]]:
-        """Return a function that runs a train function on two workers. Check afterwards that no worker still runs."""
+        """Yield a function that runs a train function on two workers. Check afterwards that all workers have exited."""
         watcher = _WorkerWatcher()
 
         def run(
@@ -143,10 +143,10 @@ class BackendConformance:
 
 
 def check_overrides(derived: type[object], kit: type[object]) -> None:
-    """Check that a class overrides tests of a kit only with a reason.
+    """Check that a class overrides tests of a conformance kit only with a reason.
 
     Raises:
-        TypeError: it overrides a test without ``xfail(reason=...)``.
+        TypeError: the class overrides a test without ``xfail(reason=...)``.
     """
     for name, value in vars(derived).items():
         if name.startswith("test_") and hasattr(kit, name):
@@ -158,7 +158,7 @@ def check_overrides(derived: type[object], kit: type[object]) -> None:
 
 
 class _WorkerWatcher(Callback):
-    """Collects the worker processes, and checks that they have exited."""
+    """Collects the process ids of the workers, and checks that the workers have exited."""
 
     def __init__(self) -> None:
         self._pids: list[int] = []
@@ -185,7 +185,7 @@ def _exits_within(process: int, seconds: float) -> bool:
 
 
 class _FailsInSetup(Backend):
-    """A backend that fails on rank 1 after its setup, before the train function is called."""
+    """A backend that wraps another backend, and fails on rank 1 before the train function is called."""
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
@@ -246,7 +246,7 @@ def _die_once_on_rank_1(config: dict[str, Any]) -> int:
 
 
 def _wait_to_be_killed(config: dict[str, Any]) -> None:
-    """Wait until this process is killed, in a collective if there is one."""
+    """Wait until this process is killed, in a collective operation if the backend has one."""
     if config["all_sum"] is not None:
         config["all_sum"](0.0)
     threading.Event().wait(_END_S)

@@ -1,10 +1,10 @@
 """The crash harness: kill a job's processes at critical moments, and check that the results are unaffected.
 
-A crash is a ``kill -9`` of the driver, of one worker, of all workers or of everything, when the storage protocol
-reaches a named point (:data:`POINTS`) or after some seconds. After each crash every committed checkpoint must verify,
-and the next start must continue from the newest one. At the end the metrics files and the last checkpoint must equal
-those of an undisturbed run. Nothing may be left over: no uncommitted checkpoint, no draft of a file, no local copy and
-no process.
+A crash is a ``kill -9`` of the driver, of one worker, of all workers or of all processes, when the storage protocol
+reaches a named point (:data:`POINTS`) or after some seconds. After each crash, all committed checkpoints must be
+intact, and the next start must resume from the newest one. At the end, the metrics files and the last checkpoint must
+equal those of an undisturbed run. Nothing may be left over: no uncommitted checkpoint, no draft of a file, no local
+copy and no process.
 
 In a test::
 
@@ -19,7 +19,7 @@ On the command line, here with the default job on your own storage::
 
     python -m drivetrain.testing.crash --random 200 --storage-path s3://bucket/crashes
 
-Without ``command`` the harness runs :mod:`drivetrain.testing.crashjob`, which is also a template for other jobs.
+Without a ``command``, the harness runs :mod:`drivetrain.testing.crashjob`, which is also a template for other jobs.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class CrashReport:
         killed: the number of processes that each crash killed; 0 if the run ended before the crash.
         findings: descriptions of the problems.
         starts: number of times that the job was started.
-        directory: the directory with the output of each start; kept if there are findings.
-        storage_path: the directory of the run; kept if there are findings.
+        directory: the directory with the output of each start; deleted unless there are findings.
+        storage_path: the path or URI of the directory that contains the run; deleted unless there are findings.
     """
 
     crashes: tuple[Crash, ...]
@@ -93,7 +93,7 @@ class CrashReport:
 
 
 class CrashFound(AssertionError):
-    """The result of a run differs from that of an undisturbed one, or something is left over.
+    """The result of a run with crashes differs from that of an undisturbed run, or something is left over.
 
     Attributes:
         report: the report with the findings.
@@ -108,20 +108,20 @@ class CrashHarness:
     """Crashes runs of a job, each in its own directory, and compares them with an undisturbed run.
 
     The job must be deterministic and use the local runtime. Its run must have a fixed name and be stored in
-    ``DRIVETRAIN_STORAGE_PATH``, which is the default without a ``storage_path``. It must set ``resume="auto"``, a
-    ``verbose`` of at least 1, and enough ``max_failures`` for the killed workers.
+    ``DRIVETRAIN_STORAGE_PATH``, as is the default if the job sets no ``storage_path``. The job must set
+    ``resume="auto"``, a ``verbose`` of at least 1, and a ``max_failures`` that allows for the killed workers.
 
     Args:
-        directory: the directory for the job's output, for its temporary files, and for its runs if ``storage_path`` is
-            None.
-        storage_path: the path or URI for its runs. Credentials are taken from this process's environment.
+        directory: the directory for the job's output and temporary files. If ``storage_path`` is None, it also contains
+            the job's runs.
+        storage_path: the path or URI for the job's runs. Credentials are taken from this process's environment.
         command: the command that starts the job and becomes the driver process; None for the module
             ``drivetrain.testing.crashjob``.
         name: the ``RunConfig(name=...)`` of the job.
         environment: environment variables of the job in addition to those of this process.
-        metrics: the names of the metrics that must be the same after a crash; None for all metrics whose names do not
-            start with an underscore.
-        same_files: True if the files of the last checkpoint must be the same after a crash.
+        metrics: the names of the metrics that must be the same as in an undisturbed run; None for all metrics whose
+            names do not start with an underscore.
+        same_files: True if the files of the last checkpoint must be the same as in an undisturbed run.
         deadline_s: maximum duration of one start of the job in seconds.
 
     Example:
@@ -162,14 +162,14 @@ class CrashHarness:
 
     @property
     def duration_s(self) -> float:
-        """Seconds that the last undisturbed run took. If there was none, the job is run once."""
+        """Seconds that the last undisturbed run took. If there has been none, the job is run once to measure them."""
         self._reference()
         return self._seconds
 
     def crash_at(self, point: str, victim: str = "driver", *, occurrence: int = 1) -> CrashReport:
-        """Kill processes at a point of the protocol.
+        """Run the job, kill processes at a point of the storage protocol, and check the results.
 
-        For ``"during sweep"``, the driver is killed after an upload first, so that there is something to sweep.
+        For ``"during sweep"``, the driver is first killed after an upload, so that there is something to sweep.
 
         Args:
             point: one of :data:`POINTS`.
@@ -188,10 +188,10 @@ class CrashHarness:
         return self.crash(crash)
 
     def crash_after(self, seconds: float, victim: str = "driver") -> CrashReport:
-        """Kill processes a number of seconds after the start.
+        """Run the job, kill processes some time after its start, and check the results.
 
         Args:
-            seconds: the seconds after the start.
+            seconds: the time after the start in seconds.
             victim: one of :data:`VICTIMS`.
 
         Returns:
@@ -206,14 +206,14 @@ class CrashHarness:
         """Start the job, crash it, restart it until it ends undisturbed, and check the results.
 
         Args:
-            crashes: the crashes, in this order. After a crash that leaves the driver alive, the next one affects the
-                same start of the job; otherwise, the next start.
+            crashes: the crashes, in this order. After a crash that kills the driver, the job is restarted, and the next
+                crash happens in that new start. After any other crash, the next one happens in the same start.
 
         Returns:
             A report without findings.
 
         Raises:
-            CrashFound: there are findings. The run is kept.
+            CrashFound: there are findings. The files of the run are kept.
         """
         reference = self._reference()
         self._cases += 1
@@ -237,10 +237,10 @@ class _Outcome:
     """The results of a run.
 
     Attributes:
-        names: the names in the run directory, without those of committed checkpoints.
+        names: the names of the files and directories in the run directory, except those of committed checkpoints.
         iteration: the iteration of the last checkpoint; None without checkpoints.
-        tables: the rows of the metrics files, with the columns that must be the same.
-        files: the checksum of each file of the last checkpoint.
+        tables: the rows of each metrics file, by its name, with only the metrics that must be the same in every run.
+        files: the checksum of each file of the last checkpoint, by its path.
     """
 
     names: frozenset[str]
@@ -250,7 +250,7 @@ class _Outcome:
 
 
 class _Case:
-    """One run, from its first start to its undisturbed end."""
+    """One run of the job, from its first start to its undisturbed end."""
 
     def __init__(self, job: JobSpec, directory: Path, name: str) -> None:
         self.undisturbed_s = 0.0
@@ -266,7 +266,10 @@ class _Case:
         self._findings: list[str] = []
 
     def run(self, crashes: Sequence[Crash], reference: _Outcome | None) -> _Outcome | None:
-        """Start the job until all crashes have happened and it has ended undisturbed, or there are findings."""
+        """Start the job again and again, until all crashes have happened and it has ended undisturbed.
+
+        Stop early if there are findings.
+        """
         pending = deque(crashes)
         newest: CommittedCheckpoint | None = None
         outcome: _Outcome | None = None
@@ -306,7 +309,7 @@ class _Case:
         return report
 
     def _start(self, pending: deque[Crash]) -> JobStart:
-        """Start the job, and remove the crashes that happen from the pending ones."""
+        """Start the job once, wait for its end, and remove the crashes that have happened from ``pending``."""
         variables = {_STORAGE: self._storage_path, "TMPDIR": str(self._temporary)}
         output = self._directory / f"start_{len(self._starts) + 1}.txt"
         start = JobStart(self._job, variables, output, armed=any(crash.point for crash in pending))
@@ -324,7 +327,7 @@ class _Case:
         return start
 
     def _check_progress(self, start: JobStart, expected: CommittedCheckpoint | None) -> CommittedCheckpoint | None:
-        """Check where the start continued, and the committed checkpoints; return the newest checkpoint."""
+        """Check the checkpoint from which a start resumed, and all committed checkpoints; return the newest one."""
         which = f"start {len(self._starts)}"
         self._findings += [f"{which}: {line}" for line in start.output.splitlines() if _DAMAGE.search(line)]
         message = _CONTINUES.search(start.output)
@@ -348,7 +351,7 @@ class _Case:
         return newest
 
     def _check_end(self, reference: _Outcome | None) -> _Outcome:
-        """Check the results of a run that ended without interruption, and return them."""
+        """Check the results of a run whose driver was not killed, and return them."""
         outcome = self._read_outcome()
         where = f"after start {len(self._starts)}:"
         for name in sorted(outcome.names - (reference.names if reference else frozenset())):
@@ -379,7 +382,7 @@ class _Case:
             elif name == "progress.csv":
                 text = (storage.read_bytes(name) or b"").decode()
                 tables[name] = [self._compared(row) for row in csv.DictReader(io.StringIO(text, newline=""))]
-        if not storage.is_local:  # a server may list directories of uploads that were interrupted
+        if not storage.is_local:  # a server may list empty directories of uploads that were interrupted
             directories = [name for name in directories if storage.walk(name)]
         digests = {}
         if committed and self._job.same_files:
@@ -435,7 +438,7 @@ def _own_command(storage_path: str) -> list[str]:
 
 @dataclass
 class _Tally:
-    """Counts crashes, and crashes with findings, by kind and victim."""
+    """Counts the crashes, and the crashes with findings, by kind (a point or a random instant) and victim."""
 
     crashes: Counter[tuple[str, str]] = field(default_factory=Counter)
     failed: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -466,7 +469,7 @@ class _Tally:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; see the module's docstring.
+    """Run the command that the docstring of this module describes.
 
     Args:
         arguments: the command's arguments; None for those of this process.

@@ -1,8 +1,8 @@
 """The default job of the crash harness, and a template for your own job.
 
 In each step, each rank extends a chain of hashes, and reports its state with a checkpoint. The checkpoint contains the
-state, a file that is equal on all ranks, and a file that is large enough to be interrupted during its upload. The steps
-alternate between the upload modes. A resumed job recomputes and compares all files of the checkpoint.
+state, a file that is equal on all ranks, and a file so large that a crash can interrupt its upload. The steps use both
+upload modes in turn. A resumed job recomputes all files of the checkpoint, and compares them with the stored files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMED_EVERY = 5
 
 
 def train(config: dict[str, Any]) -> str:
-    """Run from the checkpoint, if there is one, to the last step.
+    """Run all steps, or only the steps after the checkpoint if there is one.
 
     Args:
         config: ``steps``, the number of steps, and ``world_size``.

@@ -1,4 +1,4 @@
-"""One start of the crash harness's job, and the crashes during it."""
+"""One start of the crash harness's job, and the crashes during this start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from drivetrain.errors import ConfigurationError
 __all__ = ["VICTIMS", "Crash", "JobSpec", "JobStart"]
 
 VICTIMS = ("driver", "worker", "workers", "both")
-"""The victims of a crash: the driver; the worker at the point, or a random one; all workers; all processes."""
+"""The processes that a crash can kill; ``"both"`` kills the driver and all workers.
+
+``"worker"`` kills the worker that has reached the crash's point, or a random worker if no worker has reached it.
+"""
 
 _MARK = "DRIVETRAIN_CRASH_MARK"
 _END_S = 10.0
@@ -32,16 +35,16 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A kill of processes, at a point of the protocol or after a time.
+    """Which processes to kill, and when: at a point of the storage protocol, or after some time.
 
     Attributes:
-        victim: one of :data:`VICTIMS`.
-        point: the point of the protocol, one of :data:`POINTS`; None to use ``after_s``.
+        victim: the processes to kill, one of :data:`VICTIMS`.
+        point: the point of the storage protocol, one of :data:`POINTS`; None to use ``after_s``.
         occurrence: kill when the point is reached for the n-th time, counted over all processes from 1.
-        after_s: seconds after the start, or after the previous crash if that left the driver alive.
+        after_s: seconds after the start of the job, or after the previous crash if that did not kill the driver.
 
     Raises:
-        ConfigurationError: not exactly one of ``point`` and ``after_s`` is set, or a name is unknown.
+        ConfigurationError: ``point`` and ``after_s`` are both set or both unset, or a name is unknown.
     """
 
     victim: str = "driver"
@@ -69,12 +72,13 @@ class JobSpec:
     """A job for the harness.
 
     Attributes:
-        command: the command that starts its driver.
+        command: the command that starts the job's driver.
         environment: additional environment variables of the driver.
-        storage_path: the path or URI for its runs.
+        storage_path: the path or URI for the job's runs.
         name: the name of the run.
-        metrics: the metrics that must equal those of an undisturbed run; None for all.
-        same_files: True if the files of the last checkpoint must be the same too.
+        metrics: the metrics that must equal those of an undisturbed run; None for all metrics whose names do not start
+            with an underscore.
+        same_files: True if the files of the last checkpoint must also equal those of an undisturbed run.
         deadline_s: maximum duration of one start in seconds.
     """
 
@@ -93,8 +97,8 @@ class JobStart:
     Args:
         job: the job to start.
         variables: additional environment variables of this start.
-        output: the file for its output.
-        armed: True if its processes report when they reach a point, and wait there.
+        output: the file for the output of this start.
+        armed: True if the processes must report each point of the storage protocol that they reach, and wait there.
     """
 
     def __init__(self, job: JobSpec, variables: Mapping[str, str], output: Path, *, armed: bool) -> None:
@@ -117,7 +121,7 @@ class JobStart:
         return self._output.read_text(errors="replace")
 
     def play(self, pending: deque[Crash]) -> list[str]:
-        """Run the job until its driver exits, and remove the crashes that have happened from the pending ones.
+        """Run the job until its driver exits, and remove the crashes that have happened from ``pending``.
 
         Returns:
             The findings.
@@ -151,7 +155,7 @@ class JobStart:
                 raise
 
     def close(self) -> list[str]:
-        """Wait until all processes have exited. Kill those that do not exit in time, and return findings about them."""
+        """Wait until all processes have exited. If some do not exit in time, kill them, and return a finding."""
         deadline = time.monotonic() + _END_S
         while remaining := self._processes():
             if time.monotonic() > deadline:
@@ -224,7 +228,7 @@ class JobStart:
         return [at_point if at_point in workers else random.choice(workers)]
 
     def _processes(self) -> dict[int, int]:
-        """Return the parent process id of each running process, by process id."""
+        """Return the parent's process id of each running process of the job, by process id."""
         mark = f"{_MARK}={self._mark}"
         parents = {}
         for entry in os.listdir("/proc"):
@@ -235,7 +239,7 @@ class JobStart:
         return parents
 
     def _kill_all(self) -> int:
-        """Kill all processes, including those that start meanwhile. Return their number."""
+        """Kill all processes, including processes that start in the meantime. Return the number of killed processes."""
         killed: set[int] = set()
         deadline = time.monotonic() + _END_S
         while (remaining := self._processes()) and time.monotonic() < deadline:

@@ -10,8 +10,8 @@ A plugin author writes a class with one attribute and one method, and pytest col
         def make_dataset(self, directory, rows):
             return my_library.Dataset({"id": range(rows), "group": [n // 10 for n in range(rows)]})
 
-A test that cannot pass for a provider is overridden with ``@pytest.mark.xfail(reason=...)``; overriding one without a
-reason is an error.
+A test that cannot pass for a provider must be overridden with ``@pytest.mark.xfail(reason=...)``. Overriding a test
+without a reason is an error.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} - befor
 
 
 class DatasetConformance:
-    """Tests of a dataset provider; derive from it, set :attr:`provider` and define :meth:`make_dataset`.
+    """Tests of a dataset provider. Derive a class from it, set :attr:`provider` and define :meth:`make_dataset`.
 
     Attributes:
         provider: the class to which the entry point in ``drivetrain.datasets`` refers.
-        rows_left_out: maximum number of rows per worker that a split omits so that all workers get the same number.
+        rows_left_out: maximum number of rows per worker that a split omits so that all workers get the same number of
+            rows.
         even_batches: True if all ranks get the same number of batches.
     """
 
@@ -80,7 +81,7 @@ class DatasetConformance:
         raise NotImplementedError(f"{type(self).__name__}: expected a method make_dataset()")
 
     def values(self, batch: Any, column: str) -> list[int]:
-        """Return a column of a batch. Override it if a batch is not a mapping of columns."""
+        """Return the values of a column of a batch. Override this method if a batch is not a mapping of columns."""
         return [int(value) for value in batch[column]]
 
     def test_accepts_its_own_datasets_only(self, tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ class DatasetConformance:
 
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_epoch_continues_at_a_position(self, tmp_path: Path, world_size: int) -> None:
-        """Test with the same and with another number of workers."""
+        """Test that an epoch continues at a saved position, with as many workers as before and with another number."""
         opened = self._open(tmp_path)
         before = self._resumable(self._split(opened, 2))
         iterators = [iter(shard.iter_batches(batch_size=_BATCH_ROWS)) for shard in before]
@@ -156,7 +157,7 @@ class DatasetConformance:
         return self.provider().open("train", self.make_dataset(directory, _ROWS))
 
     def _split(self, opened: Any, world_size: int, **options: Any) -> list[Any]:
-        """Return the shards as the workers receive them."""
+        """Return the shards as the workers receive them, after pickling."""
         request = SplitRequest(name="train", world_size=world_size, **options)
         shards = self.provider().split(opened, request)
         assert len(shards) == world_size, f"expected one shard per rank, got {len(shards)} for {world_size} ranks"
