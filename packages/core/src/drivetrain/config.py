@@ -387,7 +387,7 @@ class FailureConfig(ShowsFields):
             of a :class:`~drivetrain.TrainingFailedError`.
         max_node_failures: number of failures after which a Ray node is avoided. A failure counts if its root cause is
             the loss of a process on that node. Later attempts place no workers on an avoided node if there are other
-            nodes. None never avoids a node.
+            nodes. If None, no node is avoided.
         max_preemptions: maximum number of retries after preemptions, which ``max_failures`` does not count; -1 for no
             limit.
         preemption_grace_s: seconds that the train function has to save its state and return after it receives a

@@ -280,7 +280,7 @@ def train_on_tables(config: dict[str, Any]) -> None:
 
 
 def _replay(callbacks: Sequence[object], model: xgboost.Booster, past: History) -> bool:
-    """Pass the rounds before a resume to the early stopping callbacks; return True if one stops the training."""
+    """Replay the metrics of earlier rounds to the early stopping callbacks; return True if one stops the training."""
     rounds, stopped = model.num_boosted_rounds(), False
     for callback in callbacks:
         if isinstance(callback, xgboost.callback.EarlyStopping):

@@ -71,7 +71,7 @@ class _Rejoin:
 
     Attributes:
         lost: the places of the lost workers.
-        resolve: called once all surviving workers are waiting and the new ranks are set.
+        resolve: called when all surviving workers wait for the new ranks and these have been set.
     """
 
     lost: frozenset[Place] = frozenset()
@@ -169,8 +169,8 @@ class ElasticRendezvous:
     def _note_connected(self, path: str) -> None:
         """Note that a worker has connected, if the path of a DELETE request shows it.
 
-        A worker sends a DELETE request whenever it has connected one of its contexts. The cross context is the last
-        one, except for process sets.
+        A worker sends a DELETE request whenever it has connected one of its contexts. The contexts of process sets do
+        not count; of the others, the cross context is the last.
         """
         if path.startswith("/cross_") and "process_set" not in path:
             with self._changed:

@@ -202,7 +202,7 @@ class RayGroup(RemoteGroup):
         return index
 
     def _on_ready(self, handle: Callable[[], None]) -> None:
-        """Call the handler of a connection or a death, and report the deaths of this group's workers."""
+        """Handle new connections and exits of actors, and report which workers of this group have exited."""
         handle()
         self._report_deaths()
 

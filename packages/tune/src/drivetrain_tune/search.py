@@ -167,7 +167,7 @@ class _Watch:
         return any(find_metric(metrics, key, -math.inf) >= bound for key, bound in self._usual.items())
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle only the usual stop condition: a run that is restored outside its search has no scheduler."""
+        """Pickle only the run's own stop condition: a run that is restored outside its search has no scheduler."""
         return _identity, (self._usual,)
 
 

@@ -31,7 +31,7 @@ def is_armed() -> bool:
 
 
 def reach(point: str) -> None:
-    """Notify the test harness, if there is one, that this process reached a point. Block until the harness responds."""
+    """Tell the test harness, if there is one, that this process is at a crash point. Block until it responds."""
     address = os.environ.get(ADDRESS)
     if address is None:
         return

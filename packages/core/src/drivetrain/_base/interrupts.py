@@ -146,7 +146,7 @@ class Interrupts:
             signal.set_wakeup_fd(_NO_DESCRIPTOR)
 
     def _drain(self) -> None:
-        """Empty the socket, and forward the signal numbers to the wakeup descriptor of other code, if there is one."""
+        """Empty the socket. If other code had set a wakeup descriptor, forward the signal numbers to it."""
         received = b""
         with contextlib.suppress(BlockingIOError):
             while part := self._read.recv(4096):

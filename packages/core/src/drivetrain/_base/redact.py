@@ -47,7 +47,7 @@ def redact(text: str) -> str:
     Credentials are the user name and the password before the host, and the values of secret options, as in
     ``?name=value``. An option is secret if its name contains a word for a key, a token, a signature, a password or a
     credential. Only whole words count: ``api_key`` and ``accessToken`` are secret; ``tokenizer``, ``max_tokens`` and
-    ``passed`` are not. ``code`` is secret; ``exit_code`` is not.
+    ``passed`` are not. ``code`` and ``auth_code`` are secret; ``exit_code`` is not.
     """
     if "://" in text:
         text = _AFTER_SCHEME.sub(_redact_user_info, text)

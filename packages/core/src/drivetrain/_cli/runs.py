@@ -54,7 +54,7 @@ def _add_list(commands: Commands) -> None:
 def _list(arguments: argparse.Namespace) -> int:
     storage = find_storage(arguments.path)
     if not storage.list_names()[0] and not storage.exists(""):
-        raise MissingError(f"runs list: expected a directory of runs, got the missing directory {storage.root}")
+        raise MissingError(f"runs list: expected a directory of runs, but {storage.root} does not exist")
     summaries = sorted((summarize_run(run) for run in find_runs(storage)), key=lambda summary: -summary["began"])
     if arguments.status:
         summaries = [summary for summary in summaries if summary["status"] == arguments.status]
@@ -289,7 +289,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     storage = find_storage(arguments.path)
     if not storage.list_names()[0] and not storage.exists(""):
-        raise MissingError(f"runs serve: expected a directory of runs, got the missing directory {storage.root}")
+        raise MissingError(f"runs serve: expected a directory of runs, but {storage.root} does not exist")
     server = RunsServer(storage, host=arguments.host, port=arguments.port, token=arguments.token)
     text = f"serving the runs in {redact(storage.root)}: {server.url}\nPress Ctrl-C to stop"
     write(json.dumps({"url": server.url}) if arguments.json else text, show_secrets=True)

@@ -1,4 +1,4 @@
-"""``RunHandle``: waits for a run in a background thread of the driver, or cancels it."""
+"""``RunHandle``: a run that executes in a background thread of the driver, to wait for or to cancel."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ class Termination:
     """Decides when the ranks of one attempt should save and return early, and asks them to do so.
 
     Args:
-        services: the services of the run; ``services.interrupts.can_end_gracefully`` is True if ranks can save first.
+        services: the services of the run; ``services.interrupts.can_end_gracefully`` is True if the train function
+            polls for preemptions, so that ranks can save before they are terminated.
         group: the group of the attempt.
         ranks: the ranks of the attempt.
         machine: the state machine, which receives the triggers of preemption and growth.

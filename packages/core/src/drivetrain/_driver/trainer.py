@@ -256,8 +256,8 @@ class DataParallelTrainer(KeepsArguments):
         """Return a copy of this trainer with changed arguments.
 
         Args:
-            changes: the changed arguments, by name. A mapping is merged into the mapping or the configuration object
-                that this trainer has as the argument.
+            changes: the changed arguments, by name. A mapping is merged into this trainer's value of the argument
+                if that value is a mapping or a configuration object.
             trial: the trial to which the run belongs in a hyperparameter search; None outside a search.
             replaced: arguments that replace the arguments of this trainer without merging.
 

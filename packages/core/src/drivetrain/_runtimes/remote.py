@@ -32,7 +32,7 @@ class RemoteGroup(ConnectedGroup):
 
     Attributes:
         spec: the group that the current run requested.
-        rank_of: a mapping from the index in a process's introduction to the rank of that process.
+        rank_of: the rank of each process, by the index that the process sent in its introduction.
     """
 
     def __init__(self, spec: GroupSpec, deadline: float) -> None:

@@ -37,7 +37,7 @@ def plot(
         title: the text above the curves: the name of the metric.
         width: the width of the drawing in columns of text; None for the width of the terminal.
         height: the height of the curves in lines of text.
-        log: use a logarithmic value axis, and leave out points whose minimum is not positive.
+        log: use a logarithmic value axis, and leave out points that include a value of 0 or less.
     """
     curves = [_logarithms(points) if log else list(points) for points in series.values()]
     if not any(curves):

@@ -373,7 +373,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Send each new state of a page as an event, until the client disconnects.
 
         Args:
-            make: returns the stamp and the document of the current state.
+            make: returns the current state of the page: a stamp, which changes with every change, and the document.
             is_behind: returns True if reports are left to read. They are read without waiting for the next poll.
             seen: the stamp of the state that the browser shows.
         """

@@ -182,9 +182,9 @@ class Session:
     def abandon(self, error: BaseException) -> None:
         """End the session of a train function that raised.
 
-        In a worker process, the thread of each background upload sends its event. If events are kept for the train
-        function's thread instead, this method waits for the uploads and sends their events, because no call follows
-        that would send them.
+        In a worker process, each background upload sends its event from its own thread. In the driver's process, the
+        events are kept until the next call from the train function's thread. After an exception there is no such call,
+        so this method waits for the uploads and sends their events.
         """
         if self._outbox.keeps_events and isinstance(error, Exception):
             with contextlib.suppress(StorageError):

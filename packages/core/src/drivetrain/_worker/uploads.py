@@ -186,7 +186,7 @@ class _FromPrivateCopy:
 
 @dataclass(frozen=True, slots=True)
 class _ByFunction:
-    """Stores the files with the user's function."""
+    """Stores the files by calling the user's ``checkpoint_upload_fn``."""
 
     request: UploadRequest
     function: UploadFunction
