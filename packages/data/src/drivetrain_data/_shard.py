@@ -204,8 +204,9 @@ class TableShard:
         """Return the rows as a ``tf.data.Dataset`` of (features, labels) pairs, which ``Model.fit`` accepts.
 
         This method reads one row to determine types and shapes. TensorFlow's automatic sharding is off, because the
-        rows are already this worker's part of the data. A strategy cuts each batch into one piece per replica, counting
-        the replicas of all workers. In each step, each replica of this worker processes one of these pieces.
+        rows are already this worker's part of the data. A strategy divides each batch into as many pieces as there are
+        replicas on all workers together. In each step, each replica of this worker processes one piece, so a batch
+        lasts for several steps if there are several workers.
 
         Args:
             feature_columns: the name of one column, whose rows become one tensor of shape ``(batch_size, ...)``; or

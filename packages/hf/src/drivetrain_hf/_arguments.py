@@ -15,7 +15,7 @@ __all__ = ["check_arguments", "check_logged"]
 def check_arguments(arguments: TrainingArguments) -> None:
     """Check that ``TrainingArguments`` fit the run in which they are used.
 
-    With other arguments, this worker would train alone, requested DeepSpeed or FSDP settings would be ignored, or
+    If they did not fit, this worker would train alone, requested DeepSpeed or FSDP settings would be ignored, or
     checkpoints would be saved without the metric by which the run ranks them.
 
     Raises:

@@ -289,10 +289,11 @@ class TransformersTrainer(TorchTrainer):
 
         Args:
             path: the run directory.
-            trainer_init_per_worker: replaces the stored function, and the datasets that are stored with it.
+            trainer_init_per_worker: replaces the stored function. Datasets that are not split are stored with the function, so
+                pass them again in ``datasets`` together with a new function.
             storage_filesystem: the filesystem of ``path``, or None to infer it from ``path``.
-            arguments: other arguments of the constructor, which replace the stored arguments. Datasets that are split
-                among the workers are not stored. Pass them again.
+            arguments: other arguments of the constructor, which replace the stored ones. Always pass datasets that are
+                split among the workers, because they are not stored.
 
         Raises:
             StorageError: there is no run at ``path``, or the run has no stored arguments.

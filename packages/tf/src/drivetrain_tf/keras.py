@@ -44,8 +44,8 @@ class ReportCheckpointCallback:
         metrics: the metrics to report: a name, several names, or a mapping from your names to Keras's names. None for
             all metrics that Keras passes to the hook.
         filename: the file name of the model in a checkpoint. The suffix selects the content. ``*.keras`` contains the
-            model with the optimizer's state. ``*.weights.h5`` contains only the weights. A name without a suffix, with
-            Keras 2, is a SavedModel of the model with the optimizer's state.
+            model with the optimizer's state. ``*.weights.h5`` contains only the weights. With Keras 2, a name
+            without a suffix selects the SavedModel format, which contains the model and the optimizer's state.
 
     Raises:
         ConfigurationError: an event is unknown.

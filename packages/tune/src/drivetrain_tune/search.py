@@ -316,9 +316,7 @@ def read_records(storage: Storage) -> list[TrialRecord]:
     """
     state = storage.read_any_json(STATE_FILE)
     if state is None:
-        raise StorageError(
-            f"{storage.root}: expected the directory of a search, which contains a {STATE_FILE}, got none"
-        )
+        raise StorageError(f"{storage.root}: expected the directory of a search, got one without {STATE_FILE}")
     try:
         if state["version"] > VERSION:
             raise StorageError(

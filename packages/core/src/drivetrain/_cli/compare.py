@@ -34,7 +34,7 @@ def add_compare(commands: Commands) -> None:
 
 
 class _ComparedRun(NamedTuple):
-    """A run, and the curves of rank 0 by the name of the metric."""
+    """A run, and rank 0's curve of each metric, by metric name."""
 
     record: RunRecord
     curves: Mapping[str, Curve]

@@ -320,7 +320,7 @@ def _backends() -> Iterator[Finding]:
 
 
 def _diagnose(plugin: Plugin, *arguments: Any) -> Iterator[Finding]:
-    """Yield the findings of a plugin's ``diagnose()``. A plugin that does not load is left to :func:`_plugins`."""
+    """Yield the findings of a plugin's ``diagnose()``. It skips a plugin that cannot be loaded."""
     try:
         diagnose = getattr(plugin.load(), "diagnose", None)
     except PluginError:

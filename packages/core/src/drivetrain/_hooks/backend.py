@@ -38,7 +38,8 @@ class WorkerGroup(Protocol):
             One result per rank, in the order of ``ranks``.
 
         Raises:
-            Exception: the exception of the first of these ranks that failed.
+            Exception: the function raised it on a worker. If it failed on several, this is the exception of the worker
+                that comes first in ``ranks``.
             WaitTimeoutError: a worker did not respond within ``RunConfig(start_timeout_s=...)``.
             WorkerDiedError: a worker exited before it responded.
         """

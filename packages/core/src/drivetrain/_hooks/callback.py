@@ -103,7 +103,7 @@ class Callback:
 
 
 class Callbacks:
-    """Calls a hook of all callbacks, one after another. If a hook raises, the error names the callback and the hook."""
+    """Calls the same hook of each callback in order. If one raises, the error names the callback and the hook."""
 
     def __init__(self, callbacks: Sequence[Callback], run: Run) -> None:
         self._callbacks = tuple(callbacks)

@@ -16,7 +16,7 @@ __all__ = ["FailurePolicy", "RetryBudget", "avoided_nodes"]
 
 
 class FailurePolicy(Protocol):
-    """Decides whether to retry after a failure. Pass an object with this method as ``FailureConfig(policy=...)``."""
+    """Decides whether to retry after a failure. Pass an object with ``decide`` as ``FailureConfig(policy=...)``."""
 
     def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
         """Return True to start another attempt.

@@ -39,8 +39,8 @@ class Checkpoint:
     """A directory with everything that a train function needs to continue.
 
     A checkpoint is a reference, not a copy: creating one reads no files. Reporting a checkpoint stores its files in the
-    run directory, and the commit makes them durable. The checkpoints of a run, such as that of a ``Result``, refer to
-    directories in the run directory.
+    run directory, and the commit makes them durable. The checkpoints of a run, for example ``Result.checkpoint``, refer
+    to directories in the run directory.
 
     Args:
         path: a local directory, a URI such as ``s3://bucket/run/checkpoint_000003``, or a path on ``filesystem``.
@@ -50,7 +50,7 @@ class Checkpoint:
         path: the directory, on its filesystem.
 
     Raises:
-        ConfigurationError: the path is on a storage that cannot be used.
+        ConfigurationError: the path is on a storage system that cannot be used.
 
     Example:
         >>> import tempfile, pathlib

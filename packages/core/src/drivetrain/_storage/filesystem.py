@@ -68,8 +68,8 @@ class Filesystem(Protocol):
             path: the file.
             data: its new content.
             durable: flush the file to the disk before this method returns.
-            midway: called before the new content becomes visible. All of it is written by then, except on a filesystem
-                of fsspec.
+            midway: called before the new content becomes visible. By then, all of it has been written to a temporary
+                place; on an fsspec filesystem, nothing has been written yet.
             mode: the permissions of the file before the umask is applied, on a filesystem that has permissions.
         """
         ...

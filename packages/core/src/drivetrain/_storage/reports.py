@@ -106,7 +106,7 @@ def read_lines(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
     for line in io.BytesIO(storage.read_bytes(name) or b""):
         values += count_values(line)
         if values > MAX_VALUES:
-            raise StorageError(f"[DT-413] {where}: expected at most {MAX_VALUES:,} values in all lines, got more")
+            raise StorageError(f"[DT-413] {where}: expected at most {MAX_VALUES:,} values in the whole file, got more")
         with contextlib.suppress(StorageError):
             yield Fields(parse_json(line, where), where).values
 

@@ -368,7 +368,7 @@ def _own_versions() -> dict[str, str]:
 
 
 def _require_same_versions(theirs: Mapping[str, Any]) -> None:
-    """Check that a worker has the driver's versions.
+    """Check that a worker has the same versions of the protocol, drivetrain and Python as the driver.
 
     Raises:
         ConfigurationError: a version differs. The message names the first version that differs.

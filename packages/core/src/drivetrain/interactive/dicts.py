@@ -75,7 +75,7 @@ def load_checkpoint() -> dict[str, Any] | None:
 
 
 def dump(values: Mapping[str, Any]) -> bytes:
-    """Return the content of the file in a dict checkpoint with these values."""
+    """Pickle values, as the content of the file that a dict checkpoint consists of."""
     data: bytes = cloudpickle.dumps(dict(values))
     return data
 

@@ -228,7 +228,7 @@ class JobStart:
         return [at_point if at_point in workers else random.choice(workers)]
 
     def _processes(self) -> dict[int, int]:
-        """Return the parent's process id of each running process of the job, by process id."""
+        """Map the process id of each running process of the job to the process id of its parent."""
         mark = f"{_MARK}={self._mark}"
         parents = {}
         for entry in os.listdir("/proc"):
