@@ -397,8 +397,8 @@ def test_number_of_values_in_all_lines_of_a_timeline_is_limited(place: Path, com
     (place / "hostile" / "timeline.jsonl").write_bytes(b"\n".join([line] * 21) + b"\n")
     status, out, _ = command("runs", "list", place)
     assert status == 0
-    expected = f"[DT-413] {place / 'hostile' / 'timeline.jsonl'}: expected at most 4,000,000 values in the whole file, got more"
-    assert expected in out
+    timeline = place / "hostile" / "timeline.jsonl"
+    assert f"[DT-413] {timeline}: expected at most 4,000,000 values in the whole file, got more" in out
     assert out.splitlines()[1].split()[:2] == ["good", "failed"]
 
 

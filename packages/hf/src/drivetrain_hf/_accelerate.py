@@ -78,8 +78,8 @@ class AccelerateBackend(Backend):
                 state = PartialState(cpu=variables["ACCELERATE_USE_CPU"] == "true", **group)
                 if state.num_processes != context.get_world_size():
                     raise ConfigurationError(
-                        f"Accelerate: expected a state with {context.get_world_size()} processes, as set up by this run, "
-                        f"got one with {state.num_processes}. Create no Accelerator or PartialState before the train "
+                        f"Accelerate: expected a state with {context.get_world_size()} processes, as set up by this "
+                        f"run, got one with {state.num_processes}. Create no Accelerator or PartialState before the train "
                         "function is called"
                     )
                 yield

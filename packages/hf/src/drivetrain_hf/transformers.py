@@ -289,8 +289,8 @@ class TransformersTrainer(TorchTrainer):
 
         Args:
             path: the run directory.
-            trainer_init_per_worker: replaces the stored function. Datasets that are not split are stored with the function, so
-                pass them again in ``datasets`` together with a new function.
+            trainer_init_per_worker: replaces the stored function. Datasets that are not split are stored with the
+                function, so pass them again in ``datasets`` together with a new function.
             storage_filesystem: the filesystem of ``path``, or None to infer it from ``path``.
             arguments: other arguments of the constructor, which replace the stored ones. Always pass datasets that are
                 split among the workers, because they are not stored.

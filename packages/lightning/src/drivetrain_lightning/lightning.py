@@ -59,9 +59,9 @@ class RayTrainReportCallback(ReportCallback, Callback):
     """Reports the logged metrics with a checkpoint at regular intervals, and also before a preemption.
 
     A report contains ``epoch`` (from 0), ``step`` (the number of optimizer steps), and the metrics in
-    ``trainer.callback_metrics``. In the checkpoint, ``trainer.save_checkpoint`` writes a file with the name ``CHECKPOINT_NAME``. If
-    the strategy shards the model, this is a directory to which every rank adds its part. Pass the path of the file or
-    directory to ``trainer.fit(ckpt_path=...)`` to resume.
+    ``trainer.callback_metrics``. In the checkpoint, ``trainer.save_checkpoint`` writes a file with the name
+    ``CHECKPOINT_NAME``. If the strategy shards the model, this is a directory to which every rank adds its part. Pass
+    the path of the file or directory to ``trainer.fit(ckpt_path=...)`` to resume.
 
     After each optimizer step, the callback calls :func:`drivetrain.get_preemption_info`. If a preemption is pending,
     all ranks save and report at the same step, and ``trainer.fit`` returns without running validation.
