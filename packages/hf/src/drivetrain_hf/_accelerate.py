@@ -79,8 +79,8 @@ class AccelerateBackend(Backend):
                 if state.num_processes != context.get_world_size():
                     raise ConfigurationError(
                         f"Accelerate: expected a state with {context.get_world_size()} processes, as set up by this "
-                        f"run, got one with {state.num_processes}. Create no Accelerator or PartialState before the train "
-                        "function is called"
+                        f"run, got one with {state.num_processes}. Create no Accelerator or PartialState before the "
+                        "train function is called"
                     )
                 yield
             finally:
