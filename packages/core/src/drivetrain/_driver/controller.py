@@ -211,7 +211,7 @@ class Controller:
             try:
                 replaced = self._replace(group, attempt, number, lost)
             except Exception as error:  # raised by a backend, the runtime or the storage
-                self._print_error(error)
+                self._print(f"while replacing ranks {list(lost)}: {error}")
                 return ending
             if not replaced:
                 return ending

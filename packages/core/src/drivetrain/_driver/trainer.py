@@ -295,8 +295,8 @@ class DataParallelTrainer(KeepsArguments):
             train_loop_per_worker: the train function; None for the stored function.
             storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None to select it by the path.
             arguments: other arguments of the trainer, which replace the stored arguments. The name, the storage path,
-                the storage filesystem and the resume mode in a ``run_config`` are ignored. ``datasets`` and
-                ``dataset_config`` are not stored: pass them again.
+                the storage filesystem and the resume mode in a ``run_config`` are ignored. ``datasets``,
+                ``dataset_config`` and ``resume_from_checkpoint`` are not stored: pass them again.
 
         Raises:
             StorageError: the directory contains no run, or no arguments that can be read.
