@@ -45,7 +45,7 @@ def test_timeline_has_each_attempt_with_its_end_and_workers(story: Result) -> No
     assert "no such column: price" in record.history.attempts[1].failure["traceback"]
     assert record.status == "finished"
     assert record.history.environment["packages"]["fsspec"]
-    assert {10, 20, 30} <= {entry["iteration"] for entry in record.dropped}
+    assert {10, 20, 30} <= {entry["iteration"] for entry in record.deleted_checkpoints}
 
 
 def test_page_is_complete_and_self_contained(page: Path) -> None:

@@ -19,7 +19,7 @@ from drivetrain._driver.trainerfile import TrainerFile
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.context import Trial
 from drivetrain._hooks.data_config import DataConfig
-from drivetrain._hooks.plugins import load_only_plugin, load_plugin
+from drivetrain._hooks.plugins import load_plugin, load_single_plugin
 from drivetrain._storage.checkpoint import Checkpoint, metadata_json
 from drivetrain.config import CheckpointConfig, RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError
@@ -396,7 +396,7 @@ def trainable_of(
         autoscaling: see :meth:`DataParallelTrainer.as_trainable`.
     """
     if system is None:
-        make = load_only_plugin("trainable", hint='For Ray Tune, run: pip install "drivetrain[ray-tune]"')
+        make = load_single_plugin("trainable", hint='For Ray Tune, run: pip install "drivetrain[ray-tune]"')
     else:
         make = load_plugin("trainable", system)
     made: Callable[[dict[str, Any]], None] = make(trainer, argument=argument, autoscaling=autoscaling)
