@@ -66,8 +66,8 @@ class Browser:
             self._note(answer)
         return answer
 
-    def look(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Set the size of the window, and the colour scheme that its user prefers."""
+    def set_window(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Set the size of the window, and the color scheme that its user prefers."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )

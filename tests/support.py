@@ -245,7 +245,7 @@ def snapshot(directory: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @contextlib.contextmanager
-def listening(path: Path) -> Iterator[Pipe]:
+def open_pipe(path: Path) -> Iterator[Pipe]:
     """Create a :class:`Pipe` for the duration of a ``with`` block."""
     pipe = Pipe(path)
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from drivetrain import BackendConfig, Callback, DataConfig, DataParallelTrainer, Result, RunConfig, ScalingConfig
-from tests.support import Driver, Pipe, listening
+from tests.support import Driver, Pipe, open_pipe
 
 
 @dataclass
@@ -107,12 +107,12 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RuntimeU
 @pytest.fixture
 def pipe(tmp_path: Path) -> Iterator[Pipe]:
     """Receives messages of worker processes."""
-    with listening(tmp_path / "pipe") as made:
+    with open_pipe(tmp_path / "pipe") as made:
         yield made
 
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Pipe]:
     """Makes worker processes wait for each other, or for the test."""
-    with listening(tmp_path / "gate") as made:
+    with open_pipe(tmp_path / "gate") as made:
         yield made

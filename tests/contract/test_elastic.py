@@ -28,7 +28,7 @@ from tests.support import DEADLINE_S, Collector, Pipe, wait_for_release
 STEPS = 40
 
 
-class Rooms(LocalRuntime):
+class ResizableMachine(LocalRuntime):
     """This machine, with room for the number of workers that the test sets."""
 
     def __init__(self, space: int) -> None:
@@ -78,7 +78,12 @@ def train(config: dict) -> list[int]:
 
 
 def fit(
-    tmp_path: Path, rooms: Rooms, sizes: Sizes, bounds: tuple[int, int], config: dict | None = None, **options: Any
+    tmp_path: Path,
+    rooms: ResizableMachine,
+    sizes: Sizes,
+    bounds: tuple[int, int],
+    config: dict | None = None,
+    **options: Any,
 ) -> Result:
     return DataParallelTrainer(
         train,
@@ -89,7 +94,7 @@ def fit(
 
 
 def test_run_grows_right_after_a_commit_and_repeats_no_step(tmp_path: Path) -> None:
-    rooms = Rooms(1)
+    rooms = ResizableMachine(1)
     sizes = Sizes(5, lambda: setattr(rooms, "space", 3))
     result = fit(tmp_path, rooms, sizes, (1, 3), {"until_it_grows": True})
 
@@ -123,7 +128,7 @@ def train_and_poll(config: dict) -> list[int]:
 
 
 def test_run_that_polls_for_preemptions_saves_before_it_grows(tmp_path: Path) -> None:
-    rooms = Rooms(1)
+    rooms = ResizableMachine(1)
     sizes = Sizes(1, lambda: setattr(rooms, "space", 2))
     result = DataParallelTrainer(
         train_and_poll,
@@ -142,14 +147,14 @@ def test_run_that_polls_for_preemptions_saves_before_it_grows(tmp_path: Path) ->
 
 def test_run_stops_growing_at_its_maximum(tmp_path: Path) -> None:
     sizes = Sizes()
-    result = fit(tmp_path, Rooms(9), sizes, (1, 2))
+    result = fit(tmp_path, ResizableMachine(9), sizes, (1, 2))
 
     assert sizes.sizes == [2]
     assert result.return_value == [0, 2]
 
 
 def test_run_continues_with_fewer_workers_after_a_loss(tmp_path: Path, gate: Pipe) -> None:
-    rooms = Rooms(3)
+    rooms = ResizableMachine(3)
 
     def shrink() -> None:
         rooms.space = 2
@@ -169,7 +174,7 @@ def test_run_continues_with_fewer_workers_after_a_loss(tmp_path: Path, gate: Pip
 def test_run_waits_for_its_minimum(tmp_path: Path) -> None:
     """The runtime gets a request for the minimum, and waits for it as for any number."""
     sizes = Sizes()
-    fit(tmp_path, Rooms(0), sizes, (2, 3))
+    fit(tmp_path, ResizableMachine(0), sizes, (2, 3))
 
     assert sizes.sizes == [2]
 

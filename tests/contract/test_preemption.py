@@ -31,7 +31,7 @@ from drivetrain import (
 )
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import on_this_machine, with_processes
-from tests.support import Collector, Pipe, listening, release, send_line, wait_for_release
+from tests.support import Collector, Pipe, open_pipe, release, send_line, wait_for_release
 
 STEPS = 30
 
@@ -89,7 +89,7 @@ def train_in_step(config: dict) -> tuple[int, int]:
 
 @pytest.fixture
 def notified(tmp_path: Path) -> Iterator[Pipe]:
-    with listening(tmp_path / "notified") as made:
+    with open_pipe(tmp_path / "notified") as made:
         yield made
 
 
@@ -238,7 +238,7 @@ from tests.support import send_line
 
 given = json.loads(sys.argv[1])
 
-class Tells(drivetrain.Callback):
+class NotifyReports(drivetrain.Callback):
     def on_report(self, run, report):
         send_line(given["pipe"], report.rank)
 
@@ -247,7 +247,7 @@ result = drivetrain.DataParallelTrainer(
     train_loop_config=given,
     scaling_config=drivetrain.ScalingConfig(num_workers=given["num_workers"], runtime=given["runtime"]),
     run_config=drivetrain.RunConfig(
-        name="run", storage_path=given["storage_path"], resume="auto", callbacks=[Tells()]
+        name="run", storage_path=given["storage_path"], resume="auto", callbacks=[NotifyReports()]
     ),
 ).fit()
 print(result.return_value)

@@ -194,7 +194,7 @@ from tests.contract.test_s3 import train
 from tests.support import send_line
 given = json.loads(sys.argv[1])
 
-class Tell(drivetrain.Callback):
+class NotifyCommits(drivetrain.Callback):
     def on_checkpoint(self, run, checkpoint):
         send_line(given["pipe"], checkpoint.index)
 
@@ -203,7 +203,7 @@ trainer = drivetrain.DataParallelTrainer(
     train_loop_config={"steps": given["steps"]},
     scaling_config=drivetrain.ScalingConfig(num_workers=given["num_workers"], runtime=given["runtime"]),
     run_config=drivetrain.RunConfig(
-        name="run", storage_path=given["uri"], resume="auto", verbose=1, callbacks=[Tell()],
+        name="run", storage_path=given["uri"], resume="auto", verbose=1, callbacks=[NotifyCommits()],
         sync_config=drivetrain.SyncConfig(sync_period=0.1),
     ),
 )

@@ -17,7 +17,7 @@ from drivetrain import Backend, Checkpoint, FailureConfig, FailureKind, TrainCon
 from drivetrain._views.records import read_run
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
-from tests.support import Collector, listening, local_storage, release, wait_for_release
+from tests.support import Collector, local_storage, open_pipe, release, wait_for_release
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def raise_on_rank_0(config: dict[str, str]) -> int:
 @with_processes
 def test_survivors_keep_running_and_all_ranks_report_together_again(runtime: RuntimeUnderTest, tmp_path: Path):
     collector = Collector()
-    with listening(tmp_path / "reported") as reported, listening(tmp_path / "new") as new:
+    with open_pipe(tmp_path / "reported") as reported, open_pipe(tmp_path / "new") as new:
         result = runtime.fit(
             train,
             {"reported": reported.path, "new": new.path},
@@ -135,7 +135,7 @@ def test_files_stored_by_a_rank_that_died_before_reporting_are_in_no_checkpoint(
     runtime: RuntimeUnderTest, tmp_path: Path
 ):
     collector = Collector()
-    with listening(tmp_path / "reported") as reported, listening(tmp_path / "new") as new:
+    with open_pipe(tmp_path / "reported") as reported, open_pipe(tmp_path / "new") as new:
         result = runtime.fit(
             die_while_storing,
             {"reported": reported.path, "new": new.path},
@@ -155,7 +155,7 @@ def test_files_stored_by_a_rank_that_died_before_reporting_are_in_no_checkpoint(
 @with_processes
 def test_all_ranks_are_replaced_if_another_rank_does_not_wait(runtime: RuntimeUnderTest, tmp_path: Path):
     collector = Collector()
-    with listening(tmp_path / "new") as new:
+    with open_pipe(tmp_path / "new") as new:
         result = runtime.fit(
             raise_on_rank_0,
             {"new": new.path},
@@ -172,8 +172,8 @@ def test_all_ranks_are_replaced_if_another_rank_does_not_wait(runtime: RuntimeUn
 def test_no_rank_is_replaced_beyond_the_failure_budget(runtime: RuntimeUnderTest, tmp_path: Path):
     config: dict[str, Any] = {"reported": str(tmp_path / "reported"), "new": str(tmp_path / "new")}
     with (
-        listening(tmp_path / "reported"),
-        listening(tmp_path / "new"),
+        open_pipe(tmp_path / "reported"),
+        open_pipe(tmp_path / "new"),
         pytest.raises(TrainingFailedError, match="rank 1: the worker process") as caught,
     ):
         runtime.fit(train, config, backend_config=KeepsSurvivors())

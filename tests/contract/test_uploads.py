@@ -52,7 +52,7 @@ def run_directory(config: dict) -> Path:
     return Path(config["storage_path"], drivetrain.get_context().get_experiment_name())
 
 
-def make(directory: str | Path, **files: str) -> Checkpoint:
+def make_checkpoint(directory: str | Path, **files: str) -> Checkpoint:
     """Return a checkpoint of these files."""
     for name, text in files.items():
         file = Path(directory, name)
@@ -79,9 +79,13 @@ def test_directory_overwritten_and_deleted_right_after_the_report_is_stored_as_r
         rank = drivetrain.get_context().get_world_rank()
         for step in range(4):
             with tempfile.TemporaryDirectory(dir=config["parent"]) as directory:
-                checkpoint = make(directory, **{f"{rank}.txt": f"{step}" * 100_000, f"deep/{rank}.txt": f"{step}"})
+                checkpoint = make_checkpoint(
+                    directory, **{f"{rank}.txt": f"{step}" * 100_000, f"deep/{rank}.txt": f"{step}"}
+                )
                 drivetrain.report({"step": step}, checkpoint=checkpoint, checkpoint_upload_mode="async")
-                make(directory, **{f"{rank}.txt": "spoilt", f"deep/{rank}.txt": "spoilt", "more.txt": "more"})
+                make_checkpoint(
+                    directory, **{f"{rank}.txt": "spoilt", f"deep/{rank}.txt": "spoilt", "more.txt": "more"}
+                )
 
     result = runtime.fit(train, {"parent": parent})
 
@@ -102,7 +106,7 @@ def test_given_away_directory_is_moved_if_possible_and_removed_at_once(
 ) -> None:
     def train(config: dict) -> tuple[bool, int]:
         with tempfile.TemporaryDirectory(dir=config["parent"]) as directory:
-            checkpoint = make(directory, **{f"{number}.txt": f"{number}" * 50_000 for number in range(50)})
+            checkpoint = make_checkpoint(directory, **{f"{number}.txt": f"{number}" * 50_000 for number in range(50)})
             inode = os.stat(f"{directory}/7.txt").st_ino
             drivetrain.report(
                 {},
@@ -130,7 +134,7 @@ def test_directories_given_away_by_all_ranks_are_merged(runtime: RuntimeUnderTes
         left = False
         for step in range(3):
             directory = tempfile.mkdtemp()
-            checkpoint = make(directory, **{f"{rank}.txt": f"{step}", "shared.txt": "same"})
+            checkpoint = make_checkpoint(directory, **{f"{rank}.txt": f"{step}", "shared.txt": "same"})
             drivetrain.report({}, checkpoint=checkpoint, delete_local_checkpoint_after_upload=True)
             left |= os.path.exists(directory)
         return left
@@ -149,7 +153,7 @@ def test_links_in_a_given_away_directory_are_stored_as_their_targets(
 ) -> None:
     def train(config: dict) -> str:
         cache = Path(config["parent"], "cache")
-        make(cache, **{"weights.txt": "weights"})
+        make_checkpoint(cache, **{"weights.txt": "weights"})
         reported = Path(config["parent"], "reported")
         if config["link"] == "the directory":
             reported.symlink_to("cache")
@@ -178,7 +182,7 @@ def test_links_in_a_given_away_directory_are_stored_as_their_targets(
 def test_existing_checkpoint_of_the_run_is_copied_and_not_moved(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         with tempfile.TemporaryDirectory() as directory:
-            drivetrain.report({}, checkpoint=make(directory, **{"weights.txt": "1"}))
+            drivetrain.report({}, checkpoint=make_checkpoint(directory, **{"weights.txt": "1"}))
         committed = {"checkpoint": drivetrain.get_checkpoint(), "checkpoint_dir_name": "best"}
         drivetrain.report({}, **committed, delete_local_checkpoint_after_upload=True)
 
@@ -194,7 +198,9 @@ def test_directory_in_the_run_directory_is_adopted_in_place(runtime: RuntimeUnde
         inodes = []
         for step in range(3):
             place = run_directory(config) / f"step_{step}"
-            drivetrain.report({}, checkpoint=make(place, **{f"{rank}.txt": f"{step}"}), checkpoint_upload_mode="none")
+            drivetrain.report(
+                {}, checkpoint=make_checkpoint(place, **{f"{rank}.txt": f"{step}"}), checkpoint_upload_mode="none"
+            )
             inodes.append((place / f"{rank}.txt").stat().st_ino if step == 2 else 0)
         return inodes
 
@@ -229,7 +235,7 @@ def test_directory_that_retention_must_not_delete_is_not_adopted(
     def train(config: dict) -> str:
         path = f"{config['storage_path']}/{config['place']}"
         if config["place"] != "run/missing":
-            make(path, **{"weights.txt": "1"})
+            make_checkpoint(path, **{"weights.txt": "1"})
         try:
             drivetrain.report({}, checkpoint=Checkpoint(path), checkpoint_upload_mode="none")
         except CheckpointError as error:
@@ -259,7 +265,7 @@ def test_custom_upload_function_stores_the_checkpoint(runtime: RuntimeUnderTest,
         directory = tempfile.mkdtemp()
         drivetrain.report(
             {},
-            checkpoint=make(directory, **{"weights.txt": "weights"}),
+            checkpoint=make_checkpoint(directory, **{"weights.txt": "weights"}),
             checkpoint_upload_mode=config["mode"],
             checkpoint_upload_fn=move,
             delete_local_checkpoint_after_upload=True,
@@ -289,11 +295,11 @@ def test_invalid_return_value_of_a_custom_upload_function_is_refused(
 ) -> None:
     def train(config: dict) -> None:
         def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
-            make(run_directory(config) / "other", **{"weights.txt": "1"})
+            make_checkpoint(run_directory(config) / "other", **{"weights.txt": "1"})
             return eval(config["returned"], globals() | {"config": config, "checkpoint": checkpoint})
 
         with tempfile.TemporaryDirectory() as directory:
-            drivetrain.report({}, make(directory, **{"weights.txt": "1"}), checkpoint_upload_fn=store)
+            drivetrain.report({}, make_checkpoint(directory, **{"weights.txt": "1"}), checkpoint_upload_fn=store)
 
     with pytest.raises(TrainingFailedError, match=reason) as failed:
         runtime.fit(train, {"storage_path": str(runtime.storage_path), "returned": returned}, workers=1)
@@ -302,7 +308,7 @@ def test_invalid_return_value_of_a_custom_upload_function_is_refused(
 
 def report_under(name: str, *, mode: str = "sync", **files: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        checkpoint = make(directory, **files)
+        checkpoint = make_checkpoint(directory, **files)
         drivetrain.report({"name": name}, checkpoint, checkpoint_dir_name=name, checkpoint_upload_mode=mode)
 
 
@@ -429,7 +435,7 @@ def test_number_of_uploads_in_flight_is_limited_by_the_configuration(runtime: Ru
                 uploading += 1
                 maximum = max(maximum, uploading)
             together.wait(30)  # for the maximum number of uploads
-            stored = make(run_directory(config) / name, **{"weights.txt": name})
+            stored = make_checkpoint(run_directory(config) / name, **{"weights.txt": name})
             with lock:
                 uploading -= 1
             return stored
@@ -438,7 +444,7 @@ def test_number_of_uploads_in_flight_is_limited_by_the_configuration(runtime: Ru
             with tempfile.TemporaryDirectory() as directory:
                 drivetrain.report(
                     {},
-                    checkpoint=make(directory, **{"weights.txt": "1"}),
+                    checkpoint=make_checkpoint(directory, **{"weights.txt": "1"}),
                     checkpoint_upload_mode="async",
                     checkpoint_upload_fn=store,
                 )
@@ -472,7 +478,7 @@ def report_with_failing_upload(config: dict) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
         drivetrain.report(
             {},
-            checkpoint=make(directory, **{"weights.txt": "1"}),
+            checkpoint=make_checkpoint(directory, **{"weights.txt": "1"}),
             checkpoint_upload_mode="async",
             checkpoint_upload_fn=function,
         )
@@ -501,7 +507,7 @@ def test_failed_background_upload_is_raised_once_by_the_next_report(
             for _ in range(2):
                 try:
                     with tempfile.TemporaryDirectory() as directory:
-                        drivetrain.report({"step": step}, make(directory, **{"weights.txt": f"{step}"}))
+                        drivetrain.report({"step": step}, make_checkpoint(directory, **{"weights.txt": f"{step}"}))
                     break
                 except StorageError as error:
                     refused.append(str(error))
@@ -525,7 +531,7 @@ def test_failure_of_the_last_background_upload_fails_the_run(
 
     def train(config: dict) -> None:
         with tempfile.TemporaryDirectory() as directory:
-            drivetrain.report({}, make(directory, **{"weights.txt": "the first"}))
+            drivetrain.report({}, make_checkpoint(directory, **{"weights.txt": "the first"}))
         if drivetrain.get_context().get_world_rank() > 0:
             release(config["gate"])
             return
@@ -553,7 +559,7 @@ def test_failures_of_several_background_uploads_are_all_reported(runtime: Runtim
             for _ in range(2):
                 drivetrain.report(
                     {},
-                    checkpoint=make(directory, **{"weights.txt": "1"}),
+                    checkpoint=make_checkpoint(directory, **{"weights.txt": "1"}),
                     checkpoint_upload_mode="async",
                     checkpoint_upload_fn=fail_together,
                 )
@@ -580,7 +586,7 @@ def test_ranks_may_store_their_parts_of_a_checkpoint_in_different_ways(runtime: 
             place = run_directory(config) / f"step_{step}" if mode == "none" else Path(tempfile.mkdtemp(dir=MEMORY))
             drivetrain.report(
                 {},
-                checkpoint=make(place, **{f"{rank}.txt": f"{step} by {mode}"}),
+                checkpoint=make_checkpoint(place, **{f"{rank}.txt": f"{step} by {mode}"}),
                 checkpoint_upload_mode=mode,
                 checkpoint_dir_name=f"step_{step}",
                 delete_local_checkpoint_after_upload=mode != "none",
@@ -603,11 +609,11 @@ def test_upload_in_flight_is_committed_when_its_rank_returns(runtime: RuntimeUnd
 
         def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
             wait_for_release(config["gate"])
-            return make(run_directory(config) / name, **{f"{rank}.txt": "1"})
+            return make_checkpoint(run_directory(config) / name, **{f"{rank}.txt": "1"})
 
         drivetrain.report(
             {"rank": rank},
-            checkpoint=make(tempfile.mkdtemp(), **{"weights.txt": "1"}),
+            checkpoint=make_checkpoint(tempfile.mkdtemp(), **{"weights.txt": "1"}),
             checkpoint_upload_mode="async",
             checkpoint_upload_fn=store,
         )
@@ -628,12 +634,12 @@ def test_get_checkpoint_returns_the_last_reported_one_even_if_an_earlier_upload_
         def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
             if name == "checkpoint_000001":
                 assert second_is_stored.wait(30)
-            return make(run_directory(config) / name, **{"weights.txt": name})
+            return make_checkpoint(run_directory(config) / name, **{"weights.txt": name})
 
         for step in range(2):
             drivetrain.report(
                 {"step": step},
-                checkpoint=make(tempfile.mkdtemp(), **{"weights.txt": "1"}),
+                checkpoint=make_checkpoint(tempfile.mkdtemp(), **{"weights.txt": "1"}),
                 checkpoint_upload_mode="async" if step == 0 else "sync",
                 checkpoint_upload_fn=store,
             )
@@ -657,7 +663,7 @@ def test_upload_in_flight_at_a_failure_does_not_affect_the_next_attempt(runtime:
     def train(config: dict) -> bool:
         def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
             wait_for_release(config["gate"])
-            return make(run_directory(config) / name, **{f"{drivetrain.get_context().attempt}.txt": "1"})
+            return make_checkpoint(run_directory(config) / name, **{f"{drivetrain.get_context().attempt}.txt": "1"})
 
         first = drivetrain.get_context().attempt == 0
         place = run_directory(config) / "best"
@@ -665,7 +671,7 @@ def test_upload_in_flight_at_a_failure_does_not_affect_the_next_attempt(runtime:
             return place.exists()
         drivetrain.report(
             {},
-            checkpoint=make(tempfile.mkdtemp(), **{"weights.txt": "1"}),
+            checkpoint=make_checkpoint(tempfile.mkdtemp(), **{"weights.txt": "1"}),
             checkpoint_dir_name="best",
             checkpoint_upload_mode="async" if first else "sync",
             checkpoint_upload_fn=store if first else None,
@@ -690,7 +696,7 @@ def test_upload_in_flight_at_a_failure_does_not_affect_the_next_attempt(runtime:
 def test_unknown_upload_mode_is_refused(runtime: RuntimeUnderTest) -> None:
     def train() -> str:
         try:
-            drivetrain.report({}, make(tempfile.mkdtemp(), **{"a.txt": "1"}), checkpoint_upload_mode="later")
+            drivetrain.report({}, make_checkpoint(tempfile.mkdtemp(), **{"a.txt": "1"}), checkpoint_upload_mode="later")
         except SessionError as error:
             return str(error)
         return ""

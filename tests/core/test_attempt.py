@@ -464,6 +464,23 @@ def test_controller_replaces_all_ranks_when_one_does_not_rejoin(tmp_path: Path) 
     assert len(second.tasks) == 2
 
 
+def test_controller_states_what_failed_when_ranks_cannot_be_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend = Survivors()
+    backend.rejoined.set_exception(RuntimeError("no free port"))
+    with run_services(tmp_path, backend=backend) as services:
+        scripts: list[list[Event]] = [[start(0), report(0)], [start(1), Exited(1, -9, "")]]
+        first = ScriptedGroup([ScriptedRank(rank, scripts[rank]) for rank in (0, 1)], [0, 1, 1, 0])
+        first.replacements[1] = []
+        second = ScriptedGroup([ScriptedRank(rank, polling(rank)) for rank in (0, 1)])
+        controller_of(services, first, second).run()
+
+    printed = capsys.readouterr().err
+    assert "while replacing ranks [1]: no free port" in printed
+    assert "while ending the attempt" not in printed
+
+
 def test_controller_that_gives_up_reports_the_history_of_its_attempts(tmp_path: Path) -> None:
     with run_services(tmp_path) as services:
         groups = [ScriptedGroup([ScriptedRank(0, [start(0), Exited(0, -9, "")])]) for _ in range(2)]

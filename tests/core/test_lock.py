@@ -17,7 +17,7 @@ from drivetrain._base.console import Console
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.lock import RunLock
 from drivetrain._storage.remote import locate
-from tests.support import DEADLINE_S, ROOT, Pipe, listening, release, wait_until_exited
+from tests.support import DEADLINE_S, ROOT, Pipe, open_pipe, release, wait_until_exited
 
 YEARS_S = 3e8
 
@@ -86,13 +86,13 @@ class Holder:
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[Holder]:
     (tmp_path / "run").mkdir()
-    with listening(tmp_path / "pipe") as pipe, listening(tmp_path / "gate") as gate:
+    with open_pipe(tmp_path / "pipe") as pipe, open_pipe(tmp_path / "gate") as gate:
         made = Holder(tmp_path, pipe, gate)
         yield made
         made.kill()
 
 
-def take(kind: str, directory: Path, *, beat_s: float = 0.2) -> None:
+def take_lock(kind: str, directory: Path, *, beat_s: float = 0.2) -> None:
     """Take the lock and release it."""
     lock = RunLock(storage_of(kind, directory), Console(), beat_s=beat_s)
     with lock.hold():
@@ -110,11 +110,11 @@ def test_lock_of_a_local_process_is_respected_while_it_lives_and_taken_at_once_a
     os.utime(holder.file, (time.time() - age, time.time() - age))
 
     with pytest.raises(RunInUseError, match=rf"is in use by process {pid} on "):
-        take(kind, holder.directory)
+        take_lock(kind, holder.directory)
     holder.kill()
     if holder.file.exists():
         os.utime(holder.file, (time.time() - age, time.time() - age))
-    take(kind, holder.directory, beat_s=DEADLINE_S)
+    take_lock(kind, holder.directory, beat_s=DEADLINE_S)
 
     assert capfd.readouterr().err == "", "waited for the lock of a killed process"
 
@@ -122,10 +122,10 @@ def test_lock_of_a_local_process_is_respected_while_it_lives_and_taken_at_once_a
 def test_lock_of_a_killed_process_is_released_while_its_child_runs(holder: Holder) -> None:
     _, child = holder.start("local", forks=True)
     with pytest.raises(RunInUseError):
-        take("local", holder.directory)
+        take_lock("local", holder.directory)
 
     holder.kill()
-    take("local", holder.directory)
+    take_lock("local", holder.directory)
 
     os.kill(child, 0)  # raises if the child has exited
     release(str(holder.directory / "gate"))
@@ -141,11 +141,11 @@ def test_lock_of_another_machine_is_respected_while_its_heartbeat_lasts(
     os.utime(holder.file, (time.time() - age, time.time() - age))
 
     with pytest.raises(RunInUseError, match=rf"process {pid} on "):
-        take(kind, holder.directory, beat_s=2.0)
+        take_lock(kind, holder.directory, beat_s=2.0)
     holder.kill()
     os.utime(holder.file, (time.time() - age, time.time() - age))
     began = time.monotonic()
-    take(kind, holder.directory, beat_s=0.2)
+    take_lock(kind, holder.directory, beat_s=0.2)
 
     assert 0.5 <= time.monotonic() - began < 10.0
     assert f"the run is locked by process {pid} on " in capfd.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 from drivetrain import StorageError
 from drivetrain._storage import node as node_module
 from drivetrain._storage.node import share_directory, sweep
-from tests.support import ROOT, Pipe, listening, release
+from tests.support import ROOT, Pipe, open_pipe, release
 
 USER = """
 import os, sys
@@ -93,7 +93,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with listening(tmp_path / "pipe") as pipe, listening(tmp_path / "filled") as filled:
+    with open_pipe(tmp_path / "pipe") as pipe, open_pipe(tmp_path / "filled") as filled:
         made = Node(tmp_path, pipe, filled)
         yield made
         made.clean_up()

@@ -62,7 +62,7 @@ def train(config):
             checkpoint_upload_fn=upload_slowly,
         )
 
-class Own(Callback):
+class OwnBar(Callback):
     def on_run_start(self, run):
         from tqdm import tqdm
 
@@ -82,7 +82,7 @@ DataParallelTrainer(
     run_config=RunConfig(
         name="digits",
         storage_path="runs",
-        callbacks=[Own()] if "own" in sys.argv[0] else [],
+        callbacks=[OwnBar()] if "own" in sys.argv[0] else [],
         worker_output="all",
         verbose=VERBOSE,
     ),

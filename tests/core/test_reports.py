@@ -27,7 +27,7 @@ def test_report_without_checkpoint_and_combination_waits_for_no_other_rank() -> 
     matcher = ReportMatcher(2)
 
     assert matcher.add(report(0, 1)) == matcher.add(report(0, 2)) == []
-    assert not matcher.holds(2)
+    assert not matcher.holds_up_to(2)
 
 
 def test_checkpoint_is_complete_when_every_rank_has_passed_its_report() -> None:
@@ -35,12 +35,12 @@ def test_checkpoint_is_complete_when_every_rank_has_passed_its_report() -> None:
 
     assert matcher.add(report(0, 1, files={"a": StoredFile(1)}, step=1)) == []
     assert matcher.add(report(1, 1)) == []
-    assert matcher.holds(1)
+    assert matcher.holds_up_to(1)
     (matched,) = matcher.add(report(2, 1, files={"c": StoredFile(3)}))
 
     assert (matched.number, matched.files) == (1, {0: {"a": StoredFile(1)}, 2: {"c": StoredFile(3)}})
     assert matched.metrics[0] == {"step": 1}
-    assert not matcher.holds(1)
+    assert not matcher.holds_up_to(1)
 
 
 def test_held_reports_are_settled_in_order() -> None:

@@ -23,7 +23,7 @@ from drivetrain import (
     WorkerGroup,
 )
 from drivetrain._runtimes.local import ForkServers, LocalRuntime
-from tests.support import Pipe, listening, send_line, wait_for_release, wait_until_exited
+from tests.support import Pipe, open_pipe, send_line, wait_for_release, wait_until_exited
 
 
 def wait_for_the_others(gate: str) -> None:
@@ -55,13 +55,13 @@ class BlocksInRendezvous(BlocksInSession):
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Pipe]:
-    with listening(tmp_path / "gate") as pipe:
+    with open_pipe(tmp_path / "gate") as pipe:
         yield pipe
 
 
 @pytest.fixture
 def pids(tmp_path: Path) -> Iterator[Pipe]:
-    with listening(tmp_path / "pids") as pipe:
+    with open_pipe(tmp_path / "pids") as pipe:
         yield pipe
 
 

@@ -216,7 +216,7 @@ def flip_a_byte(file: Path) -> None:
 
 @pytest.mark.parametrize("given_away", [False, True])
 def test_flipped_byte_is_detected_by_the_recorded_checksums(tmp_path: Path, source: Path, given_away: bool) -> None:
-    checkpoint = commit(tmp_path / "run", source, config=CheckpointConfig(checksums=True), give_away=given_away)
+    checkpoint = commit(tmp_path / "run", source, config=CheckpointConfig(checksums=True), may_move=given_away)
     checkpoint.verify(checksums=True)
     assert source.exists() != given_away
 
@@ -566,7 +566,7 @@ def test_stored_files_are_listed_with_sizes_and_checksums(tmp_path: Path, source
 
     plain = storage.put_directory(str(source), "plain")
     checked = storage.put_directory(str(source), "checked", checksums=True)
-    moved = storage.put_directory(str(source), "moved", checksums=True, give_away=True)
+    moved = storage.put_directory(str(source), "moved", checksums=True, may_move=True)
 
     assert plain["optimizer.pt"] == StoredFile(23, None)
     assert checked == moved

@@ -130,7 +130,7 @@ def test_message_larger_than_every_buffer_arrives_whole(ends: tuple[socket.socke
 
 COMMANDS: list[Command] = [
     Call(b"payload"),
-    JoinRun(1, Path("logs"), shown=True, module_path=("src",), environment={"RANK": "1"}, since=2.5),
+    JoinRun(1, Path("logs"), shown=True, module_path=("src",), environment={"RANK": "1"}, imported_since=2.5),
     Train(1, b"task"),
     FreeMemory(),
     Refuse("another version"),

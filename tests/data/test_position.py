@@ -57,7 +57,9 @@ def resume(dataset: Any, world_size: int, state: dict[str, Any] | None) -> list[
     return shards
 
 
-def take(shards: list[TableShard], batches: int | None, **options: Any) -> tuple[list[list[Batch]], dict[str, Any]]:
+def read_batches(
+    shards: list[TableShard], batches: int | None, **options: Any
+) -> tuple[list[list[Batch]], dict[str, Any]]:
     """Return some batches of each rank (None for all remaining ones), and the state after them."""
     iterators = [iter(shard.iter_batches(batch_size=17, **options)) for shard in shards]
     taken = [[batch["id"].tolist() for batch in itertools.islice(each, batches)] for each in iterators]
@@ -79,11 +81,11 @@ def test_each_row_is_read_once_when_the_number_of_workers_changes(
     dataset = SOURCES[kind](tmp_path)
     read, state = [], None
     for size, batches in zip(sizes, (5, 4, None), strict=True):
-        taken, state = take(resume(dataset, size, state), batches, **ORDERS[order])
+        taken, state = read_batches(resume(dataset, size, state), batches, **ORDERS[order])
         read.append(taken)
     assert ids(*read) == list(range(ROWS))
 
-    following, _ = take(resume(dataset, 2, state), None, **ORDERS[order])
+    following, _ = read_batches(resume(dataset, 2, state), None, **ORDERS[order])
     assert ids(following) == list(range(ROWS))
 
 
@@ -91,11 +93,11 @@ def test_each_row_is_read_once_when_the_number_of_workers_changes(
 @pytest.mark.parametrize("kind", SOURCES)
 def test_same_batches_follow_with_the_same_number_of_workers(kind: str, order: str, tmp_path: Path) -> None:
     dataset, options = SOURCES[kind](tmp_path), ORDERS[order]
-    undisturbed, _ = take(shards_of(dataset, 2), None, **options)
+    undisturbed, _ = read_batches(shards_of(dataset, 2), None, **options)
 
-    first, state = take(shards_of(dataset, 2), 3, **options)
-    second, state = take(resume(dataset, 2, state), 4, **options)
-    third, state = take(resume(dataset, 2, state), None, **options)
+    first, state = read_batches(shards_of(dataset, 2), 3, **options)
+    second, state = read_batches(resume(dataset, 2, state), 4, **options)
+    third, state = read_batches(resume(dataset, 2, state), None, **options)
 
     assert [[*a, *b, *c] for a, b, c in zip(first, second, third, strict=True)] == undisturbed
     assert state["batches"] == 0
@@ -103,10 +105,10 @@ def test_same_batches_follow_with_the_same_number_of_workers(kind: str, order: s
 
 def test_epoch_that_was_split_again_resumes_with_the_same_number_of_workers(tmp_path: Path) -> None:
     dataset = parquet_files(tmp_path)
-    first, state = take(shards_of(dataset, 3), 4)
-    second, state = take(resume(dataset, 2, state), 3)
-    third, state = take(resume(dataset, 2, state), 2)
-    fourth, _ = take(resume(dataset, 4, state), None)
+    first, state = read_batches(shards_of(dataset, 3), 4)
+    second, state = read_batches(resume(dataset, 2, state), 3)
+    third, state = read_batches(resume(dataset, 2, state), 2)
+    fourth, _ = read_batches(resume(dataset, 4, state), None)
     assert ids(first, second, third, fourth) == list(range(ROWS))
 
 
@@ -131,19 +133,19 @@ def test_new_iteration_is_a_new_epoch() -> None:
 
 def test_unsplit_dataset_resumes_with_any_number_of_workers() -> None:
     config = {"datasets_to_split": []}
-    first, state = take(shards_of({"id": np.arange(100)}, 2, **config), 2)
+    first, state = read_batches(shards_of({"id": np.arange(100)}, 2, **config), 2)
     shards = shards_of({"id": np.arange(100)}, 3, state, **config)
     for shard in shards:
         shard.load_state_dict(state)
-    second, _ = take(shards, None)
+    second, _ = read_batches(shards, None)
     assert [ids([first[0], rest]) for rest in second] == [list(range(100))] * 3
 
 
 def test_stream_resumes_with_the_same_number_of_workers() -> None:
     datasets = pytest.importorskip("datasets")
     stream = datasets.Dataset.from_dict({"id": list(range(100))}).to_iterable_dataset(num_shards=2)
-    first, state = take(shards_of(stream, 2), 1)
-    second, _ = take(resume(stream, 2, state), None)
+    first, state = read_batches(shards_of(stream, 2), 1)
+    second, _ = read_batches(resume(stream, 2, state), None)
     assert ids(first, second) == list(range(100))
     with pytest.raises(ConfigurationError, match="split once, among 1 workers, got one that was split among 2 workers"):
         resume(stream, 1, state)
@@ -152,8 +154,8 @@ def test_stream_resumes_with_the_same_number_of_workers() -> None:
 def test_stream_of_a_single_file_skips_only_the_rows_of_its_rank() -> None:
     datasets = pytest.importorskip("datasets")
     stream = datasets.Dataset.from_dict({"id": list(range(100))}).to_iterable_dataset(num_shards=1)
-    first, state = take(shards_of(stream, 2), 1)
-    second, _ = take(resume(stream, 2, state), None)
+    first, state = read_batches(shards_of(stream, 2), 1)
+    second, _ = read_batches(resume(stream, 2, state), None)
     assert ids(first, second) == list(range(100))
 
 
@@ -161,10 +163,10 @@ def test_states_that_do_not_match_are_rejected() -> None:
     (shard,) = shards_of({"id": np.arange(100)}, 1)
     with pytest.raises(ConfigurationError, match=r"expected the return value of state_dict\(\), got"):
         shard.load_state_dict({"epoch": 3})
-    _, other = take(shards_of({"id": np.arange(90)}, 1), 2)
+    _, other = read_batches(shards_of({"id": np.arange(90)}, 1), 2)
     with pytest.raises(ConfigurationError, match="with 100 rows, got the state of a dataset with 90 rows"):
         shard.load_state_dict(other)
-    _, of_two = take(shards_of({"id": np.arange(100)}, 2), 2)
+    _, of_two = read_batches(shards_of({"id": np.arange(100)}, 2), 2)
     with pytest.raises(ConfigurationError, match="split once, among 1 workers, got one that was split among 2 workers"):
         shard.load_state_dict(of_two)
 
@@ -172,7 +174,7 @@ def test_states_that_do_not_match_are_rejected() -> None:
     with pytest.raises(ConfigurationError, match="Add local_shuffle_seed"):
         shard.state_dict()
 
-    _, state = take(shards_of({"id": np.arange(100)}, 1), 2)
+    _, state = read_batches(shards_of({"id": np.arange(100)}, 1), 2)
     shard.load_state_dict(state)
     with pytest.raises(ConfigurationError, match="expected the same batch options as in the epoch that is resumed"):
         next(iter(shard.iter_batches(batch_size=5)))
@@ -182,6 +184,6 @@ def test_states_that_do_not_match_are_rejected() -> None:
 def test_epoch_with_rows_kept_together_is_not_split_again() -> None:
     dataset = {"id": np.arange(100), "group": np.arange(100) // 10}
     config = {"keep_together": {"train": "group"}}
-    _, state = take(shards_of(dataset, 2, **config), 1)
+    _, state = read_batches(shards_of(dataset, 2, **config), 1)
     with pytest.raises(ConfigurationError, match="split once, among 3 workers, got one that was split among 2 workers"):
         shards_of(dataset, 3, state, **config)[0].load_state_dict(state)

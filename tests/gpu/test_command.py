@@ -14,7 +14,7 @@ import pytest
 
 from tests.gpu import checkout
 from tests.gpu.samples import SAMPLE_PIPE, WAITS
-from tests.support import DEADLINE_S, ROOT, listening, wait_until_exited
+from tests.support import DEADLINE_S, ROOT, open_pipe, wait_until_exited
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="GPUs are supported on Linux")
 
@@ -111,7 +111,7 @@ def test_sigterm_terminates_the_command_and_its_checks(tmp_path: Path) -> None:
     before = waiting_pids()
     command = [sys.executable, "-m", "tests.gpu", "--device", "cpu", "--module", "tests.gpu.samples"]
     with (
-        listening(tmp_path / "pipe") as pipe,
+        open_pipe(tmp_path / "pipe") as pipe,
         subprocess.Popen(
             [*command, "--only", "samples.hangs"],
             cwd=ROOT,

@@ -4,6 +4,7 @@ import contextlib
 import resource
 import secrets
 import socket
+import threading
 
 import pytest
 
@@ -33,3 +34,22 @@ def test_driver_answers_again_once_it_has_a_free_descriptor() -> None:
         second.settimeout(10)
         assert second.recv(100) == b"answer to 1"
         assert ask(run_id, "2") == "answer to 2"
+
+
+@pytest.mark.parametrize("beginning", [b"", b"the beginning of a reply"])
+def test_driver_that_ends_before_its_reply_counts_as_no_driver(beginning: bytes) -> None:
+    run_id = secrets.token_hex(4)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(_address(run_id))
+        listener.listen()
+
+        def end_without_reading() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(beginning)
+                connection.recv(1)  # the rest of the request is never read, so the client gets an error
+
+        thread = threading.Thread(target=end_without_reading)
+        thread.start()
+        assert ask(run_id, "stacks") is None
+        thread.join()

@@ -20,7 +20,7 @@ from drivetrain._storage.reading import MAX_LINE_BYTES
 from drivetrain._storage.remote import locate
 from drivetrain.loggers import CSVLoggerCallback, JsonLoggerCallback
 from tests.security.conftest import Command
-from tests.support import DEADLINE_S, listening, local_storage, wait_for_release
+from tests.support import DEADLINE_S, local_storage, open_pipe, wait_for_release
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -100,7 +100,7 @@ def test_log_without_line_ends_is_shown_in_part(place: Path, command: Command) -
 
 
 def test_progress_bar_of_a_live_run_is_followed(tmp_path: Path) -> None:
-    with listening(tmp_path / "pipe") as pipe:
+    with open_pipe(tmp_path / "pipe") as pipe:
 
         def train(config: dict[str, str]) -> None:
             print("begin", flush=True)

@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
-from tests.support import ROOT, Pipe, is_running, listening, wait_until_exited
+from tests.support import ROOT, Pipe, is_running, open_pipe, wait_until_exited
 
 DEADLINE_S = 60
 
@@ -134,7 +134,7 @@ def test_notebook_can_redefine_interrupt_and_restart(tmp_path: Path) -> None:
             with pytest.raises(DeadKernelError):
                 await cell
 
-    with listening(tmp_path / "pipe") as pipe, listening(tmp_path / "gate") as gate:
+    with open_pipe(tmp_path / "pipe") as pipe, open_pipe(tmp_path / "gate") as gate:
         asyncio.run(scenario(pipe, gate))
 
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [f"run_00{number}" for number in range(1, 6)]

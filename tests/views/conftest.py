@@ -22,7 +22,7 @@ from drivetrain import (
     ScalingConfig,
 )
 from tests.browser import Browser, browsing
-from tests.support import listening, release, wait_for_release
+from tests.support import open_pipe, release, wait_for_release
 
 STEPS = 60
 GATE = "DRIVETRAIN_TEST_GATE"  # the path of the gate; not in the configuration, which the tests show
@@ -65,7 +65,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
     gate = tmp_path_factory.mktemp("gate") / "gate"
     common = {"storage_path": str(place), "verbose": 0}
-    with listening(gate), pytest.MonkeyPatch.context() as patch:
+    with open_pipe(gate), pytest.MonkeyPatch.context() as patch:
         patch.setenv(GATE, str(gate))
         for name, steps, retries in (("plain", 5, 0), ("story", STEPS, 3)):
             DataParallelTrainer(

@@ -13,7 +13,7 @@ import pytest
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer, Result, RunConfig, ScalingConfig
 from drivetrain._cli import main
-from tests.support import DEADLINE_S, listening, send_line, snapshot, wait_for_release
+from tests.support import DEADLINE_S, open_pipe, send_line, snapshot, wait_for_release
 
 OK, BAD, USAGE, MISSING = 0, 1, 2, 3
 
@@ -199,7 +199,7 @@ def test_tail_shows_the_last_reports_and_logs(command: Command, runs: Path) -> N
 
 
 def test_tail_follows_a_run_to_its_end(runs: Path, tmp_path: Path) -> None:
-    with listening(tmp_path / "words") as words, listening(tmp_path / "pipe") as pipe:
+    with open_pipe(tmp_path / "words") as words, open_pipe(tmp_path / "pipe") as pipe:
 
         def train(config: dict[str, str]) -> None:
             send_line(config["words"], "here")
@@ -299,7 +299,7 @@ def test_gc_keeps_the_newest_the_pinned_and_the_last_usable_checkpoint(command: 
 
 
 def test_gc_does_not_touch_a_run_in_use(command: Command, tmp_path: Path) -> None:
-    with listening(tmp_path / "words") as words, listening(tmp_path / "pipe") as pipe:
+    with open_pipe(tmp_path / "words") as words, open_pipe(tmp_path / "pipe") as pipe:
 
         def train(config: dict[str, str]) -> None:
             send_line(config["words"], "here")

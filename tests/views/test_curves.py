@@ -51,7 +51,7 @@ def test_values_that_are_not_finite_are_counted_with_their_place() -> None:
     curve.add([1, 2, 3, 4, 5], [0] * 5, [1.0, math.nan, 3.0, -math.inf, 10**400])
 
     assert [point[0] for point in curve.points()] == [1, 3]
-    assert (curve.broken, curve.broken_at) == (3, [2, 4, 5])
+    assert (curve.non_finite, curve.non_finite_at) == (3, [2, 4, 5])
 
 
 def test_values_whose_sum_overflows_a_float_are_kept() -> None:

@@ -45,7 +45,7 @@ def test_timeline_has_each_attempt_with_its_end_and_workers(story: Result) -> No
     assert "no such column: price" in record.history.attempts[1].failure["traceback"]
     assert record.status == "finished"
     assert record.history.environment["packages"]["fsspec"]
-    assert {10, 20, 30} <= {entry["iteration"] for entry in record.dropped}
+    assert {10, 20, 30} <= {entry["iteration"] for entry in record.deleted_checkpoints}
 
 
 def test_page_is_complete_and_self_contained(page: Path) -> None:
@@ -115,7 +115,7 @@ def test_run_of_an_earlier_version_has_a_page(own_runs: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desk"])
 def test_browser_shows_the_page(browser: Browser, page: Path, width: int, dark: bool, tmp_path: Path) -> None:
-    browser.look(width=width, height=800, dark=dark)
+    browser.set_window(width=width, height=800, dark=dark)
     browser.open(page.as_uri())
 
     assert browser.messages == [], "the page has errors, or loads resources from elsewhere"
@@ -134,7 +134,7 @@ def test_browser_shows_the_page(browser: Browser, page: Path, width: int, dark: 
 
 
 def test_reader_chooses_ranks_axis_and_scale(browser: Browser, page: Path) -> None:
-    browser.look()
+    browser.set_window()
     browser.open(page.as_uri())
     lines = "document.querySelectorAll('.charts svg path[fill=none]').length"
     press = "[...document.querySelectorAll('button')].find(one => one.textContent === '{}').click()"
@@ -174,7 +174,7 @@ def test_page_of_a_million_reports_opens_in_time_and_shows_its_single_spike(
             loss = 42.5 if i == 543_210 else 1.5
             file.write(f'{{"loss": {loss}, "_timestamp": {i // 500}, "_training_iteration": {i}}}\n')
     Result.from_path(run).write_report(tmp_path / "long.html")
-    browser.look()
+    browser.set_window()
 
     assert browser.open((tmp_path / "long.html").as_uri()) < LIMIT_S
     assert (tmp_path / "long.html").stat().st_size < 1_000_000

@@ -15,7 +15,7 @@ from drivetrain._storage.layout import TIMELINE_FILE, USAGE_FILE
 from drivetrain._storage.reports import last_report
 from drivetrain._views.records import RunRecord, read_run
 from drivetrain.loggers.usage import UsageRecorder
-from tests.support import listening, local_storage
+from tests.support import local_storage, open_pipe
 
 
 def fit(place: Path, steps: list[int], *, error: BaseException | None = None) -> None:
@@ -102,7 +102,7 @@ def test_resource_usage_of_a_worker_and_its_children_is_recorded(tmp_path: Path)
         WorkerInfo(rank=2, local_rank=2, pid=busy.pid, **{**here, "hostname": "elsewhere"}),
     ]
     recorder = UsageRecorder()
-    with listening(tmp_path / USAGE_FILE) as pipe:
+    with open_pipe(tmp_path / USAGE_FILE) as pipe:
         try:
             recorder.start(tmp_path, workers)
             sample = json.loads(pipe.receive()[0])

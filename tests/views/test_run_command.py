@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain._cli import main
-from tests.support import Driver, listening, read_lines
+from tests.support import Driver, open_pipe, read_lines
 
 OK, BAD, USAGE = 0, 1, 2
 PROGRAM = "import sys; from drivetrain._cli import main; sys.exit(main())"
@@ -190,7 +190,7 @@ def test_invalid_target_is_refused_before_the_start(
 
 
 def test_ctrl_c_ends_the_run_and_its_workers(place: Path) -> None:
-    with listening(place / "pipe") as pipe:
+    with open_pipe(place / "pipe") as pipe:
         driver = Driver(
             place,
             f"sys_argv = {['run', 'functions.py:wait', '--num-workers', '2', '--config', f'pipe={pipe.path}']}\n"

@@ -17,7 +17,7 @@ from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, Scali
 from drivetrain._views.server import RunsServer
 from tests.browser import Browser
 from tests.serving import get, serving
-from tests.support import DEADLINE_S, listening, local_storage, wait_for_release
+from tests.support import DEADLINE_S, local_storage, open_pipe, wait_for_release
 
 
 @contextlib.contextmanager
@@ -117,7 +117,7 @@ def test_changes_are_sent_without_known_data(own_runs: Path) -> None:
 
 
 def test_browser_follows_a_run_to_its_end(browser: Browser, own_runs: Path, tmp_path: Path) -> None:
-    with listening(tmp_path / "pipe") as pipe, serving(own_runs) as server:
+    with open_pipe(tmp_path / "pipe") as pipe, serving(own_runs) as server:
         server.pages.poll_s = 0.1
 
         def train(config: dict[str, str]) -> None:
@@ -125,7 +125,7 @@ def test_browser_follows_a_run_to_its_end(browser: Browser, own_runs: Path, tmp_
                 drivetrain.report({"step": step, "loss": 1 / step})
                 wait_for_release(config["pipe"])
 
-        browser.look()
+        browser.set_window()
         browser.open(server.url)
         run = DataParallelTrainer(
             train,

@@ -23,14 +23,15 @@ class Position:
     Attributes:
         total: the number of rows in the dataset; None if it is unknown until all rows are read.
         world_size: the number of shards into which the epoch was split.
-        intervals: the rows of the rest of the epoch, if this rest was split again; None for all rows of the dataset.
+        remaining_rows: the rows of the rest of the epoch, if this rest was split again; None for all rows of the
+            dataset.
         batches: the number of batches that each rank has read.
         plan: the options that determine the batches; None if no batch was read.
     """
 
     total: int | None
     world_size: int
-    intervals: tuple[Interval, ...] | None = None
+    remaining_rows: tuple[Interval, ...] | None = None
     batches: int = 0
     plan: BatchPlan | None = None
 
@@ -40,7 +41,7 @@ class Position:
         return {
             "total": self.total,
             "world_size": self.world_size,
-            "rows": None if self.intervals is None else [list(interval) for interval in self.intervals],
+            "rows": None if self.remaining_rows is None else [list(interval) for interval in self.remaining_rows],
             "batches": self.batches,
             "plan": plan and [plan.batch_size, plan.drop_last, plan.buffer_rows, plan.seed],
         }
@@ -57,7 +58,7 @@ class Position:
             return cls(
                 total=state["total"],
                 world_size=state["world_size"],
-                intervals=None if rows is None else tuple((start, stop) for start, stop in rows),
+                remaining_rows=None if rows is None else tuple((start, stop) for start, stop in rows),
                 batches=state["batches"],
                 plan=None if plan is None else BatchPlan(*plan),
             )
@@ -69,7 +70,7 @@ class Position:
     def unread(self) -> list[Interval]:
         """Return the rows that no rank has read, in order."""
         assert self.total is not None
-        shards = split_rows(self.intervals or [(0, self.total)], self.world_size)
+        shards = split_rows(self.remaining_rows or [(0, self.total)], self.world_size)
         if self.plan is None:
             return list(itertools.chain.from_iterable(shards))
         sizes = [count_rows(shard) for shard in shards]
@@ -131,7 +132,9 @@ class EpochState:
         self.current = latest = start
         for number, batch in enumerate(batches, start.batches + 1):
             if self.current is latest:
-                self.current = latest = Position(start.total, start.world_size, start.intervals, number, start.plan)
+                self.current = latest = Position(
+                    start.total, start.world_size, start.remaining_rows, number, start.plan
+                )
             yield batch
         if self.current is latest:
             self.current = None

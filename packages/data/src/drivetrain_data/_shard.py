@@ -310,17 +310,17 @@ class TableShard:
                 f"dataset {self.name!r}: expected the state of a dataset with {self.total} rows, got the state of a "
                 f"dataset with {position.total} rows"
             )
-        has_same_split = position.world_size == self.world_size and position.intervals is None
+        has_same_split = position.world_size == self.world_size and position.remaining_rows is None
         if not has_same_split and (self.remainder is None or self.remainder.position != position):
             raise ConfigurationError(
                 f"dataset {self.name!r}: expected the state of an epoch that was split once, among {self.world_size} "
-                f"workers, got one that was split {'again, ' if position.intervals else ''}among "
+                f"workers, got one that was split {'again, ' if position.remaining_rows else ''}among "
                 f"{position.world_size} workers. "
                 "The unread rows can only be split again if rank 0 reported the state with the checkpoint that the run "
                 "resumes from, and if the dataset is neither an IterableDataset nor split with keep_together. "
                 "Resume with the same number of workers, or restart the epoch"
             )
-        at_start = not position.batches and position.intervals is None
+        at_start = not position.batches and position.remaining_rows is None
         self._state.resume_from = None if at_start else position
         self._state.current = None
 
@@ -421,7 +421,7 @@ class TableShard:
                 f"dataset {self.name!r}: expected the same batch options as in the epoch that is resumed, "
                 f"{resumed.plan}, got {plan}"
             )
-        shard = self if resumed.intervals is None or self.remainder is None else self.remainder.shard
+        shard = self if resumed.remaining_rows is None or self.remainder is None else self.remainder.shard
         return shard, replace(resumed, plan=plan)
 
     def _rest_of_epoch(self, plan: BatchPlan, batches: int) -> tuple[Iterator[pa.Table], Iterator[int | None]]:

@@ -182,7 +182,7 @@ def _merge_row_groups(parts: Iterable[FragmentRows]) -> Iterator[FragmentRows]:
     """Merge consecutive row groups of a file, so that Arrow opens the file once and reads the next group ahead."""
     import pyarrow.dataset as ds
 
-    file: Any = None  # the previous row group; all groups in the list below are in its file
+    previous: Any = None  # the previous row group; all groups in the list below are in its file
     groups: list[int] = []
     merged: list[Interval] = []
     length = 0
@@ -191,16 +191,16 @@ def _merge_row_groups(parts: Iterable[FragmentRows]) -> Iterator[FragmentRows]:
             yield FragmentRows(fragment, rows)
             continue
         (group,) = fragment.row_groups
-        if file is not None and (fragment.path != file.path or group.id <= groups[-1]):
-            yield FragmentRows(file.subset(row_group_ids=groups), merged)
+        if previous is not None and (fragment.path != previous.path or group.id <= groups[-1]):
+            yield FragmentRows(previous.subset(row_group_ids=groups), merged)
             groups, merged, length = [], [], 0
         groups.append(group.id)
         for start, stop in rows:
             adjoins = merged and merged[-1][1] == length + start
             merged.append((merged.pop()[0] if adjoins else length + start, length + stop))
-        file, length = fragment, length + group.num_rows
-    if file is not None:
-        yield FragmentRows(file.subset(row_group_ids=groups), merged)
+        previous, length = fragment, length + group.num_rows
+    if previous is not None:
+        yield FragmentRows(previous.subset(row_group_ids=groups), merged)
 
 
 def _scan_options(fragment: Any) -> dict[str, Any]:
@@ -275,8 +275,8 @@ class Rows(Source):
         """Add a :class:`Remainder` to each shard, unless the interrupted epoch was split into the same shards."""
         if position.world_size != len(shards):
             intervals = position.unread()
-        elif position.intervals is not None:  # an earlier attempt has already split the unread rows again
-            intervals = list(position.intervals)
+        elif position.remaining_rows is not None:  # an earlier attempt has already split the unread rows again
+            intervals = list(position.remaining_rows)
         else:
             return shards
         remaining = self._make_shards(split_rows(intervals, len(shards)))

@@ -86,13 +86,13 @@ class _TableReports(RayTrainReportCallback):
     """The callback for training on tables: each checkpoint also contains the metrics of all rounds.
 
     Args:
-        past: the metrics of the rounds before a resume.
+        earlier_metrics: the metrics of the rounds before a resume.
         **options: see :class:`RayTrainReportCallback`.
     """
 
-    def __init__(self, past: History, **options: Any) -> None:
+    def __init__(self, earlier_metrics: History, **options: Any) -> None:
         super().__init__(**options)
-        self._history = list(past)
+        self._history = list(earlier_metrics)
 
     def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
         """Report the round."""
@@ -146,7 +146,7 @@ def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
     """Train on this worker's parts of the datasets.
 
     Args:
-        config: the config of the train function, as returned by ``TableForm.arrange()``.
+        config: the config of the train function, as returned by ``TableForm.build_configs()``.
         network: the parameters that connect the workers.
     """
     params = {**network, **config["params"]}

@@ -18,21 +18,22 @@ class TableForm:
 
     Attributes:
         trainer: the name of the trainer.
-        options: the name of the trainer's argument with options for each dataset.
-        columns: the names of the options whose values are names of columns.
-        group: the name of the option that selects the column of groups; rows of the same group stay on one worker.
-        split: the names of the datasets that are split by default, or ``"all"``.
+        options_argument: the name of the trainer's argument with options for each dataset.
+        column_options: the names of the options whose values are names of columns.
+        group_option: the name of the option that selects the column of groups; rows of the same group stay on one
+            worker.
+        default_split: the names of the datasets that are split by default, or ``"all"``.
         categorical: the name of the option that allows categorical features; None if they are always allowed.
     """
 
     trainer: str
-    options: str
-    columns: Sequence[str]
-    group: str
-    split: str | Sequence[str]
+    options_argument: str
+    column_options: Sequence[str]
+    group_option: str
+    default_split: str | Sequence[str]
     categorical: str | None = None
 
-    def arrange(
+    def build_configs(
         self,
         *,
         label_column: object,
@@ -57,14 +58,15 @@ class TableForm:
         dataset_options = {name: dict(given) for name, given in (options or {}).items()}
         if unknown := sorted(set(dataset_options) - set(datasets)):
             raise ConfigurationError(
-                f"{self.trainer}({self.options}=...): expected names of datasets ({', '.join(map(repr, datasets))}), "
-                f"got {', '.join(map(repr, unknown))}"
+                f"{self.trainer}({self.options_argument}=...): expected names of datasets "
+                f"({', '.join(map(repr, datasets))}), got {', '.join(map(repr, unknown))}"
             )
         run_config, frequency, at_end = _checkpoint_rules(run_config)
         columns = Columns(
             label=label,
             others={
-                name: [given[key] for key in self.columns if key in given] for name, given in dataset_options.items()
+                name: [given[key] for key in self.column_options if key in given]
+                for name, given in dataset_options.items()
             },
             categorical=(
                 self.categorical is None or any(given.get(self.categorical) for given in dataset_options.values())
@@ -75,7 +77,7 @@ class TableForm:
             "params": parameters,
             "rounds": rounds,
             "options": dataset_options,
-            "columns": tuple(self.columns),
+            "columns": tuple(self.column_options),
             "names": [TRAIN, *(name for name in datasets if name != TRAIN)],
             "arguments": dict(arguments),
             "frequency": frequency,
@@ -100,7 +102,7 @@ class TableForm:
     ) -> DataConfig:
         if dataset_config is not None and type(dataset_config) is not DataConfig:
             return dataset_config
-        rules = dataset_config or DataConfig(self.split)
+        rules = dataset_config or DataConfig(self.default_split)
         objective = params.get("objective")
         return TableData(
             columns=columns,
@@ -108,7 +110,7 @@ class TableForm:
             classes=params.get("num_class"),
             groups={
                 **rules.keep_together,
-                **{name: option[self.group] for name, option in options.items() if self.group in option},
+                **{name: option[self.group_option] for name, option in options.items() if self.group_option in option},
             },
             datasets_to_split=rules.datasets_to_split,
             execution_options=rules.execution_options,

@@ -85,20 +85,20 @@ class _TableReports(RayTrainReportCallback):
     """The callback for training on tables: each checkpoint also contains the metrics of all rounds.
 
     Args:
-        past: the metrics of the rounds before a resume.
+        earlier_metrics: the metrics of the rounds before a resume.
         **options: see :class:`RayTrainReportCallback`.
     """
 
-    def __init__(self, past: History, **options: Any) -> None:
+    def __init__(self, earlier_metrics: History, **options: Any) -> None:
         super().__init__(**options)
-        self._past = past
+        self._earlier_metrics = earlier_metrics
         self._saved: tuple[int, str | None] | None = None
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, Sequence[Any]]]) -> bool:
         """Report the round. Return True if the training has to stop because of a preemption."""
         self._reports.history = {
             dataset: {
-                metric: [*self._past.get(dataset, {}).get(metric, ()), *map(float, values)]
+                metric: [*self._earlier_metrics.get(dataset, {}).get(metric, ()), *map(float, values)]
                 for metric, values in metrics.items()
             }
             for dataset, metrics in evals_log.items()
@@ -146,7 +146,7 @@ class _Batches(xgboost.DataIter):
 
     Attributes:
         features: the features, once the first batch was passed to XGBoost.
-        dictionaries: a mapping from each categorical column to a checksum of its categories.
+        category_checksums: a mapping from each categorical column to a checksum of its categories.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class _Batches(xgboost.DataIter):
         self._fields = fields
         self._expected = features
         self.features: Sequence[str] = ()
-        self.dictionaries: dict[str, int] = {}
+        self.category_checksums: dict[str, int] = {}
         self._tables: Iterator[pa.Table] = iter(())
         super().__init__(cache_prefix=None if cache is None else str(cache / name))
 
@@ -196,7 +196,7 @@ class _Batches(xgboost.DataIter):
             return
         for chunk in column.chunks:
             checksum = zlib.crc32("\0".join(map(str, chunk.dictionary.to_pylist())).encode())
-            if self.dictionaries.setdefault(name, checksum) != checksum:
+            if self.category_checksums.setdefault(name, checksum) != checksum:
                 raise _different_categories(name)
 
 
@@ -244,7 +244,7 @@ def train_on_tables(config: dict[str, Any]) -> None:
     """Train on this worker's parts of the datasets.
 
     Args:
-        config: the config of the train function, as returned by ``TableForm.arrange()``.
+        config: the config of the train function, as returned by ``TableForm.build_configs()``.
     """
     params, rounds = dict(config["params"]), config["rounds"]
     arguments = dict(config["arguments"])
@@ -315,7 +315,7 @@ def _matrices(config: Mapping[str, Any], params: Mapping[str, Any], cache: Path)
             )
         else:
             matrices[name] = _whole(batches, options)
-        _check_categories(batches.dictionaries)
+        _check_categories(batches.category_checksums)
         features = batches.features
     return matrices
 

@@ -41,10 +41,10 @@ __all__ = ["LightGBMConfig", "LightGBMTrainer", "RayTrainReportCallback", "get_n
 
 _TABLES = TableForm(
     trainer="LightGBMTrainer",
-    options="dataset_params",
-    columns=("weight", "group", "init_score"),
-    group="group",
-    split=(TRAIN,),
+    options_argument="dataset_params",
+    column_options=("weight", "group", "init_score"),
+    group_option="group",
+    default_split=(TRAIN,),
 )
 
 _EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -239,7 +239,7 @@ class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
     ) -> None:
         if train_loop_per_worker is None:
             train_loop_per_worker = _train_on_tables
-            train_loop_config, dataset_config, run_config = _TABLES.arrange(
+            train_loop_config, dataset_config, run_config = _TABLES.build_configs(
                 label_column=label_column,
                 params=params,
                 rounds=num_boost_round,

@@ -35,10 +35,10 @@ __all__ = ["RayTrainReportCallback", "XGBoostConfig", "XGBoostTrainer"]
 
 _TABLES = TableForm(
     trainer="XGBoostTrainer",
-    options="dmatrix_params",
-    columns=("weight", "qid", "base_margin", "label_lower_bound", "label_upper_bound"),
-    group="qid",
-    split="all",
+    options_argument="dmatrix_params",
+    column_options=("weight", "qid", "base_margin", "label_lower_bound", "label_upper_bound"),
+    group_option="qid",
+    default_split="all",
     categorical="enable_categorical",
 )
 
@@ -192,7 +192,7 @@ class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
     ) -> None:
         if train_loop_per_worker is None:
             train_loop_per_worker = _train_on_tables
-            train_loop_config, dataset_config, run_config = _TABLES.arrange(
+            train_loop_config, dataset_config, run_config = _TABLES.build_configs(
                 label_column=label_column,
                 params=params,
                 rounds=num_boost_round,

@@ -45,11 +45,13 @@ def check_arguments(arguments: TrainingArguments) -> None:
     saving = _strategy(arguments, "save_strategy")
     if saving == "no" or (saving == "best" and evaluation != "no"):
         return
-    every, each = arguments.eval_steps, arguments.save_steps
-    if evaluation == saving == "epoch" or (evaluation == saving == "steps" and every and _divides(every, each)):
+    eval_steps, save_steps = arguments.eval_steps, arguments.save_steps
+    if evaluation == saving == "epoch" or (
+        evaluation == saving == "steps" and eval_steps and _saves_only_after_evaluation(eval_steps, save_steps)
+    ):
         return
-    actual = f"eval_strategy={evaluation!r}" + (f" every {every}" if evaluation == "steps" else "")
-    actual += f" and save_strategy={saving!r}" + (f" every {each}" if saving == "steps" else "")
+    actual = f"eval_strategy={evaluation!r}" + (f" every {eval_steps}" if evaluation == "steps" else "")
+    actual += f" and save_strategy={saving!r}" + (f" every {save_steps}" if saving == "steps" else "")
     raise ConfigurationError(
         f"CheckpointConfig(checkpoint_score_attribute={score!r}): expected an evaluation at every step that saves, got "
         f'{actual}. Use "epoch" for both strategies, or "steps" for both with save_steps a multiple of eval_steps'
@@ -84,17 +86,17 @@ def _strategy(arguments: TrainingArguments, *names: str) -> str:
     return str(getattr(strategy, "value", strategy))
 
 
-def _divides(every: float, each: float) -> bool:
+def _saves_only_after_evaluation(eval_steps: float, save_steps: float) -> bool:
     """Return True if every step that saves a checkpoint also evaluates.
 
     A value below 1 is a fraction of the total number of steps. Only the ``Trainer`` knows this total, so a fraction
     cannot be compared with a number of steps. If only one of the values is a fraction, the result is True.
 
     Args:
-        every: the number of steps from one evaluation to the next, or a fraction.
-        each: the number of steps from one checkpoint to the next, or a fraction.
+        eval_steps: the number of steps from one evaluation to the next, or a fraction.
+        save_steps: the number of steps from one checkpoint to the next, or a fraction.
     """
-    if (every < 1) != (each < 1):
+    if (eval_steps < 1) != (save_steps < 1):
         return True
-    quotient = each / every
+    quotient = save_steps / eval_steps
     return abs(quotient - round(quotient)) < 1e-6 and quotient >= 1

@@ -92,7 +92,7 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
         """Report the checkpoint that the ``Trainer`` has saved."""
         from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-        latest = _latest(state)
+        latest = _latest_entries(state)
         metrics = {
             name: value
             for name, (step, value) in latest.items()
@@ -114,7 +114,7 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Report the values that were logged last, without a checkpoint."""
-        report(_with_progress({name: value for name, (_, value) in _latest(state).items()}, state))
+        report(_with_progress({name: value for name, (_, value) in _latest_entries(state).items()}, state))
 
 
 def _fetch(best: str, output_dir: str) -> str:
@@ -162,7 +162,7 @@ def _wait_for_all() -> bool:
     return together
 
 
-def _latest(state: TrainerState) -> dict[str, tuple[int, Any]]:
+def _latest_entries(state: TrainerState) -> dict[str, tuple[int, Any]]:
     """Return, for each logged name, the step and the value of its last entry.
 
     This includes entries of the run that this run continues.

@@ -58,9 +58,9 @@ class HorovodBackend(Backend):
         inspected = group.run(_inspect_worker)
         for worker, (built, _) in zip(workers, inspected, strict=True):
             _check_build(worker, built)
-        alone = len({worker.node_id for worker in workers}) == 1
+        is_single_node = len({worker.node_id for worker in workers}) == 1
         interfaces = [
-            self._choose_interface(worker, addresses, alone=alone)
+            self._choose_interface(worker, addresses, is_single_node=is_single_node)
             for worker, (_, addresses) in zip(workers, inspected, strict=True)
         ]
         slots = _slots(workers)
@@ -133,7 +133,7 @@ class HorovodBackend(Backend):
             _shut_down()
 
     def _choose_interface(
-        self, worker: WorkerInfo, addresses: Mapping[str, Sequence[str]], *, alone: bool
+        self, worker: WorkerInfo, addresses: Mapping[str, Sequence[str]], *, is_single_node: bool
     ) -> tuple[str, str]:
         """Return the name and the address of the network interface that a worker should use.
 
@@ -142,7 +142,7 @@ class HorovodBackend(Backend):
         Args:
             worker: the worker.
             addresses: the addresses of each network interface of the worker, by the interface's name.
-            alone: True if all workers are on one machine.
+            is_single_node: True if all workers are on one machine.
         """
         if self.nics is not None:
             for name in self.nics:
@@ -153,7 +153,7 @@ class HorovodBackend(Backend):
                 f"{', '.join(self.nics)}, but rank {worker.rank} ({worker.hostname}) only has "
                 f"{', '.join(sorted(addresses))}. Use an interface that exists on every worker"
             )
-        address = _LOOPBACK if alone else worker.ip
+        address = _LOOPBACK if is_single_node else worker.ip
         return next(((name, address) for name, own in addresses.items() if address in own), ("", ""))
 
 

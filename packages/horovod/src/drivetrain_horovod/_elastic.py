@@ -24,13 +24,15 @@ class _Server:
     """Horovod's rendezvous server, on a thread of the driver.
 
     Args:
-        near: the address of a worker. The server listens on the network interface that leads to this address.
+        worker_address: the address of a worker. The server listens on the network interface that leads to this address.
         verbose: the level of the server's log.
         coordinator: the object whose methods Horovod's request handler calls.
         on_delete: called with the path of each DELETE request, on the request's thread.
     """
 
-    def __init__(self, near: str, verbose: int, coordinator: object, on_delete: Callable[[str], None]) -> None:
+    def __init__(
+        self, worker_address: str, verbose: int, coordinator: object, on_delete: Callable[[str], None]
+    ) -> None:
         from horovod.runner.elastic.rendezvous import create_rendezvous_handler
         from horovod.runner.http.http_server import RendezvousHTTPServer
 
@@ -41,7 +43,7 @@ class _Server:
                 on_delete(self.path)
                 super().do_DELETE()
 
-        self._server = RendezvousHTTPServer((_address_towards(near), 0), Handler, verbose)
+        self._server = RendezvousHTTPServer((_address_towards(worker_address), 0), Handler, verbose)
         self._server.daemon_threads = True
         self._server.handle_error = lambda request, address: None  # ignore broken connections of lost workers
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="Horovod's rendezvous")
@@ -83,7 +85,7 @@ class ElasticRendezvous:
 
     Args:
         slots: the initial slots, each with the fields of Horovod's ``SlotInfo``.
-        near: the address of a worker. The server listens on the network interface that leads to this address.
+        worker_address: the address of a worker. The server listens on the network interface that leads to this address.
         timeout_s: time limit in seconds for a worker to wait for the others.
         verbose: the level of the log of Horovod's server.
 
@@ -94,7 +96,7 @@ class ElasticRendezvous:
         PluginError: Horovod is not installed in the driver's environment.
     """
 
-    def __init__(self, slots: Sequence[tuple[Any, ...]], near: str, timeout_s: float, verbose: int) -> None:
+    def __init__(self, slots: Sequence[tuple[Any, ...]], worker_address: str, timeout_s: float, verbose: int) -> None:
         try:
             from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
         except ModuleNotFoundError as error:
@@ -111,7 +113,7 @@ class ElasticRendezvous:
         self._pending = _Rejoin()
         self._closed = False
         self._connected: set[str] = set()
-        self.server = _Server(near, verbose, self, self._note_connected)
+        self.server = _Server(worker_address, verbose, self, self._on_delete)
         self.server.start(list(self._slots.values()))
 
     def rejoin(self, lost: Sequence[Place], describe: Callable[[Sequence[Any]], T]) -> Future[T]:
@@ -166,7 +168,7 @@ class ElasticRendezvous:
     def register_worker_server(self, host: str, local_rank: int, addresses: object, key: object) -> None:
         """Ignore the address at which the worker could be notified of new hosts. Called by Horovod's handler."""
 
-    def _note_connected(self, path: str) -> None:
+    def _on_delete(self, path: str) -> None:
         """Note that a worker has connected, if the path of a DELETE request shows it.
 
         A worker sends a DELETE request whenever it has connected one of its contexts. The contexts of process sets do

@@ -149,7 +149,7 @@ class WorkerFSDPStrategy(WorkerStrategy):
 
     def __init__(self, *args: Any, state_dict_type: str = "full", **kwargs: Any) -> None:
         super().__init__(*args, state_dict_type=state_dict_type, **kwargs)  # type: ignore[call-arg]
-        self._gathers = state_dict_type == "full"
+        self._saves_full_state = state_dict_type == "full"
 
     def setup(self, trainer: Any) -> None:
         """Wrap the model.
@@ -160,7 +160,7 @@ class WorkerFSDPStrategy(WorkerStrategy):
         if self.root_device.type != "cpu":
             super().setup(trainer)  # type: ignore[misc]
             return
-        if self._gathers:
+        if self._saves_full_state:
             raise ConfigurationError(
                 "RayFSDPStrategy: expected state_dict_type='sharded' on workers without GPUs, got 'full', with which "
                 "torch crashes there. Pass RayFSDPStrategy(state_dict_type='sharded')"

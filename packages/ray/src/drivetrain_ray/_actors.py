@@ -50,7 +50,7 @@ class Actors:
         self._session: str | None = None
         self._handles: dict[int, Any] = {}
         self._spares: dict[int, str] = {}
-        self._stocking: threading.Timer | None = None
+        self._spares_timer: threading.Timer | None = None
 
     def attach_session(self) -> None:
         """Remember the currently connected cluster as the cluster of the actors."""
@@ -81,23 +81,23 @@ class Actors:
         actor.serve.remote(tuple(preload)).future().add_done_callback(lambda call: self.deaths.report(index, call))
         return index
 
-    def stock(self, nodes: Sequence[str], preload: Sequence[str]) -> None:
+    def schedule_spares(self, nodes: Sequence[str], preload: Sequence[str]) -> None:
         """Schedule the start of missing spares, and the termination of superfluous ones, on a timer's thread.
 
         Args:
             nodes: the node of each spare that has to exist afterwards.
             preload: see :meth:`start`.
         """
-        self._stocking = threading.Timer(_SPARES_AFTER_S, self._stock, (nodes, preload))
-        self._stocking.daemon = True
-        self._stocking.start()
+        self._spares_timer = threading.Timer(_SPARES_AFTER_S, self._adjust_spares, (nodes, preload))
+        self._spares_timer.daemon = True
+        self._spares_timer.start()
 
-    def stop_stocking(self) -> None:
-        """Cancel the start of spares that :meth:`stock` has scheduled, or wait for its end if it is in progress."""
-        if self._stocking is not None:
-            self._stocking.cancel()
-            self._stocking.join()
-            self._stocking = None
+    def cancel_spares(self) -> None:
+        """Cancel the scheduled start of spares, or wait for its end if it is in progress."""
+        if self._spares_timer is not None:
+            self._spares_timer.cancel()
+            self._spares_timer.join()
+            self._spares_timer = None
 
     def take_spare(self, node: str) -> int | None:
         """Remove a spare on a node from the spares and return its index; None if the node has no connected spare."""
@@ -122,7 +122,7 @@ class Actors:
 
     def close(self) -> None:
         """Kill the spares, release the reservation, and close all connections."""
-        self.stop_stocking()
+        self.cancel_spares()
         self.kill([index for index in self._spares if index not in self.deaths.by_index])
         if self.reservation is not None:
             self.reservation.release()
@@ -131,7 +131,7 @@ class Actors:
         self._listener.close()
         self.deaths.close()
 
-    def _stock(self, nodes: Sequence[str], preload: Sequence[str]) -> None:
+    def _adjust_spares(self, nodes: Sequence[str], preload: Sequence[str]) -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

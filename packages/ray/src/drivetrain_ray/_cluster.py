@@ -87,16 +87,16 @@ class Reservation:
         request: the bundles and avoided nodes that were requested; a group with an equal request can reuse the
             reservation.
         devices: a mapping from the index of a bundle to the devices that Ray assigned to the actor in this bundle.
-        first: the index of the first worker's bundle.
-        borrowed: True if the placement group belongs to other code, so it is not released here.
+        first_bundle: the index of the first worker's bundle.
+        is_foreign: True if the placement group belongs to other code, so it is not released here.
         reusable: True if the next group of the run may use the reservation.
     """
 
     group: PlacementGroup
     request: Any
     devices: dict[int, Devices] = field(default_factory=dict)
-    first: int = 0
-    borrowed: bool = False
+    first_bundle: int = 0
+    is_foreign: bool = False
     reusable: bool = True
 
     def require(self, workers: int, scaling: ScalingConfig) -> None:
@@ -106,14 +106,14 @@ class Reservation:
             ResourceError: there are too few bundles, or they are too small.
         """
         required = bundle_of(scaling)
-        bundles = self.group.bundle_specs[self.first : self.first + workers]
+        bundles = self.group.bundle_specs[self.first_bundle : self.first_bundle + workers]
         if len(bundles) < workers or any(
             bundle.get(name, 0) < amount for bundle in bundles for name, amount in required.items()
         ):
             raise ResourceError(
                 f"placement group: expected {workers} bundles with {required} for the workers, starting at bundle "
-                f"{self.first}, got {list(self.group.bundle_specs)}. Reserve more resources, or use fewer workers or "
-                "smaller resources_per_worker"
+                f"{self.first_bundle}, got {list(self.group.bundle_specs)}. Reserve more resources, or use fewer "
+                "workers or smaller resources_per_worker"
             )
 
     def nodes(self) -> dict[int, str]:
@@ -132,7 +132,7 @@ class Reservation:
         # The table is empty if the cluster was restarted after the reservation.
         return table.get("state") == "CREATED" and alive >= set(table["bundles_to_node_id"].values())
 
-    def has_room_for_spares(self, bundle: int) -> bool:
+    def accepts_spare(self, bundle: int) -> bool:
         """Return True if a spare can use this bundle: its devices are known, or it has none.
 
         Ray itself assigns no devices to a spare.
@@ -140,10 +140,10 @@ class Reservation:
         return bundle in self.devices or set(self.group.bundle_specs[bundle]) <= _PLAIN
 
     def release(self) -> None:
-        """Release the resources, unless they are borrowed. Ray releases them in the background."""
+        """Release the resources, unless they belong to other code. Ray releases them in the background."""
         import ray
 
-        if ray.is_initialized() and not self.borrowed:
+        if ray.is_initialized() and not self.is_foreign:
             _release(self.group)
 
 

@@ -29,7 +29,7 @@ _STACKS_WAIT_S = 10.0
 
 
 @contextlib.contextmanager
-def launch_group(spec: GroupSpec, actors: Actors, given: Reservation | None = None) -> Iterator[RayGroup]:
+def launch_group(spec: GroupSpec, actors: Actors, reservation: Reservation | None = None) -> Iterator[RayGroup]:
     """Reserve resources and start a group in them.
 
     All acquired resources are released in reverse order when the context exits, or if the start fails.
@@ -37,13 +37,14 @@ def launch_group(spec: GroupSpec, actors: Actors, given: Reservation | None = No
     Args:
         spec: the group to start.
         actors: the actors of the run.
-        given: the reservation to use; None to reserve resources, or to reuse the reservation of the previous group.
+        reservation: the reservation to use; None to reserve resources, or to reuse the reservation of the previous
+            group.
     """
     actors.attach_session()
     deadline = time.monotonic() + spec.start_timeout_s
     with contextlib.ExitStack() as acquired:
-        reservation = acquired.enter_context(_reserved(spec, actors, deadline, given))
-        group = RayGroup(spec, deadline, actors, reservation)
+        reserved = acquired.enter_context(_reserved(spec, actors, deadline, reservation))
+        group = RayGroup(spec, deadline, actors, reserved)
         acquired.callback(group.close_connections)
         acquired.callback(group.kill_actors)
         group.start()
@@ -51,10 +52,12 @@ def launch_group(spec: GroupSpec, actors: Actors, given: Reservation | None = No
 
 
 @contextlib.contextmanager
-def _reserved(spec: GroupSpec, actors: Actors, deadline: float, given: Reservation | None) -> Iterator[Reservation]:
+def _reserved(
+    spec: GroupSpec, actors: Actors, deadline: float, reservation: Reservation | None
+) -> Iterator[Reservation]:
     """Reserve resources. When the context exits, keep them for the next group of the run, or release them."""
     kept, actors.reservation = actors.reservation, None
-    reservation = given or reserve(spec, deadline, kept)
+    reservation = reservation or reserve(spec, deadline, kept)
     reservation.reusable = not spec.elastic
     try:
         yield reservation
@@ -131,7 +134,7 @@ class RayGroup(RemoteGroup):
         """Start spares for the next group of the run."""
         if count := self.spec.scaling.spare_workers:
             nodes = [self.workers[number % len(self.workers)].node_id for number in range(count)]
-            self._actors.stock(nodes, (*self.spec.preload, *self.spec.warmup))
+            self._actors.schedule_spares(nodes, (*self.spec.preload, *self.spec.warmup))
 
     def stop_requested(self) -> None:
         """Release the resources after this group, so that the next group can reserve different ones."""
@@ -174,7 +177,7 @@ class RayGroup(RemoteGroup):
     def _start_actors(self) -> None:
         """Provide a process for each bundle: a spare on the bundle's node, or else a new actor."""
         nodes = self._reservation.nodes() if self.spec.scaling.spare_workers else {}
-        first = self._reservation.first
+        first = self._reservation.first_bundle
         for bundle in range(first, first + self.spec.num_workers):
             self._start_actor(bundle, nodes)
 
@@ -183,7 +186,7 @@ class RayGroup(RemoteGroup):
 
         reservation = self._reservation
         index = None
-        if bundle in nodes and reservation.has_room_for_spares(bundle):
+        if bundle in nodes and reservation.accepts_spare(bundle):
             index = self._actors.take_spare(nodes[bundle])
         if index is not None:
             self._spares.add(index)
@@ -243,6 +246,6 @@ class RayGroup(RemoteGroup):
     def kill_actors(self) -> None:
         """Kill all workers. Wait for Ray's confirmation, and then for the exit of the processes shortly afterwards."""
         self.ignore_interrupts()
-        self._actors.stop_stocking()
+        self._actors.cancel_spares()
         self._actors.kill(self._bundle_of)
         self.wait_for_closed_connections(_CLOSE_WAIT_S)

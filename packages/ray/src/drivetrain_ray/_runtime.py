@@ -42,7 +42,7 @@ class RayRuntime(Runtime):
         if placement_group is not None:
             from drivetrain_ray._cluster import Reservation
 
-            self._reservation = Reservation(placement_group, None, first=first_bundle, borrowed=True)
+            self._reservation = Reservation(placement_group, None, first_bundle=first_bundle, is_foreign=True)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle without the placement group, which only the driver that reserved it can use."""

@@ -22,7 +22,7 @@ _NO_PROXY = "no_grpc_proxy"
 _reserved: socket.socket | None = None
 """The socket that reserves this process's port until the process exits."""
 
-_configured: str | None = None
+_last_tf_config: str | None = None
 """The ``TF_CONFIG`` of this process's last session. A process may run several train functions in succession."""
 
 
@@ -69,16 +69,16 @@ class TensorflowBackend(Backend):
                 was set; TensorFlow finds no GPU although the worker has one; or ``Model.fit`` of Keras 3 was called
                 on several workers.
         """
-        global _configured
+        global _last_tf_config
         refuse_tf_config(os.environ)
         config = rendezvous.get("TF_CONFIG")
-        if not self._set_threads() and config is not None and config != _configured:
+        if not self._set_threads() and config is not None and config != _last_tf_config:
             raise ConfigurationError(
                 "tensorflow backend: expected a process in which TensorFlow has not run any operation, got one in "
                 "which a strategy, a tensor or a dataset was created before the workers were connected, probably by a "
                 "module that the train function imports. Create it in the train function"
             )
-        _configured = config
+        _last_tf_config = config
         _check_gpus(context)
         with _environment(rendezvous):
             try:

@@ -193,7 +193,7 @@ class Runner:
         while not self._out_of_time:
             if self._upcoming is None:
                 # Draw values only when the trial can start, so that the sampler knows the results of all ended trials.
-                shared = None if self._search.changes("scaling_config") else self._trials.scaling({})
+                shared = None if self._search.contains("scaling_config") else self._trials.scaling({})
                 if not self._search.has_next or (shared is not None and not self._has_room(shared)):
                     return
                 self._upcoming = self._search.next()

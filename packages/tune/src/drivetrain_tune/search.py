@@ -214,7 +214,7 @@ class Search:
         """True if there are trials left to start."""
         return bool(self._unfinished) or len(self.records) < self.total
 
-    def changes(self, argument: str) -> bool:
+    def contains(self, argument: str) -> bool:
         """Return True if the search space contains this argument of the trainer."""
         return argument in self._space.tree
 

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from drivetrain._base.printable import printable_text
 from drivetrain._base.redact import redact
 
-__all__ = ["Console", "cut"]
+__all__ = ["Console", "truncate"]
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _CLEAR_BELOW = "\x1b[J"
@@ -98,8 +98,8 @@ class Console:
         if not self.interactive:
             return
         columns, rows = self.columns, _size().lines
-        bars = [cut(line, columns) for line in self._bars]
-        status = [line if _COLOR.search(line) else cut(line, columns) for line in self._status]
+        bars = [truncate(line, columns) for line in self._bars]
+        status = [line if _COLOR.search(line) else truncate(line, columns) for line in self._status]
         lines = [*bars, *status][-max(1, rows - 1) :]
         if not lines:
             self._erase()
@@ -121,7 +121,7 @@ class Console:
             self._update(text)
 
 
-def cut(text: str, columns: int) -> str:
+def truncate(text: str, columns: int) -> str:
     """Return the longest prefix of a line that fits into a number of columns."""
     if text.isascii():
         return text[:columns]

@@ -108,7 +108,7 @@ def _list_text(checkpoints: list[dict[str, Any]], storage: Storage) -> str:
     ]
     header = ["CHECKPOINT", "REPORT", "COMMITTED", "SIZE", "FILES", "PINNED", "METRICS"]
     notes = [f"  {checkpoint['name']}: {checkpoint['damage']}" for checkpoint in checkpoints if checkpoint["damage"]]
-    return "\n".join([table(header, rows, spare=["PINNED", "FILES"]), *(["damaged:", *notes] if notes else [])])
+    return "\n".join([table(header, rows, droppable=["PINNED", "FILES"]), *(["damaged:", *notes] if notes else [])])
 
 
 def _verify(arguments: argparse.Namespace) -> int:

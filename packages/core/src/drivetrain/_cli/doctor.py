@@ -128,7 +128,7 @@ def _processors() -> Iterator[Finding]:
     usable, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     load = os.getloadavg()[0]
     found = f"{usable} of {total} usable, load {load:.1f}"
-    quota = _cgroup_number("cpu.max")
+    quota = _read_cgroup_value("cpu.max")
     if quota is not None and quota < usable:
         advice = "workers share the visible CPUs evenly: set resources_per_worker={'CPU': ...} to fit the limit"
         yield Finding("CPUs", "warning", f"{found}, limited to {quota:.1f} by the cgroup", advice)
@@ -144,10 +144,10 @@ def _memory() -> Iterator[Finding]:
         name, _, value = line.partition(":")
         facts[name] = int(value.split()[0]) << 10
     total, free = facts["MemTotal"], facts["MemAvailable"]
-    limit = _cgroup_number("memory.max")
+    limit = _read_cgroup_value("memory.max")
     found = f"{bytes_text(free)} of {bytes_text(total)} available"
     if limit is not None and limit < total:
-        free = min(free, int(limit) - int(_cgroup_number("memory.current") or 0))
+        free = min(free, int(limit) - int(_read_cgroup_value("memory.current") or 0))
         found += f", limited to {bytes_text(limit)} by the cgroup"
     low = free < _MIN_MEMORY
     yield Finding("memory", "warning" if low else "ok", found, "workers may be killed: free some memory" if low else "")
@@ -334,7 +334,7 @@ def _diagnose(plugin: Plugin, *arguments: Any) -> Iterator[Finding]:
     yield from findings
 
 
-def _cgroup_number(name: str) -> float | None:
+def _read_cgroup_value(name: str) -> float | None:
     """Return the number in a file of this process's cgroup, such as ``memory.max``; None without a limit or a file."""
     try:
         group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]

@@ -86,7 +86,7 @@ def _list_text(summaries: list[dict[str, Any]], location: str) -> str:
         ]
         for summary in summaries
     ]
-    text = table(header, rows, spare=["CHECKPOINTS", "WORKERS", "STARTED", *metrics[1:]])
+    text = table(header, rows, droppable=["CHECKPOINTS", "WORKERS", "STARTED", *metrics[1:]])
     unreadable = [summary for summary in summaries if summary["status"] == "unreadable"]
     notes = [wrapped(f"  {printable(summary['name'])}: ", summary["error"]) for summary in unreadable]
     return "\n".join([text, "unreadable:", *notes] if notes else [text])
@@ -143,7 +143,7 @@ def _show_text(record: RunRecord) -> str:
             for number, attempt in enumerate(record.history.attempts, start=1)
         ]
         header = ["ATTEMPT", "STARTED", "DURATION", "WORKERS", "RESUMED FROM", "FAILURE"]
-        parts.append(table(header, rows, spare=["STARTED", "RESUMED FROM"], wrap=True))
+        parts.append(table(header, rows, droppable=["STARTED", "RESUMED FROM"], wrap=True))
     if record.checkpoints:
         rows = [
             [entry.name, str(entry.iteration), moment(entry.time), _metrics_text(entry.metrics)]

@@ -63,7 +63,7 @@ def _tail(arguments: argparse.Namespace) -> int:
 def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bool) -> Iterator[bytes]:
     """Yield the last lines of a file. If ``follow`` is True, also yield the lines that are added until the run ends."""
     shown = tail_lines(storage, name, count, cut=is_log) if count > 0 else []
-    position = _whole_bytes(storage, name)
+    position = _end_of_complete_lines(storage, name)
     yield from shown
     while follow:
         is_live = read_run(storage).is_live  # checked before reading, so that the last lines are not missed
@@ -78,7 +78,7 @@ def _follow(storage: Storage, name: str, count: int, follow: bool, *, is_log: bo
         time.sleep(_POLL_S if storage.is_local else _REMOTE_POLL_S)
 
 
-def _whole_bytes(storage: Storage, name: str) -> int:
+def _end_of_complete_lines(storage: Storage, name: str) -> int:
     """Return the size of a file without an incomplete last line, or with that line if it is too long."""
     try:
         with storage.open_file(name) as file:

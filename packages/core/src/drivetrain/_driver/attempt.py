@@ -109,7 +109,7 @@ class Attempt:
     def handle(self, event: Event) -> bool:
         """Process one event; return True if the attempt is over, although ranks may still be running."""
         self._progress_at = time.monotonic()
-        self._diagnosis.compare_clocks(event)
+        self._diagnosis.update_clock_lag(event)
         if self._dispatch(event):
             self._termination.consider_growth()
         self._progress_at = time.monotonic()  # time spent in callbacks does not count towards hang_timeout_s
@@ -215,9 +215,9 @@ class Attempt:
                 values = [self._unpickle(rank.return_value) for rank in self._ranks]
                 return Succeeded(self._delivery.metrics, values)
             case AttemptState.PREEMPTED:
-                return self._termination.preempted()
+                return self._termination.preempted_ending()
             case AttemptState.GROWN:
-                return self._termination.grown()
+                return self._termination.grown_ending()
             case _:
                 return self._diagnosis.root_cause()
 

@@ -84,10 +84,13 @@ def _serve(listener: socket.socket, reply: Callable[[str], str], ended: threadin
 def ask(run_id: str, request: str) -> str | None:
     """Send a request to the driver of a run, and return the reply; None if the run has no driver on this machine.
 
+    The return value is also None if the connection is lost before the whole reply has arrived, because the driver has
+    then ended.
+
     Raises:
-        StorageError: the run's id is not valid, the driver does not accept the connection, the reply is too long, or a
-            process of another user has bound the driver's address.
-        TimeoutError: the driver does not reply within 30 seconds.
+        StorageError: the run's id is not valid, the driver does not accept the connection within 30 seconds, the reply
+            is too long, or a process of another user has bound the driver's address.
+        TimeoutError: the driver has accepted the connection, but does not reply within 30 seconds.
     """
     if not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", run_id):
         raise StorageError(f"run id: expected up to 64 letters, digits, - and _, got {run_id!r}")
@@ -108,14 +111,17 @@ def ask(run_id: str, request: str) -> str | None:
                 f"the driver of run {run_id}: expected a process of this user, got a process of user id {uid}. "
                 "Its reply was not read"
             )
-        connection.sendall(request.encode())
         received = bytearray()
-        while part := _receive(connection, deadline):
-            received += part
-            if len(received) > _MAX_REPLY_BYTES:
-                raise StorageError(
-                    f"the driver of run {run_id}: expected a reply of at most {_MAX_REPLY_BYTES:,} bytes, got more"
-                )
+        try:
+            connection.sendall(request.encode())
+            while part := _receive(connection, deadline):
+                received += part
+                if len(received) > _MAX_REPLY_BYTES:
+                    raise StorageError(
+                        f"the driver of run {run_id}: expected a reply of at most {_MAX_REPLY_BYTES:,} bytes, got more"
+                    )
+        except ConnectionError:  # the driver ended
+            return None
         return received.decode(errors="replace") or None
 
 

@@ -175,7 +175,7 @@ class Controller:
         self._probe_storage(group)
         latest, checkpoint = self._latest_checkpoint()
         iteration = latest.iteration if latest else 0
-        if number > 0 or self._tasks.start > 1:
+        if number > 0 or self._tasks.driver_count > 1:
             self._services.callbacks.call("on_resume", iteration)
         self._tasks.split_datasets(group.workers, checkpoint)
         last_report = ReportNumber(self._last_number, iteration)
@@ -211,7 +211,7 @@ class Controller:
             try:
                 replaced = self._replace(group, attempt, number, lost)
             except Exception as error:  # raised by a backend, the runtime or the storage
-                self._print_error(error)
+                self._print(f"while replacing ranks {list(lost)}: {error}")
                 return ending
             if not replaced:
                 return ending
@@ -285,7 +285,7 @@ class Controller:
         """Warn early if a node cannot reach the run directory, since the first checkpoint may come hours later."""
         if len({worker.node_id for worker in group.workers}) == 1:
             return
-        errors = group.run(_find_run, self._run.storage, self._run.id, self._tasks.start)
+        errors = group.run(_find_run, self._run.storage, self._run.id, self._tasks.driver_count)
         warned: set[str] = set()
         for worker, error in zip(group.workers, errors, strict=True):
             if error is not None and worker.node_id not in warned:
@@ -324,9 +324,9 @@ def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, inte
     )
 
 
-def _find_run(storage: Storage, run_id: str, start: int) -> str | None:
+def _find_run(storage: Storage, run_id: str, driver_count: int) -> str | None:
     try:
-        storage.require_run(run_id, start)
+        storage.require_run(run_id, driver_count)
     except Exception as error:  # a filesystem's library may raise any exception
         return str(error)
     return None

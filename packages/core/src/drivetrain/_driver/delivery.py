@@ -56,7 +56,7 @@ class Delivery:
     def is_complete(self) -> bool:
         """True if all checkpoints that were reported before the stop condition was met are complete."""
         number = self._stop_number
-        return not self._uploading and (number is None or not self._matcher.holds(number))
+        return not self._uploading and (number is None or not self._matcher.holds_up_to(number))
 
     def on_report(self, event: Reported) -> bool:
         """Process a report; return True if a checkpoint was committed."""
@@ -73,7 +73,7 @@ class Delivery:
 
     def on_upload(self, event: Uploaded) -> bool:
         """Process the end of a background upload; return True if a checkpoint was committed."""
-        matched = self._matcher.held(event.number) or self._uploading.get(event.number)
+        matched = self._matcher.held_report(event.number) or self._uploading.get(event.number)
         if matched is None:  # restart() has discarded the report
             return False
         matched.files[event.rank] = event.files

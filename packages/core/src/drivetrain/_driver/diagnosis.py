@@ -13,7 +13,7 @@ from drivetrain._runtimes.base import Group
 from drivetrain._storage.layout import LOGS
 from drivetrain._wire.events import Event, Exited, Failed, PhaseEntered, RankState, Reported
 from drivetrain._worker.output import tail_log
-from drivetrain._worker.stacks import NO_ANSWER
+from drivetrain._worker.stacks import NO_RESPONSE
 from drivetrain.errors import CallbackError, FailureKind, WaitTimeoutError, WorkerDiedError
 
 __all__ = ["Diagnosis", "failure_in_driver"]
@@ -38,7 +38,7 @@ class Diagnosis:
         self._timeout: Failure | None = None
         self.losses: list[Failure] = []
 
-    def compare_clocks(self, event: Event) -> None:
+    def update_clock_lag(self, event: Event) -> None:
         """Estimate by how many seconds the clock of a rank's node is behind the driver's clock.
 
         The difference between the driver's time and the time in an event also contains the delay of the message. The
@@ -91,7 +91,7 @@ class Diagnosis:
         """
         if self._timeout is not None:
             return AttemptFailed(self._timeout)
-        ordered = self.losses + sorted(self._exceptions, key=self._time_by_own_clock)
+        ordered = self.losses + sorted(self._exceptions, key=self._time_by_driver_clock)
         notes = [f"also: {failure.summary}" for failure in ordered[1:]]
         if finished := self._ranks.in_state(RankState.FINISHED):
             notes.append(f"ranks that had already finished: {', '.join(map(str, finished))}")
@@ -122,7 +122,7 @@ class Diagnosis:
         return self._explain(ranks, group.stacks(ranks))
 
     def _explain(self, ranks: Sequence[int], stacks: Mapping[int, str]) -> str:
-        parts = [f"rank {rank} {self._activity(rank)}:\n{stacks.get(rank, NO_ANSWER)}" for rank in ranks]
+        parts = [f"rank {rank} {self._activity(rank)}:\n{stacks.get(rank, NO_RESPONSE)}" for rank in ranks]
         reports = {rank: self._ranks.reports(rank) for rank in ranks}
         if len(set(reports.values())) > 1:
             counts = ", ".join(f"{count} by rank {rank}" for rank, count in reports.items())
@@ -133,8 +133,8 @@ class Diagnosis:
 
     def _suspect(self, ranks: Sequence[int], stacks: Mapping[int, str]) -> str:
         """Name the ranks that others may be waiting for: ranks without a response, or else ranks with fewer reports."""
-        responses = {rank: stacks.get(rank, NO_ANSWER) for rank in ranks}
-        silent = [f"; rank {rank}: {text.strip()}" for rank, text in responses.items() if text.startswith(NO_ANSWER)]
+        responses = {rank: stacks.get(rank, NO_RESPONSE) for rank in ranks}
+        silent = [f"; rank {rank}: {text.strip()}" for rank, text in responses.items() if text.startswith(NO_RESPONSE)]
         counts = [self._ranks.reports(rank) for rank in ranks]
         behind = [rank for rank in ranks if self._ranks.reports(rank) < max(counts)]
         return "".join(silent) or (f"; behind the others: {_rank_names(behind)}" if behind else "")
@@ -147,7 +147,7 @@ class Diagnosis:
         ago = max(0.0, time.time() - self._ranks[rank].reported_at)  # reported_at is by the clock of the rank's node
         return f"{where}, made report {reports} {ago:.1f} s ago; stack"
 
-    def _time_by_own_clock(self, failure: Failure) -> float:
+    def _time_by_driver_clock(self, failure: Failure) -> float:
         """Return the time of a failure, converted to the clock of the driver's node."""
         assert failure.rank is not None
         return failure.time + self._clock_lags[self._ranks[failure.rank].worker.node_id]

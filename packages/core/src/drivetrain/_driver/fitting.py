@@ -202,7 +202,7 @@ def _controller(
         function=function,
         split=lambda workers, checkpoint: _split(job, datasets, workers, checkpoint),
         metadata=job.metadata,
-        start=opened.start,
+        driver_count=opened.driver_count,
         all_values=job.all_values,
     )
     policy = job.run_config.failure_config.policy or RetryBudget(job.run_config.failure_config)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from drivetrain._base.pickling import dumps
-from drivetrain._hooks.plugins import has_address, installed_plugins, load_plugin, missing_runtimes
+from drivetrain._hooks.plugins import installed_plugins, is_configured, load_plugin, missing_runtimes
 from drivetrain._runtimes.base import Runtime
 from drivetrain._runtimes.inprocess import InProcessRuntime
 from drivetrain._runtimes.local import LocalRuntime
@@ -24,7 +24,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SentObject:
     """An object that is sent to the workers, and its name for the error message if it cannot be pickled."""
 
     name: str
@@ -81,7 +81,7 @@ def _detect_runtime() -> str | None:
             warnings.warn(f"runtime {plugin.name!r} of {plugin.distribution}: {problem}", stacklevel=2)
         else:
             continue
-        if has_address(plugin.name):  # do not use another runtime; the error is raised when this plugin is loaded
+        if is_configured(plugin.name):  # do not use another runtime; the error is raised when this plugin is loaded
             return plugin.name
     return None
 
@@ -114,15 +114,18 @@ def pickle_function(
 def _find_unpicklable(
     function: Callable[..., Any], config: Mapping[str, Any] | None, reduce: Callable[[Any], Any]
 ) -> str | None:
-    parts = [_Part(f"train_loop_config[{key!r}]", value) for key, value in (config or {}).items()]
+    parts = [_SentObject(f"train_loop_config[{key!r}]", value) for key, value in (config or {}).items()]
     try:
         captured = inspect.getclosurevars(function)
     except TypeError:
         captured = None
     if captured is not None:
-        parts += [_Part(f"{name!r}, which the train function captures", v) for name, v in captured.nonlocals.items()]
         parts += [
-            _Part(f"the global {name!r}, which the train function uses", v) for name, v in captured.globals.items()
+            _SentObject(f"{name!r}, which the train function captures", v) for name, v in captured.nonlocals.items()
+        ]
+        parts += [
+            _SentObject(f"the global {name!r}, which the train function uses", v)
+            for name, v in captured.globals.items()
         ]
     for part in parts:
         try:

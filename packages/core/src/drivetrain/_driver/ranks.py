@@ -55,7 +55,7 @@ class Ranks(list[Rank]):
 
     def __init__(self, workers: Sequence[WorkerInfo], last_report: ReportNumber, backend: str) -> None:
         super().__init__(Rank(worker, *last_report) for worker in workers)
-        self._first = last_report.number
+        self._initial_number = last_report.number
         self._backend = backend
         self.active = set(range(len(workers)))
         self.starting = set(self.active)
@@ -78,7 +78,7 @@ class Ranks(list[Rank]):
 
     def reports(self, rank: int) -> int:
         """Return the number of reports that a rank has made in this attempt."""
-        return self[rank].number - self._first
+        return self[rank].number - self._initial_number
 
     def describe(self, rank: int) -> str:
         """Describe for messages what a rank is doing, or what it was doing when it was lost."""

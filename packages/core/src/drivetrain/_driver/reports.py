@@ -66,16 +66,16 @@ class ReportMatcher:
     def __init__(self, world_size: int, last_number: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._silent: set[int] = set()
-        self._first = last_number
+        self._initial_number = last_number
         self._latest = dict.fromkeys(range(world_size), last_number)
         self._running = set(range(world_size))
         self._held: dict[int, MatchedReport] = {}
 
-    def holds(self, number: int) -> bool:
+    def holds_up_to(self, number: int) -> bool:
         """Return True if a report with this number or a smaller number waits for another rank."""
         return bool(self._held) and min(self._held) <= number
 
-    def held(self, number: int) -> MatchedReport | None:
+    def held_report(self, number: int) -> MatchedReport | None:
         """Return the held report with this number; None if no such report is held."""
         return self._held.get(number)
 
@@ -112,7 +112,7 @@ class ReportMatcher:
         """Discard all held reports, because they will not be completed. All ranks continue counting from ``number``."""
         self._held.clear()
         self._silent.clear()
-        self._first = number
+        self._initial_number = number
         self._latest = dict.fromkeys(self._latest, number)
         self._running = set(self._latest)
 
@@ -131,7 +131,7 @@ class ReportMatcher:
         oldest = min(self._held)
         is_ahead = max(self._latest.values()) >= oldest + _SILENT_REPORTS
         if is_ahead and self._clock() - self._held[oldest].held_from >= _SILENT_S:
-            self._silent.update(rank for rank in self._running if self._latest[rank] == self._first)
+            self._silent.update(rank for rank in self._running if self._latest[rank] == self._initial_number)
 
 
 def combine(reports: Mapping[int, Mapping[str, Any]], reduce: Mapping[str, str]) -> dict[str, float]:

@@ -26,7 +26,7 @@ class TaskFactory:
         split: splits the datasets among the given workers. Its second argument is the checkpoint to resume from, or
             None.
         metadata: the trainer's metadata, which ``get_context().get_metadata()`` returns.
-        start: the number of drivers that have worked on the run, including this driver.
+        driver_count: the number of drivers that have worked on the run, including this driver.
         all_values: True if the return values of all ranks are needed, not only that of rank 0.
     """
 
@@ -37,14 +37,14 @@ class TaskFactory:
         function: bytes,
         split: Callable[[Sequence[WorkerInfo], Checkpoint | None], Sequence[Mapping[str, Any]]],
         metadata: Mapping[str, Any],
-        start: int = 1,
+        driver_count: int = 1,
         all_values: bool = False,
     ) -> None:
         self._services = services
         self._function = function
         self._split = split
         self._metadata = metadata
-        self.start = start
+        self.driver_count = driver_count
         self._all_values = all_values
         self._shards: Sequence[Mapping[str, Any]] = ()
 
@@ -91,7 +91,7 @@ class TaskFactory:
             options=SessionOptions(
                 checkpoints=config.checkpoint_config,
                 sync=config.sync_config,
-                start=self.start,
+                driver_count=self.driver_count,
                 chdir=config.chdir_to_trial_dir,
             ),
             datasets=self._shards[rank],

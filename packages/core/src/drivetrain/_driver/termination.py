@@ -99,7 +99,7 @@ class Termination:
         """Record that all ranks have returned."""
         self._machine.apply(Trigger.ALL_SAVED if self._any_rank_saved else Trigger.ALL_RETURNED)
 
-    def preempted(self) -> AttemptFailed:
+    def preempted_ending(self) -> AttemptFailed:
         """Return how an attempt in the state ``PREEMPTED`` ended."""
         how = "all ranks returned after the same step"
         if self._ranks.active:
@@ -110,7 +110,7 @@ class Termination:
         summary = f"preempted: {self._preemption_reason}; {how}"
         return AttemptFailed(Failure(kind=FailureKind.PREEMPTION, summary=summary))
 
-    def grown(self) -> Grow:
+    def grown_ending(self) -> Grow:
         """Return how an attempt in the state ``GROWN`` ended."""
         return Grow(self._next_size)
 

@@ -19,7 +19,7 @@ from drivetrain._driver.trainerfile import TrainerFile
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.context import Trial
 from drivetrain._hooks.data_config import DataConfig
-from drivetrain._hooks.plugins import load_only_plugin, load_plugin
+from drivetrain._hooks.plugins import load_plugin, load_single_plugin
 from drivetrain._storage.checkpoint import Checkpoint, metadata_json
 from drivetrain.config import CheckpointConfig, RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError
@@ -295,8 +295,8 @@ class DataParallelTrainer(KeepsArguments):
             train_loop_per_worker: the train function; None for the stored function.
             storage_filesystem: the pyarrow or fsspec filesystem of ``path``; None to select it by the path.
             arguments: other arguments of the trainer, which replace the stored arguments. The name, the storage path,
-                the storage filesystem and the resume mode in a ``run_config`` are ignored. ``datasets`` and
-                ``dataset_config`` are not stored: pass them again.
+                the storage filesystem and the resume mode in a ``run_config`` are ignored. ``datasets``,
+                ``dataset_config`` and ``resume_from_checkpoint`` are not stored: pass them again.
 
         Raises:
             StorageError: the directory contains no run, or no arguments that can be read.
@@ -396,7 +396,7 @@ def trainable_of(
         autoscaling: see :meth:`DataParallelTrainer.as_trainable`.
     """
     if system is None:
-        make = load_only_plugin("trainable", hint='For Ray Tune, run: pip install "drivetrain[ray-tune]"')
+        make = load_single_plugin("trainable", hint='For Ray Tune, run: pip install "drivetrain[ray-tune]"')
     else:
         make = load_plugin("trainable", system)
     made: Callable[[dict[str, Any]], None] = make(trainer, argument=argument, autoscaling=autoscaling)

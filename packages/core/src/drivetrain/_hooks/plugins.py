@@ -22,12 +22,12 @@ __all__ = [
     "API_VERSION",
     "KINDS",
     "Plugin",
-    "has_address",
     "install_commands",
     "installed_plugins",
+    "is_configured",
     "list_plugins",
-    "load_only_plugin",
     "load_plugin",
+    "load_single_plugin",
     "missing_runtimes",
 ]
 
@@ -134,7 +134,7 @@ def load_plugin(kind: str, name: str) -> Any:
     return candidates[0].load()
 
 
-def load_only_plugin(kind: str, *, hint: str) -> Any:
+def load_single_plugin(kind: str, *, hint: str) -> Any:
     """Import the only installed plugin of a kind, and return its object.
 
     Args:
@@ -165,10 +165,10 @@ def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
 
 def _extra_of(name: str) -> str | None:
     """Return the extra that installs a plugin, or None. The extra ``x`` installs the plugins ``x`` and ``x_...``."""
-    return next((extra for extra in _our_extras() if name == extra or name.startswith(f"{extra}_")), None)
+    return next((extra for extra in _extra_distributions() if name == extra or name.startswith(f"{extra}_")), None)
 
 
-def _our_extras() -> dict[str, str]:
+def _extra_distributions() -> dict[str, str]:
     """Return a mapping from each extra of the core to the ``drivetrain-...`` distribution that the extra installs."""
     from importlib.metadata import PackageNotFoundError, requires
 
@@ -184,7 +184,7 @@ def install_commands(*names: str) -> list[str]:
     """Return a ``pip`` command for each named extra of the core whose distribution is not installed."""
     from importlib.metadata import distributions
 
-    extras = _our_extras()
+    extras = _extra_distributions()
     installed = {distribution.name for distribution in distributions()}
     missing = [name for name in dict.fromkeys(names) if name in extras and extras[name] not in installed]
     return [f'pip install "drivetrain[{name}]"' for name in missing]
@@ -197,11 +197,11 @@ def missing_runtimes() -> dict[str, str]:
         A mapping from the name of a runtime to the environment variable that contains its address.
     """
     installed = {plugin.name for plugin in installed_plugins("runtime")}
-    missing = [name for name in _RUNTIME_EXTRAS if name not in installed and has_address(name)]
+    missing = [name for name in _RUNTIME_EXTRAS if name not in installed and is_configured(name)]
     return {name: _address_variable(name) for name in missing}
 
 
-def has_address(runtime: str) -> bool:
+def is_configured(runtime: str) -> bool:
     """Return True if the environment configures a runtime: the runtime ``x`` has the variable ``X_ADDRESS``."""
     return bool(os.environ.get(_address_variable(runtime)))
 

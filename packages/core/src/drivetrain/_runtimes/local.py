@@ -40,7 +40,7 @@ _INTERPRETER_VARIABLES = ("PYTHON", "LD_", "MALLOC_")
 _GRACE_S = 3.0
 
 
-class _Server:
+class _ServerHandle:
     """The driver's side of a fork server process."""
 
     def __init__(self, key: object, preload: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -112,14 +112,14 @@ class ForkServers:
     def __init__(self, limit: int = 1) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._idle: list[_Server] = []
+        self._idle: list[_ServerHandle] = []
 
-    def take(self, spec: GroupSpec, environment: Mapping[str, str]) -> _Server:
+    def acquire(self, spec: GroupSpec, environment: Mapping[str, str]) -> _ServerHandle:
         """Return a running idle server that fits the spec, or a new server. Close idle servers that do not fit."""
         prefixes = (*_INTERPRETER_VARIABLES, *(spec.preload_environment if spec.preload else ()))
         variables = frozenset((name, value) for name, value in environment.items() if name.startswith(prefixes))
         key = (tuple(spec.preload), variables, tuple(sys.path))
-        reused: _Server | None = None
+        reused: _ServerHandle | None = None
         with self._lock:
             idle = [server for server in self._idle if server.owner == os.getpid()]  # skips servers of a parent process
             changed = _latest_change(spec.preload)
@@ -130,9 +130,9 @@ class ForkServers:
         for server in idle:
             if server is not reused and server not in fitting:
                 server.close()
-        return reused or _Server(key, spec.preload, environment)
+        return reused or _ServerHandle(key, spec.preload, environment)
 
-    def give_back(self, server: _Server) -> None:
+    def release(self, server: _ServerHandle) -> None:
         """Keep a server that its group no longer uses. If there are too many idle servers, close the oldest ones."""
         with self._lock:
             self._idle.append(server)
@@ -180,7 +180,7 @@ class LocalGroup(ConnectedGroup):
     """A group of workers that are forked from a server."""
 
     def __init__(
-        self, spec: GroupSpec, server: _Server, environment: Mapping[str, str], machine_gpus: Sequence[str]
+        self, spec: GroupSpec, server: _ServerHandle, environment: Mapping[str, str], machine_gpus: Sequence[str]
     ) -> None:
         super().__init__(time.monotonic() + spec.start_timeout_s, spec.interrupts)
         self.broken = False
@@ -248,7 +248,7 @@ class LocalGroup(ConnectedGroup):
             output.redirect(open_log(spec.output.log_directory, output.rank), spec.output.console)
         ranks = range(spec.num_workers)
         logs = [None if rank in spec.output.shown_ranks else spec.output.log_directory for rank in ranks]
-        return self.join_run({rank: JoinRun(rank, logs[rank], since=self._started) for rank in ranks})
+        return self.join_run({rank: JoinRun(rank, logs[rank], imported_since=self._started) for rank in ranks})
 
     def connection_closed(self, rank: int) -> None:
         """Wait for the process to exit. The kernel reports an exit only after closing the descriptors of the process.
@@ -295,7 +295,7 @@ class LocalGroup(ConnectedGroup):
             pipe = OutputPipe(rank, log, spec.output.console)
             self._outputs.append(pipe)
             self.watch(pipe.read_end, lambda: self._show(pipe))
-            output = pipe.take_write_end()
+            output = pipe.write_end_for_worker()
         else:
             output = log
         info = self._describe(rank, gpus)
@@ -365,7 +365,7 @@ class LocalGroup(ConnectedGroup):
             self.note_exit(rank, exit_code, *self._explain_exit(exit_code))
 
     def _explain_exit(self, exit_code: int) -> tuple[str, FailureKind]:
-        if exit_code == -signal.SIGKILL and self._oom_kills.rose():
+        if exit_code == -signal.SIGKILL and self._oom_kills.has_increased():
             return "was killed by the kernel because memory ran out (SIGKILL)", FailureKind.OUT_OF_MEMORY
         if exit_code == -signal.SIGTERM:  # batch systems and clouds stop processes with this signal
             return "", FailureKind.PREEMPTION
@@ -446,7 +446,7 @@ class LocalRuntime(Runtime):
         After Ctrl-C, send SIGTERM first, and wait up to three seconds before killing the workers.
         """
         environment = _environment(spec)
-        server = self._servers.take(spec, environment)
+        server = self._servers.acquire(spec, environment)
         group: LocalGroup | None = None
         grace_s = 0.0
         try:
@@ -460,13 +460,13 @@ class LocalRuntime(Runtime):
         finally:
             self._end(group, server, grace_s)
 
-    def _end(self, group: LocalGroup | None, server: _Server, grace_s: float) -> None:
+    def _end(self, group: LocalGroup | None, server: _ServerHandle, grace_s: float) -> None:
         done: Callable[[], None] = server.close
         try:
             if group is not None:
                 group.end(grace_s=grace_s)
                 if not group.broken:
-                    done = lambda: self._servers.give_back(server)  # noqa: E731
+                    done = lambda: self._servers.release(server)  # noqa: E731
         finally:
             done()
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec, rank_environment
 from drivetrain._runtimes.connected import ConnectedGroup
-from drivetrain._runtimes.resources import order_gpus, order_nodes
+from drivetrain._runtimes.resources import gpu_sort_key, order_nodes
 from drivetrain._wire.commands import JoinRun
 from drivetrain._wire.handshake import Introduction
 from drivetrain.errors import WorkerDiedError
@@ -67,7 +67,7 @@ class RemoteGroup(ConnectedGroup):
         nodes = order_nodes({process.facts["node_id"] for process in processes}, first_node, previous_nodes)
 
         def place(process: Introduction) -> tuple[int, object]:
-            return nodes.index(process.facts["node_id"]), order_gpus(gpus[process.index])
+            return nodes.index(process.facts["node_id"]), gpu_sort_key(gpus[process.index])
 
         workers: list[WorkerInfo] = []
         for rank, process in enumerate(sorted(processes, key=place)):
@@ -120,7 +120,7 @@ class RemoteGroup(ConnectedGroup):
         """See :meth:`ConnectedGroup.join_next_run`."""
         self.spec = spec
         ranks = range(len(self.workers))
-        return self.join_run({rank: replace(self._join(rank, spec), since=self._started) for rank in ranks})
+        return self.join_run({rank: replace(self._join(rank, spec), imported_since=self._started) for rank in ranks})
 
     def stack_targets(self, ranks: Sequence[int]) -> dict[str, dict[int, tuple[int, int]]]:
         """Return, for each node id, the argument of :func:`~drivetrain.plugin.read_stacks`; skip exited processes."""

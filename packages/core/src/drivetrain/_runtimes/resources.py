@@ -13,7 +13,7 @@ from pathlib import Path
 from drivetrain.config import ScalingConfig
 from drivetrain.errors import ResourceError
 
-__all__ = ["OomCounter", "order_gpus", "order_nodes", "partition_gpus", "threads_per_worker", "visible_gpus"]
+__all__ = ["OomCounter", "gpu_sort_key", "order_nodes", "partition_gpus", "threads_per_worker", "visible_gpus"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _DEVICES = Path("/dev")
@@ -65,21 +65,21 @@ def partition_gpus(scaling: ScalingConfig, gpus: list[str]) -> list[tuple[str, .
     return [tuple(part) for part in parts]
 
 
-def order_nodes(nodes: Collection[str], here: str, before: Sequence[str]) -> list[str]:
+def order_nodes(nodes: Collection[str], first_node: str, previous_nodes: Sequence[str]) -> list[str]:
     """Return the ids of nodes in the order of their ranks. Nodes of the previous group keep their order.
 
     Args:
         nodes: the ids of the group's nodes.
-        here: the id of the node that precedes all other new nodes, usually the driver's node.
-        before: the ids of the nodes of the run's previous group, in order. New nodes take the places of lost nodes;
-            the remaining new nodes follow at the end.
+        first_node: the id of the node that precedes all other new nodes, usually the driver's node.
+        previous_nodes: the ids of the nodes of the run's previous group, in order. New nodes take the places of lost
+            nodes; the remaining new nodes follow at the end.
     """
-    new = iter(sorted(set(nodes) - set(before), key=lambda node: (node != here, node)))
-    kept = [node if node in nodes else next(new, None) for node in before]
+    new = iter(sorted(set(nodes) - set(previous_nodes), key=lambda node: (node != first_node, node)))
+    kept = [node if node in nodes else next(new, None) for node in previous_nodes]
     return [node for node in kept if node is not None] + list(new)
 
 
-def order_gpus(gpus: Sequence[str]) -> tuple[tuple[int, str], ...]:
+def gpu_sort_key(gpus: Sequence[str]) -> tuple[tuple[int, str], ...]:
     """Return a sort key for a worker's GPUs. It sorts GPU numbers by value, and UUIDs as text."""
     return tuple((len(gpu), gpu) for gpu in gpus)
 
@@ -102,7 +102,7 @@ class OomCounter:
         self._file = next((path for path in _oom_files() if _read_oom_kills(path) is not None), None)
         self._seen = self._count()
 
-    def rose(self) -> bool:
+    def has_increased(self) -> bool:
         """Return True if the count rose since the last call or, in the first call, since the object was created."""
         before, self._seen = self._seen, self._count()
         return self._seen > before

@@ -29,7 +29,7 @@ from drivetrain._storage.reading import MAX_VALUES, Fields, count_values, parse_
 from drivetrain._storage.remote import locate
 from drivetrain.errors import CheckpointError, StorageError
 
-__all__ = ["Checkpoint", "checkpoint_in", "own_files", "parse_listing"]
+__all__ = ["Checkpoint", "checkpoint_in", "immutable_files", "parse_listing"]
 
 _BYTES = "__bytes__"
 _MAX_FILE_BYTES = (1 << 63) - 1
@@ -302,7 +302,7 @@ def checkpoint_in(storage: Storage, name: str) -> Checkpoint:
     return checkpoint
 
 
-def own_files(files: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
+def immutable_files(files: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
     """Return the files that never change once they are stored, without the metadata, the pin and the listing."""
     return {path: facts for path, facts in files.items() if path not in (METADATA_FILE, PIN_FILE, LISTING_FILE)}
 

@@ -227,13 +227,13 @@ class Storage:
         self._require_no_link(posixpath.dirname(name))
         self.call(f"delete {name}", lambda: self.filesystem.delete(self.path(name)))
 
-    def require_run(self, run_id: str, start: int | None = None) -> None:
+    def require_run(self, run_id: str, driver_count: int | None = None) -> None:
         """Check that this process, which may be on another node, sees the run directory of the driver.
 
         Args:
             run_id: the id that the driver has written into the directory.
-            start: the number of drivers that have worked on the run, including the driver of this process. None does
-                not check whether another driver has taken the run over.
+            driver_count: the number of drivers that have worked on the run, including the driver of this process. None
+                does not check whether another driver has taken the run over.
 
         Raises:
             StorageError: this process sees another directory at the path, or another driver has taken the run over.
@@ -244,7 +244,7 @@ class Storage:
                 f"[DT-404] {self.root}: expected the run directory of the driver, which {socket.gethostname()} cannot "
                 "see. Set a storage_path that all nodes share, such as a network filesystem or a bucket"
             )
-        if start is not None and facts.values.get("starts") != start:
+        if driver_count is not None and facts.values.get("starts") != driver_count:
             raise StorageError(
                 f"[DT-705] the run directory {self.root} has been taken over by another driver. This worker stops"
             )
@@ -260,8 +260,8 @@ class Storage:
             check_version(stored.integer("version", VERSION), self.path(RUN_FILE))
 
     def put_directory(
-        self, source: str, name: str, *, rank: int = 0, give_away: bool = False, checksums: bool = False,
-        polite: bool = False,
+        self, source: str, name: str, *, rank: int = 0, may_move: bool = False, checksums: bool = False,
+        low_priority: bool = False,
     ) -> dict[str, StoredFile]:  # fmt: skip
         """Store the files of a local directory in the directory ``name``, where other ranks may store files too.
 
@@ -275,9 +275,9 @@ class Storage:
             source: the local directory.
             name: the directory in the storage, which is created if it is missing.
             rank: the rank that the files belong to.
-            give_away: True if the files may be moved instead of copied.
+            may_move: True if the files may be moved instead of copied.
             checksums: compute checksums on a local filesystem too.
-            polite: lower the priority of the threads, in favor of the threads that train.
+            low_priority: lower the priority of the threads, in favor of the threads that train.
 
         Returns:
             The size of each file and its checksum if computed, by its path relative to ``source`` with forward slashes.
@@ -297,13 +297,13 @@ class Storage:
                 f"[DT-408] {source}: expected the checkpoint's directory with at least one file, got an empty "
                 "directory. Write the files before calling report()"
             )
-        limits = replace(self.limits, polite=True) if polite else self.limits
+        limits = replace(self.limits, low_priority=True) if low_priority else self.limits
         self._require_no_link(name)
         reach("before upload")
         try:
             if not self.is_local:
                 stored = self._upload(source, name, found, limits)
-            elif give_away and self._take_over(source, name):
+            elif may_move and self._take_over(source, name):
                 stored = _describe(self.path(name), found, checksums)
             else:
                 stored = self._copy(source, name, found, rank, checksums, limits)

@@ -18,7 +18,7 @@ from drivetrain.errors import StorageError
 
 __all__ = [
     "ARTIFACTS",
-    "CHECKPOINT_NAME",
+    "CHECKPOINT_NAME_PATTERN",
     "ERROR_FILE",
     "ERROR_FILES",
     "ERROR_TEXT_FILE",
@@ -30,7 +30,7 @@ __all__ = [
     "PENDING",
     "PIN_FILE",
     "PROGRESS_FILE",
-    "RESULT_FILE",
+    "RESULT_FILE_PATTERN",
     "RUN_FILE",
     "STAGED_RUNS",
     "TIMELINE_FILE",
@@ -38,7 +38,7 @@ __all__ = [
     "USAGE_FILE",
     "VERSION",
     "announced_name",
-    "announcement",
+    "announcement_name",
     "check_version",
     "checkpoint_name",
     "draft_name",
@@ -87,9 +87,9 @@ _NAMES = frozenset(
 _PUBLIC = frozenset({MANIFEST, LISTING_FILE, METADATA_FILE, PIN_FILE, LOCK_FILE})
 _NAME_PATTERN = re.compile(r"\..*|result(_rank_\d+)?\.json|events\.out\.tfevents\..*")
 
-CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})")
+CHECKPOINT_NAME_PATTERN = re.compile(r"checkpoint_(\d{6,})")
 
-RESULT_FILE = re.compile(r"result(?:_rank_(\d+))?\.json")
+RESULT_FILE_PATTERN = re.compile(r"result(?:_rank_(\d+))?\.json")
 """Matches the names of the files with the reports of a rank."""
 
 _DRAFT = re.compile(r"\.([^.].*)\.[0-9a-f]{8}")
@@ -104,7 +104,7 @@ def checkpoint_name(index: int) -> str:
     return f"checkpoint_{index:06d}"
 
 
-def announcement(name: str) -> str:
+def announcement_name(name: str) -> str:
     """Return the name of the file that announces a custom-named checkpoint directory, so that a sweep can find it."""
     return f"{PENDING}/{quote(name, safe='')}"
 

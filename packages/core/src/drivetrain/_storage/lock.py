@@ -95,14 +95,14 @@ class RunLock:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
-        _held.add(descriptor)
+        _locked_descriptors.add(descriptor)
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, self._facts(0), 0)
             yield
         finally:
-            if descriptor in _held:
-                _held.remove(descriptor)
+            if descriptor in _locked_descriptors:
+                _locked_descriptors.remove(descriptor)
                 with contextlib.suppress(OSError):  # closing the descriptor releases the lock anyway
                     os.unlink(path)
                 os.close(descriptor)
@@ -192,16 +192,16 @@ def _open(path: str) -> int:
         raise
 
 
-_held: set[int] = set()
+_locked_descriptors: set[int] = set()
 """The descriptors of the files that this process has locked. A forked child closes them, so it keeps no run locked."""
 
 
-def _close_held() -> None:
-    while _held:
-        os.close(_held.pop())
+def _close_locked_descriptors() -> None:
+    while _locked_descriptors:
+        os.close(_locked_descriptors.pop())
 
 
-os.register_at_fork(after_in_child=_close_held)
+os.register_at_fork(after_in_child=_close_locked_descriptors)
 
 
 class Holder(NamedTuple):

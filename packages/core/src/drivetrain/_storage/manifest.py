@@ -20,19 +20,19 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from drivetrain._base.crashpoints import reach
-from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in, own_files, parse_listing
+from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in, immutable_files, parse_listing
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import StoredFile
 from drivetrain._storage.holds import delete_unless_held, is_held
 from drivetrain._storage.layout import (
-    CHECKPOINT_NAME,
+    CHECKPOINT_NAME_PATTERN,
     LISTING_FILE,
     MANIFEST,
     PENDING,
     VERSION,
     announced_name,
-    announcement,
+    announcement_name,
     check_version,
     checkpoint_name,
     is_draft,
@@ -173,7 +173,7 @@ class CheckpointManager:
             ordinal=max((entry.ordinal for entry in self.committed), default=0) + 1,
         )
         self._before_commit()  # before the listing: if the manifest is missing, a listing counts as a commit
-        listing = {"version": VERSION, "entry": asdict(entry), "files": dict(sorted(own_files(merged).items()))}
+        listing = {"version": VERSION, "entry": asdict(entry), "files": dict(sorted(immutable_files(merged).items()))}
         self._storage.write_bytes(f"{name}/{LISTING_FILE}", json.dumps(listing).encode(), durable=False)
         if existing:
             return existing
@@ -183,14 +183,14 @@ class CheckpointManager:
         dropped = [old for old in entries if old.name not in names]
         self._replace(kept, dropped)
         if name != checkpoint_name(index) and entry in kept:
-            self._storage.delete(announcement(name))
+            self._storage.delete(announcement_name(name))
         return entry
 
     def _replace(self, kept: list[CommittedCheckpoint], dropped: Sequence[CommittedCheckpoint]) -> None:
         """Replace the manifest by one with the kept entries, and schedule the deletion of the dropped checkpoints."""
         for old in dropped:
-            if not CHECKPOINT_NAME.fullmatch(old.name):
-                self._storage.write_bytes(announcement(old.name), b"", durable=False)
+            if not CHECKPOINT_NAME_PATTERN.fullmatch(old.name):
+                self._storage.write_bytes(announcement_name(old.name), b"", durable=False)
         self._before_commit()
         reach("before manifest write")
         self._write_manifest(kept)
@@ -205,7 +205,9 @@ class CheckpointManager:
         names = {entry.name for entry in self.committed}
         directories, files = self._storage.list_names()
         # A file or a link with the name of a checkpoint is deleted as well, but never the target of a link.
-        orphans = [name for name in [*directories, *files] if CHECKPOINT_NAME.fullmatch(name) and name not in names]
+        orphans = [
+            name for name in [*directories, *files] if CHECKPOINT_NAME_PATTERN.fullmatch(name) and name not in names
+        ]
         pending = self._storage.list_names(PENDING)[1] if PENDING in directories else []  # empty if PENDING is a link
         drafts = [file for file in pending if is_draft(file)]
         where = self._storage.path(PENDING)
@@ -237,8 +239,8 @@ class CheckpointManager:
                 deleted.append(name)
         for name in announced:
             if name in deleted or name not in orphans:
-                self._storage.delete(announcement(name))
-        numbers = [int(match[1]) for name in orphans if (match := CHECKPOINT_NAME.fullmatch(name))]
+                self._storage.delete(announcement_name(name))
+        numbers = [int(match[1]) for name in orphans if (match := CHECKPOINT_NAME_PATTERN.fullmatch(name))]
         return deleted, max(numbers, default=0)
 
     def leftovers(self) -> list[str]:

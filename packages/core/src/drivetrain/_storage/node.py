@@ -78,7 +78,7 @@ def sweep(kind: str) -> None:
         return
     base = _base(kind)
     abandoned: list[tuple[str, int]] = []
-    with _departure(base, fcntl.LOCK_EX | fcntl.LOCK_NB) as has_lock:
+    with _leaving_lock(base, fcntl.LOCK_EX | fcntl.LOCK_NB) as has_lock:
         names = [name for name in os.listdir(base) if name.endswith(_LOCK)] if has_lock else []
         for name in names:
             with contextlib.suppress(OSError):
@@ -217,7 +217,7 @@ def _make_ready(path: str, fill: Callable[[str], None] | None, descriptor: int) 
 def _leave(path: str, descriptor: int, before_deletion: Callable[[str], None] | None) -> None:
     """Release this process's lock on a directory, and delete the directory if no other process holds a lock on it."""
     try:
-        with _departure(os.path.dirname(path), fcntl.LOCK_SH):
+        with _leaving_lock(os.path.dirname(path), fcntl.LOCK_SH):
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # releases it even if a forked child has inherited the descriptor
             is_last = try_lock(descriptor, fcntl.LOCK_EX)
         if is_last and is_file_at(descriptor, path + _LOCK):
@@ -229,7 +229,7 @@ def _leave(path: str, descriptor: int, before_deletion: Callable[[str], None] | 
 
 
 @contextlib.contextmanager
-def _departure(base: str, kind: int) -> Iterator[bool]:
+def _leaving_lock(base: str, kind: int) -> Iterator[bool]:
     """Lock the ``.leaving`` file, so that no sweep happens while a process is leaving a directory of this kind.
 
     A leaving process releases its shared lock, and then takes the exclusive lock. In between, a sweep could take the

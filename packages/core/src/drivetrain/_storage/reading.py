@@ -68,7 +68,7 @@ _MAX_SHOWN = 80
 def size_limit(name: str) -> int:
     """Return the maximum size in bytes of a file of a run directory with the given name."""
     base = posixpath.basename(name)
-    is_other_json = base.endswith(".json") and layout.RESULT_FILE.fullmatch(base) is None
+    is_other_json = base.endswith(".json") and layout.RESULT_FILE_PATTERN.fullmatch(base) is None
     return _SIZE_LIMITS.get(base, MAX_JSON_BYTES if is_other_json else _SIZE_LIMIT)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from drivetrain._storage.directory import Storage
-from drivetrain._storage.layout import RESULT_FILE, result_file
+from drivetrain._storage.layout import RESULT_FILE_PATTERN, result_file
 from drivetrain._storage.reading import MAX_LINE_BYTES, MAX_VALUES, Fields, count_values, parse_json
 from drivetrain.errors import StorageError
 
@@ -21,7 +21,7 @@ _MAX_TAIL_BYTES = 256 << 20
 
 def rank_files(storage: Storage) -> dict[int, str]:
     """Return a mapping from each rank with reports to the name of the file that contains these reports."""
-    matches = [match for name in storage.list_names()[1] if (match := RESULT_FILE.fullmatch(name))]
+    matches = [match for name in storage.list_names()[1] if (match := RESULT_FILE_PATTERN.fullmatch(name))]
     return {int(match[1] or 0): match[0] for match in sorted(matches, key=lambda match: int(match[1] or 0))}
 
 

@@ -13,7 +13,7 @@ from drivetrain._base.metrics import find_metric
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.holds import delete_unless_held
-from drivetrain._storage.layout import CHECKPOINT_NAME, announcement
+from drivetrain._storage.layout import CHECKPOINT_NAME_PATTERN, announcement_name
 from drivetrain.config import CheckpointConfig
 from drivetrain.errors import StorageError
 
@@ -93,8 +93,8 @@ class Janitor:
     def _delete(self, name: str) -> bool:
         if not delete_unless_held(self._storage, name):
             return False
-        if not CHECKPOINT_NAME.fullmatch(name):
-            self._storage.delete(announcement(name))
+        if not CHECKPOINT_NAME_PATTERN.fullmatch(name):
+            self._storage.delete(announcement_name(name))
         return True
 
 

@@ -22,7 +22,7 @@ from drivetrain._base.redact import redact
 from drivetrain._storage.directory import Storage, open_storage, quick, runs_location
 from drivetrain._storage.layout import (
     ARTIFACTS,
-    CHECKPOINT_NAME,
+    CHECKPOINT_NAME_PATTERN,
     ERROR_FILES,
     LISTING_FILE,
     LOCK_FILE,
@@ -65,7 +65,7 @@ class OpenRun:
     Attributes:
         name: the name of the run.
         id: the id of the run.
-        start: the number of drivers that have worked on the run, including this driver.
+        driver_count: the number of drivers that have worked on the run, including this driver.
         last_index: the highest report index that the run has used; 0 for a new run.
         storage: the run directory.
         directory: the directory for the files of callbacks. It is the run directory itself if that is local, and
@@ -77,7 +77,7 @@ class OpenRun:
 
     name: str
     id: str
-    start: int
+    driver_count: int
     last_index: int
     storage: Storage
     directory: Path
@@ -105,9 +105,9 @@ def open_run(
             or contains a symbolic link instead of one of drivetrain's files.
     """
     console = Console()
-    storage, mode = _locate_run(config, str(facts["trainer"]))
+    storage, resume = _locate_run(config, str(facts["trainer"]))
     name = posixpath.basename(storage.root)
-    _check_exists(quick(storage), name, mode)
+    _check_exists(quick(storage), name, resume)
     _refuse_links(storage)
     _refuse_special_files(storage)
     open_storage(quick(storage))
@@ -115,7 +115,7 @@ def open_run(
         lock = RunLock(quick(storage), console)
         stack.enter_context(lock.hold())
         _sweep_drafts(storage)
-        exists = _check_exists(storage, name, mode)
+        exists = _check_exists(storage, name, resume)
         record, starts = _read_record(storage)
         record.setdefault("id", secrets.token_hex(4))
         record.setdefault("created", time.time())
@@ -148,7 +148,7 @@ def open_run(
         yield OpenRun(
             name=name,
             id=record["id"],
-            start=record["starts"],
+            driver_count=record["starts"],
             last_index=last_index,
             storage=storage,
             directory=directory,
@@ -184,18 +184,18 @@ def _locate_run(config: RunConfig, trainer: str) -> tuple[Storage, str]:
     return Storage(runs.filesystem, runs.path(name), limits), str(config.resume)
 
 
-def _check_exists(storage: Storage, name: str, mode: str) -> bool:
-    """Return True if the run exists. Raise an error if ``mode``, the way to resume, does not allow that result."""
+def _check_exists(storage: Storage, name: str, resume: str) -> bool:
+    """Return True if the run exists. Raise an error if ``resume``, the way to resume, does not allow that result."""
     parent = posixpath.dirname(storage.root)
     exists = storage.exists(RUN_FILE)
-    if mode == "must" and not exists:
+    if resume == "must" and not exists:
         raise StorageError(f'[DT-702] RunConfig(resume="must"): expected the run {name!r} to exist in {parent}')
-    if exists and mode == "never":
+    if exists and resume == "never":
         raise RunExistsError(
             f"[DT-701] a run {name!r} exists in {parent} and was left unchanged. Choose another name, delete the run, "
             'or resume it with RunConfig(resume="auto") (drivetrain run: --resume auto)'
         )
-    if not exists and mode == "never":
+    if not exists and resume == "never":
         directories, files = storage.list_names()
         if directories or any(file != LOCK_FILE for file in files):
             raise RunExistsError(
@@ -241,7 +241,7 @@ def _refuse_links(storage: Storage) -> None:
     logs = [f"{LOGS}/{name}" for name in storage.list_names(LOGS)[1]]
     for name in storage.list_names()[1] + logs:
         is_own = is_reserved(name) or _is_growing(name) or name in logs
-        link = None if CHECKPOINT_NAME.fullmatch(name) else storage.find_link(name)
+        link = None if CHECKPOINT_NAME_PATTERN.fullmatch(name) else storage.find_link(name)
         if link is not None and (is_own or not _is_below(link, storage.root)):
             raise StorageError(
                 f"[DT-413] {link}: expected a file or directory of the run, got a symbolic link, which would let the "

@@ -48,13 +48,13 @@ class Limits:
         threads: the maximum number of files, or parts of large files, that are transferred at the same time.
         deadline_s: the maximum duration of a transfer in seconds.
         attempts: the maximum number of attempts for each file or part.
-        polite: lower the priority of the threads, in favor of the threads that train.
+        low_priority: lower the priority of the threads, in favor of the threads that train.
     """
 
     threads: int = 8
     deadline_s: float = 1800.0
     attempts: int = _ATTEMPTS
-    polite: bool = False
+    low_priority: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
     current: dict[int, str] = {}
 
     def work() -> None:
-        if limits.polite:
+        if limits.low_priority:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while not failed.is_set():
             with lock:

@@ -25,11 +25,11 @@ from drivetrain.errors import StorageError
 __all__ = ["Curve", "CurveReader", "choose_curves"]
 
 _CHUNK_BYTES = 1 << 17  # small enough for the parsed reports to fit into the CPU cache; twice as fast as 4 MiB
-_MEMORY_BYTES = 64
+_MAX_LAST_BYTES = 64
 _MAX_TOTAL_BUCKETS = 120_000
 _MAX_BUCKETS = 1024
 _MIN_BUCKETS = 64
-_MAX_BROKEN_SHOWN = 50
+_MAX_NON_FINITE_SHOWN = 50
 _MAX_CURVES = 100_000  # a limit is needed because every report may contain metrics with new names
 _LARGE = 1e300
 _TIME = "_timestamp"
@@ -46,21 +46,21 @@ class Curve:
     Attributes:
         count: the number of finite values that were added.
         width: the number of values in each bucket; the last bucket may have fewer.
-        broken: the number of values that were NaN or infinite.
-        broken_at: the iterations of the first values that were NaN or infinite.
+        non_finite: the number of values that were NaN or infinite.
+        non_finite_at: the iterations of the first values that were NaN or infinite.
     """
 
     def __init__(self, max_buckets: int = _MAX_BUCKETS) -> None:
         self.max_buckets = max_buckets
         self.count = 0
         self.width = 1
-        self.broken = 0
-        self.broken_at: list[float] = []
+        self.non_finite = 0
+        self.non_finite_at: list[float] = []
         self._ends: list[tuple[float, float]] = []  # iteration and time of each bucket's last value
         self._low: list[float] = []
         self._high: list[float] = []
         self._sums: list[float] = []
-        self._open = 0  # the number of values missing from the last bucket
+        self._missing_in_last = 0  # the number of values missing from the last bucket
 
     def add(self, iterations: Sequence[float], times: Sequence[float], values: Sequence[float]) -> None:
         """Add values, in the order of their iterations.
@@ -68,27 +68,27 @@ class Curve:
         Args:
             iterations: the iteration of each value.
             times: the Unix time of each value in seconds.
-            values: the values. NaN and infinite values are counted in ``broken``, but not added.
+            values: the values. NaN and infinite values are counted in ``non_finite``, but not added.
         """
         if not _are_finite(values):
-            iterations, times, values = self._without_broken(iterations, times, values)
+            iterations, times, values = self._without_non_finite(iterations, times, values)
         position, end = 0, len(values)
         while position < end:
-            taken = values[position : position + (self._open or self.width)]
+            taken = values[position : position + (self._missing_in_last or self.width)]
             last = position + len(taken) - 1
             low, high = min(taken), max(taken)
-            if self._open:
+            if self._missing_in_last:
                 self._low[-1] = min(self._low[-1], low)
                 self._high[-1] = max(self._high[-1], high)
                 self._sums[-1] += sum(taken)
                 self._ends[-1] = (iterations[last], times[last])
-                self._open -= len(taken)
+                self._missing_in_last -= len(taken)
             else:
                 self._low.append(low)
                 self._high.append(high)
                 self._sums.append(sum(taken))
                 self._ends.append((iterations[last], times[last]))
-                self._open = self.width - len(taken)
+                self._missing_in_last = self.width - len(taken)
             position = last + 1
             self.count += len(taken)
             if len(self._low) > self.max_buckets:
@@ -107,8 +107,8 @@ class Curve:
         ``high`` (the minimum and maximum). If there are NaN or infinite values, ``broken`` and ``broken_at`` are added.
         """
         sizes = [self.width] * len(self._low)
-        if self._open:
-            sizes[-1] -= self._open
+        if self._missing_in_last:
+            sizes[-1] -= self._missing_in_last
         exported: dict[str, Any] = {
             "count": self.count,
             "width": self.width,
@@ -122,8 +122,8 @@ class Curve:
         if self.width > 1:
             exported["low"] = [_short(value) for value in self._low]
             exported["high"] = [_short(value) for value in self._high]
-        if self.broken:
-            exported["broken"], exported["broken_at"] = self.broken, self.broken_at
+        if self.non_finite:
+            exported["broken"], exported["broken_at"] = self.non_finite, self.non_finite_at
         return exported
 
     def points(self) -> list[tuple[float, float, float, float]]:
@@ -152,10 +152,10 @@ class Curve:
         self._sums = [*map(operator.add, self._sums[first], self._sums[second]), *self._sums[2 * pairs :]]
         self._ends = [*self._ends[second], *self._ends[2 * pairs :]]
         if odd:
-            self._open += self.width
+            self._missing_in_last += self.width
         self.width *= 2
 
-    def _without_broken(
+    def _without_non_finite(
         self, iterations: Sequence[float], times: Sequence[float], values: Sequence[float]
     ) -> tuple[list[float], list[float], list[float]]:
         good = []
@@ -163,9 +163,9 @@ class Curve:
             if _is_finite(point[2]):
                 good.append((point[0], point[1], float(point[2])))
             else:
-                self.broken += 1
-                if len(self.broken_at) < _MAX_BROKEN_SHOWN:
-                    self.broken_at.append(point[0])
+                self.non_finite += 1
+                if len(self.non_finite_at) < _MAX_NON_FINITE_SHOWN:
+                    self.non_finite_at.append(point[0])
         kept = zip(*good, strict=True) if good else ((), (), ())
         x, t, y = map(list, kept)
         return x, t, y
@@ -293,7 +293,7 @@ class _Tail:
         self._storage = storage
         self._name = name
         self._position = 0
-        self._memory = b""  # the last bytes that were read, to detect that the file was truncated or replaced
+        self._last_bytes = b""  # the last bytes that were read, to detect that the file was truncated or replaced
 
     def progress(self) -> tuple[int, int]:
         """Return the number of bytes read so far, and the size of the file (the same number if it is unknown)."""
@@ -308,9 +308,9 @@ class _Tail:
             yield from self._chunks_of(self._storage.read_bytes(self._name) or b"")
             return
         with contextlib.suppress(FileNotFoundError), self._storage.open_local(self._name) as file:
-            file.seek(self._position - len(self._memory))
-            if file.read(len(self._memory)) != self._memory:
-                self._position, self._memory = 0, b""
+            file.seek(self._position - len(self._last_bytes))
+            if file.read(len(self._last_bytes)) != self._last_bytes:
+                self._position, self._last_bytes = 0, b""
                 yield None
                 file.seek(0)
             while data := file.read(_CHUNK_BYTES):
@@ -323,8 +323,8 @@ class _Tail:
                 yield self._advance(whole + b"\n")
 
     def _chunks_of(self, data: bytes) -> Iterator[bytes | None]:
-        if data[: self._position][-_MEMORY_BYTES:] != self._memory:
-            self._position, self._memory = 0, b""
+        if data[: self._position][-_MAX_LAST_BYTES:] != self._last_bytes:
+            self._position, self._last_bytes = 0, b""
             yield None
         whole = data[self._position :].rpartition(b"\n")[0]
         if whole:
@@ -332,7 +332,7 @@ class _Tail:
 
     def _advance(self, lines: bytes) -> bytes:
         self._position += len(lines)
-        self._memory = (self._memory + lines)[-_MEMORY_BYTES:]
+        self._last_bytes = (self._last_bytes + lines)[-_MAX_LAST_BYTES:]
         return lines
 
 

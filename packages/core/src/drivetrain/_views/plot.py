@@ -23,7 +23,7 @@ Point = tuple[float, float, float, float]
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bit of each dot of a braille character, by row and column."""
 _MARKS = "*+xo#@%&"
-_COLOURS = (34, 33, 32, 31, 35, 36)
+_COLORS = (34, 33, 32, 31, 35, 36)
 _MIN_WIDTH = 30
 
 
@@ -45,8 +45,8 @@ def plot(
     bounds = _Bounds.of([point for points in curves for point in points])
     labels = _value_labels(bounds, height, log)
     margin = max(map(len, labels.values())) + 1
-    has_colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    has_dots = can_print("⣿") and (has_colours or len(series) == 1)
+    has_colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    has_dots = can_print("⣿") and (has_colors or len(series) == 1)
     columns = max(_MIN_WIDTH, (width or terminal_width()) - 1) - margin - 1
     canvas = _Canvas(columns, height, bounds, has_dots)
     for number, points in enumerate(curves):
@@ -55,7 +55,7 @@ def plot(
     bar, corner, dash = ("│", "└", "─") if can_print("│└─") else ("|", "+", "-")
     indent = " " * margin
     lines = [printable(title)]
-    for row, drawn in enumerate(canvas.lines(has_colours and len(series) > 1)):
+    for row, drawn in enumerate(canvas.lines(has_colors and len(series) > 1)):
         lines.append(f"{labels.get(row, ''):>{margin}}{bar}{drawn}")
     lines.append(f"{indent}{corner}{dash * columns}")
     lines.append(f"{indent} {_report_labels(bounds, columns)}")
@@ -99,7 +99,7 @@ def _report_labels(bounds: _Bounds, columns: int) -> str:
 
 def _legend(names: Iterable[str], has_dots: bool) -> str:
     if has_dots:
-        return "  ".join(_coloured(number, f"━ {printable(name)}") for number, name in enumerate(names))
+        return "  ".join(_colored(number, f"━ {printable(name)}") for number, name in enumerate(names))
     return "  ".join(f"{_MARKS[number % len(_MARKS)]} {printable(name)}" for number, name in enumerate(names))
 
 
@@ -125,16 +125,16 @@ class _Canvas:
                 self._join(number, before, here)
             before = here
 
-    def lines(self, coloured: bool) -> list[str]:
+    def lines(self, colored: bool) -> list[str]:
         """Return the lines of text."""
         if not self._has_dots:
             return ["".join(_MARKS[(mark - 1) % len(_MARKS)] if mark else " " for mark in row) for row in self._cells]
         lines = []
         for row, owners in zip(self._cells, self._owners, strict=True):
             characters = [chr(0x2800 + bits) if bits else " " for bits in row]
-            if coloured:
+            if colored:
                 spans = groupby(zip(owners, characters, strict=True), lambda pair: pair[0])
-                characters = [_coloured(owner, "".join(one for _, one in span)) for owner, span in spans]
+                characters = [_colored(owner, "".join(one for _, one in span)) for owner, span in spans]
             lines.append("".join(characters))
         return lines
 
@@ -160,5 +160,5 @@ class _Canvas:
             self._cells[row][column] = number + 1
 
 
-def _coloured(number: int, text: str) -> str:
-    return f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{text}\x1b[0m"
+def _colored(number: int, text: str) -> str:
+    return f"\x1b[{_COLORS[number % len(_COLORS)]}m{text}\x1b[0m"

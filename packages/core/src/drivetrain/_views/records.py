@@ -79,7 +79,7 @@ class RunRecord:
         return max([self.history.last_time, reported_at, *(entry.time for entry in self.checkpoints[-1:])])
 
     @property
-    def dropped(self) -> list[dict[str, Any]]:
+    def deleted_checkpoints(self) -> list[dict[str, Any]]:
         """The name, iteration and time of each committed checkpoint that has been deleted since."""
         kept = {checkpoint.name for checkpoint in self.checkpoints}
         return [entry for name, entry in self.history.committed.items() if name not in kept]
@@ -131,7 +131,7 @@ class RunRecord:
             "checkpoints": [
                 {**asdict(checkpoint), "metrics": flatten(checkpoint.metrics)} for checkpoint in self.checkpoints
             ],
-            "dropped_checkpoints": self.dropped,
+            "dropped_checkpoints": self.deleted_checkpoints,
             "failure": self.error,
         }
 

@@ -37,7 +37,7 @@ def table(
     rows: Sequence[Sequence[str]],
     *,
     width: int | None = None,
-    spare: Sequence[str] = (),
+    droppable: Sequence[str] = (),
     wrap: bool = False,
 ) -> str:
     """Return a table as text. Columns are only as wide as their cells require.
@@ -46,7 +46,7 @@ def table(
         header: the headings.
         rows: the cells.
         width: the available width in columns of text; None for the width of the terminal.
-        spare: headings of columns that are dropped if the table is too wide, starting with the last. If that is not
+        droppable: headings of columns that are dropped if the table is too wide, starting with the last. If that is not
             enough, the widest columns are made narrower, and long cells are truncated.
         wrap: continue long cells on further lines instead of truncating them.
     """
@@ -60,7 +60,7 @@ def table(
     def too_wide() -> int:
         return sum(widths[column] for column in shown) + 2 * (len(shown) - 1) - width
 
-    for name in reversed(spare):
+    for name in reversed(droppable):
         column = names.index(name)
         if too_wide() > 0 and column in shown:  # a metric may have the same name as another column
             shown.remove(column)
@@ -80,11 +80,11 @@ def table(
     return "\n".join(lines)
 
 
-def wrapped(start: str, text: str) -> str:
-    """Return ``start`` and a text, wrapped to the width of the terminal; later lines are indented like the text."""
-    width = max(terminal_width(), len(start) + 30)
+def wrapped(prefix: str, text: str) -> str:
+    """Return ``prefix`` and a text, wrapped to the width of the terminal; later lines are indented like the text."""
+    width = max(terminal_width(), len(prefix) + 30)
     return textwrap.fill(
-        printable(text), width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
+        printable(text), width, initial_indent=prefix, subsequent_indent=" " * len(prefix), break_on_hyphens=False
     )
 
 

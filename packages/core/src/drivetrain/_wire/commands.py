@@ -52,8 +52,8 @@ class JoinRun:
         module_path: the entries of the driver's ``sys.path``. The worker appends missing ones to its own.
         environment: environment variables to set.
         defaults: environment variables to set unless they are set already.
-        since: Unix time in seconds. An imported module is out of date if its file was changed after this time. None to
-            check no modules.
+        imported_since: Unix time in seconds. An imported module is out of date if its file was changed after this time.
+            None to check no modules.
     """
 
     rank: int
@@ -62,7 +62,7 @@ class JoinRun:
     module_path: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
-    since: float | None = None
+    imported_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,14 @@ class SessionOptions:
     Attributes:
         checkpoints: settings for storing checkpoints.
         sync: settings for uploading artifacts.
-        start: number of drivers that have worked on the run so far, including the current one; None to skip the check
-            that no other driver has taken over the run.
+        driver_count: number of drivers that have worked on the run so far, including the current one; None to skip the
+            check that no other driver has taken over the run.
         chdir: True to run the train function with the directory for artifacts as its working directory.
     """
 
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
-    start: int | None = None
+    driver_count: int | None = None
     chdir: bool = False
 
 

@@ -26,7 +26,7 @@ def join_run(command: JoinRun, output: WorkerOutput) -> bool:
     directory = command.log_directory
     if directory is not None and directory.parent.exists():
         output.redirect(directory, command.rank, shown=command.shown)
-    return command.since is not None and _uses_old_modules(command.since)
+    return command.imported_since is not None and _uses_old_modules(command.imported_since)
 
 
 def _uses_old_modules(since: float) -> bool:

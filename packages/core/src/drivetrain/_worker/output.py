@@ -185,7 +185,7 @@ class OutputPipe:
         os.close(self._log)
         self._log, self._echo = log, LineEcho(self.rank, console)
 
-    def take_write_end(self) -> int:
+    def write_end_for_worker(self) -> int:
         """Return the descriptor to which the worker writes. The caller must close it."""
         return self._write_end
 

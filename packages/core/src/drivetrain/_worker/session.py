@@ -149,7 +149,7 @@ class Session:
                 self._outbox.emit(Reported(rank, number, iteration, time.time(), values, None, reduce, None, quiet))
                 return
             storage = self.context.storage
-            storage.require_run(self.context.run_id, self._task.options.start)
+            storage.require_run(self.context.run_id, self._task.options.driver_count)
             self._add_positions(upload.checkpoint)
             prepared = self._uploads.prepare(upload, number)
             stored = checkpoint_in(storage, prepared.directory)

@@ -44,7 +44,9 @@ class Signals:
         before = signal.signal(signal.SIGTERM, self._handle)
         descriptor = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         # SIGTERM must kill a process that the train function forks, such as a data loader's worker.
-        os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._forget)
+        os.register_at_fork(
+            before=self._block_sigterm, after_in_parent=self._unblock_sigterm, after_in_child=self._reset_in_child
+        )
         try:
             yield
         finally:
@@ -56,14 +58,14 @@ class Signals:
         with contextlib.suppress(OSError):
             self._write.send(bytes((number,)))
 
-    def _hold(self) -> None:
+    def _block_sigterm(self) -> None:
         self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
 
-    def _release(self) -> None:
+    def _unblock_sigterm(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
 
-    def _forget(self) -> None:
+    def _reset_in_child(self) -> None:
         if signal.getsignal(signal.SIGTERM) == self._handle:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._release()
+        self._unblock_sigterm()

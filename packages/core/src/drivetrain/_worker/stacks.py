@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["NO_ANSWER", "collect_stacks", "dump_stacks_on_signal", "own_stacks", "read_stacks"]
+__all__ = ["NO_RESPONSE", "collect_stacks", "dump_stacks_on_signal", "own_stacks", "read_stacks"]
 
-NO_ANSWER = "  no response"
+NO_RESPONSE = "  no response"
 """The start of the text that is shown instead of the stacks if a process does not respond."""
 
 _SIGNAL = signal.SIGRTMAX  # no library is known to use it
@@ -91,5 +91,5 @@ def _explain_silence(pid: int) -> str:
     try:
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
-        return f"{NO_ANSWER}: the process has exited"
-    return f"{NO_ANSWER}: process {pid} {_STATES.get(state, 'is busy')}"
+        return f"{NO_RESPONSE}: the process has exited"
+    return f"{NO_RESPONSE}: process {pid} {_STATES.get(state, 'is busy')}"

@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem, StoredFile
-from drivetrain._storage.layout import LISTING_FILE, announcement, checkpoint_name, is_reserved
+from drivetrain._storage.layout import LISTING_FILE, announcement_name, checkpoint_name, is_reserved
 from drivetrain._storage.node import share_directory
 from drivetrain.config import CheckpointConfig, CheckpointUploadMode
 from drivetrain.errors import CheckpointError, StorageError
@@ -86,10 +86,10 @@ class _Destination:
     rank: int
     checksums: bool
 
-    def put(self, source: str, directory: str, *, give_away: bool, polite: bool) -> dict[str, StoredFile]:
+    def put(self, source: str, directory: str, *, give_away: bool, low_priority: bool) -> dict[str, StoredFile]:
         """Store the files of a local directory; delete the directory if ``give_away`` is True."""
         files = self.storage.put_directory(
-            source, directory, rank=self.rank, give_away=give_away, checksums=self.checksums, polite=polite
+            source, directory, rank=self.rank, may_move=give_away, checksums=self.checksums, low_priority=low_priority
         )
         if give_away:
             shutil.rmtree(source, ignore_errors=True)
@@ -159,7 +159,7 @@ class _FromSource:
 
     def store(self) -> dict[str, StoredFile]:
         with self.request.checkpoint.as_directory() as source:
-            return self.destination.put(source, self.directory, give_away=self.request.delete_local, polite=False)
+            return self.destination.put(source, self.directory, give_away=self.request.delete_local, low_priority=False)
 
 
 class _FromPrivateCopy:
@@ -172,7 +172,7 @@ class _FromPrivateCopy:
             source = stack.enter_context(request.checkpoint.as_directory())
             private = stack.enter_context(share_directory("uploads", secrets.token_hex(8)))
             copies = Storage(LocalFilesystem(), private, destination.storage.limits)
-            copies.put_directory(source, _FILES, give_away=request.delete_local)
+            copies.put_directory(source, _FILES, may_move=request.delete_local)
             if request.delete_local:
                 shutil.rmtree(source, ignore_errors=True)
             self._source = os.path.join(private, _FILES)
@@ -181,7 +181,7 @@ class _FromPrivateCopy:
     def store(self) -> dict[str, StoredFile]:
         """Store the files, and delete the private copy."""
         with self._cleanup:
-            return self._destination.put(self._source, self._directory, give_away=True, polite=True)
+            return self._destination.put(self._source, self._directory, give_away=True, low_priority=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,4 +334,4 @@ class Uploads:
                 f"[DT-411] report(checkpoint_dir_name=...): expected a new name, got {directory!r}, which another "
                 "checkpoint of the run has"
             )
-        self._storage.write_bytes(announcement(directory), b"", durable=False)
+        self._storage.write_bytes(announcement_name(directory), b"", durable=False)

@@ -64,7 +64,7 @@ def _staged(context: TrainContext, options: SessionOptions) -> Iterator[tuple[st
         elif count := sum(1 for _ in walk_local(os.path.join(staged, ARTIFACTS))):
             _warn(f"{count} files in get_trial_dir() are not kept. Set SyncConfig(sync_artifacts=True) to upload them")
 
-    key = f"{staging_key(context.run_id, options.start)}-{context.attempt}"
+    key = f"{staging_key(context.run_id, options.driver_count)}-{context.attempt}"
     with share_directory(STAGED_RUNS, key, before_deletion=finish) as staged:
         if not sync.sync_artifacts or context.get_local_rank() != 0:
             yield staged, lambda: None

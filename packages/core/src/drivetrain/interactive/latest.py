@@ -22,13 +22,14 @@ class LatestRun:
         storage: the run directory.
         rules: the run's rules for keeping checkpoints.
         result: the result of the run; None until the run has succeeded.
-        unstored: the values of the last checkpoint; None unless the run keeps it in memory instead of in storage.
+        in_memory_values: the values of the last checkpoint; None unless the run keeps it in memory instead of
+            in storage.
     """
 
     storage: Storage
     rules: CheckpointConfig
     result: Result | None = None
-    unstored: dict[str, Any] | None = None
+    in_memory_values: dict[str, Any] | None = None
 
     def load_result(self) -> Result:
         """Return the result of the run. If the run has not succeeded, read the result so far from storage."""
@@ -40,8 +41,8 @@ class LatestRun:
         Raises:
             CheckpointError: the last checkpoint was not saved by ``save_checkpoint()``, but by ``report()``.
         """
-        if self.unstored is not None:
-            return self.unstored
+        if self.in_memory_values is not None:
+            return self.in_memory_values
         checkpoint = self.load_result().checkpoint
         if checkpoint is None:
             return None

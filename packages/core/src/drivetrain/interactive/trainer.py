@@ -424,7 +424,7 @@ class Trainer:
                     name=name,
                     storage_path=self._logs.root,
                     storage_filesystem=filesystem_of(self._logs),
-                    callbacks=(*self._config.callbacks, *callbacks, _Beginning(begin)),
+                    callbacks=(*self._config.callbacks, *callbacks, _OnRunStart(begin)),
                     checkpoint_config=rules,
                     failure_config=self._failures,
                 ),
@@ -438,7 +438,7 @@ class Trainer:
         if self._latest is None or self._latest.storage.root != storage.root:  # the run was rejected before it started
             return
         with contextlib.suppress(CheckpointError):  # the checkpoint is not a dict
-            self._latest.unstored = self._latest.load_checkpoint()
+            self._latest.in_memory_values = self._latest.load_checkpoint()
         delete_checkpoints(storage)
 
 
@@ -452,7 +452,7 @@ class InteractiveRun(DataParallelTrainer):
         return self._run(interrupts, raise_on_failure=True)
 
 
-class _Beginning(Callback):
+class _OnRunStart(Callback):
     """Calls a function of the trainer when the directory of a run exists."""
 
     def __init__(self, begin: Callable[[], None]) -> None:

@@ -218,14 +218,14 @@ class CrashHarness:
         reference = self._reference()
         self._cases += 1
         case = _Case(self._job, self._directory, f"case_{self._cases:04d}_{self._token}")
-        case.run(crashes, reference)
+        case.run_until_undisturbed(crashes, reference)
         self._seconds = case.undisturbed_s or self._seconds
         return case.close(crashes)
 
     def _reference(self) -> _Outcome:
         if self._undisturbed is None:
             case = _Case(self._job, self._directory, f"undisturbed_{self._token}")
-            outcome = case.run((), None)
+            outcome = case.run_until_undisturbed((), None)
             case.close(())
             assert outcome is not None
             self._undisturbed, self._seconds = outcome, case.undisturbed_s
@@ -265,7 +265,7 @@ class _Case:
         self._killed: list[int] = []
         self._findings: list[str] = []
 
-    def run(self, crashes: Sequence[Crash], reference: _Outcome | None) -> _Outcome | None:
+    def run_until_undisturbed(self, crashes: Sequence[Crash], reference: _Outcome | None) -> _Outcome | None:
         """Start the job again and again, until all crashes have happened and it has ended undisturbed.
 
         Stop early if there are findings.
@@ -315,7 +315,7 @@ class _Case:
         start = JobStart(self._job, variables, output, armed=any(crash.point for crash in pending))
         self._starts.append(start)
         pending_before = len(pending)
-        self._findings += start.play(pending)
+        self._findings += start.run(pending)
         self._killed += start.killed
         if len(self._starts) == 1 and not start.killed:
             self.undisturbed_s = start.seconds

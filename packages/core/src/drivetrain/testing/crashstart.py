@@ -120,7 +120,7 @@ class JobStart:
         """The output so far."""
         return self._output.read_text(errors="replace")
 
-    def play(self, pending: deque[Crash]) -> list[str]:
+    def run(self, pending: deque[Crash]) -> list[str]:
         """Run the job until its driver exits, and remove the crashes that have happened from ``pending``.
 
         Returns:

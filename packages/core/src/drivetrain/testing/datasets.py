@@ -90,7 +90,7 @@ class DatasetConformance:
         for other in (object(), None, 3):
             assert provider.accepts(other) is False, f"accepts({other!r})"
 
-    def test_asking_imports_nothing_else(self) -> None:
+    def test_accepts_imports_nothing_else(self) -> None:
         module, name = self.provider.__module__, self.provider.__qualname__
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", _IMPORTS, module, name]
