@@ -66,12 +66,12 @@ class UsageRecorder:
 
 
 def _record(path: Path, pids: dict[int, int], stopped: threading.Event) -> None:
-    if stopped.wait(_DELAY_S):  # without the delay, this thread would compete for the GIL with the start of the attempt
-        return
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            _sample_until(stopped, descriptor, pids)
+            # Without the delay, this thread would compete for the GIL with the start of the attempt.
+            if not stopped.wait(_DELAY_S):
+                _sample_until(stopped, descriptor, pids)
         finally:
             os.close(descriptor)
 
