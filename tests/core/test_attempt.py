@@ -30,7 +30,9 @@ from drivetrain._wire.events import (
     Event,
     Exited,
     Failed,
+    PhaseEntered,
     PreemptionPolled,
+    RankState,
     Renumbered,
     Reported,
     ReportNumber,
@@ -168,6 +170,16 @@ def test_second_request_ends_the_attempt_at_once(tmp_path: Path) -> None:
         group = ScriptedGroup(ranks, [0, 0, 1, 1, OUTSIDE, 0, OUTSIDE], actions, services.interrupts)
         with pytest.raises(RunCancelledError):
             follow(services, group)
+
+
+def test_rank_that_tears_down_its_connections_counts_as_finished_in_the_error_of_its_peer(tmp_path: Path) -> None:
+    """A peer that waits for it fails, and this failure may arrive before the return value."""
+    with run_services(tmp_path) as services:
+        failing = ScriptedRank(0, [start(0), Failed(0, 1.0, TRAINING, ConnectionError("closed by peer"))])
+        leaving = ScriptedRank(1, [start(1), PhaseEntered(1, RankState.TEARING_DOWN, 1.0)])
+        _, ending = follow(services, ScriptedGroup([failing, leaving], [0, 1, 1, 0]))
+    assert isinstance(ending, AttemptFailed)
+    assert ending.notes == ("ranks that had already finished: 1",)
 
 
 def test_run_grows_after_a_commit_whenever_there_is_room(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ class Diagnosis:
             return AttemptFailed(self._timeout)
         ordered = self.losses + sorted(self._exceptions, key=self._time_by_driver_clock)
         notes = [f"also: {failure.summary}" for failure in ordered[1:]]
-        if finished := self._ranks.in_state(RankState.FINISHED):
+        # A rank that tears down its connections can cause the exception before its return value arrives.
+        if finished := self._ranks.in_state(RankState.TEARING_DOWN, RankState.FINISHED):
             notes.append(f"ranks that had already finished: {', '.join(map(str, finished))}")
         return AttemptFailed(ordered[0], tuple(notes))
 

@@ -89,9 +89,9 @@ class Ranks(list[Rank]):
         """Describe for messages what a rank in the given state is doing."""
         return state.describe(self._backend)
 
-    def in_state(self, state: RankState) -> list[int]:
-        """Return the ranks in a state."""
-        return [number for number, rank in enumerate(self) if rank.state is state]
+    def in_state(self, *states: RankState) -> list[int]:
+        """Return the ranks in any of the given states."""
+        return [number for number, rank in enumerate(self) if rank.state in states]
 
     @property
     def replaceable(self) -> list[int]:
