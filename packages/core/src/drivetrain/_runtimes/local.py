@@ -360,21 +360,9 @@ class LocalGroup(ConnectedGroup):
     def _on_exit(self, rank: int, exit_code: int | None) -> None:
         if (pidfd := self._processes[rank].pidfd) is not None:
             self.forget(pidfd)
-        if exit_code is None:
-            self._await_exit_code(rank)
-        else:
+        if exit_code is not None:  # otherwise the server has reaped the process, and will send the exit code
             self._read_output(rank)
             self.note_exit(rank, exit_code, *self._explain_exit(exit_code))
-
-    def _await_exit_code(self, rank: int) -> None:
-        """Wait for the exit code of a process that the server has reaped, before the consequences are processed."""
-        deadline = time.monotonic() + _DEATH_WAIT_S
-        readable = select.poll()
-        readable.register(self._server.control, select.POLLIN)
-        while not self.has_exited(rank) and not self.broken:
-            if not readable.poll(1000 * max(0.0, deadline - time.monotonic())):
-                return
-            self._read_server()
 
     def _explain_exit(self, exit_code: int) -> tuple[str, FailureKind]:
         if exit_code == -signal.SIGKILL and self._oom_kills.has_increased():
