@@ -1,11 +1,15 @@
 """The fork server of local workers: its preloaded modules, its replacement, and cases without preloading."""
 
 import os
+import select
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+import drivetrain
 from drivetrain import Backend, DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
 from drivetrain._hooks.backend import NoBackend
 from tests.support import wait_until_exited
@@ -100,3 +104,34 @@ def test_death_of_the_server_fails_the_run_and_the_next_run_starts_another(tmp_p
     with pytest.raises(TrainingFailedError, match="was killed because the fork server exited"):
         fit(kill_the_server, tmp_path)
     assert fit(server_and_modules, tmp_path).return_value
+
+
+def test_rank_whose_exit_code_arrives_late_is_the_root_cause(tmp_path, monkeypatch):
+    """The server has reaped the process, but is too busy to send the exit code before a peer reports its error."""
+    monkeypatch.setattr("drivetrain._runtimes.local._exit_code_of_zombie", lambda pid: None)
+
+    victim, server = tmp_path / "victim", tmp_path / "server"
+    os.mkfifo(victim)
+    os.mkfifo(server)
+
+    def train():
+        if drivetrain.get_context().get_world_rank() == 1:
+            victim.write_text(str(os.getpid()))
+            threading.Event().wait(30)
+        pid = int(victim.read_text())
+        exited = os.pidfd_open(pid)
+        os.kill(os.getppid(), signal.SIGSTOP)
+        server.write_text(str(os.getppid()))
+        os.kill(pid, signal.SIGKILL)
+        select.select([exited], [], [], 30)
+        raise ConnectionError("closed by peer")
+
+    def delay_the_server():
+        pid = int(server.read_text())
+        threading.Event().wait(0.3)
+        os.kill(pid, signal.SIGCONT)
+
+    threading.Thread(target=delay_the_server, daemon=True).start()
+    with pytest.raises(TrainingFailedError) as caught:
+        fit(train, tmp_path, num_workers=2)
+    assert caught.value.rank == 1

@@ -333,6 +333,8 @@ class LocalGroup(ConnectedGroup):
         )
 
     def _read_server(self) -> None:
+        if not self._await_server(0.0):
+            return  # _await_exit_code() has read the message that this event announced
         received = forkserver.receive(self._server.control)
         if received is None:
             self.broken = True
@@ -360,9 +362,23 @@ class LocalGroup(ConnectedGroup):
     def _on_exit(self, rank: int, exit_code: int | None) -> None:
         if (pidfd := self._processes[rank].pidfd) is not None:
             self.forget(pidfd)
-        if exit_code is not None:  # otherwise the server has reaped the process, and will send the exit code
+        if exit_code is None:
+            self._await_exit_code(rank)
+        else:
             self._read_output(rank)
             self.note_exit(rank, exit_code, *self._explain_exit(exit_code))
+
+    def _await_exit_code(self, rank: int) -> None:
+        """Wait for the exit code of a process that the server has reaped, before the consequences are processed."""
+        deadline = time.monotonic() + _DEATH_WAIT_S
+        while not self.has_exited(rank) and not self.broken and self._await_server(deadline - time.monotonic()):
+            self._read_server()
+
+    def _await_server(self, seconds: float) -> bool:
+        """Wait until the server has sent a message. Return False after the timeout."""
+        readable = select.poll()
+        readable.register(self._server.control, select.POLLIN)
+        return bool(readable.poll(1000 * max(0.0, seconds)))
 
     def _explain_exit(self, exit_code: int) -> tuple[str, FailureKind]:
         if exit_code == -signal.SIGKILL and self._oom_kills.has_increased():
