@@ -129,5 +129,5 @@ def test_metric_that_appears_late_gets_its_own_column(tmp_path: Path) -> None:
 
     with Path(result.path, "progress.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["a"], row["b"]) for row in rows] == [("1", ""), ("", "2"), ("3", "4")]
+    assert [(row["a"], row["b"] or "") for row in rows] == [("1", ""), ("", "2"), ("3", "4")]
     assert rows[0]["text"] == 'with, "quotes"\nand lines'

@@ -1,3 +1,5 @@
+import random
+
 import pytest
 
 from drivetrain._driver.reports import ReportMatcher, combine
@@ -99,3 +101,62 @@ def test_values_are_combined_over_the_ranks_that_report_them(how: str, expected:
     reports = {2: {"loss": 3}, 0: {"loss": 1}, 1: {"loss": 2}, 3: {"other": 9}}
 
     assert combine(reports, {"loss": how}) == {"loss": expected}
+
+
+class SimpleMatcher:
+    """States which reports are held and released, by looking at every rank after every event."""
+
+    def __init__(self, world_size: int, clock: Clock) -> None:
+        self.latest = dict.fromkeys(range(world_size), 0)
+        self.running = set(self.latest)
+        self.silent: set[int] = set()
+        self.held: dict[int, float] = {}
+        self.clock = clock
+
+    def add(self, rank: int, number: int, *, hold: bool) -> list[int]:
+        self.latest[rank] = number
+        self.silent.discard(rank)
+        if hold:
+            self.held.setdefault(number, self.clock())
+        return self.settle()
+
+    def finish(self, rank: int) -> list[int]:
+        self.running.discard(rank)
+        return self.settle()
+
+    def settle(self) -> list[int]:
+        if self.held:
+            oldest = min(self.held)
+            if max(self.latest.values()) >= oldest + 2 and self.clock() - self.held[oldest] >= 10:
+                self.silent |= {rank for rank in self.running if self.latest[rank] == 0}
+        reached = min((self.latest[rank] for rank in self.running - self.silent), default=None)
+        released = sorted(number for number in self.held if reached is None or number <= reached)
+        for number in released:
+            del self.held[number]
+        return released
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_reports_are_released_exactly_when_every_awaited_rank_has_reached_them(seed: int) -> None:
+    choose = random.Random(seed)
+    size, clock = choose.randint(1, 6), Clock()
+    matcher, expected = ReportMatcher(size, clock=clock), SimpleMatcher(size, clock)
+    reporting = choose.sample(range(size), choose.randint(1, size))
+    running = set(range(size))
+
+    for _ in range(choose.randint(1, 60)):
+        clock.seconds += choose.choice([0, 1, 6])
+        rank = choose.choice(sorted(running))
+        if choose.random() < 0.05:
+            running.discard(rank)
+            released, simple = matcher.finish(rank), expected.finish(rank)
+        elif rank in reporting or choose.random() < 0.02:
+            number, hold = expected.latest[rank] + 1, choose.random() < 0.4
+            files = {"file": StoredFile(1)} if hold else None
+            released, simple = matcher.add(report(rank, number, files=files)), expected.add(rank, number, hold=hold)
+        else:
+            continue
+        assert [matched.number for matched in released] == simple
+        assert [number for number in range(70) if matcher.held_report(number)] == sorted(expected.held)
+        if not running:
+            break

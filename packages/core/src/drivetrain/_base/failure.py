@@ -18,10 +18,23 @@ from tblib import Traceback
 
 from drivetrain.errors import CheckpointError, FailureKind, RemoteError, StorageError
 
-__all__ = ["Failure", "capture_failure", "describe_exit", "rebuild_exception"]
+__all__ = [
+    "Failure",
+    "capture_failure",
+    "describe_exit",
+    "format_exception",
+    "one_line",
+    "rebuild_exception",
+    "text_of",
+    "type_name",
+]
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _OUT_OF_MEMORY = ("OutOfMemoryError", "ResourceExhaustedError")
+_MAX_CHAINED = 20
+_MAX_FRAMES = 100  # tblib and pickle handle the frames of a traceback recursively
+_MAX_LINE = 2_000
+_MAX_TEXT = 200_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,22 +79,30 @@ class Failure:
 def capture_failure(error: BaseException) -> bytes:
     """Pickle an exception with its traceback and its chain of causes and contexts.
 
-    An exception that cannot be pickled is replaced by a :class:`~drivetrain.RemoteError` that describes it.
+    An exception that cannot be pickled is replaced by a :class:`~drivetrain.RemoteError` that describes it. This
+    function never fails, because a failure that is not captured would look like a crash of the process.
 
     Returns:
         Bytes that :func:`rebuild_exception` accepts.
     """
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        return _capture_chain(error)
+    except BaseException:  # the exception's own methods may raise anything
+        title = f"{type_name(error)} (the exception could not be described)"
+        return pickle.dumps((title, "", [(pickle.dumps(RemoteError(title)), "", None)]))
+
+
+def _capture_chain(error: BaseException) -> bytes:
     links: list[tuple[bytes, str, dict[str, object] | None]] = []
     link: BaseException | None = error
     seen: set[int] = set()
-    while link is not None and id(link) not in seen and len(links) < 20:
+    while link is not None and id(link) not in seen and len(links) < _MAX_CHAINED:
         seen.add(id(link))
         frames = _user_frames(link.__traceback__)
         relation = _relation(link)
         links.append((_pickle_exception(link), relation, Traceback(frames).as_dict() if frames else None))
         link = {"cause": link.__cause__, "context": link.__context__}.get(relation)
-    return pickle.dumps((_title(error), text, links))
+    return pickle.dumps((_title(error), format_exception(error), links))
 
 
 def rebuild_exception(data: bytes | BaseException) -> BaseException:
@@ -142,8 +163,55 @@ def describe_exit(exit_code: int | None) -> str:
     return f"was killed by {name}"
 
 
+def text_of(error: BaseException) -> str:
+    """Return the message of an exception, which can always be printed and stored.
+
+    The message is shortened if it is very long. Code points that cannot be encoded are escaped.
+    """
+    try:
+        text = str(error)
+    except BaseException:  # a user's __str__ may raise anything
+        return "(its __str__ method raised an exception)"
+    return _encodable(_shortened(text, _MAX_TEXT))
+
+
+def type_name(error: BaseException) -> str:
+    """Return the name of an exception's class."""
+    try:
+        return str(type(error).__name__)
+    except BaseException:  # a metaclass may redefine it
+        return "an exception"
+
+
+def one_line(error: BaseException) -> str:
+    """Return the type of an exception, and the first line of its message."""
+    text = _shortened(text_of(error).strip().split("\n", 1)[0], _MAX_LINE)
+    return f"{type_name(error)}: {text}" if text else type_name(error)
+
+
+def format_exception(error: BaseException) -> str:
+    """Return the text that Python prints for an uncaught exception. It is shortened if it is very long."""
+    try:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except BaseException:  # the exception's own methods may raise anything
+        text = f"{one_line(error)} (its traceback could not be formatted)"
+    return _encodable(_shortened(text, _MAX_TEXT))
+
+
+def _shortened(text: str, limit: int) -> str:
+    """Return a text without its middle part if it is longer than ``limit`` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half:,} characters omitted) ... {text[-half:]}"
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _title(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
+    return _encodable(_shortened("".join(traceback.format_exception_only(type(error), error)).strip(), _MAX_TEXT))
 
 
 def _relation(error: BaseException) -> str:
@@ -154,11 +222,24 @@ def _relation(error: BaseException) -> str:
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the outermost frames of drivetrain; unchanged if it has only such frames."""
+    """Return a traceback without the outermost frames of drivetrain; with all frames if it has only such frames.
+
+    Of a very long traceback, such as that of a ``RecursionError``, only the first and the last frames are kept.
+    """
     remaining = frames
     while remaining is not None and remaining.tb_frame.f_globals.get("__name__", "").startswith("drivetrain."):
         remaining = remaining.tb_next
-    return remaining or frames
+    entries: list[TracebackType] = []
+    entry = remaining or frames
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    if len(entries) > _MAX_FRAMES:
+        entries[_MAX_FRAMES // 2 : -_MAX_FRAMES // 2] = []
+    kept: TracebackType | None = None
+    for entry in reversed(entries):
+        kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept
 
 
 def _pickle_exception(error: BaseException) -> bytes:

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["find_metric", "flatten", "has_metric", "reported_metrics"]
+__all__ = ["MAX_TEXT", "find_metric", "flatten", "has_metric", "reported_metrics", "writable"]
 
+MAX_TEXT = 100_000
+"""The maximum length of a text in a file, in characters. Python's CSV reader rejects values that are much longer."""
+
+_MAX_INTEGER_BITS = 10_000  # Python refuses to convert integers of more than 4,300 digits to text
 _SEPARATOR = "/"
 _NOT_NESTED = frozenset((bool, int, float, str, list, type(None)))
 
@@ -56,3 +60,26 @@ def reported_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 _MISSING = object()
+
+
+def writable(value: Any, max_text: int = MAX_TEXT) -> Any:
+    """Return a metric in a form that can be written to a file and read again.
+
+    Texts are shortened, and code points that cannot be encoded are escaped. An integer of thousands of digits is
+    replaced by a text that states its size.
+
+    Args:
+        value: a number, text, boolean, None, or a list or mapping of them.
+        max_text: the maximum length of a text, in characters.
+    """
+    if isinstance(value, str):
+        if len(value) > max_text:
+            value = f"{value[:max_text]}... ({len(value) - max_text:,} more characters)"
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
+        return f"an integer of {value.bit_length():,} bits"
+    if isinstance(value, list):
+        return [writable(item, max_text) for item in value]
+    if isinstance(value, dict):
+        return {writable(name, max_text): writable(item, max_text) for name, item in value.items()}
+    return value

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drivetrain._base.metrics import find_metric
+from drivetrain._base.failure import one_line
+from drivetrain._base.metrics import find_metric, writable
 from drivetrain._driver.ranks import Rank, Ranks
 from drivetrain._driver.reports import MatchedReport, ReportMatcher, combine
 from drivetrain._driver.services import RunServices
@@ -138,7 +139,7 @@ class Delivery:
                 return bool(condition(self._services.run.id, metrics))
             return any(find_metric(metrics, key, -math.inf) >= bound for key, bound in (condition or {}).items())
         except Exception as error:  # raised by a user's function, or by comparing a metric that is not a number
-            raise CallbackError(f"[DT-605] RunConfig(stop=...) raised {type(error).__name__}: {error}") from error
+            raise CallbackError(f"[DT-605] RunConfig(stop=...) raised {one_line(error)}") from error
 
     def _complete(self, settled: list[MatchedReport]) -> bool:
         """Combine the values of completed reports, and commit their checkpoints; return True after a commit."""
@@ -172,7 +173,7 @@ class Delivery:
             index=matched.number,
             iteration=matched.iteration,
             files=matched.files,
-            metrics=metrics,
+            metrics=writable(metrics),
             name=names[0],
         )
         self._services.callbacks.call("on_checkpoint", entry)

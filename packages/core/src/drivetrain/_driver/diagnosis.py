@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from drivetrain._base.failure import Failure, classify, describe_exit, rebuild_exception
-from drivetrain._driver.outcomes import AttemptFailed, one_line
+from drivetrain._base.failure import Failure, classify, describe_exit, one_line, rebuild_exception
+from drivetrain._driver.outcomes import AttemptFailed
 from drivetrain._driver.ranks import Ranks
 from drivetrain._hooks.context import Run
 from drivetrain._runtimes.base import Group

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from drivetrain._base.failure import format_exception
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.redact import redact
 from drivetrain._driver.callbacks import make_callbacks
@@ -229,7 +229,7 @@ def _explain(failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedErr
     }
     try:
         storage.write_bytes(ERROR_FILE, redact(json.dumps(record, indent=2)).encode())
-        storage.write_bytes(ERROR_TEXT_FILE, redact("".join(traceback.format_exception(error))).encode())
+        storage.write_bytes(ERROR_TEXT_FILE, redact(format_exception(error)).encode())
     except StorageError as unwritten:
         run.console.print(f"{run.name}: {unwritten}", error=True)
     return error

@@ -8,7 +8,7 @@ from typing import Any
 
 from drivetrain._base.failure import Failure
 
-__all__ = ["AttemptFailed", "Ending", "Grow", "RunFailed", "Succeeded", "one_line"]
+__all__ = ["AttemptFailed", "Ending", "Grow", "RunFailed", "Succeeded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,3 @@ class RunFailed:
     failure: Failure
     notes: tuple[str, ...] = ()
     history: tuple[Failure, ...] = ()
-
-
-def one_line(error: BaseException) -> str:
-    """Return the type of an exception, and the first line of its message."""
-    text = str(error).strip().split("\n", 1)[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -11,6 +11,7 @@ has made two more reports since. As soon as a silent rank reports, the matcher w
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -65,15 +66,23 @@ class ReportMatcher:
 
     def __init__(self, world_size: int, last_number: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._silent: set[int] = set()
-        self._initial_number = last_number
-        self._latest = dict.fromkeys(range(world_size), last_number)
-        self._running = set(range(world_size))
+        self._world_size = world_size
         self._held: dict[int, MatchedReport] = {}
+        self._held_numbers: list[int] = []  # a heap
+        self._expect_all(last_number)
+
+    def _expect_all(self, last_number: int) -> None:
+        """Wait for all ranks, which continue counting from ``last_number``."""
+        self._latest = [last_number] * self._world_size
+        self._highest = last_number
+        self._awaited = set(range(self._world_size))
+        self._unreported = set(self._awaited)  # the awaited ranks that have not reported
+        self._silent: set[int] = set()
+        self._behind = 0  # the number of awaited ranks that have not reached the oldest held report
 
     def holds_up_to(self, number: int) -> bool:
         """Return True if a report with this number or a smaller number waits for another rank."""
-        return bool(self._held) and min(self._held) <= number
+        return bool(self._held) and self._held_numbers[0] <= number
 
     def held_report(self, number: int) -> MatchedReport | None:
         """Return the held report with this number; None if no such report is held."""
@@ -81,8 +90,7 @@ class ReportMatcher:
 
     def add(self, event: Reported) -> list[MatchedReport]:
         """Add the report of a rank; return the reports that this completes, ordered by number."""
-        self._latest[event.rank] = event.number
-        self._silent.discard(event.rank)
+        self._advance(event.rank, event.number)
         if event.directory is None and not event.reduce:
             if not self._held:
                 return []
@@ -91,7 +99,7 @@ class ReportMatcher:
             return self._settle()
         held = self._held.get(event.number)
         if held is None:
-            held = self._held[event.number] = MatchedReport(event.number, event.iteration, held_from=self._clock())
+            held = self._hold(event)
         held.metrics[event.rank] = event.metrics
         held.iteration = min(held.iteration, event.iteration)
         if event.directory is not None:
@@ -105,33 +113,70 @@ class ReportMatcher:
 
     def finish(self, rank: int) -> list[MatchedReport]:
         """Record that a rank will not report again; return the reports that this completes, ordered by number."""
-        self._running.discard(rank)
+        if rank in self._awaited and self._is_behind(rank):
+            self._behind -= 1
+        for ranks in (self._awaited, self._unreported, self._silent):
+            ranks.discard(rank)
         return self._settle()
 
     def restart(self, number: int) -> None:
         """Discard all held reports, because they will not be completed. All ranks continue counting from ``number``."""
         self._held.clear()
-        self._silent.clear()
-        self._initial_number = number
-        self._latest = dict.fromkeys(self._latest, number)
-        self._running = set(self._latest)
+        self._held_numbers.clear()
+        self._expect_all(number)
+
+    def _advance(self, rank: int, number: int) -> None:
+        """Record the number of a rank's report. This takes constant time."""
+        if rank in self._silent:
+            self._silent.discard(rank)
+            self._awaited.add(rank)
+            self._behind += self._is_behind(rank)
+        self._unreported.discard(rank)
+        was_behind = self._is_behind(rank)
+        self._latest[rank] = number
+        self._highest = max(self._highest, number)
+        if was_behind and not self._is_behind(rank):
+            self._behind -= 1
+
+    def _is_behind(self, rank: int) -> bool:
+        return bool(self._held) and self._latest[rank] < self._held_numbers[0]
+
+    def _hold(self, event: Reported) -> MatchedReport:
+        """Start to hold the reports with the number of this report."""
+        held = self._held[event.number] = MatchedReport(event.number, event.iteration, held_from=self._clock())
+        heapq.heappush(self._held_numbers, event.number)
+        if self._held_numbers[0] == event.number:
+            self._count_ranks_behind()
+        return held
 
     def _settle(self) -> list[MatchedReport]:
+        """Release the reports that every awaited rank has reached.
+
+        The cost is proportional to the number of ranks when a report is released, and constant otherwise.
+        """
         self._note_silence()
+        if not self._held or self._behind:
+            return []
+        reached = min((self._latest[rank] for rank in self._awaited), default=None)
         settled: list[MatchedReport] = []
-        for number in sorted(self._held):
-            if any(self._latest[rank] < number for rank in self._running - self._silent):
-                break
-            settled.append(self._held.pop(number))
+        while self._held_numbers and (reached is None or self._held_numbers[0] <= reached):
+            settled.append(self._held.pop(heapq.heappop(self._held_numbers)))
+        self._count_ranks_behind()
         return settled
 
+    def _count_ranks_behind(self) -> None:
+        self._behind = sum(self._is_behind(rank) for rank in self._awaited)
+
     def _note_silence(self) -> None:
-        if not self._held:
+        if not self._held or not self._unreported:
             return
-        oldest = min(self._held)
-        is_ahead = max(self._latest.values()) >= oldest + _SILENT_REPORTS
+        oldest = self._held_numbers[0]
+        is_ahead = self._highest >= oldest + _SILENT_REPORTS
         if is_ahead and self._clock() - self._held[oldest].held_from >= _SILENT_S:
-            self._silent.update(rank for rank in self._running if self._latest[rank] == self._initial_number)
+            self._silent |= self._unreported
+            self._awaited -= self._unreported
+            self._unreported.clear()
+            self._count_ranks_behind()
 
 
 def combine(reports: Mapping[int, Mapping[str, Any]], reduce: Mapping[str, str]) -> dict[str, float]:

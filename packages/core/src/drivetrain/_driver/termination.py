@@ -127,7 +127,9 @@ class Termination:
 
     def _set_stop_step(self) -> None:
         """Once every active rank has sent its step count, send all ranks the stop step: the highest count plus one."""
-        if self._notice is None or not self._steps or self._ranks.active - self._steps.keys():
+        if self._notice is None or not self._steps or len(self._steps) < len(self._ranks.active):
+            return
+        if self._ranks.active - self._steps.keys():
             return
         step = max(self._steps.values()) + 1
         self._steps.clear()

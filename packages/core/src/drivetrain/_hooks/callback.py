@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from drivetrain._base.failure import one_line
 from drivetrain.errors import CallbackError
 
 if TYPE_CHECKING:
@@ -144,4 +145,4 @@ class Callbacks:
 
 def _callback_error(callback: object, hook: str, error: Exception) -> CallbackError:
     name = type(callback).__qualname__
-    return CallbackError(f"[DT-604] callback {name}.{hook}() raised {type(error).__name__}: {error}")
+    return CallbackError(f"[DT-604] callback {name}.{hook}() raised {one_line(error)}")

@@ -16,7 +16,7 @@ from drivetrain._runtimes.resources import partition_gpus, visible_gpus
 from drivetrain._wire.commands import RunningTaskCommand
 from drivetrain._wire.events import Event, Failed, Returned
 from drivetrain._wire.task import TrainTask
-from drivetrain._worker.execute import Finished, Raised, RunningTask, run_in_session
+from drivetrain._worker.execute import Finished, Raised, RunningTask, Unwinding, run_in_session
 from drivetrain._worker.output import flush_output
 from drivetrain._worker.session import Outbox
 from drivetrain._worker.stacks import own_stacks
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["InProcessRuntime"]
 
 T = TypeVar("T")
-
-
-class _Unwind(BaseException):
-    """Unwinds the train function, because the attempt is over or the driver's code raised during a report."""
 
 
 class InProcessGroup:
@@ -75,15 +71,15 @@ class InProcessGroup:
                 try:
                     self._interrupts.act()
                     is_over = event is not None and deliver(event)
-                except _Unwind:  # raised by a nested call, which delivered the response to a command
+                except Unwinding:  # raised by a nested call, which delivered the response to a command
                     raise
                 except BaseException as error:
                     is_over, raised = True, error
-            if is_over:  # also after the train function has caught an earlier _Unwind
-                raise _Unwind from None
+            if is_over:  # also after the train function has caught an earlier Unwinding
+                raise Unwinding from None
 
         self._running = RunningTask(0, Outbox(run_driver, from_threads=False), run_driver)
-        with contextlib.suppress(_Unwind):
+        with contextlib.suppress(Unwinding):
             _report_outcome(run_in_session(task, self._running), task, self._running)
         if raised is not None:
             raise raised

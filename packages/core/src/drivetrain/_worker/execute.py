@@ -29,9 +29,14 @@ __all__ = [
     "Finished",
     "Raised",
     "RunningTask",
+    "Unwinding",
     "report_outcome",
     "run_in_session",
 ]
+
+
+class Unwinding(BaseException):
+    """Unwinds a train function in the driver's process. It is not an outcome of the train function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +109,9 @@ class RunningTask:
 def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
     """Run a train function in a session, and return the outcome.
 
-    ``sys.exit()`` with success counts as a return of None. ``KeyboardInterrupt`` and any other ``SystemExit`` are
-    returned as :class:`Raised`, because only the caller knows whether they concern the train function or the whole
-    process.
+    ``sys.exit()`` with success counts as a return of None. Every other exception is returned as :class:`Raised`,
+    including ``KeyboardInterrupt`` and ``SystemExit``: only the caller knows whether they concern the train function or
+    the whole process.
 
     Args:
         task: the train function and everything that it needs.
@@ -134,7 +139,9 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
                     session.abandon(error)
                     raise
                 running.enter(RankState.TEARING_DOWN)
-    except (Exception, KeyboardInterrupt, SystemExit) as error:
+    except Unwinding:
+        raise
+    except BaseException as error:
         return Raised(error, running.state, failed_at or time.time())
     return Finished(value)
 

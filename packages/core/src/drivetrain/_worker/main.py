@@ -151,14 +151,14 @@ class _Listener:
         """Call a function, and send its result or its exception."""
         try:
             succeeded, data = True, cloudpickle.dumps(function())
-        except Exception as error:
+        except BaseException as error:  # a process that ended here would hide it
             succeeded, data = False, capture_failure(error)
         self._channel.send(("result", succeeded, data))
 
     def _train(self, command: Train, running: RunningTask) -> None:
         try:
             task = pickle.loads(command.task)
-        except Exception as error:  # for example, the task needs a package that this node does not have
+        except BaseException as error:  # for example, the task needs a package that this node does not have
             running.outbox.emit(Failed(command.rank, time.time(), RankState.LOADING, capture_failure(error)))
         else:
             report_outcome(run_in_session(task, running), task, running, self._output.settle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from drivetrain.errors import SessionError
@@ -12,6 +13,7 @@ __all__ = ["REDUCTIONS", "check_reductions", "plain_metrics"]
 
 REDUCTIONS = ("mean", "sum", "min", "max")
 _PLAIN_TYPES = frozenset((bool, int, float, str, type(None)))
+_MAX_DEPTH = 50  # less than the readers of run directories accept
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,15 +32,20 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _plain_value(key: str, value: Any) -> Any:
+def _plain_value(key: str, value: Any, depth: int = 1) -> Any:
+    if depth > _MAX_DEPTH:
+        raise SessionError(
+            f"[DT-802] report(): expected lists and mappings nested at most {_MAX_DEPTH} levels deep, got more in "
+            f"metric {key[:80]!r}. Does it contain itself?"
+        )
     if type(value) in _PLAIN_TYPES:
         return value
     if isinstance(value, (list, tuple)):
-        return [_plain_value(f"{key}[{place}]", item) for place, item in enumerate(value)]
+        return [_plain_value(f"{key}[{place}]", item, depth + 1) for place, item in enumerate(value)]
     if isinstance(value, Mapping):
         if bad := [name for name in value if not isinstance(name, str)]:
             raise SessionError(f"[DT-802] report(): expected strings as names in metric {key!r}, got {bad[0]!r}")
-        return {str(name): _plain_value(f"{key}.{name}", item) for name, item in value.items()}
+        return {str(name): _plain_value(f"{key}.{name}", item, depth + 1) for name, item in value.items()}
     shape = getattr(value, "shape", None)
     if shape is not None:
         if math.prod(shape) != 1:
@@ -47,7 +54,10 @@ def _plain_value(key: str, value: Any) -> Any:
                 f"metric {key!r}. Report a number such as its mean, or save it in a checkpoint"
             )
         array = value if hasattr(value, "item") else value.numpy()  # TensorFlow's tensors have no item()
-        return _plain_value(key, array.item())
+        item = array.item()
+        if type(item) is type(value) and isinstance(item, Real):  # numpy.longdouble, which has no plain equivalent
+            return float(item)
+        return _plain_value(key, item, depth + 1)
     for kind in (bool, int, float, str):  # subclasses, such as numpy.float64 or an IntEnum
         if isinstance(value, kind):
             return kind(value)

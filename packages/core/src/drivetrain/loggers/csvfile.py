@@ -6,11 +6,12 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from drivetrain._base.metrics import flatten
+from drivetrain._base.metrics import MAX_TEXT, flatten, writable
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._storage.layout import PROGRESS_FILE
 from drivetrain._storage.reading import MAX_LINE_BYTES
@@ -25,29 +26,38 @@ __all__ = ["CSVLoggerCallback"]
 _ITERATION = "_training_iteration"
 _MAX_ROW_LINES = 10_000
 _MAX_DIGITS = 18
+_SHORT_TEXT = 100
+_ESCAPED = {0: r"\0", 13: r"\r"}
+_COPIED_BYTES = 1 << 20
 
 
 class CSVLoggerCallback(Callback):
     """Writes a row for every report of rank 0 to ``progress.csv``.
 
-    Nested metrics are columns with names such as ``eval/accuracy``. A metric that first appears after the first
-    report adds a column, which requires rewriting the file.
+    Nested metrics are columns with names such as ``eval/accuracy``. A metric that first appears after the first report
+    adds a column. A thread copies the file for this, and the earlier rows remain shorter than the header.
     """
 
     def __init__(self) -> None:
         self._file: io.FileIO | None = None
         self._columns: list[str] = []
+        self._widening: _Widening | None = None
 
     def on_report(self, run: Run, report: Report) -> None:
         """Append the report's row."""
         if report.rank != 0:
             return
-        if self._file is None:
-            self._file = self._open(run.path / PROGRESS_FILE)
         metrics = flatten(report.metrics)
-        if not self._columns or not metrics.keys() <= set(self._columns):
-            self._file = self._widen(self._file, metrics)
+        if self._file is None:
+            self._file = self._open(run.path / PROGRESS_FILE, metrics)
+        if self._widening is not None:
+            self._widening.rows.append(metrics)
+        elif not metrics.keys() <= set(self._columns):
+            end = os.fstat(self._file.fileno()).st_size
+            self._widening = _Widening(Path(str(self._file.name)), self._columns, end, [metrics])
         self._file.write(_row(metrics.get(column, "") for column in self._columns))
+        if self._widening is not None and self._widening.is_copied:
+            self._finish_widening()
 
     def on_resume(self, run: Run, iteration: int) -> None:
         """Remove the rows of later iterations, which will be reported again."""
@@ -66,28 +76,99 @@ class CSVLoggerCallback(Callback):
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         """Close the file."""
+        while self._widening is not None:
+            self._finish_widening()
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _open(self, path: Path) -> io.FileIO:
+    def _open(self, path: Path, metrics: Mapping[str, Any]) -> io.FileIO:
         if path.exists():
             with _lines_of(path) as lines:
                 self._columns = _parse(lines, str(path))[0]
-        return io.FileIO(path, "a")
+        file = io.FileIO(path, "a")
+        if not self._columns:
+            self._columns = list(metrics)
+            file.write(_row(self._columns))
+        return file
 
-    def _widen(self, file: io.FileIO, metrics: Mapping[str, Any]) -> io.FileIO:
-        """Replace the file with a file that also has a column for each of these metrics."""
-        file.close()
-        path = Path(str(file.name))
-        self._columns += [name for name in metrics if name not in self._columns]
-        draft = path.with_name(f".{PROGRESS_FILE}.draft")
-        with _lines_of(path) as old, draft.open("wb") as new:
-            new.write(_row(self._columns))
-            for row in _parse(old, str(path))[1]:
-                new.write(_row(row.get(column, "") for column in self._columns))
-        os.replace(draft, path)
-        return io.FileIO(path, "a")
+    def _finish_widening(self) -> None:
+        """Replace the file with the copy that has more columns."""
+        assert self._widening is not None
+        assert self._file is not None
+        widening, self._widening = self._widening, None
+        self._file.close()
+        self._widening = widening.finish()
+        self._columns = widening.columns
+        self._file = io.FileIO(widening.path, "a")
+
+
+class _Widening:
+    """Adds columns to a file, without delaying the reports that arrive meanwhile.
+
+    A thread copies the rows up to ``end`` behind a header with more columns. Meanwhile, the rows of new reports are
+    appended to the file without the new columns, and kept in memory. :meth:`finish` appends them to the copy with all
+    columns. The file is therefore complete and valid whenever the driver is killed, except for the values of the new
+    columns, which are then only in ``result.json``.
+
+    Args:
+        path: the file.
+        columns: the columns of the file.
+        end: the offset of the first row that has further columns.
+        rows: the metrics of the rows from that offset on.
+
+    Attributes:
+        columns: the columns of the copy.
+        rows: the metrics of all rows after ``end``. The owner adds those of further reports.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], end: int, rows: list[dict[str, Any]]) -> None:
+        self.path = path
+        self.columns = list(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
+        self.rows = rows
+        self._draft = path.with_name(f".{PROGRESS_FILE}.draft")
+        self._error: OSError | None = None
+        self._thread = threading.Thread(
+            target=self._copy, args=(len(_row(columns)), end), daemon=True, name="drivetrain csv"
+        )
+        self._thread.start()
+
+    @property
+    def is_copied(self) -> bool:
+        """True if :meth:`finish` returns without waiting."""
+        return not self._thread.is_alive()
+
+    def finish(self) -> _Widening | None:
+        """Replace the file.
+
+        Returns:
+            The next change of the file, if later rows have columns that the copy does not have.
+
+        Raises:
+            OSError: the copy could not be written.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        known = set(self.columns)
+        wider: tuple[int, int] | None = None
+        with self._draft.open("ab") as copy:
+            for number, metrics in enumerate(self.rows):
+                if wider is None and not metrics.keys() <= known:
+                    wider = copy.tell(), number
+                copy.write(_row(metrics.get(column, "") for column in self.columns))
+        os.replace(self._draft, self.path)
+        return _Widening(self.path, self.columns, wider[0], self.rows[wider[1] :]) if wider else None
+
+    def _copy(self, start: int, end: int) -> None:
+        try:
+            with self.path.open("rb") as old, self._draft.open("wb") as copy:
+                copy.write(_row(self.columns))
+                old.seek(start)
+                while start < end and (data := old.read(min(_COPIED_BYTES, end - start))):
+                    start += copy.write(data)
+        except OSError as error:
+            self._error = error
 
 
 @contextlib.contextmanager
@@ -155,6 +236,23 @@ def _is_after(value: str | None, iteration: int) -> bool:
 
 
 def _row(values: Iterable[Any]) -> bytes:
+    """Return a row. Values that could not be read again are shortened."""
+    row = [_cell(value, MAX_TEXT) for value in values]
+    data = _csv(row)
+    if len(data) >= MAX_LINE_BYTES or data.count(b"\n") > _MAX_ROW_LINES:
+        data = _csv([_cell(value, _SHORT_TEXT) for value in row]).replace(b"\n", b" ").rstrip() + b"\n"
+    return data
+
+
+def _cell(value: Any, max_text: int) -> Any:
+    """Return a value without the characters that not every reader of CSV files accepts in a value."""
+    if isinstance(value, float) or value is None:
+        return value
+    value = writable(value, max_text)
+    return value if isinstance(value, int) else str(value).translate(_ESCAPED)
+
+
+def _csv(values: Iterable[Any]) -> bytes:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(values)
     return line.getvalue().encode()

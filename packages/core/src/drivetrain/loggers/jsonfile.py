@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from drivetrain._base.metrics import MAX_TEXT, writable
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._storage.layout import result_file
 from drivetrain._storage.reading import MAX_LINE_BYTES, Fields, parse_json
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonLoggerCallback"]
 
+_SHORT_TEXT = 100
 _encode = json.JSONEncoder(separators=(", ", ": ")).encode
 
 
@@ -35,7 +38,7 @@ class JsonLoggerCallback(Callback):
         file = self._files.get(report.rank)
         if file is None:
             file = self._files[report.rank] = _open_for_lines(run.path / result_file(report.rank))
-        os.write(file, f"{_encode(report.metrics)}\n".encode())
+        os.write(file, f"{_line(report.metrics)}\n".encode())
 
     def on_resume(self, run: Run, iteration: int) -> None:
         """Remove the lines of later iterations, which will be reported again."""
@@ -51,6 +54,22 @@ class JsonLoggerCallback(Callback):
         while self._files:
             with contextlib.suppress(OSError):
                 os.close(self._files.popitem()[1])
+
+
+def _line(metrics: Mapping[str, Any]) -> str:
+    """Return the metrics as one line of JSON. Values that could not be read again are shortened."""
+    with contextlib.suppress(ValueError):  # an integer with too many digits
+        line = _encode(metrics)
+        if len(line) <= MAX_TEXT:
+            return line
+    for max_text in (MAX_TEXT, _SHORT_TEXT):
+        line = _encode(writable(dict(metrics), max_text))
+        if len(line) < MAX_LINE_BYTES:
+            return line
+    automatic = {name: value for name, value in metrics.items() if name.startswith("_")}
+    return _encode(
+        {**automatic, "_omitted": f"{len(metrics) - len(automatic):,} metrics, which are too long for a line"}
+    )
 
 
 def _drop_lines_after(path: os.PathLike[str], iteration: int) -> None:

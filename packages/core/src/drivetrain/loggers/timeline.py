@@ -7,11 +7,11 @@ import platform
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from drivetrain._base.failure import format_exception, text_of, type_name
 from drivetrain._base.outcome import outcome_of
 from drivetrain._hooks.callback import Callback
 from drivetrain._storage.timeline import (
@@ -78,7 +78,7 @@ class Timeline(Callback):
         """Record the failure that ended the attempt, or that the attempt survived."""
         trace = ""
         if failure.exception is not None:
-            trace = "".join(traceback.format_exception(failure.exception))[-_TRACEBACK_CHARACTERS:]
+            trace = format_exception(failure.exception)[-_TRACEBACK_CHARACTERS:]
         record = AttemptFailed(failure=failure.record(), retrying=retrying, traceback=trace, log=failure.log_tail)
         append_record(run.path, record)
 
@@ -92,7 +92,7 @@ class Timeline(Callback):
         self._usage.stop()
         if self._packages is not None:
             self._packages.join(_STOP_WAIT_S)
-        message = None if error is None else (str(error) or type(error).__name__).strip().partition("\n")[0]
+        message = None if error is None else (text_of(error) or type_name(error)).strip().partition("\n")[0]
         append_record(run.path, RunEnded(outcome=outcome_of(error).value, error=message))
 
 
