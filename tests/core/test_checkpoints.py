@@ -256,3 +256,17 @@ def test_checkpoint_metadata_is_set_updated_and_read(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="values that JSON supports"):
         checkpoint.set_metadata({"d": object()})
     assert checkpoint.get_metadata() == {"a": 1, "b": 3, "c": [4]}
+
+
+def test_checkpoint_that_was_read_at_the_last_commit_is_dropped_at_the_end(tmp_path: Path) -> None:
+    storage = local_storage(tmp_path)
+    manager = CheckpointManager(storage, CheckpointConfig(num_to_keep=1))
+    first = commit(manager, storage, 1)
+    with manager.checkpoint(first).as_directory():
+        commit(manager, storage, 2)
+        assert indexes(manager.committed) == [1, 2]
+
+    manager.close()
+
+    assert indexes(manager.committed) == [2]
+    assert directories(storage) == ["checkpoint_000002"]

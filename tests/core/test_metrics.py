@@ -50,6 +50,15 @@ def test_checkpoints_are_ranked_and_retained_by_a_nested_metric() -> None:
     assert [entry.name for entry in kept] == ["c2", "c4"]
 
 
+def test_latest_finite_checkpoint_is_kept_besides_those_that_the_rules_keep() -> None:
+    nan, infinity = float("nan"), float("inf")
+    entries = [checkpoint(1, 0.9), checkpoint(2, 0.5), checkpoint(3, nan), checkpoint(4, infinity), checkpoint(5, nan)]
+    scored = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="eval/accuracy", checkpoint_score_order="min")
+    assert [entry.name for entry in retained(entries, scored)] == ["c2", "c5"]
+    assert [entry.name for entry in retained(entries, CheckpointConfig(num_to_keep=1))] == ["c4", "c5"]
+    assert [entry.name for entry in retained(entries[:2], CheckpointConfig(num_to_keep=1))] == ["c2"]
+
+
 def test_curves_have_nested_metrics_and_skip_lines_that_are_not_reports(tmp_path: Path) -> None:
     lines = ["5", '{"broken": ', *(json.dumps({"eval": {"accuracy": step}, "text": "{"}) for step in range(3)), "[1]"]
     (tmp_path / "result.json").write_text("".join(f"{line}\n" for line in lines))

@@ -321,8 +321,9 @@ class CheckpointConfig(ShowsFields):
     """Checkpoint retention and upload settings.
 
     A checkpoint is kept if at least one of ``num_to_keep``, ``keep_last`` and ``keep_every`` keeps it. The latest
-    checkpoint is always kept, and so are checkpoints that are pinned
-    (:meth:`Checkpoint.pin() <drivetrain.Checkpoint.pin>`) or being read on this machine.
+    checkpoint is always kept. So are the latest finite checkpoint, and checkpoints that are pinned
+    (:meth:`Checkpoint.pin() <drivetrain.Checkpoint.pin>`) or being read on this machine. A checkpoint is finite if its
+    score is a finite number or, without a ``checkpoint_score_attribute``, if none of its reported metrics is NaN.
 
     Attributes:
         num_to_keep: number of best checkpoints to keep. None keeps all checkpoints, and must not be combined with
@@ -332,6 +333,8 @@ class CheckpointConfig(ShowsFields):
         checkpoint_score_order: ``"max"`` if a higher value of that metric is better, ``"min"`` if a lower value is.
         keep_last: number of latest checkpoints to keep in addition to the best ones.
         keep_every: a number ``n`` also keeps every ``n``-th checkpoint of the run; None disables this rule.
+        resume_from: the checkpoint from which a retry or a resumed run continues: ``"latest"``, or ``"latest_finite"``
+            for the latest finite one. If there is no finite checkpoint, the latest one is used.
         max_uploads_in_flight: maximum number of checkpoints that a worker uploads in the background at a time. When
             this number is reached, ``report`` blocks until an upload finishes.
         checksums: True to compute checksums of files on local storage too. On other storage, they are always computed.
@@ -349,6 +352,7 @@ class CheckpointConfig(ShowsFields):
     checkpoint_score_order: str = "max"
     keep_last: int = 1
     keep_every: int | None = None
+    resume_from: Literal["latest", "latest_finite"] = "latest"
     max_uploads_in_flight: int = 2
     checksums: bool = False
     checkpoint_frequency: int = 0
@@ -363,6 +367,7 @@ class CheckpointConfig(ShowsFields):
                 "checkpoint_score_order": _one_of("max", "min"),
                 "keep_last": _int_from(1),
                 "keep_every": _or_none(_int_from(1)),
+                "resume_from": _one_of("latest", "latest_finite"),
                 "max_uploads_in_flight": _int_from(1),
                 "checksums": _bool,
                 "checkpoint_frequency": _int_from(0),

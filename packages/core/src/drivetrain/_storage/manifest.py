@@ -38,7 +38,7 @@ from drivetrain._storage.layout import (
     is_draft,
 )
 from drivetrain._storage.reading import Fields, is_damage, parse_json
-from drivetrain._storage.retention import Janitor, retained
+from drivetrain._storage.retention import Janitor, is_finite, retained
 from drivetrain.config import CheckpointConfig
 from drivetrain.errors import CheckpointError, StorageError
 
@@ -94,8 +94,15 @@ class CheckpointManager:
 
     @property
     def latest(self) -> CommittedCheckpoint | None:
-        """The newest checkpoint that is not known to be damaged; None if there is none."""
-        return next((entry for entry in reversed(self.committed) if entry.name not in self._damaged), None)
+        """The newest checkpoint that is not known to be damaged; None if there is none.
+
+        With ``CheckpointConfig(resume_from="latest_finite")``, this is the newest finite one, if there is one.
+        """
+        intact = [entry for entry in self.committed if entry.name not in self._damaged]
+        if self._config.resume_from == "latest_finite":
+            attribute = self._config.checkpoint_score_attribute
+            intact = [entry for entry in intact if is_finite(entry, attribute)] or intact
+        return intact[-1] if intact else None
 
     @property
     def last_index(self) -> int:
@@ -263,7 +270,14 @@ class CheckpointManager:
             self._replace([entry for entry in self.committed if entry.name not in names], entries)
 
     def close(self) -> None:
-        """Wait until the dropped checkpoints are deleted."""
+        """Apply retention once more, and wait until the dropped checkpoints are deleted.
+
+        A checkpoint that a worker was reading at the last commit, because it resumed from it, is dropped now.
+        """
+        try:
+            self.drop(self.droppable(self._config))
+        except StorageError as error:
+            self._warn(f"cannot drop checkpoints at the end of the run: {error}")
         self._janitor.close()
 
     def _is_protected(self, entry: CommittedCheckpoint) -> bool:

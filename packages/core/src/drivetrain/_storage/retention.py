@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 
 from drivetrain._base.crashpoints import reach
-from drivetrain._base.metrics import find_metric
+from drivetrain._base.metrics import find_metric, flatten
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.holds import delete_unless_held
 from drivetrain._storage.layout import CHECKPOINT_NAME_PATTERN, announcement_name
+from drivetrain._storage.reading import is_number
 from drivetrain.config import CheckpointConfig
 from drivetrain.errors import StorageError
 
-__all__ = ["Janitor", "rank_checkpoints", "retained"]
+__all__ = ["Janitor", "is_finite", "rank_checkpoints", "retained"]
 
 _END_WAIT_S = 1.0
 _DELETIONS_AHEAD = 4
@@ -114,10 +115,23 @@ def retained(
         return list(entries)
     attribute, order = config.checkpoint_score_attribute, config.checkpoint_score_order
     best = rank_checkpoints(entries, attribute, order) if attribute else list(reversed(entries))
-    keep = {entry.name for entry in [*best[: config.num_to_keep], *entries[-config.keep_last :]]}
+    latest_finite = [entry for entry in entries if is_finite(entry, attribute)][-1:]
+    keep = {entry.name for entry in [*best[: config.num_to_keep], *entries[-config.keep_last :], *latest_finite]}
     if config.keep_every is not None:
         keep |= {entry.name for entry in entries if entry.ordinal % config.keep_every == 0}
     return [entry for entry in entries if entry.name in keep or is_protected(entry)]
+
+
+def is_finite(entry: CommittedCheckpoint, attribute: str | None) -> bool:
+    """Return True if the metrics of a checkpoint show no sign that the training has diverged.
+
+    Args:
+        entry: the checkpoint.
+        attribute: the metric whose value must be a finite number; None if no metric may be NaN.
+    """
+    if attribute is not None:
+        return is_number(find_metric(entry.metrics, attribute))
+    return all(value == value for value in flatten(entry.metrics).values())  # only NaN differs from itself
 
 
 def rank_checkpoints(entries: Sequence[CommittedCheckpoint], metric: str, mode: str) -> list[CommittedCheckpoint]:
