@@ -9,6 +9,7 @@ import pytest
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer, Result, RunConfig, ScalingConfig
 from drivetrain._base.console import Console
+from drivetrain._worker.output import LineEcho
 from tests.terminal import terminal
 
 
@@ -131,3 +132,31 @@ def test_metric_that_appears_late_gets_its_own_column(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [(row["a"], row["b"] or "") for row in rows] == [("1", ""), ("", "2"), ("3", "4")]
     assert rows[0]["text"] == 'with, "quotes"\nand lines'
+
+
+class PrintedLines:
+    """A console that records what it prints."""
+
+    def __init__(self) -> None:
+        self.printed: list[str] = []
+
+    def print(self, text: str, *, error: bool = False) -> None:
+        self.printed += text.splitlines()
+
+    def bars(self, lines: list[str]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("text", ["x[00:", "\r[00:01<00:02, 3it/s]"])
+def test_line_without_an_end_is_shown_in_parts(text: str) -> None:
+    console = PrintedLines()
+    echo = LineEcho(0, console)  # type: ignore[arg-type]
+    output = (text * 2_000_000)[:10_000_000]
+
+    for start in range(0, len(output), 1 << 16):
+        echo.feed(output[start : start + (1 << 16)].encode())
+    echo.finish()
+
+    assert max(map(len, console.printed)) < 200_000
+    if not text.startswith("\r"):
+        assert "".join(line.removeprefix("[rank 0] ") for line in console.printed) == output

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
+from drivetrain._runtimes.launchers import find_launcher
 from drivetrain._runtimes.resources import partition_gpus, visible_gpus
 from drivetrain._wire.commands import RunningTaskCommand
 from drivetrain._wire.events import Event, Failed, Returned
@@ -133,11 +134,18 @@ class InProcessRuntime(Runtime):
     in_driver = True
 
     def validate(self, scaling: ScalingConfig) -> None:
-        """Check that there is at most one worker, and that this machine has enough GPUs."""
+        """Check that there is at most one worker, that it is the only process, and that there are enough GPUs."""
         if scaling.max_workers > 1:
             raise ConfigurationError(
                 '[DT-105] ScalingConfig(num_workers=...): expected 0 or 1 with runtime="inprocess", got '
                 f'{scaling.num_workers}. Set runtime="local"'
+            )
+        if (launched := find_launcher()) is not None:
+            raise ConfigurationError(
+                f"[DT-105] ScalingConfig(num_workers={scaling.num_workers}): expected a single process, got one of "
+                f"{launched.processes} processes of {launched.launcher} ({launched.variable}={launched.processes}), "
+                "each of which would train a model of its own. Start the script without the launcher, with "
+                f"num_workers={launched.processes}"
             )
         _own_gpus(scaling)
 

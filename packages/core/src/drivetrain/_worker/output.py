@@ -26,6 +26,8 @@ _UP = "\x1b[A"
 _MOVES = re.compile(r"(\r*\n|\r|\x1b\[A)")
 _BAR = re.compile(r".*\[(?:\d+:)?\d\d:\d\d[^\]]*\]")  # the end of a tqdm bar: [00:02<00:01, 19.8it/s, loss=0.5]
 _MAX_ROWS = 6
+_MAX_BAR = 1_000
+_MAX_ROW = 1 << 16  # characters after which a line is shown although it has not ended
 
 
 def log_name(rank: int) -> str:
@@ -80,7 +82,7 @@ class _Row:
     @property
     def is_bar(self) -> bool:
         """True if the line was rewritten from its start, or looks like a progress bar."""
-        return self._rewritten or _BAR.match(self.text) is not None
+        return self._rewritten or (len(self.text) <= _MAX_BAR and _BAR.match(self.text) is not None)
 
     def write(self, text: str, *, from_start: bool) -> None:
         """Append text, or replace the line if ``from_start`` is True. Replacing the line by spaces clears a bar."""
@@ -91,7 +93,7 @@ class _Row:
 
     def end(self) -> None:
         """At the end of the line, remove a bar that other text follows, because the bar is redrawn on the next line."""
-        bar = _BAR.match(self.text)
+        bar = _BAR.match(self.text[:_MAX_BAR])
         if bar is not None and self.text[bar.end() :].strip():
             self.text, self._rewritten = self.text[bar.end() :], False
 
@@ -132,6 +134,8 @@ class LineEcho:
             elif part:
                 self._rows[self._place].write(part, from_start=self._from_start)
                 self._from_start = False
+                if len(self._rows[self._place].text) > _MAX_ROW:
+                    self._end_line()
         finished = [place for place, row in enumerate(self._rows[: self._place], 1) if not row.is_bar]
         self._release(max(finished[-1] if finished else 0, len(self._rows) - _MAX_ROWS))
 
