@@ -1,4 +1,7 @@
-"""The configuration classes of a run. Each is a frozen, keyword-only dataclass that validates its fields."""
+"""The configuration classes of a run. Each is a frozen, keyword-only dataclass that validates its fields.
+
+New fields come last: runs of older releases store the values of a configuration in the order of its fields.
+"""
 
 from __future__ import annotations
 
@@ -333,8 +336,6 @@ class CheckpointConfig(ShowsFields):
         checkpoint_score_order: ``"max"`` if a higher value of that metric is better, ``"min"`` if a lower value is.
         keep_last: number of latest checkpoints to keep in addition to the best ones.
         keep_every: a number ``n`` also keeps every ``n``-th checkpoint of the run; None disables this rule.
-        resume_from: the checkpoint from which a retry or a resumed run continues: ``"latest"``, or ``"latest_finite"``
-            for the latest finite one. If there is no finite checkpoint, the latest one is used.
         max_uploads_in_flight: maximum number of checkpoints that a worker uploads in the background at a time. When
             this number is reached, ``report`` blocks until an upload finishes.
         checksums: True to compute checksums of files on local storage too. On other storage, they are always computed.
@@ -342,6 +343,8 @@ class CheckpointConfig(ShowsFields):
             for trainers that run the training loop themselves.
         checkpoint_at_end: whether to save a checkpoint when the training ends; None for the trainer's default. Only for
             trainers that run the training loop themselves.
+        resume_from: the checkpoint from which a retry or a resumed run continues: ``"latest"``, or ``"latest_finite"``
+            for the latest finite one. If there is no finite checkpoint, the latest one is used.
 
     Raises:
         ConfigurationError: a value has the wrong type or is out of range, or two values contradict each other.
@@ -352,11 +355,11 @@ class CheckpointConfig(ShowsFields):
     checkpoint_score_order: str = "max"
     keep_last: int = 1
     keep_every: int | None = None
-    resume_from: Literal["latest", "latest_finite"] = "latest"
     max_uploads_in_flight: int = 2
     checksums: bool = False
     checkpoint_frequency: int = 0
     checkpoint_at_end: bool | None = None
+    resume_from: Literal["latest", "latest_finite"] = "latest"
 
     def __post_init__(self) -> None:
         _check_fields(
@@ -367,11 +370,11 @@ class CheckpointConfig(ShowsFields):
                 "checkpoint_score_order": _one_of("max", "min"),
                 "keep_last": _int_from(1),
                 "keep_every": _or_none(_int_from(1)),
-                "resume_from": _one_of("latest", "latest_finite"),
                 "max_uploads_in_flight": _int_from(1),
                 "checksums": _bool,
                 "checkpoint_frequency": _int_from(0),
                 "checkpoint_at_end": _or_none(_bool),
+                "resume_from": _one_of("latest", "latest_finite"),
             },
         )
         if self.num_to_keep is None and (self.keep_last != 1 or self.keep_every is not None):

@@ -6,7 +6,7 @@ import contextlib
 import os
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
 from drivetrain._base.pickling import dumps
@@ -87,9 +87,25 @@ class TrainerFile:
         for name in sorted(names & self.parts.keys()):
             try:
                 values[name] = pickle.loads(self.parts[name])
+                _complete(values[name])
             except Exception as error:  # a user's object may raise any exception
                 raise SerializationError(
                     f"[DT-202] restore: the stored {name} cannot be loaded ({type(error).__name__}: {error}). "
                     f"Pass it again: restore(path, {name}=...)"
                 ) from error
         return values
+
+
+def _complete(value: Any) -> None:
+    """Set the fields of a configuration that did not exist in the release that stored it to their default values.
+
+    The first releases stored a configuration as the values of its fields, without their names.
+    """
+    if not is_dataclass(value) or isinstance(value, type):
+        return
+    for field in fields(value):
+        if hasattr(value, field.name):
+            _complete(getattr(value, field.name))
+        else:
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            object.__setattr__(value, field.name, default)

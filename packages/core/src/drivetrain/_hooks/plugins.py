@@ -36,10 +36,15 @@ API_VERSION = 1
 
 KINDS = {
     "backend": "drivetrain.backends",
+    "trainer": "drivetrain.trainers",
+    "prepare": "drivetrain.prepare",
+    "strategy": "drivetrain.strategies",
     "callback": "drivetrain.callbacks",
     "dataset": "drivetrain.datasets",
     "runtime": "drivetrain.runtimes",
+    "policy": "drivetrain.policies",
     "trainable": "drivetrain.trainables",
+    "command": "drivetrain.commands",
 }
 
 _RUNTIME_EXTRAS = ("ray",)
