@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import drivetrain
 from drivetrain import Backend, DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
 from drivetrain._hooks.backend import NoBackend
+from drivetrain._runtimes import local
 from tests.support import wait_until_exited
 
 
@@ -135,3 +137,139 @@ def test_rank_whose_exit_code_arrives_late_is_the_root_cause(tmp_path, monkeypat
     with pytest.raises(TrainingFailedError) as caught:
         fit(train, tmp_path, num_workers=2)
     assert caught.value.rank == 1
+
+
+class Warms(NoBackend):
+    def __init__(self, *modules: str) -> None:
+        self.warmup = modules
+
+
+def wait_for_successor(server: int) -> int:
+    """Wait until the successor of a server has sent that it is ready."""
+    (kept,) = [kept for kept in local._kept_servers._idle if kept._process.pid == server]
+    assert kept._successor is not None
+    assert select.select([kept._successor], [], [], 30)[0]
+    return server
+
+
+def test_workers_of_the_second_group_are_forked_from_a_server_with_the_warmup_modules(tmp_path, write_module):
+    write_module("preloaded_later", "")
+    backend = Warms("preloaded_later")
+    first, modules = fit(server_and_modules, tmp_path, backend).return_value
+    assert modules == []
+    wait_for_successor(first)
+    second, modules = fit(server_and_modules, tmp_path, backend).return_value
+    assert second != first
+    assert modules == ["preloaded_later"]
+
+
+def test_second_group_does_not_wait_for_the_imports_of_the_warmup(tmp_path, write_module):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    write_module("preloaded_slow", f"open({str(gate)!r}).close()")
+    backend = Warms("preloaded_slow")
+    first, _ = fit(server_and_modules, tmp_path, backend).return_value
+    second, modules = fit(server_and_modules, tmp_path, backend).return_value
+    assert (second, modules) == (first, [])
+    gate.write_text("")
+    wait_for_successor(first)
+    third, modules = fit(server_and_modules, tmp_path, backend).return_value
+    assert third != first
+    assert modules == ["preloaded_slow"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os; os.kill(os.getpid(), 9)",
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
+    ],
+)
+def test_warmup_module_that_ends_the_process_or_starts_a_thread_is_not_used(tmp_path, write_module, source):
+    write_module("preloaded_unfit", source)
+    backend = Warms("preloaded_unfit")
+    first, _ = fit(server_and_modules, tmp_path, backend).return_value
+    wait_for_successor(first)
+    for _ in range(2):
+        assert fit(server_and_modules, tmp_path, backend).return_value == (first, [])
+
+
+def test_idle_server_that_was_killed_is_replaced(tmp_path):
+    first, _ = fit(server_and_modules, tmp_path).return_value
+    os.kill(first, signal.SIGKILL)
+    wait_until_exited([first])
+    second, _ = fit(server_and_modules, tmp_path).return_value
+    assert second != first
+
+
+def test_killing_the_driver_ends_the_successor_and_the_workers_forked_from_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(KILLED_DRIVER)
+    (tmp_path / "preloaded_quick.py").write_text("")
+    os.mkfifo(tmp_path / "processes")
+    driver = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path)
+    processes = [int(pid) for pid in (tmp_path / "processes").read_text().split()]
+    driver.kill()
+    driver.wait()
+    assert len(processes) == 4
+    wait_until_exited(processes)
+
+
+KILLED_DRIVER = """
+import os, select, subprocess, sys, time
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain._hooks.backend import NoBackend
+from drivetrain._runtimes import local
+from drivetrain._runtimes import local
+
+
+class Warms(NoBackend):
+    warmup = ("preloaded_quick",)
+
+
+def train(config):
+    if config["sleep"]:
+        child = subprocess.Popen(["sleep", "100"])
+        with open(f"/proc/{os.getppid()}/stat") as file:
+            server = file.read().rpartition(")")[2].split()[1]
+        with open("processes", "w") as file:
+            file.write(f"{os.getpid()} {child.pid} {os.getppid()} {server}")
+        time.sleep(100)
+
+
+for sleep in (False, True):
+    DataParallelTrainer(
+        train,
+        train_loop_config={"sleep": sleep},
+        backend_config=Warms(),
+        scaling_config=ScalingConfig(num_workers=1, runtime="local"),
+        run_config=RunConfig(storage_path=os.getcwd(), verbose=0),
+    ).fit()
+    (kept,) = local._kept_servers._idle
+    assert select.select([kept._successor], [], [], 30)[0]
+"""
+
+
+def test_512_workers_start_report_and_exit(tmp_path):
+    def train():  # defined here so that the workers need not import this module
+        drivetrain.report(rank=drivetrain.get_context().get_world_rank(), reduce={"rank": "sum"})
+
+    trainer = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=512, runtime="local"),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0, start_timeout_s=60, worker_output="none"),
+    )
+    assert trainer.fit().metrics["rank"] == sum(range(512))
+
+
+def test_server_that_does_not_respond_ends_the_run_at_the_start_timeout(tmp_path):
+    server, _ = fit(server_and_modules, tmp_path).return_value
+    os.kill(server, signal.SIGSTOP)
+    with pytest.raises(TrainingFailedError, match="start_timeout_s"):
+        DataParallelTrainer(
+            server_and_modules,
+            backend_config=NoBackend(),
+            scaling_config=ScalingConfig(num_workers=200, runtime="local"),
+            run_config=RunConfig(storage_path=tmp_path, verbose=0, start_timeout_s=1),
+        ).fit()
+    wait_until_exited([server])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,6 +48,7 @@ class TaskFactory:
         self.driver_count = driver_count
         self._all_values = all_values
         self._shards: Sequence[Mapping[str, Any]] = ()
+        self._on_node: Counter[str] = Counter()
 
     def split_datasets(self, workers: Sequence[WorkerInfo], checkpoint: Checkpoint | None) -> None:
         """Split the datasets among the workers of an attempt.
@@ -55,6 +57,7 @@ class TaskFactory:
         would terminate the actor that splits the dataset.
         """
         self._shards = self._split(workers, checkpoint)
+        self._on_node = Counter(worker.node_id for worker in workers)
 
     def make(
         self,
@@ -76,7 +79,7 @@ class TaskFactory:
             context=TrainContext(
                 worker=worker,
                 world_size=world_size,
-                local_world_size=sum(other.node_id == worker.node_id for other in group.workers),
+                local_world_size=self._on_node[worker.node_id],
                 run_name=run.name,
                 run_id=run.id,
                 trial=run.trial,

@@ -9,7 +9,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -127,23 +127,28 @@ class ConnectedGroup:
             WaitTimeoutError: the deadline for the start passed.
         """
         self._results.clear()
+        outcomes: dict[int, tuple[bool, bytes]] = {}
+        awaited = set(commands)
         for rank, command in commands.items():
             self._send(rank, frame(command))
-        while missing := [rank for rank in commands if rank not in self._results]:
-            for rank in missing:
-                if (exited := self._exited.get(rank)) is not None:
-                    raise WorkerDiedError(
-                        f"[DT-501] the worker of rank {rank} could not {action}: it "
-                        f"{exited.reason or describe_exit(exited.exit_code)}",
-                        rank=rank,
-                        exit_code=exited.exit_code,
-                    )
-            self.wait(f"ranks {missing} to {action}", missing)
-        outcomes = [self._results[rank] for rank in commands]
-        for succeeded, data in outcomes:
+        while awaited:
+            for rank in self._exited.keys() & awaited:
+                exited = self._exited[rank]
+                raise WorkerDiedError(
+                    f"[DT-501] the worker of rank {rank} could not {action}: it "
+                    f"{exited.reason or describe_exit(exited.exit_code)}",
+                    rank=rank,
+                    exit_code=exited.exit_code,
+                )
+            self.wait(f"ranks {{ranks}} to {action}", awaited)
+            while self._results:
+                rank, outcomes[rank] = self._results.popitem()
+                awaited.discard(rank)
+        for rank in commands:
+            succeeded, data = outcomes[rank]
             if not succeeded:
                 raise rebuild_exception(data)
-        return [pickle.loads(data) for _, data in outcomes]
+        return [pickle.loads(outcomes[rank][1]) for rank in commands]
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
         """See :meth:`drivetrain.plugin.Group.train`."""
@@ -241,24 +246,31 @@ class ConnectedGroup:
         """Make the workers join another run. Return, for each worker, True if its modules are out of date."""
         raise NotImplementedError
 
-    def wait(self, awaited: str, ranks: Sequence[int]) -> None:
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the deadline for starting the train function; 0 if it has passed."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def wait(self, awaited: str, ranks: Collection[int]) -> None:
         """Wait during the group's start until a descriptor is readable, and call its function.
 
         Args:
-            awaited: a description of the awaited event for the error message, such as ``ranks [1] to connect``.
+            awaited: a description of the awaited event for the error message. ``{ranks}`` stands for the ranks, as in
+                ``ranks {ranks} to connect``.
             ranks: the awaited ranks.
 
         Raises:
             WaitTimeoutError: the deadline for the start has passed.
         """
-        remaining = self._deadline - time.monotonic()
+        remaining = self.remaining_s
         if remaining <= 0:
-            stacks = self.stacks(ranks)
+            numbers = sorted(ranks)
+            stacks = self.stacks(numbers)
             listed = "".join(f"\n\nstack of rank {rank}:\n{stack}" for rank, stack in sorted(stacks.items()))
             raise WaitTimeoutError(
-                f"[DT-303] the workers did not start within RunConfig.start_timeout_s; still waiting for {awaited}"
-                f"{listed}",
-                ranks=ranks,
+                "[DT-303] the workers did not start within RunConfig.start_timeout_s; still waiting for "
+                f"{awaited.replace('{ranks}', str(numbers))}{listed}",
+                ranks=numbers,
             )
         self._select(self._selector, remaining)
 
@@ -306,7 +318,7 @@ class ConnectedGroup:
         writable.register(connection, select.POLLOUT)
         remaining = memoryview(data)
         with contextlib.suppress(OSError):
-            while remaining and writable.poll(1000 * max(0.0, self._deadline - time.monotonic())):
+            while remaining and writable.poll(1000 * self.remaining_s):
                 remaining = remaining[connection.send(remaining) :]
 
     def _read(self, rank: int, inbox: Inbox) -> None:

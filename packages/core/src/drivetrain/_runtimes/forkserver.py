@@ -6,8 +6,12 @@ accelerator, and reaps its children as soon as they exit. When the driver exits,
 all workers and all processes that they started. If the server itself dies, the kernel kills its children.
 
 The server communicates with the driver over a stream socket. The driver sends ``("fork", token, ForkRequest)`` with the
-worker's file descriptors, and ``("warm", modules)``. The server sends ``("forked", token, pid)`` and ``("exited",
-token, exit code)``.
+worker's file descriptors. The server sends ``("forked", token, pid)`` and ``("exited", token, exit code)``.
+
+A group may need modules that its workers import later anyway, such as a part of the framework. The driver sends
+``("warm", modules)`` with a socket, and the server forks a successor, which imports these modules and then sends
+``("ready",)`` over that socket. The driver forks the workers of later groups from the successor. Until the successor is
+ready, the driver continues to use the first server, so no group waits for these imports.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ _HEADER = struct.Struct(">I")
 _MAX_DESCRIPTORS = 8
 _PR_SET_PDEATHSIG = 1
 _WARMUP_NICENESS = 5  # a lower priority than that of workers
+_SUCCESSOR_EXIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +59,11 @@ class ForkRequest:
 
 
 def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
-    """Send a message together with file descriptors."""
+    """Send a message together with file descriptors, up to the socket's timeout."""
     body = pickle.dumps(message)
-    socket.send_fds(connection, [_HEADER.pack(len(body))], descriptors)
-    connection.sendall(body)
+    data = _HEADER.pack(len(body)) + body
+    sent = socket.send_fds(connection, [data], descriptors)
+    connection.sendall(data[sent:])
 
 
 def receive(connection: socket.socket) -> tuple[Any, list[int]] | None:
@@ -81,8 +87,7 @@ def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> No
     # During the imports, garbage collection takes a tenth of the time. Later, it would write to memory pages that the
     # workers share.
     gc.disable()
-    control = socket.socket(fileno=control_descriptor)
-    server = _Server(control, driver_pid)
+    server = _Server(socket.socket(fileno=control_descriptor), os.pidfd_open(driver_pid))
     # Without this variable, importing pyarrow, directly or through pandas, would start a thread of its allocator. The
     # variable is not passed to the workers, which get the driver's environment.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
@@ -97,27 +102,39 @@ def main(control_descriptor: int, preload: Sequence[str], driver_pid: int) -> No
             f"f.main({control_descriptor}, {other_modules!r}, {driver_pid})"
         )
         os.execv(sys.executable, [sys.executable, "-c", code])
-    try:
-        server.loop()
-    finally:
-        server.kill_children()
-        os._exit(0)
+    server.run()
 
 
 class _Server:
-    def __init__(self, control: socket.socket, driver_pid: int) -> None:
+    """One server process.
+
+    Args:
+        control: the connection to the driver.
+        driver: a pidfd of the driver.
+    """
+
+    def __init__(self, control: socket.socket, driver: int) -> None:
         self._control = control
+        self._driver = driver
         self._tokens: dict[int, int] = {}  # pid -> token
-        self._warmup: threading.Thread | None = None
+        self._successor: int | None = None  # its pidfd
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        self._driver = os.pidfd_open(driver_pid)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, nothing is written to the wakeup descriptor
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
 
-    def loop(self) -> None:
-        """Handle requests and exits of children until the driver exits or closes the connection."""
+    def run(self) -> NoReturn:
+        """Serve the driver until it exits or closes the connection. Then kill all children, and exit."""
+        try:
+            self._loop()
+        finally:
+            self._kill_children()
+            if self._successor is not None:  # it would die with this process before it has killed its children
+                select.select([self._successor], [], [], _SUCCESSOR_EXIT_S)
+            os._exit(0)
+
+    def _loop(self) -> None:
         watched: list[Any] = [self._control, self._wake_read, self._driver]
         while True:
             ready, _, _ = select.select(watched, [], [])
@@ -130,7 +147,7 @@ class _Server:
             if self._control in ready and not self._handle():
                 return
 
-    def kill_children(self) -> None:
+    def _kill_children(self) -> None:
         for pid in self._tokens:
             _kill_group(pid, signal.SIGKILL)
         for pid in self._tokens:
@@ -145,18 +162,41 @@ class _Server:
         if message[0] == "fork":
             self._fork(message[1], message[2], descriptors)
         elif message[0] == "warm":
-            self._warmup = threading.Thread(target=_warm_up, args=(message[1],))
-            self._warmup.start()
+            self._fork_successor(message[1], descriptors[0])
         return True
 
+    def _fork_successor(self, modules: Sequence[str], control: int) -> None:
+        parent = os.getpid()
+        pid = _fork_process()
+        if pid == 0:
+            _die_with_parent(parent)
+            self._close()
+            server = _Server(socket.socket(fileno=control), self._driver)
+            server.warm_up(modules)
+            server.run()
+        os.close(control)
+        with contextlib.suppress(ProcessLookupError):  # it has exited already
+            self._successor = os.pidfd_open(pid)
+
+    def warm_up(self, modules: Sequence[str]) -> None:
+        """Import modules, and then tell the driver that this server is ready. Exit if the modules started threads."""
+        # A process cannot raise its own priority again. On Linux, a priority applies to a single thread.
+        importer = threading.Thread(target=_import_at_low_priority, args=(modules,))
+        importer.start()
+        importer.join()
+        if not _forks_cleanly():
+            os._exit(0)
+        self._send(("ready",))
+
+    def _close(self) -> None:
+        """Close this server's connections in a forked process."""
+        signal.set_wakeup_fd(-1)
+        for connection in (self._control, self._wake_read, self._wake_write):
+            connection.close()
+
     def _fork(self, token: int, request: ForkRequest, descriptors: Sequence[int]) -> None:
-        if self._warmup is not None:  # forking requires a single thread
-            self._warmup.join()
-            self._warmup = None
         gc.freeze()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, from 3.12 on
-            pid = os.fork()
+        pid = _fork_process()
         if pid == 0:
             self._become_worker(request, descriptors)
         for descriptor in descriptors:
@@ -171,12 +211,12 @@ class _Server:
             os.setsid()  # its own process group, so that it can be killed together with its children
             _die_with_parent(server_pid)
             gc.enable()
-            signal.set_wakeup_fd(-1)
+            self._close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            for ours in (self._control, self._wake_read, self._wake_write):
-                ours.close()
             os.close(self._driver)
+            if self._successor is not None:
+                os.close(self._successor)
             connection, output, stacks = descriptors
             _redirect(output)
             faulthandler.enable()
@@ -244,10 +284,15 @@ def _import_cleanly(names: Sequence[str]) -> str | None:
     return None
 
 
-def _warm_up(names: Sequence[str]) -> None:
-    """Import modules at a lower priority. This runs on a separate thread; the next fork waits until it has ended."""
+def _import_at_low_priority(names: Sequence[str]) -> None:
     os.setpriority(os.PRIO_PROCESS, 0, _WARMUP_NICENESS)  # on Linux, this affects only the calling thread
     _import_all(names)
+
+
+def _fork_process() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads, from 3.12 on
+        return os.fork()
 
 
 def _forks_cleanly() -> bool:
@@ -257,9 +302,7 @@ def _forks_cleanly() -> bool:
     """
     if len(os.listdir("/proc/self/task")) == 1:
         return True
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    pid = _fork_process()
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)

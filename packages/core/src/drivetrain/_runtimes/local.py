@@ -27,7 +27,7 @@ from drivetrain._runtimes.resources import OomCounter, partition_gpus, threads_p
 from drivetrain._wire.commands import JoinRun
 from drivetrain._worker.output import OutputPipe, open_log
 from drivetrain._worker.stacks import collect_stacks
-from drivetrain.errors import FailureKind, WorkerDiedError
+from drivetrain.errors import FailureKind, WaitTimeoutError, WorkerDiedError
 
 if TYPE_CHECKING:
     from drivetrain.config import ScalingConfig
@@ -38,6 +38,12 @@ _END_WAIT_S = 10.0
 _DEATH_WAIT_S = 2.0
 _INTERPRETER_VARIABLES = ("PYTHON", "LD_", "MALLOC_")
 _GRACE_S = 3.0
+_MAX_STARTING = 32
+"""The number of workers that may be requested from the server before it has forked them.
+
+The driver and the server may block each other if both send without reading. So few messages fit into the sockets'
+buffers.
+"""
 
 
 class _ServerHandle:
@@ -47,6 +53,7 @@ class _ServerHandle:
         self.key = key
         self.owner = os.getpid()
         self.started = time.time()
+        self.requested: set[int] = set()  # the tokens of the workers that the server has not forked yet
         self.control, theirs = socket.socketpair()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from drivetrain._runtimes import forkserver; "
@@ -60,30 +67,70 @@ class _ServerHandle:
                 env=dict(environment),
                 start_new_session=True,  # only the driver handles Ctrl-C in the terminal
             )
-        self.warmed = False
+        self._warmed = False
+        self._successor: socket.socket | None = None  # the connection to a successor that is not in use yet
+        self._retired: socket.socket | None = None  # the connection to a server whose successor is in use
         self._next_token = 0
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process.poll() is None and not _poll(self.control, select.POLLHUP, 0.0)
 
-    def fork(self, request: forkserver.ForkRequest, descriptors: Sequence[int]) -> int:
-        """Request a new worker, and return the token that identifies the worker in messages."""
+    def fork(self, request: forkserver.ForkRequest, descriptors: Sequence[int], *, timeout_s: float) -> int:
+        """Request a new worker, and return the token that identifies the worker in messages.
+
+        Raises:
+            TimeoutError: the server did not receive the request in time.
+            OSError: the server has exited.
+        """
         self._next_token += 1
-        forkserver.send(self.control, ("fork", self._next_token, request), descriptors)
+        self._send(("fork", self._next_token, request), descriptors, timeout_s)
+        self.requested.add(self._next_token)
         return self._next_token
 
-    def warm(self, modules: Sequence[str]) -> None:
-        """Make the server import further modules in the background. Only the first call has an effect."""
-        if not self.warmed and modules:
-            forkserver.send(self.control, ("warm", tuple(modules)))
-        self.warmed = True
+    def warm(self, modules: Sequence[str], *, timeout_s: float) -> None:
+        """Make a successor of the server import further modules. Only the first call has an effect.
+
+        Raises:
+            OSError: the server has exited, or did not receive the request in time.
+        """
+        if not self._warmed and modules:
+            self._successor, theirs = socket.socketpair()
+            with theirs:
+                self._send(("warm", tuple(modules)), (theirs.fileno(),), timeout_s)
+        self._warmed = True
+
+    def use_successor(self) -> None:
+        """If the server's successor is ready, fork later workers from it. Call this while there are no workers."""
+        if self._successor is None or not _poll(self._successor, select.POLLIN, 0.0):
+            return
+        successor, self._successor = self._successor, None
+        if forkserver.receive(successor) is None:  # it has exited
+            successor.close()
+            return
+        self._retired, self.control = self.control, successor
 
     def close(self) -> None:
         """Kill the server. The kernel then kills the server's remaining workers."""
-        self.control.close()
+        for connection in (self.control, self._successor, self._retired):
+            if connection is not None:
+                connection.close()
         self._process.kill()
         self._process.wait()
+
+    def _send(self, message: object, descriptors: Sequence[int], timeout_s: float) -> None:
+        self.control.settimeout(max(0.001, timeout_s))
+        try:
+            forkserver.send(self.control, message, descriptors)
+        finally:
+            self.control.settimeout(None)
+
+
+def _poll(source: socket.socket | int, events: int, seconds: float) -> bool:
+    """Wait until an event occurs on a descriptor. Return False after the timeout."""
+    poller = select.poll()
+    poller.register(source, events)
+    return bool(poller.poll(1000 * max(0.0, seconds)))
 
 
 def _latest_change(modules: Sequence[str]) -> float:
@@ -130,6 +177,8 @@ class ForkServers:
         for server in idle:
             if server is not reused and server not in fitting:
                 server.close()
+        if reused is not None:
+            reused.use_successor()
         return reused or _ServerHandle(key, spec.preload, environment)
 
     def release(self, server: _ServerHandle) -> None:
@@ -212,14 +261,27 @@ class LocalGroup(ConnectedGroup):
 
     def _start_all(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
+            self._await_processes(_MAX_STARTING - 1)
             self._start(rank, self._gpus[rank], self._environment)
-        while missing := [rank for rank in ranks if not self._processes[rank].pid]:
+        self._await_processes(0)
+        self.workers = tuple(self._describe(rank, self._gpus[rank]) for rank in range(self._spec.num_workers))
+
+    def _await_processes(self, remaining: int) -> None:
+        """Wait until at most this number of requested processes have not been forked yet."""
+        while len(self._server.requested) > remaining:
             if self.broken:
                 raise WorkerDiedError(
                     "[DT-304] the fork server exited while it imported the framework. See its output above"
                 )
-            self.wait(f"the processes of ranks {missing} to start", missing)
-        self.workers = tuple(self._describe(rank, self._gpus[rank]) for rank in range(self._spec.num_workers))
+            ranks = [self._ranks[token] for token in self._server.requested]
+            self.wait("the processes of ranks {ranks} to start", ranks)
+
+    def warm(self) -> None:
+        """Make the server prepare for later groups. See :attr:`~drivetrain.Backend.warmup`."""
+        try:
+            self._server.warm(self._spec.warmup, timeout_s=self.remaining_s)
+        except OSError:  # the next group needs a new server; this one notices if its workers exit too
+            self.broken = True
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """See :meth:`drivetrain.plugin.Group.stacks`."""
@@ -257,11 +319,8 @@ class LocalGroup(ConnectedGroup):
         it, and becomes the root cause.
         """
         process = self._processes[rank]
-        if process.pidfd is not None:
-            exit_poll = select.poll()
-            exit_poll.register(process.pidfd, select.POLLIN)
-            if exit_poll.poll(1000 * _DEATH_WAIT_S):
-                self._on_exit(rank, _exit_code_of_zombie(process.pid))
+        if process.pidfd is not None and _poll(process.pidfd, select.POLLIN, _DEATH_WAIT_S):
+            self._on_exit(rank, _exit_code_of_zombie(process.pid))
 
     def end(self, *, grace_s: float) -> None:
         """Stop the remaining workers, wait until they exit unless the server is broken, and close all descriptors.
@@ -273,7 +332,7 @@ class LocalGroup(ConnectedGroup):
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self.close_connections)
             cleanup.callback(self._close_pipes)
-            if any(not process.pid for process in self._processes.values()):
+            if self._server.requested:
                 self.broken = True  # the server would fork these workers later, so it is closed with the group
             if grace_s:
                 self._signal_all(signal.SIGTERM)
@@ -309,8 +368,15 @@ class LocalGroup(ConnectedGroup):
             environment=variables, working_directory=os.getcwd(), module_path=tuple(sys.path)
         )
         try:
-            token = self._server.fork(request, (theirs.fileno(), output, stacks_write))
-        except ConnectionError:
+            token = self._server.fork(request, (theirs.fileno(), output, stacks_write), timeout_s=self.remaining_s)
+        except TimeoutError:
+            self.broken = True
+            raise WaitTimeoutError(
+                "[DT-303] the workers did not start within RunConfig.start_timeout_s; the fork server did not receive "
+                f"the request for the process of rank {rank}",
+                ranks=(rank,),
+            ) from None
+        except OSError:
             self.broken = True
             raise WorkerDiedError("[DT-304] the fork server has exited") from None
         finally:
@@ -343,6 +409,7 @@ class LocalGroup(ConnectedGroup):
                 self.note_exit(orphan, None, "was killed because the fork server exited")
             return
         kind, token, value = received[0]
+        self._server.requested.discard(token)
         rank = self._ranks.get(token)
         if rank is None:
             return  # the message is about a worker of an earlier group, or about a replaced worker
@@ -376,9 +443,7 @@ class LocalGroup(ConnectedGroup):
 
     def _await_server(self, seconds: float) -> bool:
         """Wait until the server has sent a message. Return False after the timeout."""
-        readable = select.poll()
-        readable.register(self._server.control, select.POLLIN)
-        return bool(readable.poll(1000 * max(0.0, seconds)))
+        return _poll(self._server.control, select.POLLIN, seconds)
 
     def _explain_exit(self, exit_code: int) -> tuple[str, FailureKind]:
         if exit_code == -signal.SIGKILL and self._oom_kills.has_increased():
@@ -468,7 +533,7 @@ class LocalRuntime(Runtime):
         try:
             group = LocalGroup(spec, server, environment, self._visible_gpus())
             group.start()
-            server.warm(spec.warmup)
+            group.warm()
             yield group
         except KeyboardInterrupt:
             grace_s = _GRACE_S

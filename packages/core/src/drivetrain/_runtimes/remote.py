@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -65,22 +66,25 @@ class RemoteGroup(ConnectedGroup):
             The ids of the nodes, in the order of their ranks.
         """
         nodes = order_nodes({process.facts["node_id"] for process in processes}, first_node, previous_nodes)
+        node_ranks = {node: node_rank for node_rank, node in enumerate(nodes)}
 
         def place(process: Introduction) -> tuple[int, object]:
-            return nodes.index(process.facts["node_id"]), gpu_sort_key(gpus[process.index])
+            return node_ranks[process.facts["node_id"]], gpu_sort_key(gpus[process.index])
 
         workers: list[WorkerInfo] = []
+        on_node: Counter[int] = Counter()
         for rank, process in enumerate(sorted(processes, key=place)):
-            node_rank = nodes.index(process.facts["node_id"])
+            node_rank = node_ranks[process.facts["node_id"]]
             workers.append(
                 WorkerInfo(
                     rank=rank,
-                    local_rank=sum(worker.node_rank == node_rank for worker in workers),
+                    local_rank=on_node[node_rank],
                     node_rank=node_rank,
                     accelerator_ids=gpus[process.index],
                     **process.facts,
                 )
             )
+            on_node[node_rank] += 1
             self._add_process(rank, process)
         self.workers = tuple(workers)
         return nodes
@@ -107,10 +111,12 @@ class RemoteGroup(ConnectedGroup):
         """
         threads = {"OMP_NUM_THREADS": str(max(1, math.floor(self.spec.scaling.num_cpus_per_worker or 1)))}
         commands = {}
+        on_node = Counter(worker.node_rank for worker in self.workers)
         for rank in ranks:
             worker = self.workers[rank]
-            on_node = sum(other.node_rank == worker.node_rank for other in self.workers)
-            variables = rank_environment(worker, world_size=len(self.workers), local_world_size=on_node)
+            variables = rank_environment(
+                worker, world_size=len(self.workers), local_world_size=on_node[worker.node_rank]
+            )
             if rank in environment:
                 variables |= {**threads, **environment[rank]}
             commands[rank] = replace(self._join(rank, self.spec), environment=variables, defaults=threads)

@@ -44,7 +44,7 @@ def open_log(directory: Path | None, rank: int) -> int:
     return os.open(directory / log_name(rank), flags, file_mode(log_name(rank)))
 
 
-def tail_log(directory: Path | None, rank: int, *, lines: int = 20, limit_bytes: int = 8192) -> str:
+def tail_log(directory: Path | None, rank: int, *, lines: int = 30, limit_bytes: int = 8192) -> str:
     """Return the last lines of a rank's log; an empty string if there is no log."""
     if directory is None:
         return ""
