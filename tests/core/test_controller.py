@@ -202,18 +202,6 @@ def test_stop_waits_only_for_earlier_reports(tmp_path: Path) -> None:
     assert result.metrics["loss"] == 0.0
 
 
-def test_policy_that_raises_is_named_as_the_cause(tmp_path: Path) -> None:
-    class Broken:
-        def decide(self, failure: Any, history: Any) -> bool:
-            raise LookupError("no idea")
-
-    script = [[Failed(1, 1.0, TRAINING, ValueError("mine"))]]
-    with pytest.raises(TrainingFailedError, match=r"policy.*no idea.*for the failure: rank 1 .*mine"):
-        fit(tmp_path, ScriptedRuntime(2, script), failure_config=FailureConfig(policy=Broken()))
-
-    assert Result.from_path(tmp_path / "run").error is not None
-
-
 def test_error_during_termination_does_not_hide_the_earlier_failure(tmp_path: Path) -> None:
     class EndsBadly(ScriptedRuntime):
         @contextlib.contextmanager

@@ -37,8 +37,8 @@ class CallbackLike(Protocol):
 class PolicyLike(Protocol):
     """A structural type for :class:`drivetrain.FailurePolicy`. A configuration checks only that ``decide`` exists."""
 
-    def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
-        """Return True to start another attempt."""
+    def decide(self, failure: Failure, history: Sequence[Failure]) -> bool | float:
+        """Return whether to start another attempt, or the seconds after which to start it."""
         ...
 
 
@@ -107,6 +107,14 @@ def _object_with(method: str, description: str) -> Check:
     return check
 
 
+def _policy(subject: str, value: object) -> None:
+    is_class_of_policies = not isinstance(value, type) or callable(getattr(value, "decide", None))
+    if not isinstance(value, str) and not (callable(value) and is_class_of_policies):
+        _object_with("decide", "an object with decide(failure, history), its class, a function or a name")(
+            subject, value
+        )
+
+
 def _seconds(subject: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ConfigurationError(f"[DT-101] {subject}: expected a positive number of seconds, got {value!r}")
@@ -165,8 +173,14 @@ def _callbacks(subject: str, value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigurationError(f"[DT-101] {subject}: expected a list of callbacks or names, got {value!r}")
     for callback in value:
-        if not isinstance(callback, str):
-            _object_with("on_report", "Callback objects or names")(subject, callback)
+        if isinstance(callback, tuple) and len(callback) == 2:
+            name, options = callback
+            if not isinstance(name, str) or not isinstance(options, Mapping):
+                raise ConfigurationError(
+                    f"[DT-101] {subject}: expected a pair of a name and a mapping with options, got {callback!r}"
+                )
+        elif not isinstance(callback, str):
+            _object_with("on_report", "Callback objects, names, or pairs of a name and options")(subject, callback)
 
 
 def _module_names(subject: str, value: object) -> None:
@@ -400,8 +414,13 @@ class FailureConfig(ShowsFields):
             limit.
         preemption_grace_s: seconds that the train function has to save its state and return after it receives a
             preemption notice.
-        policy: an object that decides whether to retry; it replaces the rules of ``max_failures``, ``fail_fast`` and
-            ``max_preemptions``.
+        policy: decides whether and when to retry; it replaces the rules of all fields except ``max_node_failures`` and
+            ``preemption_grace_s``. A :class:`~drivetrain.FailurePolicy`, a class of such objects, a function with the
+            arguments of ``decide``, or the name of an installed policy.
+        max_preemptions_without_progress: maximum number of consecutive retries after preemptions if no attempt commits
+            a checkpoint; -1 for no limit. It ends a run whose train function terminates its own process each time.
+        retry_backoff_s: seconds between two attempts if neither commits a checkpoint. The delay doubles with each
+            further attempt without a checkpoint, up to a minute. The first retry always starts at once.
 
     Raises:
         ConfigurationError: a value has the wrong type or is out of range, or two values contradict each other.
@@ -412,7 +431,9 @@ class FailureConfig(ShowsFields):
     max_node_failures: int | None = 3
     max_preemptions: int = -1
     preemption_grace_s: float = 30.0
-    policy: PolicyLike | None = None
+    policy: PolicyLike | type[PolicyLike] | Callable[[Any, Any], bool | float] | str | None = None
+    max_preemptions_without_progress: int = 10
+    retry_backoff_s: float = 0.5
 
     def __post_init__(self) -> None:
         _check_fields(
@@ -422,7 +443,9 @@ class FailureConfig(ShowsFields):
                 "max_node_failures": _or_none(_int_from(1)),
                 "max_preemptions": _int_from(-1),
                 "preemption_grace_s": _seconds,
-                "policy": _or_none(_object_with("decide", "an object with decide(failure, history)")),
+                "policy": _or_none(_policy),
+                "max_preemptions_without_progress": _int_from(-1),
+                "retry_backoff_s": _seconds,
             },
         )
         if self.fail_fast != "raise":
@@ -487,8 +510,9 @@ class RunConfig(ShowsFields):
         failure_config: settings for retries after failures.
         checkpoint_config: settings for the retention and upload of checkpoints.
         sync_config: settings for the upload of metrics, logs and artifacts.
-        callbacks: callbacks, or names of installed ones, in addition to the default JSON, CSV and progress callbacks. A
-            callback of the same class as a default one replaces it.
+        callbacks: callbacks in addition to the default JSON, CSV and progress callbacks: objects, names of installed
+            callbacks, or pairs of a name and a mapping with options, such as ``("webhook", {"url": ...})``. A callback
+            of the same class as a default one replaces it.
         stop: a condition that stops the run without an error once a report of rank 0 meets it. A mapping from metrics
             to values is met when any of the metrics has reached its value. A function is called with the run's id and
             the reported metrics, and returns True to stop. The metric in ``{"eval": {"accuracy": 0.9}}`` is named
@@ -522,7 +546,7 @@ class RunConfig(ShowsFields):
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     sync_config: SyncConfig = field(default_factory=SyncConfig)
-    callbacks: Sequence[CallbackLike | str] = ()
+    callbacks: Sequence[CallbackLike | str | tuple[str, Mapping[str, Any]]] = ()
     stop: StopCondition | None = None
     verbose: int = 1
     log_to_file: bool = True

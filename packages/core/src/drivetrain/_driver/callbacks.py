@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
+import difflib
+import warnings
+from collections.abc import Mapping
+from typing import Any, cast
 
+from drivetrain._base.failure import one_line
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.plugins import load_plugin
 from drivetrain.config import RunConfig
@@ -24,26 +28,47 @@ def make_callbacks(config: RunConfig) -> list[Callback]:
     Raises:
         PluginError: a callback that is given by name is not installed, does not load, or is not a callback.
     """
-    given = [
-        _load(callback) if isinstance(callback, str) else cast("Callback", callback) for callback in config.callbacks
-    ]
+    given = [_make(callback) for callback in config.callbacks]
+    for callback in given:
+        _warn_of_unknown_hooks(callback)
     defaults: list[type[Callback]] = [Timeline, JsonLoggerCallback, CSVLoggerCallback]
     if config.verbose:
         defaults.append(ProgressCallback)
     return [kind() for kind in defaults if not any(isinstance(callback, kind) for callback in given)] + given
 
 
-def _load(name: str) -> Callback:
+def _make(given: object) -> Callback:
+    if isinstance(given, str):
+        return _load(given, {})
+    if isinstance(given, tuple):
+        name, options = given
+        return _load(name, options)
+    return cast("Callback", given)
+
+
+def _load(name: str, options: Mapping[str, Any]) -> Callback:
     kind = load_plugin("callback", name)
     try:
-        callback: Callback = kind()
+        callback: Callback = kind(**options)
     except DrivetrainError:
         raise
     except Exception as error:  # the class is user code
+        arguments = f"with the options {', '.join(options)}" if options else "without arguments"
         raise PluginBrokenError(
-            f"[DT-602] callback {name!r}: creating it without arguments raised {type(error).__name__}: {error}. "
-            f"Pass an object to RunConfig(callbacks=...) instead: {getattr(kind, '__qualname__', kind)}(...)"
+            f"[DT-602] callback {name!r}: creating it {arguments} raised {one_line(error)}. Pass its options, as in "
+            f"RunConfig(callbacks=[({name!r}, {{...}})]), or an object: {getattr(kind, '__qualname__', kind)}(...)"
         ) from error
     if not callable(getattr(callback, "on_report", None)):
         raise PluginBrokenError(f"[DT-602] callback {name!r}: expected a drivetrain.Callback, got {callback!r}")
     return callback
+
+
+def _warn_of_unknown_hooks(callback: Callback) -> None:
+    """Warn of methods whose names look like hooks, because drivetrain would never call them."""
+    hooks = {name for name in dir(Callback) if name.startswith("on_")}
+    for name in dir(type(callback)):
+        if name.startswith("on_") and name not in hooks and callable(getattr(type(callback), name)):
+            closest = difflib.get_close_matches(name, hooks, n=1)
+            hint = f" Did you mean {closest[0]!r}?" if closest else f" The hooks are: {', '.join(sorted(hooks))}."
+            owner = type(callback).__qualname__
+            warnings.warn(f"{owner}.{name}() is never called, because Callback has no such hook.{hint}", stacklevel=2)

@@ -7,6 +7,8 @@ replace the processes by a list of events.
 from __future__ import annotations
 
 import contextlib
+import select
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,6 +18,7 @@ from drivetrain._base.interrupts import Interrupts
 from drivetrain._driver.attempt import Attempt
 from drivetrain._driver.diagnosis import failure_in_driver
 from drivetrain._driver.outcomes import AttemptFailed, Ending, Grow, RunFailed, Succeeded
+from drivetrain._driver.policies import Decision, ask
 from drivetrain._driver.services import RunServices
 from drivetrain._driver.tasks import TaskFactory, scaling_for
 from drivetrain._hooks.backend import Backend
@@ -30,7 +33,6 @@ from drivetrain._wire.events import ReportNumber
 from drivetrain._worker.stacks import own_stacks
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import (
-    CallbackError,
     ConfigurationError,
     FailureKind,
     PluginError,
@@ -45,6 +47,9 @@ __all__ = ["Controller", "group_spec"]
 
 _RETRIED = (FailureKind.INFRASTRUCTURE, FailureKind.HANG, FailureKind.PREEMPTION, FailureKind.STORAGE)
 """Kinds of failure that a retry can resolve even if no rank failed: a disk has space again, a network recovers."""
+
+
+_MAX_POLL_S = 1000.0  # the system call accepts no more than 24 days
 
 
 class Controller:
@@ -75,6 +80,7 @@ class Controller:
         self._tasks = tasks
         self._policy = policy
         self._initial_checkpoint = resume_from
+        self._committed_before = services.checkpoints.last_index  # the last commit before the current attempt
         self._last_number = max(last_number, services.checkpoints.last_index)
         self._current: Attempt | None = None
         self._history: list[Failure] = []
@@ -92,7 +98,7 @@ class Controller:
 
         Raises:
             BaseException: the run was interrupted or cancelled.
-            Exception: the policy raised, or the run cannot be started.
+            Exception: the run cannot be started.
         """
         with self._run_resources:
             number = 0
@@ -111,8 +117,11 @@ class Controller:
 
     def _retry_or_give_up(self, ending: AttemptFailed) -> RunFailed | None:
         """Ask the policy whether to retry a failed attempt; return None for a retry, else the outcome of the run."""
-        failure, notes = ending.failure, ending.notes
-        retrying = _can_retry(failure) and self._decide(failure)
+        last_committed = self._services.checkpoints.last_index
+        failure = replace(ending.failure, made_progress=last_committed > self._committed_before)
+        self._committed_before = last_committed
+        decision = ask(self._policy, failure, self._history) if _can_retry(failure) else Decision(None)
+        retrying, notes = decision.delay_s is not None, ending.notes + decision.notes
         callback_error = self._services.callbacks.close("on_failure", failure, retrying)
         if callback_error is not None:
             notes += (f"also: {callback_error}",)
@@ -121,7 +130,27 @@ class Controller:
         if failure.kind is FailureKind.HANG:
             self._print(str(failure.exception))
         self._history.append(failure)
+        self._pause(decision.delay_s or 0.0)
         return None
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt.
+
+        Raises:
+            BaseException: the end of the run was requested during the wait.
+        """
+        if not seconds:
+            return
+        self._print(f"the next attempt starts in {seconds:,.1f} s")
+        interrupts = self._services.interrupts
+        requested = select.poll()
+        requested.register(interrupts.fileno(), select.POLLIN)
+        deadline = time.monotonic() + seconds
+        while interrupts.error is None and (remaining := deadline - time.monotonic()) > 0:
+            if requested.poll(1000 * min(remaining, _MAX_POLL_S)):
+                interrupts.act()
+        if interrupts.error is not None:
+            raise interrupts.error
 
     def _run_attempt(self, number: int) -> Ending:
         avoided = avoided_nodes(self._history, self._run.run_config.failure_config.max_node_failures)
@@ -206,8 +235,12 @@ class Controller:
         while True:
             ending = attempt.follow()
             lost = attempt.replaceable if self._services.backend.survives_losses else ()
-            if not isinstance(ending, AttemptFailed) or not lost or not self._decide(ending.failure):
+            if not isinstance(ending, AttemptFailed) or not lost:
                 return ending
+            decision = ask(self._policy, ending.failure, self._history)
+            if decision.delay_s is None:
+                return replace(ending, notes=ending.notes + decision.notes)
+            self._pause(decision.delay_s)
             try:
                 replaced = self._replace(group, attempt, number, lost)
             except Exception as error:  # raised by a backend, the runtime or the storage
@@ -236,15 +269,6 @@ class Controller:
         attempt.resume(lost, group.workers, last_report)
         self._train(group, lost, rendezvous, number, self._latest_checkpoint()[1], last_report)
         return True
-
-    def _decide(self, failure: Failure) -> bool:
-        try:
-            return self._policy.decide(failure, self._history)
-        except Exception as error:  # raised by a user's policy
-            raise CallbackError(
-                f"[DT-605] FailureConfig(policy=...) raised {type(error).__name__}: {error}, for the failure: "
-                f"{failure.summary}"
-            ) from error
 
     def _target_size(self, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
         """Return the number of workers that the cluster has room for, between the minimum and maximum of the run."""

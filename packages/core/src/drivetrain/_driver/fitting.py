@@ -16,6 +16,7 @@ from drivetrain._driver.controller import Controller
 from drivetrain._driver.diagnosis import failure_in_driver
 from drivetrain._driver.launch import pickle_function, require_shared, resolve_runtime
 from drivetrain._driver.outcomes import RunFailed, Succeeded
+from drivetrain._driver.policies import make_policy
 from drivetrain._driver.result import Result, last_metrics
 from drivetrain._driver.services import RunServices
 from drivetrain._driver.tasks import TaskFactory
@@ -23,7 +24,7 @@ from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
 from drivetrain._hooks.data_config import DataConfig
-from drivetrain._hooks.policy import RetryBudget
+from drivetrain._hooks.policy import FailurePolicy
 from drivetrain._hooks.providers import check_runtime, required_runtime
 from drivetrain._runtimes.base import Runtime
 from drivetrain._storage.checkpoint import Checkpoint
@@ -98,6 +99,7 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
     runtime.validate(job.scaling)
     datasets = job.data_config.open(check_runtime(job.datasets, runtime.name))
     callbacks = make_callbacks(job.run_config)
+    policy = make_policy(job.run_config.failure_config)
     if job.resume_from is not None and not job.resume_from.exists():
         raise ConfigurationError(
             "[DT-706] resume_from_checkpoint: expected a checkpoint that exists, got the missing directory "
@@ -107,7 +109,9 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
         require_shared(job.run_config)
     with open_run(job.run_config, job.record.facts, job.metadata, job.record.pickle()) as opened:
         try:
-            return _fit(job, opened, function, datasets, runtime, callbacks, interrupts)
+            services = _services(job, opened, callbacks, interrupts)
+            controller = _controller(job, services, opened, function, datasets, runtime, policy)
+            return _fit(job, opened, services, controller)
         except TrainingFailedError as error:
             if raise_on_failure:
                 raise
@@ -128,14 +132,9 @@ def _split(
 def _fit(
     job: TrainingJob,
     opened: OpenRun,
-    function: bytes,
-    datasets: Mapping[str, Any],
-    runtime: Runtime,
-    callbacks: list[Callback],
-    interrupts: Interrupts,
+    services: RunServices,
+    controller: Controller,
 ) -> Result:
-    services = _services(job, opened, callbacks, interrupts)
-    controller = _controller(job, services, opened, function, datasets, runtime)
     run, storage = services.run, opened.storage
     outcome: Succeeded | RunFailed | None = None
     error: BaseException | None = None
@@ -196,6 +195,7 @@ def _controller(
     function: bytes,
     datasets: Mapping[str, Any],
     runtime: Runtime,
+    policy: FailurePolicy,
 ) -> Controller:
     tasks = TaskFactory(
         services,
@@ -205,7 +205,6 @@ def _controller(
         driver_count=opened.driver_count,
         all_values=job.all_values,
     )
-    policy = job.run_config.failure_config.policy or RetryBudget(job.run_config.failure_config)
     return Controller(services, runtime, tasks, policy, resume_from=job.resume_from, last_number=opened.last_index)
 
 

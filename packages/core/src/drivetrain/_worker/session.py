@@ -163,11 +163,14 @@ class Session:
             self._on_checkpoint()
 
     def _add_positions(self, checkpoint: Checkpoint) -> None:
-        """Add to a checkpoint the position of every dataset whose ``state_dict()`` was called since the last report."""
+        """Add to a checkpoint the position of every dataset whose ``state_dict()`` was called since the last report.
+
+        Every rank adds the same positions, so that ranks that report the same metadata still do so afterwards.
+        """
         resumable = {name: shard for name, shard in self._task.datasets.items() if isinstance(shard, DatasetShard)}
         states = {name: shard.take_state() for name, shard in resumable.items()}
         positions = {name: state for name, state in states.items() if state is not None}
-        if positions and self.context.get_world_rank() == 0:
+        if positions:
             checkpoint.update_metadata({POSITIONS: positions})
 
     def finish(self) -> None:

@@ -465,7 +465,7 @@ class _OnRunStart(Callback):
 class _RetryLostWorkers(RetryBudget):
     """Retries a run after failures that may not recur, but not after exceptions of the train function."""
 
-    def decide(self, failure: Failure, history: Sequence[Failure]) -> bool:
+    def decide(self, failure: Failure, history: Sequence[Failure]) -> bool | float:
         return failure.kind is not FailureKind.USER_ERROR and super().decide(failure, history)
 
 

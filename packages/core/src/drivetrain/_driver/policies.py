@@ -1,0 +1,76 @@
+"""The failure policy of a run: creates it from the configuration, and checks its decisions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from drivetrain._base.failure import Failure, one_line
+from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.policy import FailurePolicy, FunctionPolicy, RetryBudget
+from drivetrain.config import FailureConfig
+from drivetrain.errors import DrivetrainError, PluginBrokenError
+
+__all__ = ["Decision", "ask", "make_policy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A checked decision of a policy.
+
+    Attributes:
+        delay_s: seconds after which to retry; None to end the run.
+        notes: what went wrong while the policy decided, as further lines of the run's error.
+    """
+
+    delay_s: float | None
+    notes: tuple[str, ...] = ()
+
+
+def make_policy(config: FailureConfig) -> FailurePolicy:
+    """Return the configured policy. Its class is instantiated without arguments, and a function becomes a policy.
+
+    Raises:
+        PluginError: a policy that is given by name is not installed, does not load, or is not a policy; or creating an
+            object of the class failed.
+    """
+    given: Any = config.policy
+    if given is None:
+        return RetryBudget(config)
+    where = "FailureConfig(policy=...)"
+    if isinstance(given, str):
+        where = f"policy {given!r}"
+        given = load_plugin("policy", given)
+    if isinstance(given, type):
+        try:
+            given = given()
+        except DrivetrainError:
+            raise
+        except Exception as error:  # the class is user code
+            raise PluginBrokenError(
+                f"[DT-602] {where}: creating it without arguments raised {one_line(error)}. Pass an object to "
+                f"FailureConfig(policy=...) instead: {given.__qualname__}(...)"
+            ) from error
+    if callable(getattr(given, "decide", None)):
+        return cast("FailurePolicy", given)
+    if callable(given):
+        return FunctionPolicy(given)
+    raise PluginBrokenError(
+        f"[DT-602] {where}: expected a function, or an object with decide(failure, history), got {given!r}"
+    )
+
+
+def ask(policy: FailurePolicy, failure: Failure, history: Sequence[Failure]) -> Decision:
+    """Ask a policy. If it raises or returns something else than a decision, the run ends, and a note says why."""
+    try:
+        decided: object = policy.decide(failure, history)
+    except Exception as error:  # raised by a user's policy
+        return Decision(None, (f"also: [DT-605] FailureConfig(policy=...) raised {one_line(error)}",))
+    if isinstance(decided, bool):
+        return Decision(0.0 if decided else None)
+    if isinstance(decided, (int, float)) and 0 <= decided < math.inf:
+        return Decision(float(decided))
+    note = f"also: [DT-605] FailureConfig(policy=...): expected True, False or seconds >= 0, got {decided!r:.200}"
+    return Decision(None, (note,))
