@@ -331,3 +331,61 @@ def test_no_row_of_a_million_is_lost_or_repeated_while_workers_are_lost(tmp_path
         seen[metrics["epoch"]] += [np.load(file) for file in files]
     for parts in seen.values():
         np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(rows))
+
+
+def read_on_device(config: dict[str, Any]) -> None:
+    import torch
+
+    import drivetrain_torch
+
+    # No GPU is available to the tests, so another device takes its place.
+    drivetrain_torch.get_device = lambda: torch.device("meta")
+    shard = drivetrain.get_dataset_shard("train")
+    by_default = {batch["id"].device.type for batch in shard.iter_torch_batches()}
+    chosen = {batch["id"].device.type for batch in shard.iter_torch_batches(device="cpu")}
+    drivetrain.report(by_default=",".join(by_default), chosen=",".join(chosen))
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_torch_batches_of_ray_datasets_are_on_the_device_of_the_worker(ray_address: str, tmp_path: Path) -> None:
+    import ray.data
+    from ray.data import ExecutionOptions
+
+    result = DataParallelTrainer(
+        read_on_device,
+        datasets={"train": ray.data.range(20)},
+        dataset_config=DataConfig(execution_options={"train": ExecutionOptions(preserve_order=True)}),
+        scaling_config=ScalingConfig(num_workers=2, runtime="ray", resources_per_worker={"CPU": 0.5}),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    ).fit()
+    assert (result.metrics["by_default"], result.metrics["chosen"]) == ("meta", "cpu")
+
+
+def test_options_for_a_dataset_that_does_not_exist_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"execution_options=\.\.\.\): expected names of datasets \('train'\)"):
+        DataConfig(execution_options={"test": object()}).open({"train": {"id": np.arange(3)}})
+
+
+def save_positions(config: dict[str, Any]) -> None:
+    shard = drivetrain.get_dataset_shard("train")
+    for step, _ in enumerate(shard.iter_batches(batch_size=2)):
+        checkpoint = drivetrain.Checkpoint(tempfile.mkdtemp(dir=config["directory"]))
+        checkpoint.set_metadata({"data": shard.state_dict(), "step": step})
+        rank = drivetrain.get_context().get_world_rank()
+        Path(checkpoint.path, f"model_{rank}").touch()
+        drivetrain.report({"step": step}, checkpoint)
+
+
+def test_every_rank_may_store_the_position_of_its_dataset_in_the_metadata(tmp_path: Path) -> None:
+    result = DataParallelTrainer(
+        save_positions,
+        train_loop_config={"directory": str(tmp_path)},
+        datasets={"train": {"id": np.arange(8)}},
+        scaling_config=ScalingConfig(num_workers=2, runtime="local"),
+        run_config=RunConfig(storage_path=tmp_path / "runs", verbose=0),
+    ).fit()
+    assert result.checkpoint is not None
+    metadata = result.checkpoint.get_metadata()
+    assert metadata["step"] == 1
+    assert set(metadata) == {"step", "data", "dataset_positions"}

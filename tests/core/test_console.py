@@ -134,10 +134,11 @@ def test_metric_that_appears_late_gets_its_own_column(tmp_path: Path) -> None:
     assert rows[0]["text"] == 'with, "quotes"\nand lines'
 
 
-class PrintedLines:
+class PrintedLines(Console):
     """A console that records what it prints."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.printed: list[str] = []
 
     def print(self, text: str, *, error: bool = False) -> None:
@@ -150,7 +151,7 @@ class PrintedLines:
 @pytest.mark.parametrize("text", ["x[00:", "\r[00:01<00:02, 3it/s]"])
 def test_line_without_an_end_is_shown_in_parts(text: str) -> None:
     console = PrintedLines()
-    echo = LineEcho(0, console)  # type: ignore[arg-type]
+    echo = LineEcho(0, console)
     output = (text * 2_000_000)[:10_000_000]
 
     for start in range(0, len(output), 1 << 16):

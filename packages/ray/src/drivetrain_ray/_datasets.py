@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from drivetrain import ResourceError
@@ -26,9 +27,12 @@ class RayDatasets(DatasetProvider):
         """See :class:`drivetrain.plugin.DatasetProvider`: each shard is a ``ray.data.DataIterator``."""
         opened.context.execution_options = self._options(opened, request)
         if request.whole:
-            return [opened.iterator()] * request.world_size
-        hints = list(request.node_ids) or None
-        shards: Sequence[Any] = opened.streaming_split(request.world_size, equal=True, locality_hints=hints)
+            shards = [opened.iterator()] * request.world_size
+        else:
+            hints = list(request.node_ids) or None
+            shards = opened.streaming_split(request.world_size, equal=True, locality_hints=hints)
+        for shard in shards:  # an attribute rather than a wrapper, so that the shards keep Ray's class
+            shard.iter_torch_batches = partial(_iter_torch_batches, shard)
         return shards
 
     def default_options(self) -> Any:
@@ -61,3 +65,19 @@ class RayDatasets(DatasetProvider):
             object_store_memory=options.resource_limits.object_store_memory,
         )
         return options
+
+
+def _iter_torch_batches(shard: Any, **options: Any) -> Iterable[Any]:
+    """Call the method of a ``ray.data.DataIterator``. By default, the tensors are on the worker's device.
+
+    Ray determines the default device itself only in a run of Ray Train.
+    """
+    if options.get("device", "auto") == "auto" and options.get("collate_fn") is None:
+        try:
+            from drivetrain_torch import get_device
+        except ModuleNotFoundError:  # the run uses another framework
+            pass
+        else:
+            options["device"] = get_device()
+    batches: Iterable[Any] = type(shard).iter_torch_batches(shard, **options)
+    return batches

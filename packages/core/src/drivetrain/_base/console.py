@@ -7,14 +7,15 @@ them. In a notebook the live lines are a single output of the cell, and every up
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import sys
 import threading
 import unicodedata
-from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, TextIO
 
 from drivetrain._base.printable import printable_text
 from drivetrain._base.redact import redact
@@ -30,9 +31,16 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7
 
 
 class Console:
-    """Prints lines without mixing them with the live lines, which are drawn on stderr."""
+    """Prints lines without mixing them with the live lines, which are drawn on stderr.
 
-    def __init__(self) -> None:
+    Args:
+        name: the name of the run whose output is printed.
+    """
+
+    _in_use: ClassVar[list[Console]] = []
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
         self._bars: tuple[str, ...] = ()
         self._status: tuple[str, ...] = ()
         self._drawn = False
@@ -53,6 +61,19 @@ class Console:
     def columns(self) -> int:
         """The maximum number of characters in a live line."""
         return _size().columns - 1  # some terminals wrap a line that fills all columns
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Count this console, during a ``with`` block, as one of those to which runs of this process print."""
+        self._in_use.append(self)
+        try:
+            yield
+        finally:
+            self._in_use.remove(self)
+
+    def prefix(self, rank: int) -> str:
+        """Return what precedes a line of a rank's output: the rank, and the run if there are several at a time."""
+        return f"[{self._name} rank {rank}] " if len(self._in_use) > 1 else f"[rank {rank}] "
 
     def status(self, *lines: str) -> None:
         """Replace the status lines, which are the live lines below the progress bars. Without arguments, remove them.

@@ -14,6 +14,7 @@ from drivetrain.config import RunConfig
 from drivetrain.errors import DrivetrainError, PluginBrokenError
 from drivetrain.loggers.csvfile import CSVLoggerCallback
 from drivetrain.loggers.jsonfile import JsonLoggerCallback
+from drivetrain.loggers.missing import MissingMetrics
 from drivetrain.loggers.progress import ProgressCallback
 from drivetrain.loggers.timeline import Timeline
 
@@ -31,7 +32,7 @@ def make_callbacks(config: RunConfig) -> list[Callback]:
     given = [_make(callback) for callback in config.callbacks]
     for callback in given:
         _warn_of_unknown_hooks(callback)
-    defaults: list[type[Callback]] = [Timeline, JsonLoggerCallback, CSVLoggerCallback]
+    defaults: list[type[Callback]] = [Timeline, JsonLoggerCallback, CSVLoggerCallback, MissingMetrics]
     if config.verbose:
         defaults.append(ProgressCallback)
     return [kind() for kind in defaults if not any(isinstance(callback, kind) for callback in given)] + given

@@ -14,7 +14,7 @@ from drivetrain._driver.callbacks import make_callbacks
 from drivetrain._driver.control import listen
 from drivetrain._driver.controller import Controller
 from drivetrain._driver.diagnosis import failure_in_driver
-from drivetrain._driver.launch import pickle_function, require_shared, resolve_runtime
+from drivetrain._driver.launch import pickle_function, require_process_state, require_shared, resolve_runtime
 from drivetrain._driver.outcomes import RunFailed, Succeeded
 from drivetrain._driver.policies import make_policy
 from drivetrain._driver.result import Result, last_metrics
@@ -94,6 +94,7 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
         interrupts: the requests to end the run.
         raise_on_failure: see :meth:`drivetrain.DataParallelTrainer.fit`, which also lists the exceptions.
     """
+    require_process_state(job.scaling.max_workers)
     runtime = resolve_runtime(job.scaling, required=required_runtime(job.datasets))
     function = pickle_function(job.function, job.config, runtime.reduce)
     runtime.validate(job.scaling)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import resource
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,13 +16,24 @@ from drivetrain._runtimes.base import Runtime
 from drivetrain._runtimes.inprocess import InProcessRuntime
 from drivetrain._runtimes.local import LocalRuntime
 from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.errors import ConfigurationError, PluginBrokenError, PluginNotFoundError, SerializationError
+from drivetrain.errors import (
+    ConfigurationError,
+    PluginBrokenError,
+    PluginNotFoundError,
+    ResourceError,
+    SerializationError,
+)
 
 __all__ = [
     "pickle_function",
+    "require_process_state",
     "require_shared",
     "resolve_runtime",
 ]
+
+
+_FILES_OF_RUN = 24
+_FILES_PER_WORKER = 5  # connection, stacks, exit, output and log
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,35 @@ def require_shared(config: RunConfig) -> None:
             f"[DT-404] storage_path: expected a storage that the workers can access, got {path}, which is in the "
             "memory of this process. Use another storage, or ScalingConfig(num_workers=0)"
         )
+
+
+def require_process_state(workers: int) -> None:
+    """Check that this process has a working directory, and may open the files that a run needs.
+
+    Args:
+        workers: the maximum number of workers.
+
+    Raises:
+        ConfigurationError: the working directory was deleted.
+        ResourceError: the limit on open files is too low, and this process may not raise it.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            "[DT-112] fit(): expected a working directory, which the workers inherit, but the one of this process was "
+            "deleted. Change to a directory that exists"
+        ) from error
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + _FILES_OF_RUN + _FILES_PER_WORKER * workers
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ResourceError(
+            f"[DT-308] {workers} workers: expected a limit of at least {needed:,} open files, got {hard:,}. Raise it "
+            f"with `ulimit -n {needed}`, or as an administrator with `ulimit -Hn`, or use fewer workers"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def resolve_runtime(scaling: ScalingConfig, *, required: str | None = None) -> Runtime:

@@ -23,7 +23,7 @@ from drivetrain._storage.reading import Fields, parse_json
 from drivetrain._storage.remote import locate
 from drivetrain._storage.reports import last_report, read_line
 from drivetrain._storage.retention import rank_checkpoints
-from drivetrain.errors import FailureKind, StorageError, TrainingFailedError
+from drivetrain.errors import CheckpointError, FailureKind, StorageError, TrainingFailedError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,14 +170,30 @@ class Result:
 
         write_report(self.storage, Path(path))
 
+    def __str__(self) -> str:
+        width = max(map(len, self._rows))
+        lines = [f"  {name:<{width}}  {printable_text(str(value))}" for name, value in self._rows.items()]
+        return "\n".join([self._title, *lines])
+
     def _repr_html_(self) -> str:
-        entries = self._entries()
+        return as_table(self._title, self._rows)
+
+    @property
+    def _title(self) -> str:
+        return "Result: failed" if self.error else "Result"
+
+    @property
+    def _rows(self) -> dict[str, object]:
+        """What notebooks and ``print`` show, by name."""
         rows: dict[str, object] = {"path": self.path}
         if self.error is not None:
             rows["error"] = str(self.error).partition("\n")[0]
         rows |= reported_metrics(self.metrics)
-        rows["checkpoints"] = ", ".join(entry.name for entry in entries) or "none"
-        return as_table("Result: failed" if self.error else "Result", rows)
+        try:
+            rows["checkpoints"] = ", ".join(entry.name for entry in self._entries()) or "none"
+        except (CheckpointError, StorageError) as error:  # printing a result must not raise
+            rows["checkpoints"] = f"cannot be read: {error}"
+        return rows
 
     def _entries(self) -> list[CommittedCheckpoint]:
         return read_manifest(self.storage)

@@ -18,7 +18,8 @@ class DataConfig:
     Args:
         datasets_to_split: the names of the datasets that are split, so that each worker gets its own part; ``"all"``
             splits all of them. For the other datasets, every worker gets all rows.
-        execution_options: a ``ray.data.ExecutionOptions`` for datasets of Ray Data; None for the defaults.
+        execution_options: a ``ray.data.ExecutionOptions`` for datasets of Ray Data, or a mapping from the names of such
+            datasets to their options; None for the defaults.
         keep_together: a mapping from the name of a dataset to one of its columns: all rows with the same value in that
             column go to one worker. Such rows must be adjacent in the dataset. The workers' parts are then only
             approximately equal in size.
@@ -91,7 +92,7 @@ class DataConfig:
                 node_ids=tuple(worker_node_ids or ()),
                 position=positions.get(name),
                 resources=options.get("resources") or {},
-                options=self.execution_options,
+                options=self._execution_options_of(name),
             )
             for rank, shard in enumerate(dataset.split(request)):
                 shards[rank][name] = shard
@@ -141,9 +142,18 @@ class DataConfig:
             for name, dataset in datasets.items()
         }
 
+    def _execution_options_of(self, name: str) -> Any:
+        options = self.execution_options
+        return options.get(name) if isinstance(options, Mapping) else options
+
     def _check_names(self, datasets: Mapping[str, Any]) -> None:
         split = () if self.datasets_to_split == "all" else self.datasets_to_split
-        for argument, names in (("datasets_to_split", split), ("keep_together", self.keep_together)):
+        options = self.execution_options if isinstance(self.execution_options, Mapping) else {}
+        for argument, names in (
+            ("datasets_to_split", split),
+            ("execution_options", options),
+            ("keep_together", self.keep_together),
+        ):
             if unknown := sorted(set(names) - set(datasets)):
                 raise ConfigurationError(
                     f"[DT-109] DataConfig({argument}=...): expected names of datasets "

@@ -104,14 +104,15 @@ def open_run(
         StorageError: there is no run to resume, or the directory cannot be written, was written by a newer drivetrain,
             or contains a symbolic link instead of one of drivetrain's files.
     """
-    console = Console()
     storage, resume = _locate_run(config, str(facts["trainer"]))
     name = posixpath.basename(storage.root)
+    console = Console(name)
     _check_exists(quick(storage), name, resume)
     _refuse_links(storage)
     _refuse_special_files(storage)
     open_storage(quick(storage))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(console.in_use())
         lock = RunLock(quick(storage), console)
         stack.enter_context(lock.hold())
         _sweep_drafts(storage)

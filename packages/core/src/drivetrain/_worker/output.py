@@ -107,9 +107,8 @@ class LineEcho:
     """
 
     def __init__(self, rank: int, console: Console) -> None:
-        self._prefix = f"[rank {rank}] "
+        self._rank = rank
         self._console = console
-        self._shows_bars = rank == 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._rows = [_Row()]
         self._place = 0
@@ -156,15 +155,17 @@ class LineEcho:
 
     def _release(self, count: int) -> None:
         """Print the first ``count`` rows as lines, and show the progress bars among the rest as live lines."""
+        shows_bars = self._rank == 0
         finished, self._rows = self._rows[:count], self._rows[count:]
         self._place = max(0, self._place - count)
-        bars = [row.text for row in self._rows if row.is_bar and row.text.strip()] if self._shows_bars else []
+        bars = [row.text for row in self._rows if row.is_bar and row.text.strip()] if shows_bars else []
+        prefix = self._console.prefix(self._rank)
         if bars or self._had_bars:
-            self._console.bars([self._prefix + text for text in bars])
+            self._console.bars([prefix + text for text in bars])
             self._had_bars = bool(bars)
-        printed = [row for row in finished if not row.is_bar or (self._shows_bars and row.text.strip())]
+        printed = [row for row in finished if not row.is_bar or (shows_bars and row.text.strip())]
         if printed:
-            self._console.print("\n".join(self._prefix + row.text for row in printed))
+            self._console.print("\n".join(prefix + row.text for row in printed))
 
 
 class OutputPipe:

@@ -378,9 +378,11 @@ class Trainer:
         Args:
             required: the name of the runtime that the run's datasets require; None if every runtime can read them.
         """
-        from drivetrain._driver.launch import resolve_runtime  # imported here, because every worker imports this module
+        # imported here, because every worker imports this module
+        from drivetrain._driver.launch import require_process_state, resolve_runtime
 
         if self._warm is None:
+            require_process_state(self._scaling.max_workers)
             self._warm = WarmRuntime(resolve_runtime(self._scaling, required=required))
             self._close = weakref.finalize(self, self._warm.close)
         return replace(self._scaling, runtime=self._warm)
