@@ -58,6 +58,8 @@ def test_any_number_of_workers_reaches_the_metric_of_one_process(fit: Fit, cance
     assert result.metrics["valid-logloss"] == pytest.approx(single["valid"]["logloss"][-1], rel=0.02)
     assert result.metrics["valid-logloss"] < 0.15
     assert len(trees(result)) == 20
+    assert len(result.metrics_dataframe) == 20
+    assert len(result.best_checkpoints) == 1
 
 
 @pytest.mark.parametrize(
@@ -151,6 +153,7 @@ def test_saved_model_is_the_one_that_early_stopping_returns(fit: Fit, cancer: pd
     assert result.checkpoint is not None
     model = XGBoostTrainer.get_model(result.checkpoint)
     assert model.num_boosted_rounds() == model.best_iteration + 1 < 194
+    assert len(result.metrics_dataframe) == model.best_iteration + 7  # six rounds were not better
 
 
 def test_killed_worker_gives_the_same_trees_as_an_undisturbed_run(fit: Fit, cancer: pd.DataFrame) -> None:

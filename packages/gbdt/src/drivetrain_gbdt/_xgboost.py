@@ -13,7 +13,7 @@ import pyarrow as pa
 import xgboost
 from xgboost import collective
 
-from drivetrain import Checkpoint, ConfigurationError, get_checkpoint, get_dataset_shard
+from drivetrain import Checkpoint, ConfigurationError, get_checkpoint, get_dataset_shard, get_preemption_info
 from drivetrain_gbdt._data import Columns
 from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
 
@@ -55,20 +55,38 @@ class RayTrainReportCallback(xgboost.callback.TrainingCallback):
     ) -> None:
         super().__init__()
         self._reports = ModelReports(metrics, filename, frequency, checkpoint_at_end, results_postprocessing_fn)
+        self._unreported: tuple[dict[str, float], int] | None = None  # metrics and number of rounds
+
+    def before_iteration(self, model: Any, epoch: int, evals_log: object) -> bool:
+        """Report the previous round, which was not the last one."""
+        self._report_round(model, last=False)
+        return False
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, Sequence[Any]]]) -> bool:
-        """Report the round. Return True if the training has to stop because of a preemption."""
+        """Note the metrics of the round. Return True if the training has to stop because of a preemption.
+
+        XGBoost does not tell whether this is the last round. Therefore the round is reported when the next one starts,
+        or when the training ends.
+        """
         values: dict[str, float] = {}
         for dataset, metrics in evals_log.items():
             for metric, history in metrics.items():
                 latest = history[-1]  # in cross-validation, a pair of mean and standard deviation
                 values[f"{dataset}-{metric}"] = float(latest[0] if isinstance(latest, tuple) else latest)
-        return self._reports.after_round(values, model.num_boosted_rounds(), model.save_model)
+        self._unreported = values, model.num_boosted_rounds()
+        return get_preemption_info() is not None
 
     def after_training(self, model: Any) -> Any:
-        """Report the model, unless the report of the last round contained it."""
-        self._reports.at_end(model.save_model)
+        """Report the last round, with the model."""
+        self._report_round(model, last=True)
         return model
+
+    def _report_round(self, model: Any, *, last: bool) -> None:
+        if self._unreported is not None:
+            (values, rounds), self._unreported = self._unreported, None
+            self._reports.after_round(values, rounds, model.save_model, last=last)
+        elif last:  # the model was complete already
+            self._reports.at_end(model.save_model)
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint, filename: str = CHECKPOINT_NAME) -> xgboost.Booster:
@@ -92,10 +110,9 @@ class _TableReports(RayTrainReportCallback):
     def __init__(self, earlier_metrics: History, **options: Any) -> None:
         super().__init__(**options)
         self._earlier_metrics = earlier_metrics
-        self._saved: tuple[int, str | None] | None = None
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, Sequence[Any]]]) -> bool:
-        """Report the round. Return True if the training has to stop because of a preemption."""
+        """Note the metrics of all rounds. Return True if the training has to stop because of a preemption."""
         self._reports.history = {
             dataset: {
                 metric: [*self._earlier_metrics.get(dataset, {}).get(metric, ()), *map(float, values)]
@@ -103,17 +120,15 @@ class _TableReports(RayTrainReportCallback):
             }
             for dataset, metrics in evals_log.items()
         }
-        stops = super().after_iteration(model, epoch, evals_log)
-        self._saved = _state(model)
-        return stops
+        return super().after_iteration(model, epoch, evals_log)
 
     def after_training(self, model: Any) -> Any:
         """Do nothing: other callbacks may still change the model, so :class:`_AtEnd` reports it."""
         return model
 
     def at_end(self, model: Any) -> None:
-        """Report the model if the report of the last round did not contain it, or if it has changed since."""
-        self._reports.at_end(model.save_model, again=_state(model) != self._saved)
+        """Report the last round, with the model."""
+        self._report_round(model, last=True)
 
 
 class _AtEnd(xgboost.callback.TrainingCallback):
@@ -127,11 +142,6 @@ class _AtEnd(xgboost.callback.TrainingCallback):
         """Report the model after all other callbacks have run."""
         self._report.at_end(model)
         return model
-
-
-def _state(model: Any) -> tuple[int, str | None]:
-    """Return the properties of a model that early stopping changes."""
-    return model.num_boosted_rounds(), model.attr("best_iteration")
 
 
 class _Batches(xgboost.DataIter):
