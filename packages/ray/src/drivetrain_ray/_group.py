@@ -25,6 +25,8 @@ __all__ = ["RayGroup", "launch_group"]
 _NOTICE_WAIT_S = 4.0
 """Maximum wait in seconds for Ray's report of a death. Ray notices the silent loss of a node after 2 s."""
 _CLOSE_WAIT_S = 1.0
+_EXIT_WAIT_S = 15.0
+"""Maximum wait in seconds for processes that run their exit handlers. A process limits this to 10 s itself."""
 _STACKS_WAIT_S = 10.0
 
 
@@ -247,5 +249,7 @@ class RayGroup(RemoteGroup):
         """Kill all workers. Wait for Ray's confirmation, and then for the exit of the processes shortly afterwards."""
         self.ignore_interrupts()
         self._actors.cancel_spares()
+        if self.let_exit():
+            self.wait_for_closed_connections(_EXIT_WAIT_S)
         self._actors.kill(self._bundle_of)
         self.wait_for_closed_connections(_CLOSE_WAIT_S)

@@ -278,6 +278,18 @@ class ConnectedGroup:
         """See :meth:`drivetrain.plugin.Group.stacks`."""
         return {}
 
+    def let_exit(self) -> bool:
+        """If the train functions of all ranks have returned, ask the processes to exit. Return True if they will.
+
+        A process then joins its threads, runs its exit handlers and flushes its files, within ``EXIT_LIMIT_S``.
+        """
+        if self._training or self._exited or not self.workers:
+            return False
+        for inbox in self._inboxes.values():
+            with contextlib.suppress(OSError):
+                inbox.socket.shutdown(socket.SHUT_WR)
+        return True
+
     def ignore_interrupts(self) -> None:
         """Ignore further requests to end the run, so that they do not interrupt the shutdown of the group."""
         self.forget(self._interrupts.fileno())

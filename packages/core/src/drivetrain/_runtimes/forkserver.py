@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from drivetrain._wire.frames import Channel
+from drivetrain._worker.leaving import ExitHandlers, finish_process
 from drivetrain._worker.main import serve
 from drivetrain._worker.stacks import dump_stacks_on_signal
 
@@ -226,13 +227,13 @@ class _Server:
             os.chdir(request.working_directory)
             sys.path[:] = request.module_path
             _reseed()
+            handlers = ExitHandlers()
             serve(Channel(socket.socket(fileno=connection)))
+            finish_process(handlers)
             status = 0
         except BaseException:  # a worker must not return to the server's loop; the traceback is written to the log
             sys.excepthook(*sys.exc_info())
         finally:
-            # Skip exit handlers, because those of frameworks may hang or abort in a process that has used
-            # collectives. All output is flushed.
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()

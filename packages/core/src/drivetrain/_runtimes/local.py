@@ -25,6 +25,7 @@ from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.connected import ConnectedGroup
 from drivetrain._runtimes.resources import OomCounter, partition_gpus, threads_per_worker, visible_gpus
 from drivetrain._wire.commands import JoinRun
+from drivetrain._worker.leaving import EXIT_LIMIT_S
 from drivetrain._worker.output import OutputPipe, open_log
 from drivetrain._worker.stacks import collect_stacks
 from drivetrain.errors import FailureKind, WaitTimeoutError, WorkerDiedError
@@ -337,6 +338,8 @@ class LocalGroup(ConnectedGroup):
             if grace_s:
                 self._signal_all(signal.SIGTERM)
                 self._wait_for_exits(grace_s)
+            elif self.let_exit():
+                self._wait_for_exits(EXIT_LIMIT_S + _END_WAIT_S)
             self._signal_all(signal.SIGKILL)
             self._wait_for_exits(_END_WAIT_S)
             for output in self._outputs:

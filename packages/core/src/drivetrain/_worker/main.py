@@ -28,6 +28,7 @@ from drivetrain._wire.frames import Channel
 from drivetrain._wire.handshake import DriverAddress, connect_to_driver
 from drivetrain._worker.execute import RunningTask, report_outcome, run_in_session
 from drivetrain._worker.joining import join_run
+from drivetrain._worker.leaving import ExitHandlers, finish_process
 from drivetrain._worker.output import WorkerOutput
 from drivetrain._worker.session import Outbox
 from drivetrain._worker.signals import Signals
@@ -46,9 +47,11 @@ def worker_main(
     details: Any = None,
     preload: Sequence[str] = (),
 ) -> None:
-    """Connect to the driver, and perform its commands until it closes the connection.
+    """Connect to the driver, and perform its commands until it closes the connection. Then finish the process.
 
-    This is the main function of a worker process. Call it on the main thread.
+    This is the main function of a worker process. Call it on the main thread. Before it returns, it joins threads, runs
+    the exit handlers that were registered in the meantime, and writes buffered output to files. The process should then
+    exit.
 
     Args:
         address: the driver's address, from :class:`~drivetrain.plugin.WorkerListener`.
@@ -67,7 +70,10 @@ def worker_main(
     dump_stacks_on_signal(write_end)
     connection = connect_to_driver(address, index, node_id=node_id, ip=ip, details=details, stacks=stacks)
     _preload(preload)
-    serve(Channel(connection))
+    handlers = ExitHandlers()
+    with connection:  # the driver waits until it is closed
+        serve(Channel(connection))
+        finish_process(handlers)
 
 
 def serve(channel: Channel) -> None:
