@@ -1,4 +1,4 @@
-"""What the driver tells users: results, warnings, names of concurrent runs, and errors about its own process."""
+"""The texts that the driver prints: results, warnings, names of concurrent runs, and errors about its own process."""
 
 import os
 import re

@@ -184,7 +184,7 @@ class Result:
 
     @property
     def _rows(self) -> dict[str, object]:
-        """What notebooks and ``print`` show, by name."""
+        """The values that notebooks and ``print`` show, by name."""
         rows: dict[str, object] = {"path": self.path}
         if self.error is not None:
             rows["error"] = str(self.error).partition("\n")[0]
