@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import drivetrain
@@ -55,6 +56,63 @@ def test_run_without_a_report_for_too_long_fails_with_the_state_of_every_rank(
     assert "3 by rank 0, 1 by rank 1" in message
     assert "rank 1 (process" in message
     assert message.count("in wait_forever") == 2
+
+
+def train_unequally(config: dict) -> int:
+    """Rank 1 blocks after its first report; rank 0 continues to report."""
+    rank = drivetrain.get_context().get_world_rank()
+    drivetrain.report({"step": 0})
+    if rank == 1:
+        wait_forever(config["gate"])
+    while True:
+        drivetrain.report({"step": 1})
+        time.sleep(0.02)
+
+
+@with_processes
+def test_rank_that_hangs_while_others_report_is_named(runtime: RuntimeUnderTest, gate: Pipe) -> None:
+    with pytest.raises(TrainingFailedError) as failed:
+        runtime.fit(train_unequally, {"gate": gate.path}, hang_timeout_s=0.5)
+    assert failed.value.kind is FailureKind.HANG
+    assert "heartbeat from rank 1, although other ranks make progress" in str(failed.value)
+
+
+def train_without_reports(config: dict) -> str:
+    """Make progress of one kind for longer than the timeout, and report only at the end."""
+    shard = drivetrain.get_dataset_shard("train")
+    signs = {
+        "heartbeat": drivetrain.heartbeat,
+        "poll": drivetrain.get_preemption_info,
+        "shard": lambda: next(iter(shard.iter_batches(batch_size=1))),
+    }
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        signs[config["sign"]]()
+        time.sleep(0.02)
+    drivetrain.report({"step": 0})
+    return "done"
+
+
+@with_processes
+@pytest.mark.parametrize("sign", ["heartbeat", "poll", "shard"])
+def test_function_that_makes_progress_without_reports_is_not_terminated(runtime: RuntimeUnderTest, sign: str) -> None:
+    datasets = {"train": {"x": np.arange(100)}}
+    result = runtime.fit(train_without_reports, {"sign": sign}, datasets=datasets, hang_timeout_s=2)
+    assert result.return_value == "done"
+
+
+def train_on_rank_0_only_reports(config: dict) -> str:
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        if drivetrain.get_context().get_world_rank() == 0:
+            drivetrain.report({"step": 0})
+        time.sleep(0.02)
+    return "done"
+
+
+@with_processes
+def test_rank_that_leaves_the_reports_to_rank_0_is_not_terminated(runtime: RuntimeUnderTest) -> None:
+    assert runtime.fit(train_on_rank_0_only_reports, {}, hang_timeout_s=0.5).return_value == "done"
 
 
 @with_processes

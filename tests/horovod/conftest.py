@@ -27,15 +27,15 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
         return HorovodTrainer(
             function,
             train_loop_config=config,
-            horovod_config=horovod or HorovodConfig(timeout_s=30),
+            horovod_config=horovod or HorovodConfig(timeout_s=90),
             scaling_config=ScalingConfig(num_workers=workers, runtime=runtime if workers else "inprocess"),
             run_config=RunConfig(
                 storage_path=tmp_path / "results",
                 verbose=0,
                 callbacks=callbacks,
                 failure_config=FailureConfig(max_failures=max_failures),
-                start_timeout_s=60,
-                hang_timeout_s=30,
+                start_timeout_s=120,
+                hang_timeout_s=120,
             ),
         ).fit()
 

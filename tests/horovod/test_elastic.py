@@ -29,7 +29,7 @@ from tests.support import Collector
 
 __all__ = ["alone"]  # a fixture
 
-ELASTIC = HorovodConfig(elastic=True, timeout_s=30)
+ELASTIC = HorovodConfig(elastic=True, timeout_s=90)
 
 
 def train_elastically(config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[int]]:

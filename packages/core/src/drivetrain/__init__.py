@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from drivetrain._storage.checkpoint import Checkpoint
     from drivetrain._storage.committed import CommittedCheckpoint
     from drivetrain._wire.events import PreemptionInfo
-    from drivetrain._worker.session import get_checkpoint, get_context, get_dataset_shard, get_preemption_info, report
+    from drivetrain._worker.session import (
+        get_checkpoint,
+        get_context,
+        get_dataset_shard,
+        get_preemption_info,
+        heartbeat,
+        report,
+    )
     from drivetrain.config import (
         CheckpointConfig,
         CheckpointUploadMode,
@@ -72,7 +79,9 @@ else:
         "drivetrain._storage.checkpoint": "Checkpoint",
         "drivetrain._storage.committed": "CommittedCheckpoint",
         "drivetrain._wire.events": "PreemptionInfo",
-        "drivetrain._worker.session": "get_checkpoint get_context get_dataset_shard get_preemption_info report",
+        "drivetrain._worker.session": (
+            "get_checkpoint get_context get_dataset_shard get_preemption_info heartbeat report"
+        ),
         "drivetrain.config": "CheckpointConfig CheckpointUploadMode FailureConfig RunConfig ScalingConfig SyncConfig",
         "drivetrain.errors": (
             "CallbackError CheckpointError ConfigurationError DrivetrainError FailureKind "
@@ -141,6 +150,7 @@ __all__ = [
     "get_context",
     "get_dataset_shard",
     "get_preemption_info",
+    "heartbeat",
     "load_checkpoint",
     "local_rank",
     "report",

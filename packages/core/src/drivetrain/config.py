@@ -533,8 +533,10 @@ class RunConfig(ShowsFields):
             imports these modules once for all workers, and for later runs. They must not use a GPU. A module that
             starts a thread is skipped.
         start_timeout_s: seconds within which every worker must start running the train function.
-        hang_timeout_s: seconds without a report of any rank after which the run counts as hung. The run is then
-            retried, or fails with an error that shows the stacks of every rank. None disables the check.
+        hang_timeout_s: seconds without progress of a rank after which the run counts as hung. The run is then retried,
+            or fails with an error that shows the stacks of every rank. Progress is a report, a batch from a shard or a
+            prepared data loader, a call of ``get_preemption_info()``, or a call of ``heartbeat()``. A rank that has
+            done none of these yet is not checked as long as other ranks make progress. None disables the check.
 
     Raises:
         ConfigurationError: a value has the wrong type or is out of range, or two values contradict each other.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from drivetrain import ConfigurationError
+from drivetrain import ConfigurationError, heartbeat
 from drivetrain_data._plan import BatchPlan, Interval, count_rows, select_rows, split_rows
 from drivetrain_data._tables import shuffle
 
@@ -135,6 +135,7 @@ class EpochState:
                 self.current = latest = Position(
                     start.total, start.world_size, start.remaining_rows, number, start.plan
                 )
+            heartbeat()
             yield batch
         if self.current is latest:
             self.current = None

@@ -20,7 +20,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from drivetrain import ConfigurationError
+from drivetrain import ConfigurationError, heartbeat
 
 __all__ = ["PreparedLoader", "map_tensors", "shard"]
 
@@ -120,7 +120,7 @@ class PreparedLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = iter(self._loader)
         if self._device is None:
-            return batches
+            return self._counted(batches)
         return self._copied_ahead(batches) if self._overlaps else self._moved(batches, self._device)
 
     def set_epoch(self, epoch: int) -> None:
@@ -130,8 +130,15 @@ class PreparedLoader(DataLoader[Any]):
                 set_epoch(epoch)
 
     @staticmethod
+    def _counted(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            heartbeat()
+            yield batch
+
+    @staticmethod
     def _moved(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         for batch in batches:
+            heartbeat()
             yield map_tensors(lambda tensor: tensor.to(device), batch)
 
     def _copied_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -150,6 +157,7 @@ class PreparedLoader(DataLoader[Any]):
             working.wait_stream(stream)
             map_tensors(lambda tensor: _record_stream(tensor, working), batch)  # noqa: B023 - called at once
             upcoming = copy_next()
+            heartbeat()
             yield batch
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from drivetrain._driver.delivery import Delivery
 from drivetrain._driver.diagnosis import Diagnosis
 from drivetrain._driver.outcomes import Ending, Succeeded
+from drivetrain._driver.progress import Progress
 from drivetrain._driver.ranks import Ranks
 from drivetrain._driver.replacement import Replacement
 from drivetrain._driver.services import RunServices
@@ -69,7 +70,8 @@ class Attempt:
         self._diagnosis = Diagnosis(services.run, ranks)
         self._termination = Termination(services, group, ranks, machine, target_size)
         self._replacement: Replacement | None = None
-        self._started_at = self._progress_at = time.monotonic()
+        self._started_at = time.monotonic()
+        self._progress = Progress(ranks, services.run.run_config.hang_timeout_s)
 
     @property
     def state(self) -> AttemptState:
@@ -97,9 +99,14 @@ class Attempt:
         while self._ranks.active and self.state.is_active:
             deadline = self._deadline()
             remaining = None if deadline is None else deadline - time.monotonic()
-            if remaining is not None and remaining <= 0:
+            if remaining is None or remaining > 0:
+                self._group.pump(self.handle, remaining)
+            elif not self._waits_for_progress:
                 return self._on_deadline()
-            self._group.pump(self.handle, remaining)
+            else:
+                self._group.pump(self.handle, 0.0)  # events may have arrived while the driver was busy
+                if self._is_hung():
+                    return self._on_deadline()
         if self.state in (AttemptState.RANKS_LOST, AttemptState.FAILED):
             self._collect_related_failures()
         elif self.state.is_active:
@@ -108,11 +115,11 @@ class Attempt:
 
     def handle(self, event: Event) -> bool:
         """Process one event; return True if the attempt is over, although ranks may still be running."""
-        self._progress_at = time.monotonic()
+        received_at = time.monotonic()
         self._diagnosis.update_clock_lag(event)
         if self._dispatch(event):
             self._termination.consider_growth()
-        self._progress_at = time.monotonic()  # time spent in callbacks does not count towards hang_timeout_s
+        self._progress.note(event, time.monotonic() - received_at)
         machine = self._machine
         if machine.state is AttemptState.STOPPING and self._delivery.is_complete:
             machine.apply(Trigger.CHECKPOINTS_COMPLETED)
@@ -176,7 +183,16 @@ class Attempt:
         self._delivery.restart(last_report, lost)
         self._diagnosis.losses.clear()
         self._ranks.replace(lost, workers, last_report)
-        self._started_at = self._progress_at = time.monotonic()
+        self._started_at = time.monotonic()
+        self._progress = Progress(self._ranks, self._run.run_config.hang_timeout_s)
+
+    def _is_hung(self) -> bool:
+        return self._waits_for_progress and bool(self._progress.stopped())
+
+    @property
+    def _waits_for_progress(self) -> bool:
+        """True if only the progress of the ranks limits how long the attempt waits."""
+        return self.state is AttemptState.RUNNING and not self._ranks.starting
 
     def _deadline(self) -> float | None:
         """Return the monotonic time at which :meth:`follow` stops waiting; None if there is no limit."""
@@ -189,12 +205,12 @@ class Attempt:
                 return self._machine.entered_at + self._termination.grace_s
         if self._ranks.starting:
             return self._started_at + config.start_timeout_s
-        return None if config.hang_timeout_s is None else self._progress_at + config.hang_timeout_s
+        return self._progress.next_check()
 
     def _on_deadline(self) -> Ending:
         if self.state is AttemptState.RUNNING:
             self._delivery.flush()
-            self._diagnosis.add_timeout(self._group)
+            self._diagnosis.add_timeout(self._group, [] if self._ranks.starting else self._progress.stopped())
         self._machine.apply(Trigger.DEADLINE_PASSED)
         return self._end()
 

@@ -98,8 +98,13 @@ class Diagnosis:
             notes.append(f"ranks that had already finished: {', '.join(map(str, finished))}")
         return AttemptFailed(ordered[0], tuple(notes))
 
-    def add_timeout(self, group: Group) -> None:
-        """Record that ranks did not start in time, or that no rank has reported for too long."""
+    def add_timeout(self, group: Group, stopped: Sequence[int]) -> None:
+        """Record that ranks did not start in time, or that ranks have made no progress for too long.
+
+        Args:
+            group: the group of workers.
+            stopped: the ranks without progress, the one that stopped first first; empty if ranks did not start.
+        """
         config = self._run.run_config
         if self._ranks.starting:
             ranks = sorted(self._ranks.starting)
@@ -109,9 +114,12 @@ class Diagnosis:
             )
         else:
             ranks = sorted(self._ranks.active)
+            of_whom = f"any of ranks {ranks}"
+            if len(stopped) < len(ranks):
+                of_whom = f"{_rank_names(stopped)}, although other ranks make progress"
             waited = (
-                f"[DT-502] waited {config.hang_timeout_s:g} s (RunConfig.hang_timeout_s) for a report from "
-                f"any of ranks {ranks}"
+                f"[DT-502] waited {config.hang_timeout_s:g} s (RunConfig.hang_timeout_s) for a report or heartbeat "
+                f"from {of_whom}"
             )
         stacks = group.stacks(ranks)
         message = f"{waited}{self._suspect(ranks, stacks)}\n\n{self._explain(ranks, stacks)}"

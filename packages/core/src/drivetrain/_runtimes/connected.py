@@ -155,7 +155,7 @@ class ConnectedGroup:
         for task in tasks:
             rank = task.context.get_world_rank()
             self._training.add(rank)
-            self._send(rank, frame(Train(rank, dumps(task, self.reduce))))
+            self._send(rank, frame(Train(rank, dumps(task, self.reduce), task.options.progress_interval_s)))
         self.training_started()
 
     def training_started(self) -> None:

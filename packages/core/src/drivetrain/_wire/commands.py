@@ -72,10 +72,12 @@ class Train:
     Attributes:
         rank: the rank of this worker.
         task: a pickled :class:`~drivetrain._wire.task.TrainTask`.
+        progress_interval_s: seconds between two :class:`~drivetrain._wire.events.Progressed` events; None to send none.
     """
 
     rank: int
     task: bytes
+    progress_interval_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

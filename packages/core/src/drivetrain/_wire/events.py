@@ -23,6 +23,7 @@ __all__ = [
     "Pickled",
     "PreemptionInfo",
     "PreemptionPolled",
+    "Progressed",
     "RankState",
     "Renumbered",
     "ReportNumber",
@@ -153,6 +154,12 @@ class PreemptionPolled(NamedTuple):
     rank: int
 
 
+class Progressed(NamedTuple):
+    """A rank has made progress since the previous event: a heartbeat, or a call to ``get_preemption_info()``."""
+
+    rank: int
+
+
 class StepsCounted(NamedTuple):
     """The response to :class:`~drivetrain._wire.commands.CountSteps`: the number of steps that the rank has begun.
 
@@ -187,6 +194,7 @@ Event = (
     | StepsCounted
     | SigtermReceived
     | Renumbered
+    | Progressed
 )
 
 

@@ -25,12 +25,14 @@ class SessionOptions:
         driver_count: number of drivers that have worked on the run so far, including the current one; None to skip the
             check that no other driver has taken over the run.
         chdir: True to run the train function with the directory for artifacts as its working directory.
+        progress_interval_s: see :class:`~drivetrain._wire.commands.Train`.
     """
 
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
     driver_count: int | None = None
     chdir: bool = False
+    progress_interval_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -83,6 +83,11 @@ class RunningTask:
         self.is_over = False
 
     @property
+    def progress(self) -> int:
+        """A number that increases with each heartbeat and each poll for preemption notices."""
+        return self.outbox.heartbeats + self.preemption.steps
+
+    @property
     def can_end_gracefully(self) -> bool:
         """True if the train function is running and polls for preemption notices."""
         return self.preemption.is_polled and not self.is_over

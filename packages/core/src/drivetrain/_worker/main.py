@@ -23,7 +23,7 @@ import cloudpickle
 
 from drivetrain._base.failure import capture_failure
 from drivetrain._wire.commands import Call, Command, FreeMemory, JoinRun, Refuse, Train
-from drivetrain._wire.events import Failed, RankState, SigtermReceived
+from drivetrain._wire.events import Failed, Progressed, RankState, SigtermReceived
 from drivetrain._wire.frames import Channel
 from drivetrain._wire.handshake import DriverAddress, connect_to_driver
 from drivetrain._worker.execute import RunningTask, report_outcome, run_in_session
@@ -115,6 +115,8 @@ class _Listener:
         self._channel = channel
         self._signals = signals
         self._output = WorkerOutput(channel.send)
+        self._progress_interval_ms: float | None = None
+        self._sent_progress = 0
 
     def run(self) -> None:
         """Receive commands and signals until the connection closes, and then make :func:`serve` return."""
@@ -123,7 +125,9 @@ class _Listener:
             poller.register(source, select.POLLIN)
         try:
             while True:
-                ready = {descriptor for descriptor, _ in poller.poll()}
+                ready = {descriptor for descriptor, _ in poller.poll(self._progress_interval_ms)}
+                if not ready:
+                    self._send_progress()
                 if self._signals.fileno() in ready and self._signals.take():
                     self._on_sigterm()
                 if self._channel.fileno() in ready:
@@ -143,6 +147,8 @@ class _Listener:
                 self.for_main_thread.put(partial(self._respond, partial(join_run, command, self._output)))
             case Train():  # the main thread unpickles the task, so that this thread can receive commands
                 self._running = RunningTask(command.rank, Outbox(self._channel.send_event))
+                interval_s, self._sent_progress = command.progress_interval_s, 0
+                self._progress_interval_ms = None if interval_s is None else 1000 * interval_s
                 self.for_main_thread.put(partial(self._train, command, self._running))
             case FreeMemory():
                 self.for_main_thread.put(gc.collect)
@@ -152,6 +158,13 @@ class _Listener:
             case _:
                 assert self._running is not None
                 self._running.perform(command)
+
+    def _send_progress(self) -> None:
+        """Notify the driver if the train function has made progress that causes no other event."""
+        running = self._running
+        if running is not None and not running.is_over and running.progress != self._sent_progress:
+            self._sent_progress = running.progress
+            running.outbox.emit(Progressed(running.rank))
 
     def _respond(self, function: Callable[[], Any]) -> None:
         """Call a function, and send its result or its exception."""

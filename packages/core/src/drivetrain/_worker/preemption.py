@@ -50,6 +50,11 @@ class Preemption:
         """True if :meth:`poll` was called since the start of the train function or the last :meth:`restart_count`."""
         return self._steps > 0
 
+    @property
+    def steps(self) -> int:
+        """The number of calls of :meth:`poll`."""
+        return self._steps
+
     def poll(self) -> PreemptionInfo | None:
         """Count a step. Return the notice if the stop step is reached. Called on the train function's thread."""
         if not self._steps:

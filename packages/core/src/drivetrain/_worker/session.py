@@ -33,6 +33,7 @@ __all__ = [
     "get_context",
     "get_dataset_shard",
     "get_preemption_info",
+    "heartbeat",
     "report",
 ]
 
@@ -47,10 +48,14 @@ class Outbox:
             :meth:`Channel.send_event() <drivetrain._wire.frames.Channel.send_event>`.
         from_threads: True if ``emit`` may be called on any thread. If False, the events of other threads than the train
             function's are kept, and sent with the next report.
+
+    Attributes:
+        heartbeats: the number of calls of :func:`heartbeat`. Another thread sends the progress to the driver.
     """
 
     def __init__(self, emit: Callable[[Event], None], *, from_threads: bool = True) -> None:
         self.emit = emit
+        self.heartbeats = 0
         self._from_threads = from_threads
         self._waiting: deque[Event] = deque()
 
@@ -102,6 +107,10 @@ class Session:
         self._uploads = Uploads(context.storage, context.get_world_rank(), task.options.checkpoints)
         self._process = os.getpid()
         self._lock = threading.Lock()
+
+    def heartbeat(self) -> None:
+        """Record that the rank makes progress."""
+        self._outbox.heartbeats += 1
 
     def dataset_shard(self, name: str | None) -> Any:
         """Return one of this rank's shards. The name may be None if there is only one dataset."""
@@ -356,6 +365,20 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
         SessionError: the call is outside a train function, or there is no dataset with that name.
     """
     return active_session("get_dataset_shard").dataset_shard(dataset_name)
+
+
+def heartbeat() -> None:
+    """Tell the driver that this rank makes progress, so that ``RunConfig(hang_timeout_s=...)`` does not end the run.
+
+    Reports, calls of :func:`get_preemption_info`, and batches from a shard or a prepared data loader have the same
+    effect. Call this function in long operations that do none of these, such as the evaluation of a model. The call
+    takes less than a microsecond, and sends nothing itself. Outside a train function, it does nothing.
+
+    Example:
+        >>> heartbeat()
+    """
+    if _active is not None:
+        _active.heartbeat()
 
 
 def get_preemption_info() -> PreemptionInfo | None:
