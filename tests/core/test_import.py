@@ -53,7 +53,8 @@ CLASSES_WITH_MANY_ATTRIBUTES: dict[str, int] = {}
 
 PUBLIC_NAMES = set(
     """
-    Backend BackendConfig Callback CallbackError Checkpoint CheckpointConfig CheckpointError CheckpointUploadMode
+    Backend BackendConfig BackendError Callback CallbackError Checkpoint CheckpointConfig CheckpointError
+    CheckpointUploadMode
     CommittedCheckpoint ConfigurationError DataParallelTrainer DrivetrainError Failure FailureConfig FailureKind
     FailurePolicy PluginBrokenError PluginError PluginNotFoundError PreemptionInfo RemoteError Report ResourceError
     Result Run RunConfig RunCancelledError RunExistsError RunHandle RunInUseError ScalingConfig SerializationError

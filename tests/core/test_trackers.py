@@ -276,7 +276,7 @@ def test_callback_with_required_arguments_must_be_given_as_an_object(monkeypatch
 
     monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: NeedsArguments)
     with pytest.raises(
-        PluginBrokenError, match=r"Pass an object to RunConfig\(callbacks=\.\.\.\) instead: .*NeedsArguments\(\.\.\.\)"
+        PluginBrokenError, match=r"Pass its options, as in .*'needs_arguments', .*, or an object: .*NeedsArguments\("
     ):
         make_callbacks(RunConfig(callbacks=["needs_arguments"]))
     monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: dict)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import drivetrain
-from drivetrain import BackendConfig, ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain import Backend, BackendConfig, ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain._hooks.backend import NoBackend
 from drivetrain.plugin import TrainerArguments
 
 
@@ -22,6 +23,9 @@ def train(config: dict[str, Any]) -> int:
 @dataclass(frozen=True, kw_only=True)
 class QuietConfig(BackendConfig):
     level: int = 0
+
+    def create(self) -> Backend:
+        return NoBackend()
 
 
 class QuietTrainer(DataParallelTrainer, config=QuietConfig):

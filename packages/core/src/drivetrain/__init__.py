@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         SyncConfig,
     )
     from drivetrain.errors import (
+        BackendError,
         CallbackError,
         CheckpointError,
         ConfigurationError,
@@ -84,7 +85,7 @@ else:
         ),
         "drivetrain.config": "CheckpointConfig CheckpointUploadMode FailureConfig RunConfig ScalingConfig SyncConfig",
         "drivetrain.errors": (
-            "CallbackError CheckpointError ConfigurationError DrivetrainError FailureKind "
+            "BackendError CallbackError CheckpointError ConfigurationError DrivetrainError FailureKind "
             "PluginBrokenError PluginError PluginNotFoundError RemoteError ResourceError "
             "RunCancelledError RunExistsError RunInUseError SerializationError SessionError "
             "StorageError TrainingFailedError WaitTimeoutError WorkerDiedError"
@@ -100,6 +101,7 @@ else:
 __all__ = [
     "Backend",
     "BackendConfig",
+    "BackendError",
     "Callback",
     "CallbackError",
     "Checkpoint",

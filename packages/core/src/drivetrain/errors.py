@@ -17,6 +17,7 @@ pickled, because many exceptions are raised in a worker process and shown in the
     ├── ResourceError               the run needs more CPUs, GPUs or nodes than exist
     ├── WaitTimeoutError            a deadline passed; the message names the awaited event and the missing ranks
     ├── WorkerDiedError             a worker process exited, or its node was lost, before the train function returned
+    ├── BackendError                a backend failed on the driver
     ├── CallbackError               a callback raised an exception, which is ``__cause__``
     ├── RunCancelledError           another thread cancelled the run
     ├── RemoteError                 replaces a worker's exception that could not be pickled
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "BackendError",
     "CallbackError",
     "CheckpointError",
     "ConfigurationError",
@@ -160,6 +162,10 @@ class WorkerDiedError(DrivetrainError):
 
 class CallbackError(DrivetrainError):
     """A callback raised an exception, which is ``__cause__``. The message names the callback and the hook."""
+
+
+class BackendError(DrivetrainError):
+    """A backend failed on the driver; ``__cause__`` is its exception, if any. The message names backend and method."""
 
 
 class RemoteError(DrivetrainError):

@@ -184,8 +184,12 @@ def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
     """Return the backend that has the given name or configuration. A given backend is returned unchanged."""
     if isinstance(given, str):
         given = load_plugin("backend", given)() if given != "none" else NoBackend()
-    backend = given if isinstance(given, Backend) else given.create() if isinstance(given, BackendConfig) else None
-    if backend is None:
+    backend: object = given.create() if isinstance(given, BackendConfig) else given
+    if not isinstance(backend, Backend) and isinstance(given, BackendConfig):
+        raise ConfigurationError(
+            f"[DT-607] {type(given).__qualname__}.create(): expected a drivetrain.Backend, got {backend!r}"
+        )
+    if not isinstance(backend, Backend):
         raise ConfigurationError(
             "[DT-103] backend_config: expected a BackendConfig, a Backend or the name of an installed backend, "
             f"got {given!r}"

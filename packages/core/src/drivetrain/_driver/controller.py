@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from drivetrain._base.console import Console
-from drivetrain._base.failure import Failure
+from drivetrain._base.failure import Failure, one_line
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._driver.attempt import Attempt
 from drivetrain._driver.diagnosis import failure_in_driver
@@ -33,7 +33,9 @@ from drivetrain._wire.events import ReportNumber
 from drivetrain._worker.stacks import own_stacks
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import (
+    BackendError,
     ConfigurationError,
+    DrivetrainError,
     FailureKind,
     PluginError,
     ResourceError,
@@ -192,15 +194,41 @@ class Controller:
         if self._current is not None:
             self._last_number = self._current.last_number
         self._current = None
-        error: Exception | None = self._services.callbacks.close("on_group_stop", number)
+        error = self._services.callbacks.close("on_group_stop", number)
+        backend = self._services.backend
         try:
-            self._services.backend.close()
-        except Exception as raised:  # raised by a plugin
-            error = error or raised
+            backend.close()
+        except Exception as raised:  # raised by a plugin; the outcome of the attempt does not depend on it
+            self._print(f"backend {backend.name!r} failed in close: {one_line(raised)}")
         return error
 
+    def _rendezvous(self, group: Group) -> Sequence[Mapping[str, str]]:
+        """Let the backend prepare the ranks.
+
+        Raises:
+            BackendError: the backend raised an exception, or did not return one mapping per rank.
+        """
+        backend, size = self._services.backend, len(group.workers)
+        try:
+            found: object = backend.rendezvous(group)
+        except (DrivetrainError, OSError):
+            raise
+        except Exception as error:  # raised by a plugin
+            raise BackendError(f"[DT-607] backend {backend.name!r} failed in rendezvous: {one_line(error)}") from error
+        if not isinstance(found, Sequence) or not all(isinstance(entry, Mapping) for entry in found):
+            raise BackendError(
+                f"[DT-607] backend {backend.name!r} failed in rendezvous: expected a list with one mapping per rank, "
+                f"got {found!r:.200}"
+            )
+        if len(found) != size:
+            raise BackendError(
+                f"[DT-607] backend {backend.name!r} failed in rendezvous: expected {size} mappings, one per rank, got "
+                f"{len(found)}"
+            )
+        return found
+
     def _start(self, group: Group, number: int, avoided: frozenset[str]) -> Attempt:
-        rendezvous = self._services.backend.rendezvous(group)
+        rendezvous = self._rendezvous(group)
         self._probe_storage(group)
         latest, checkpoint = self._latest_checkpoint()
         iteration = latest.iteration if latest else 0

@@ -14,7 +14,7 @@ from drivetrain._storage.layout import LOGS
 from drivetrain._wire.events import Event, Exited, Failed, PhaseEntered, RankState, Reported
 from drivetrain._worker.output import tail_log
 from drivetrain._worker.stacks import NO_RESPONSE
-from drivetrain.errors import CallbackError, FailureKind, WaitTimeoutError, WorkerDiedError
+from drivetrain.errors import BackendError, CallbackError, FailureKind, WaitTimeoutError, WorkerDiedError
 
 __all__ = ["Diagnosis", "failure_in_driver"]
 
@@ -164,7 +164,7 @@ class Diagnosis:
 
 def failure_in_driver(error: Exception) -> Failure:
     """Return the failure for an exception that a callback, backend, runtime or storage raised in the driver."""
-    if isinstance(error, CallbackError):
+    if isinstance(error, (BackendError, CallbackError)):
         cause = error.__cause__ or error
         return Failure(kind=classify(cause), summary=str(error), exception=cause)
     kind = classify(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from drivetrain._hooks.context import TrainContext, WorkerInfo
 from drivetrain._hooks.finding import Finding
+from drivetrain.errors import ConfigurationError
 
 __all__ = ["Backend", "BackendConfig", "NoBackend", "WorkerGroup"]
 
@@ -128,11 +130,25 @@ class NoBackend(Backend):
 
 @dataclass(frozen=True, kw_only=True)
 class BackendConfig:
-    """The settings of a backend. A plugin derives its configuration class from it and overrides :meth:`create`."""
+    """The settings of a backend. A plugin derives its configuration class from it and implements :meth:`create`.
+
+    An object of this class itself stands for training without a framework.
+    """
 
     def create(self) -> Backend:
-        """Create the backend."""
-        return NoBackend()
+        """Create the backend.
+
+        Raises:
+            ConfigurationError: a derived class does not implement this method.
+        """
+        if type(self) is BackendConfig:
+            return NoBackend()
+        methods = [name for name in dir(type(self)) if callable(getattr(type(self), name)) and name != "create"]
+        closest = difflib.get_close_matches("create", methods, n=1)
+        hint = f" Did you mean {closest[0]!r}?" if closest else ""
+        raise ConfigurationError(
+            f"[DT-607] {type(self).__qualname__}: expected a method create() that returns the backend, got none.{hint}"
+        )
 
     @classmethod
     def diagnose(cls) -> Iterable[Finding]:
