@@ -228,8 +228,9 @@ class _Server:
             sys.path[:] = request.module_path
             _reseed()
             handlers = ExitHandlers()
-            serve(Channel(socket.socket(fileno=connection)))
-            finish_process(handlers)
+            with socket.socket(fileno=connection) as to_driver:
+                serve(Channel(to_driver))
+                finish_process(handlers)
             status = 0
         except BaseException:  # a worker must not return to the server's loop; the traceback is written to the log
             sys.excepthook(*sys.exc_info())
