@@ -102,7 +102,7 @@ def test_function_that_makes_progress_without_reports_is_not_terminated(runtime:
 
 
 def train_on_rank_0_only_reports(config: dict) -> str:
-    until = time.monotonic() + 1.5
+    until = time.monotonic() + 4
     while time.monotonic() < until:
         if drivetrain.get_context().get_world_rank() == 0:
             drivetrain.report({"step": 0})
@@ -112,7 +112,7 @@ def train_on_rank_0_only_reports(config: dict) -> str:
 
 @with_processes
 def test_rank_that_leaves_the_reports_to_rank_0_is_not_terminated(runtime: RuntimeUnderTest) -> None:
-    assert runtime.fit(train_on_rank_0_only_reports, {}, hang_timeout_s=0.5).return_value == "done"
+    assert runtime.fit(train_on_rank_0_only_reports, {}, hang_timeout_s=2).return_value == "done"
 
 
 @with_processes
@@ -134,7 +134,7 @@ def test_hung_run_is_retried_within_the_same_budget(
     result = runtime.fit(
         train_until_stuck,
         {"gate": gate.path, "how": how},
-        hang_timeout_s=0.5,
+        hang_timeout_s=2.0,
         failure_config=FailureConfig(max_failures=1),
         callbacks=[collector],
     )

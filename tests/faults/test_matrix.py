@@ -54,7 +54,7 @@ from tests.support import Collector, Pipe, is_running, release, wait_until_exite
 
 FIRST, MIDST, UPLOAD, RESTART = Moment
 DEATH_S = 3.0
-HANG_S = 0.5
+HANG_S = 2.0
 LATE_S = 1.0
 MEMORY = Path("/dev/shm")
 ALL = os.environ.get("DRIVETRAIN_FAULTS") == "all"

@@ -76,4 +76,4 @@ def test_missing_framework_is_reported_with_the_command_to_install_it(framework:
 def test_importing_the_modules_takes_at_most_50_ms_in_addition_to_the_core():
     code = f"import drivetrain, drivetrain_torch, time; t = time.perf_counter(); import {', '.join(MODULES)}\n"
     code += "print(time.perf_counter() - t)"
-    assert min(float(run(code)) for _ in range(3)) < 0.05
+    assert min(float(run(code)) for _ in range(8)) < 0.05

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 from collections import deque
@@ -16,7 +17,7 @@ from drivetrain._driver.services import RunServices
 from drivetrain._driver.states import StateMachine, Trigger
 from drivetrain._hooks.callback import Report
 from drivetrain._wire.events import Reported, ReportNumber, Uploaded
-from drivetrain.errors import CallbackError, CheckpointError
+from drivetrain.errors import CallbackError, CheckpointError, StorageError
 
 __all__ = ["Delivery"]
 
@@ -169,11 +170,16 @@ class Delivery:
             )
         metrics = dict(matched.metrics[min(matched.metrics)])
         metrics.update(combine(matched.metrics, matched.reduce))
-        entry = self._services.checkpoints.commit(
-            index=matched.number,
-            iteration=matched.iteration,
-            files=matched.files,
-            metrics=writable(metrics),
-            name=names[0],
-        )
+        try:
+            entry = self._services.checkpoints.commit(
+                index=matched.number,
+                iteration=matched.iteration,
+                files=matched.files,
+                metrics=writable(metrics),
+                name=names[0],
+            )
+        except StorageError:  # this ends the attempt, but the waiting reports have arrived
+            with contextlib.suppress(CallbackError):  # the storage error remains the root cause
+                self.flush()
+            raise
         self._services.callbacks.call("on_checkpoint", entry)
