@@ -12,6 +12,7 @@ import pytest
 
 from drivetrain import FailureConfig, FailureKind, RunCancelledError, RunConfig, ScalingConfig
 from drivetrain._base.console import Console
+from drivetrain._base.failure import Failure
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._driver.attempt import Attempt
 from drivetrain._driver.controller import Controller
@@ -460,6 +461,31 @@ def test_controller_replaces_a_lost_rank_and_sends_its_task_only_to_that_rank(tm
     assert group.tasks[2].last_report == ReportNumber(RESUMED.number + 2, 1)
     assert [type(command) for _, command in group.sent] == [Renumber]
     assert [event for event in group.delivered if isinstance(event, Renumbered)] == [Renumbered(0)]
+
+
+@pytest.mark.parametrize("name", [None, "checkpoint_000011"])
+def test_policy_learns_whether_a_checkpoint_was_committed_before_a_rank_that_is_replaced_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    made_progress: list[bool] = []
+
+    def decide(policy: RetryBudget, failure: Failure, history: Sequence[Failure]) -> bool:
+        made_progress.append(failure.made_progress)
+        return True
+
+    monkeypatch.setattr(RetryBudget, "decide", decide)
+    backend = Survivors()
+    with run_services(tmp_path, backend=backend) as services:
+        (tmp_path / "checkpoint_000011").mkdir()
+        scripts: list[list[Event]] = [
+            [start(0), report(0, checkpoint=name), report(0), Returned(0, None)],
+            [start(1), report(1, checkpoint=name), Exited(1, -9, "")],
+        ]
+        group = ScriptedGroup([ScriptedRank(rank, scripts[rank]) for rank in (0, 1)], [0, 1, 0, 1, 1, OUTSIDE])
+        group.replacements[1] = [start(1), report(1), Returned(1, None)]
+        group.act(lambda: backend.rejoined.set_result([{}]))
+        assert isinstance(controller_of(services, group).run(), Succeeded)
+    assert made_progress == [name is not None]
 
 
 def test_controller_replaces_all_ranks_when_one_does_not_rejoin(tmp_path: Path) -> None:

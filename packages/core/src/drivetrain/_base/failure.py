@@ -51,7 +51,7 @@ class Failure:
         log_tail: the last lines of the rank's output, if the process could not report the failure itself.
         node_id: the node on which a process was lost; empty if no process was lost.
         survived: True if the other ranks were kept and only the lost ranks were replaced.
-        made_progress: True if the failed attempt committed a checkpoint.
+        made_progress: True if the run has committed a checkpoint since the previous failure.
     """
 
     kind: FailureKind

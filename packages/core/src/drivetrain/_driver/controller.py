@@ -82,7 +82,9 @@ class Controller:
         self._tasks = tasks
         self._policy = policy
         self._initial_checkpoint = resume_from
-        self._committed_before = services.checkpoints.last_index  # the last commit before the current attempt
+        self._committed_before = (
+            services.checkpoints.last_index
+        )  # the last commit before the current attempt or the latest failure
         self._last_number = max(last_number, services.checkpoints.last_index)
         self._current: Attempt | None = None
         self._history: list[Failure] = []
@@ -119,9 +121,7 @@ class Controller:
 
     def _retry_or_give_up(self, ending: AttemptFailed) -> RunFailed | None:
         """Ask the policy whether to retry a failed attempt; return None for a retry, else the outcome of the run."""
-        last_committed = self._services.checkpoints.last_index
-        failure = replace(ending.failure, made_progress=last_committed > self._committed_before)
-        self._committed_before = last_committed
+        failure = self._with_progress(ending.failure)
         decision = ask(self._policy, failure, self._history) if _can_retry(failure) else Decision(None)
         retrying, notes = decision.delay_s is not None, ending.notes + decision.notes
         callback_error = self._services.callbacks.close("on_failure", failure, retrying)
@@ -134,6 +134,13 @@ class Controller:
         self._history.append(failure)
         self._pause(decision.delay_s or 0.0)
         return None
+
+    def _with_progress(self, failure: Failure) -> Failure:
+        """Return the failure with the information whether a checkpoint was committed since the previous failure."""
+        last_committed = self._services.checkpoints.last_index
+        made_progress = failure.made_progress or last_committed > self._committed_before
+        self._committed_before = last_committed
+        return replace(failure, made_progress=made_progress)
 
     def _pause(self, seconds: float) -> None:
         """Wait before the next attempt.
@@ -265,6 +272,7 @@ class Controller:
             lost = attempt.replaceable if self._services.backend.survives_losses else ()
             if not isinstance(ending, AttemptFailed) or not lost:
                 return ending
+            ending = replace(ending, failure=self._with_progress(ending.failure))
             decision = ask(self._policy, ending.failure, self._history)
             if decision.delay_s is None:
                 return replace(ending, notes=ending.notes + decision.notes)

@@ -42,8 +42,8 @@ _GRACE_S = 3.0
 _MAX_STARTING = 32
 """The number of workers that may be requested from the server before it has forked them.
 
-The driver and the server may block each other if both send without reading. So few messages fit into the sockets'
-buffers.
+The driver and the server would block each other if both waited for space in a buffer. This number of messages always
+fits into the buffers of their sockets.
 """
 
 
