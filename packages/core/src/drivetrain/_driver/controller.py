@@ -218,7 +218,7 @@ class Controller:
         backend, size = self._services.backend, len(group.workers)
         try:
             found: object = backend.rendezvous(group)
-        except (DrivetrainError, OSError):
+        except DrivetrainError:
             raise
         except Exception as error:  # raised by a plugin
             raise BackendError(f"[DT-607] backend {backend.name!r} failed in rendezvous: {one_line(error)}") from error
