@@ -194,6 +194,36 @@ def test_driver_that_catches_ctrl_c_gets_its_handler_back_and_leaves_no_worker(
     assert driver.wait()[0] == 0
 
 
+@pytest.mark.parametrize("end", ["returns", "raises", "is killed"])
+def test_end_of_a_local_run_leaves_no_process_that_a_worker_has_started_in_its_own_session(
+    tmp_path: Path, pipe: Pipe, end: str
+) -> None:
+    path = pipe.path
+    wait = "import signal; signal.pause()"
+    start_another = (
+        "import subprocess, sys; from tests.support import send_line\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {wait!r}], start_new_session=True)\n"
+        f"send_line({path!r}, child.pid)"
+    )
+
+    def train() -> None:
+        for script in (wait, start_another):
+            child = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, env=environment)
+            send_line(path, child.pid)
+        assert child.wait() == 0
+        if end == "raises":
+            raise ValueError("no data")
+        if end == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    runtime = RuntimeUnderTest("local", tmp_path)
+    result = runtime.trainer(train, workers=1).fit(raise_on_failure=False)
+
+    assert (result.error is None) == (end == "returns")
+    wait_until_exited(pipe.receive_pids(3))
+
+
 @pytest.mark.parametrize("child", [False, True], ids=["workers", "workers with children"])
 @with_processes
 def test_kill_9_of_the_driver_leaves_no_process(runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe, child: bool) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain import StorageError
+from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig, StorageError
 from drivetrain._storage import node as node_module
 from drivetrain._storage.node import share_directory, sweep
 from tests.support import ROOT, Pipe, open_pipe, release
@@ -223,4 +223,13 @@ def test_sweep_while_the_last_process_leaves_deletes_nothing_of_it(node: Node, m
 
     assert "weights" in swept
     assert last == [["result"]]
+    assert os.listdir(node.base) == []
+
+
+def test_run_deletes_the_files_that_a_killed_process_has_downloaded(node: Node, tmp_path: Path) -> None:
+    node.kill(node.start_and_fill("weights"))
+
+    run_config = RunConfig(storage_path=tmp_path / "runs", verbose=0)
+    DataParallelTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=0), run_config=run_config).fit()
+
     assert os.listdir(node.base) == []

@@ -5,6 +5,10 @@ retry or the next ``fit()`` of the same driver needs none. The server forks only
 accelerator, and reaps its children as soon as they exit. When the driver exits, even by ``kill -9``, the server kills
 all workers and all processes that they started. If the server itself dies, the kernel kills its children.
 
+A process that a worker has started may have left the worker's process group, and its parent may have exited. The
+server is the subreaper of its descendants, so the kernel makes such a process a child of the server. Once no worker is
+left, the server kills these children.
+
 The server communicates with the driver over a stream socket. The driver sends ``("fork", token, ForkRequest)`` with the
 worker's file descriptors. The server sends ``("forked", token, pid)`` and ``("exited", token, exit code)``.
 
@@ -31,6 +35,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,8 +51,11 @@ __all__ = ["ForkRequest", "main", "receive", "send"]
 _HEADER = struct.Struct(">I")
 _MAX_DESCRIPTORS = 8
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _WARMUP_NICENESS = 5  # a lower priority than that of workers
 _SUCCESSOR_EXIT_S = 5.0
+_ORPHANS_EXIT_S = 5.0
+_ORPHANS_CHECK_S = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +126,7 @@ class _Server:
         self._control = control
         self._driver = driver
         self._tokens: dict[int, int] = {}  # pid -> token
+        self._own_children: set[int] = set()  # children that are neither workers nor started by workers
         self._successor: int | None = None  # its pidfd
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -127,6 +136,8 @@ class _Server:
 
     def run(self) -> NoReturn:
         """Serve the driver until it exits or closes the connection. Then kill all children, and exit."""
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._own_children = _children()  # such as the resource tracker of multiprocessing
         try:
             self._loop()
         finally:
@@ -154,6 +165,18 @@ class _Server:
         for pid in self._tokens:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+        self._tokens.clear()
+        deadline = time.monotonic() + _ORPHANS_EXIT_S
+        while self._kill_orphans() and time.monotonic() < deadline:  # their children become children of this process
+            time.sleep(_ORPHANS_CHECK_S)
+            self._reap()
+
+    def _kill_orphans(self) -> bool:
+        """Kill the processes that workers have left. Return False if there are none."""
+        orphans = _children() - self._own_children - self._tokens.keys()
+        for pid in orphans:
+            _kill_group(pid, signal.SIGKILL)
+        return bool(orphans)
 
     def _handle(self) -> bool:
         received = receive(self._control)
@@ -175,6 +198,7 @@ class _Server:
             server = _Server(socket.socket(fileno=control), self._driver)
             server.warm_up(modules)
             server.run()
+        self._own_children.add(pid)
         os.close(control)
         with contextlib.suppress(ProcessLookupError):  # it has exited already
             self._successor = os.pidfd_open(pid)
@@ -241,7 +265,7 @@ class _Server:
             os._exit(status)
 
     def _reap(self) -> None:
-        while self._tokens:
+        while True:
             try:
                 # The child is reaped below, after its group was killed: while the child is a zombie, the id of its
                 # process group cannot be reused.
@@ -249,12 +273,18 @@ class _Server:
             except ChildProcessError:
                 return
             if exited is None:
-                return
-            _kill_group(exited.si_pid, signal.SIGKILL)
+                break
+            is_worker = exited.si_pid in self._tokens
+            if is_worker:
+                _kill_group(exited.si_pid, signal.SIGKILL)
             _, status = os.waitpid(exited.si_pid, 0)
-            token = self._tokens.pop(exited.si_pid, None)
-            if token is not None:
+            if is_worker:
+                token = self._tokens.pop(exited.si_pid)
+                if not self._tokens:
+                    self._kill_orphans()
                 self._send(("exited", token, os.waitstatus_to_exitcode(status)))
+        if not self._tokens:
+            self._kill_orphans()  # those whose parent was an orphan that has exited
 
     def _send(self, message: Any) -> None:
         with contextlib.suppress(ConnectionError):  # the driver has exited; the loop will notice that
@@ -311,8 +341,32 @@ def _forks_cleanly() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value)
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _children() -> set[int]:
+    """Return the children of this process. Not every kernel lists them, so this reads the parent of each process."""
+    children: set[int] = set()
+    for name in os.listdir("/proc") if _has_children() else ():
+        with contextlib.suppress(OSError):  # not a process, or it has exited
+            with open(f"/proc/{name}/stat") as file:
+                parent = file.read().rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid():
+                children.add(int(name))
+    return children
+
+
 def _die_with_parent(parent: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the call of prctl()
         os._exit(1)
 

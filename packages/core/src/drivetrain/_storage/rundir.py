@@ -270,8 +270,8 @@ def _stage(
     stack: contextlib.ExitStack, storage: Storage, record: Mapping[str, Any], config: RunConfig, console: Console
 ) -> tuple[Path, Callable[[], None], Callable[[], None]]:
     """Return the directory for the files of callbacks, a function that uploads them, and one that downloads them."""
-    _sweep_uploads()
-    stack.callback(_sweep_uploads)
+    _sweep_temporary_files()
+    stack.callback(_sweep_temporary_files)
     if storage.is_local:
         directory = Path(storage.root)
         directory.joinpath(ARTIFACTS).mkdir(exist_ok=True)
@@ -290,10 +290,11 @@ def _stage(
     return directory, mirror.try_push, lambda: mirror.pull(_GROWING)
 
 
-def _sweep_uploads() -> None:
-    """Delete the files that workers on this node left when they were killed during an upload."""
+def _sweep_temporary_files() -> None:
+    """Delete the files that processes on this node left when they were killed during an upload or a download."""
     with contextlib.suppress(StorageError):  # reported when a process first uses such a directory
         sweep("uploads")
+        sweep("downloads")
 
 
 def _prepare_resume(
