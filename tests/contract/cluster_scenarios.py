@@ -30,6 +30,7 @@ from drivetrain import (
     WorkerInfo,
     get_checkpoint,
     get_context,
+    get_preemption_info,
     report,
 )
 from drivetrain_ray import RayRuntime
@@ -262,10 +263,15 @@ class Drains(GroupWatcher):
     def on_checkpoint(self, run, checkpoint):
         if len(self.groups) == 1:
             lost = self.groups[0][0][3]
-            command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--address", self.cluster.address]
-            command += ["--node-id", lost, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
-            subprocess.run([*command, "--deadline-remaining-seconds", "1"], check=True, stdout=sys.stderr)
+            drain(self.cluster, lost, seconds=1)
             self.cluster.remove_node(node_of(self.cluster, lost), allow_graceful=False)
+
+
+def drain(cluster, node_id, *, seconds):
+    command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--address", cluster.address]
+    command += ["--node-id", node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+    command += ["--deadline-remaining-seconds", str(seconds)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
 
 
 def report_and_wait(config):
@@ -287,9 +293,53 @@ def drained_run(cluster, storage_path):
     }
 
 
+class DrainsTheNodeOfRank1(GroupWatcher):
+    def __init__(self, cluster):
+        super().__init__()
+        self.cluster = cluster
+        self.drained_at = None
+
+    def on_report(self, run, report):
+        if self.drained_at is None:
+            self.drained_at = time.time()
+            drain(self.cluster, self.groups[0][1][3], seconds=40)
+
+
+def poll_until_notified(config):
+    """In the first attempt, poll until a notice arrives, save it, and return."""
+    checkpoint = get_checkpoint()
+    if checkpoint is not None:
+        return json.loads(Path(checkpoint.path, "notice").read_text())
+    report({"waits": True})
+    while (info := get_preemption_info()) is None:
+        time.sleep(0.01)
+    with tempfile.TemporaryDirectory() as directory:
+        notice = {"ranks": info.ranks, "deadline": info.deadline, "reason": info.reason, "time": time.time()}
+        Path(directory, "notice").write_text(json.dumps(notice))
+        report({"waits": False}, checkpoint=Checkpoint(directory) if get_context().get_world_rank() == 0 else None)
+    return None
+
+
+def notified_run(cluster, storage_path):
+    for _ in range(2):
+        cluster.add_node(num_cpus=1)
+    watcher = DrainsTheNodeOfRank1(cluster)
+    result = fit(poll_until_notified, storage_path, ScalingConfig(num_workers=2), callbacks=[watcher], name="notified")
+    return {
+        "failures": watcher.failures,
+        "nodes": [[node for *_, node in group] for group in watcher.groups],
+        "drained_at": watcher.drained_at,
+        "notice": result.return_value,
+    }
+
+
 def nodes_leave_and_join(storage_path):
     with cluster_of({"num_cpus": 0}, {"num_cpus": 1}, {"num_cpus": 1}) as cluster:
-        return {"elastic": elastic_run(cluster, storage_path), "drained": drained_run(cluster, storage_path)}
+        return {
+            "elastic": elastic_run(cluster, storage_path),
+            "drained": drained_run(cluster, storage_path),
+            "notified": notified_run(cluster, storage_path),
+        }
 
 
 def node_of(cluster, node_id):

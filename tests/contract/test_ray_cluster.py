@@ -41,7 +41,7 @@ def test_lost_node_is_a_worker_failure_and_the_run_continues_elsewhere(tmp_path)
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
-    """Two runs on a cluster whose nodes leave and join."""
+    """Runs on a cluster whose nodes leave and join."""
     return run("nodes_leave_and_join", tmp_path_factory.mktemp("nodes"))
 
 
@@ -68,6 +68,20 @@ def test_exit_of_a_drained_node_is_a_preemption_and_not_counted_as_a_failure(nod
     first, second = results["nodes"]
     assert first != second
     assert results["attempt"] == 1
+
+
+def test_ranks_are_notified_before_their_node_is_drained_and_the_run_continues_elsewhere(nodes):
+    results = nodes["notified"]
+    notice = results["notice"]
+    assert notice["ranks"] == [1]
+    assert notice["reason"] == "Ray drains the node of ranks 1"
+    # `ray drain-node` itself takes seconds: the deadline is 40 s after it has reached Ray.
+    assert notice["time"] - (notice["deadline"] - 40) < 5
+    assert results["drained_at"] < notice["time"] < notice["deadline"]
+    assert results["failures"] == [["preemption", None]]
+    (kept, drained), second = results["nodes"]
+    assert kept in second
+    assert drained not in second
 
 
 def test_node_that_has_lost_too_many_processes_is_avoided(tmp_path):

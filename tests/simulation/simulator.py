@@ -38,6 +38,7 @@ from drivetrain._storage.layout import checkpoint_name
 from drivetrain._storage.manifest import CheckpointManager, read_manifest
 from drivetrain._wire.commands import CountSteps, Renumber, RunningTaskCommand, StopAfter
 from drivetrain._wire.events import (
+    Draining,
     Event,
     Exited,
     Failed,
@@ -56,7 +57,7 @@ from drivetrain._wire.task import TrainTask
 from drivetrain.plugin import Runtime
 from tests.support import local_storage
 
-FAULTS = ("exit", "exception", "hang", "sigterm", "node", "partition", "storage", "start")
+FAULTS = ("exit", "exception", "hang", "sigterm", "node", "partition", "storage", "start", "drain")
 HANG_TIMEOUT_S = 100.0
 START_TIMEOUT_S = 60.0
 
@@ -338,6 +339,14 @@ class SimulatedGroup:
                 for lost in neighbors:
                     self.faulty.add(lost.number)
                     lost.lose("was lost with its node")
+            case "drain":
+                numbers = tuple(other.number for other in neighbors)
+                end = self.clock() + self.seed.uniform(1, 40)
+                told = self.seed.choice((end, None))
+                self.after(self.seed.uniform(0, 2), lambda: Draining(numbers, told, "the node is drained"))
+                for lost in neighbors:
+                    self.faulty.add(lost.number)
+                    self.at(end, partial(lost.lose, "was lost with its node"))
             case "partition":
                 self.unreachable_until[node] = self.clock() + self.seed.uniform(1, 40)
             case "storage":

@@ -17,6 +17,7 @@ from drivetrain import WorkerDiedError
 from drivetrain.plugin import GroupSpec, RemoteGroup, read_stacks
 from drivetrain_ray._actors import Actors
 from drivetrain_ray._cluster import Reservation, note_unreachable, reserve
+from drivetrain_ray._drains import Drains
 from drivetrain_ray._references import reduce_reference
 from drivetrain_ray._worker import Devices
 
@@ -91,11 +92,13 @@ class RayGroup(RemoteGroup):
         self._reservation = reservation
         self._bundle_of: dict[int, int] = {}
         self._spares: set[int] = set()
+        self._drains = Drains()
 
     def start(self) -> None:
         """Start the actors, and wait until they are ready to receive the train function."""
         for source, handle in self._actors.sources():
             self.watch(source, partial(self._on_ready, handle))
+        self.watch(self._drains.fileno(), self._report_drains)
         self._start_actors()
         self._await_actors()
         self._assign_ranks()
@@ -133,10 +136,16 @@ class RayGroup(RemoteGroup):
             self.wait(f"workers {missing} to start on the Ray cluster", ())
 
     def training_started(self) -> None:
-        """Start spares for the next group of the run."""
+        """Watch for nodes that are being drained, and start spares for the next group of the run."""
+        self._drains.start()
         if count := self.spec.scaling.spare_workers:
             nodes = [self.workers[number % len(self.workers)].node_id for number in range(count)]
             self._actors.schedule_spares(nodes, (*self.spec.preload, *self.spec.warmup))
+
+    def park(self) -> bool:
+        """See :meth:`drivetrain.plugin.Group.park`."""
+        self._drains.stop()
+        return super().park()
 
     def stop_requested(self) -> None:
         """Release the resources after this group, so that the next group can reserve different ones."""
@@ -220,6 +229,13 @@ class RayGroup(RemoteGroup):
                 note_unreachable(self.workers[rank].node_id)
             self.note_exit(rank, None, death.reason, death.kind)
 
+    def _report_drains(self) -> None:
+        nodes = self._drains.take()
+        if ranks := [worker.rank for worker in self.workers if worker.node_id in nodes]:
+            deadlines = [deadline for rank in ranks if (deadline := nodes[self.workers[rank].node_id]) is not None]
+            shown = ", ".join(map(str, ranks))
+            self.note_draining(ranks, min(deadlines, default=None), f"Ray drains the node of ranks {shown}")
+
     def _assign_ranks(self) -> None:
         import ray
 
@@ -248,6 +264,8 @@ class RayGroup(RemoteGroup):
     def kill_actors(self) -> None:
         """Kill all workers. Wait for Ray's confirmation, and then for the exit of the processes shortly afterwards."""
         self.ignore_interrupts()
+        self.forget(self._drains.fileno())
+        self._drains.close()
         self._actors.cancel_spares()
         if self.let_exit():
             self.wait_for_closed_connections(_EXIT_WAIT_S)

@@ -24,6 +24,7 @@ from drivetrain._driver.termination import Termination
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import Group
 from drivetrain._wire.events import (
+    Draining,
     Event,
     Exited,
     Failed,
@@ -146,12 +147,17 @@ class Attempt:
                     self._machine.apply(Trigger.RANK_LOST)
             case PreemptionPolled():
                 self._interrupts.can_end_gracefully = True
+                self._termination.consider_draining()
+            case Draining():
+                self._termination.on_draining(event)
             case StepsCounted():
                 self._termination.on_steps_counted(event)
             case SigtermReceived():
                 self._ranks[event.rank].received_sigterm = True
                 if event.graceful:
-                    self.request_preemption(f"the process of rank {event.rank} received SIGTERM")
+                    self._termination.request_preemption(
+                        f"the process of rank {event.rank} received SIGTERM", ranks=(event.rank,)
+                    )
             case Renumbered():
                 if self._replacement is not None:
                     self._replacement.on_renumbered(event.rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from drivetrain._driver.ranks import Ranks
-from drivetrain._wire.events import Event, PreemptionPolled, Progressed, RankState, Reported
+from drivetrain._wire.events import Draining, Event, PreemptionPolled, Progressed, RankState, Reported
 
 __all__ = ["PROGRESS_INTERVAL", "Progress"]
 
@@ -41,6 +41,8 @@ class Progress:
             seconds: the time that the driver has just spent on handling the event.
         """
         self._driver_s += seconds
+        if isinstance(event, Draining):  # not an event of a rank
+            return
         self._latest_of_any = now = self._now()
         if event.rank in self._latest or isinstance(event, (Reported, Progressed, PreemptionPolled)):
             self._latest[event.rank] = now

@@ -8,7 +8,7 @@ from typing import Any
 
 from drivetrain._driver.states import next_rank_state
 from drivetrain._hooks.context import WorkerInfo
-from drivetrain._wire.events import Event, PhaseEntered, RankState, ReportNumber
+from drivetrain._wire.events import PhaseEntered, RankEvent, RankState, ReportNumber
 
 __all__ = ["Rank", "Ranks"]
 
@@ -60,7 +60,7 @@ class Ranks(list[Rank]):
         self.active = set(range(len(workers)))
         self.starting = set(self.active)
 
-    def apply(self, event: Event) -> bool:
+    def apply(self, event: RankEvent) -> bool:
         """Update the state of the event's rank; return False if the rank had already ended."""
         number = event.rank
         if number not in self.active:

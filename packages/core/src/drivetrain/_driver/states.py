@@ -10,7 +10,7 @@ import enum
 import time
 from collections.abc import Mapping
 
-from drivetrain._wire.events import Event, Exited, Failed, PhaseEntered, RankState, Returned
+from drivetrain._wire.events import Exited, Failed, PhaseEntered, RankEvent, RankState, Returned
 
 __all__ = ["ATTEMPT_TRANSITIONS", "AttemptState", "StateMachine", "Trigger", "next_rank_state"]
 
@@ -151,7 +151,7 @@ _RANK_TRANSITIONS: Mapping[type, RankState] = {
 }
 
 
-def next_rank_state(state: RankState, event: Event) -> RankState:
+def next_rank_state(state: RankState, event: RankEvent) -> RankState:
     """Return the state of a rank after an event. A rank that has finished, failed or been lost keeps its state."""
     if state in _ENDED:
         return state

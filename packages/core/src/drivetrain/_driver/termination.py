@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from drivetrain._base.failure import Failure
 from drivetrain._driver.outcomes import AttemptFailed, Grow
@@ -15,7 +16,7 @@ from drivetrain._driver.services import RunServices
 from drivetrain._driver.states import AttemptState, StateMachine, Trigger
 from drivetrain._runtimes.base import Group
 from drivetrain._wire.commands import CountSteps, StopAfter
-from drivetrain._wire.events import PreemptionInfo, Returned, StepsCounted
+from drivetrain._wire.events import Draining, PreemptionInfo, Returned, StepsCounted
 from drivetrain.errors import FailureKind
 
 __all__ = ["Termination"]
@@ -48,7 +49,8 @@ class Termination:
         self._target_size = target_size
         self._sizes_compared_at = time.monotonic()
         self._next_size = 0
-        self._preemption_reason = ""
+        self._grace_s = services.run.run_config.failure_config.preemption_grace_s
+        self._draining: Draining | None = None
         self._notice: PreemptionInfo | None = None
         self._steps: dict[int, int] = {}
         self._any_rank_saved = False
@@ -56,14 +58,40 @@ class Termination:
     @property
     def grace_s(self) -> float:
         """The maximum time in seconds for the ranks to save and return."""
-        return self._services.run.run_config.failure_config.preemption_grace_s
+        return self._grace_s
 
-    def request_preemption(self, reason: str) -> None:
-        """Ask the ranks to save and return because processes will be terminated or the driver was interrupted."""
-        if self._machine.apply(Trigger.PREEMPTION_REQUESTED):
-            self._preemption_reason = reason
-        if self._machine.state in (AttemptState.PREEMPTING, AttemptState.STOPPING):
-            self._ask_to_save(reason)
+    def request_preemption(self, reason: str, ranks: tuple[int, ...] = ()) -> None:
+        """Ask the ranks to save and return because processes will be terminated or the driver was interrupted.
+
+        Args:
+            reason: see :class:`~drivetrain.PreemptionInfo`.
+            ranks: see :class:`~drivetrain.PreemptionInfo`.
+        """
+        is_new = self._machine.apply(Trigger.PREEMPTION_REQUESTED)
+        if self._machine.state not in (AttemptState.PREEMPTING, AttemptState.STOPPING):
+            return
+        self._ask_to_save(reason)
+        if self._notice is not None:
+            ranks = tuple(sorted({*self._notice.ranks, *ranks}))
+            self._notice = replace(self._notice, reason=reason if is_new else self._notice.reason, ranks=ranks)
+
+    def on_draining(self, event: Draining) -> None:
+        """Record that the nodes of ranks will be terminated."""
+        self._draining = event
+        self.consider_draining()
+
+    def consider_draining(self) -> None:
+        """Ask the ranks to save if a node will be terminated, and the train function polls for preemptions.
+
+        Otherwise the ranks cannot save on request, and continue until the node is terminated.
+        """
+        draining, now = self._draining, time.time()
+        if draining is None or not self._services.interrupts.can_end_gracefully:
+            return
+        self._draining = None
+        if self._notice is None and draining.deadline is not None:
+            self._grace_s = max(0.0, draining.deadline - now)
+        self.request_preemption(draining.reason, draining.ranks)
 
     def consider_growth(self) -> None:
         """Let an elastic run grow if there is room for more workers. Called after each commit.
@@ -103,11 +131,11 @@ class Termination:
         """Return how an attempt in the state ``PREEMPTED`` ended."""
         how = "all ranks returned after the same step"
         if self._ranks.active:
-            how = (
-                f"ranks {sorted(self._ranks.active)} did not return within {self.grace_s:g} s "
-                "(FailureConfig.preemption_grace_s)"
-            )
-        summary = f"preempted: {self._preemption_reason}; {how}"
+            how = f"ranks {sorted(self._ranks.active)} did not return within {self.grace_s:.3g} s"
+            if self.grace_s == self._services.run.run_config.failure_config.preemption_grace_s:
+                how += " (FailureConfig.preemption_grace_s)"
+        reason = self._notice.reason if self._notice is not None else ""
+        summary = f"preempted: {reason}; {how}"
         return AttemptFailed(Failure(kind=FailureKind.PREEMPTION, summary=summary))
 
     def grown_ending(self) -> Grow:
@@ -120,7 +148,7 @@ class Termination:
         self._notice = PreemptionInfo(reason, time.time() + self.grace_s)
         run = self._services.run
         run.console.print(
-            f"{run.name}: {reason}: asking all ranks to save and exit at the same step, within {self.grace_s:g} s",
+            f"{run.name}: {reason}: asking all ranks to save and exit at the same step, within {self.grace_s:.3g} s",
             error=True,
         )
         self._group.send(sorted(self._ranks.active), CountSteps())

@@ -20,7 +20,7 @@ from drivetrain._base.pickling import dumps
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec
 from drivetrain._wire.commands import Call, Command, CountSteps, FreeMemory, JoinRun, RunningTaskCommand, Train
-from drivetrain._wire.events import Event, Exited, Reported, Returned
+from drivetrain._wire.events import Draining, Event, Exited, Reported, Returned
 from drivetrain._wire.frames import Inbox, as_event, frame
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.output import LineEcho
@@ -104,6 +104,16 @@ class ConnectedGroup:
             self._take(rank, list(inbox.read_rest()))
         self._exited[rank] = event = Exited(rank, exit_code, reason, kind)
         self._events.append(event)
+
+    def note_draining(self, ranks: Sequence[int], deadline: float | None, reason: str) -> None:
+        """Report that the nodes of ranks will be terminated, so that the ranks are asked to save.
+
+        Args:
+            ranks: the ranks.
+            deadline: the Unix time in seconds of the termination; None if it is unknown.
+            reason: the reason, for :attr:`drivetrain.PreemptionInfo.reason`.
+        """
+        self._events.append(Draining(tuple(sorted(ranks)), deadline, reason))
 
     def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
         """See :meth:`drivetrain.WorkerGroup.run`."""

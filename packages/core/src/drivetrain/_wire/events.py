@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from drivetrain._storage.filesystem import StoredFile
 
 __all__ = [
+    "Draining",
     "Event",
     "Exited",
     "Failed",
@@ -24,6 +25,7 @@ __all__ = [
     "PreemptionInfo",
     "PreemptionPolled",
     "Progressed",
+    "RankEvent",
     "RankState",
     "Renumbered",
     "ReportNumber",
@@ -148,6 +150,18 @@ class Exited(NamedTuple):
     kind: FailureKind = FailureKind.INFRASTRUCTURE
 
 
+class Draining(NamedTuple):
+    """The runtime has learned that the nodes or processes of ranks will be terminated.
+
+    ``deadline`` is the Unix time in seconds of the termination, or None if it is unknown. ``reason`` is the text for
+    :attr:`PreemptionInfo.reason`.
+    """
+
+    ranks: tuple[int, ...]
+    deadline: float | None
+    reason: str
+
+
 class PreemptionPolled(NamedTuple):
     """A rank's train function called ``get_preemption_info()`` for the first time, so it is able to end gracefully."""
 
@@ -183,7 +197,7 @@ class SigtermReceived(NamedTuple):
     graceful: bool
 
 
-Event = (
+RankEvent = (
     PhaseEntered
     | Reported
     | Uploaded
@@ -196,6 +210,7 @@ Event = (
     | Renumbered
     | Progressed
 )
+Event = RankEvent | Draining
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +220,10 @@ class PreemptionInfo:
     Attributes:
         reason: why the run is being preempted, as text to show in messages.
         deadline: Unix time in seconds at which processes that are still running are terminated.
+        ranks: the ranks whose processes or nodes are being terminated; empty if the driver was asked to end the run, or
+            if the run is about to grow.
     """
 
     reason: str
     deadline: float
+    ranks: tuple[int, ...] = ()

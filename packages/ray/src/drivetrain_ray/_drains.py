@@ -1,0 +1,81 @@
+"""Notices when Ray drains nodes: before a cloud reclaims a machine, or before an autoscaler removes a node."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Mapping
+
+__all__ = ["Drains", "draining_nodes"]
+
+_POLL_S = 1.0
+_STOP_WAIT_S = 1.0
+
+
+class Drains:
+    """Asks Ray regularly, on a thread, which nodes it drains."""
+
+    def __init__(self) -> None:
+        self._latest: Mapping[str, float | None] = {}
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._wake_read, self._wake_write = socket.socketpair()
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when a node begins to be drained."""
+        return self._wake_read.fileno()
+
+    def start(self) -> None:
+        """Start to ask."""
+        self.stop()
+        self._latest = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(self._stopped,), daemon=True)
+        self._thread.start()
+
+    def take(self) -> Mapping[str, float | None]:
+        """Return the nodes that are being drained, with the Unix times in seconds at which they end, if known."""
+        with contextlib.suppress(BlockingIOError):
+            self._wake_read.recv(4096)
+        return self._latest
+
+    def stop(self) -> None:
+        """Stop asking. A call that does not return is abandoned."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_WAIT_S)
+            self._thread = None
+
+    def close(self) -> None:
+        """Stop asking, and close the descriptors."""
+        self.stop()
+        for end in (self._wake_read, self._wake_write):
+            end.close()
+
+    def _watch(self, stopped: threading.Event) -> None:
+        while not stopped.wait(_POLL_S):
+            nodes = draining_nodes()
+            if stopped.is_set():
+                return
+            if nodes.keys() - self._latest.keys():
+                self._latest = nodes
+                with contextlib.suppress(OSError):
+                    self._wake_write.send(b"!")
+
+
+def draining_nodes() -> dict[str, float | None]:
+    """Return the ids of the nodes that Ray drains, each with the Unix time in seconds at which it ends, if known.
+
+    Ray has no public interface for this: its lists of nodes do not change until the node has ended. This function is
+    the only one that uses a private name of Ray. It returns an empty dict if a version of Ray does not have that name,
+    or if the cluster cannot be reached. ``tests/contract/test_ray_cluster.py`` shows that the name still works.
+    """
+    try:
+        from ray._private.state import state
+
+        return {node: deadline_ms / 1000 or None for node, deadline_ms in state.get_draining_nodes().items()}
+    except Exception:
+        return {}
