@@ -120,6 +120,22 @@ def _seconds(subject: str, value: object) -> None:
         raise ConfigurationError(f"[DT-101] {subject}: expected a positive number of seconds, got {value!r}")
 
 
+def _hang_timeout(subject: str, value: object) -> None:
+    if value == "auto":
+        return
+    if not isinstance(value, Mapping):
+        if isinstance(value, str):
+            raise ConfigurationError(f'[DT-101] {subject}: expected seconds, "auto" or a mapping, got {value!r}')
+        return _seconds(subject, value)
+    if not value or value.keys() - {"first", "next"}:
+        expected = 'a mapping such as {"first": 600, "next": 60}'
+        raise ConfigurationError(f"[DT-101] {subject}: expected {expected}, got {value!r}")
+    for phase, seconds in value.items():
+        if not (phase == "next" and seconds == "auto"):
+            _seconds(f"{subject}[{phase!r}]", seconds)
+    return None
+
+
 def _bool(subject: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigurationError(f"[DT-101] {subject}: expected True or False, got {value!r}")
@@ -536,7 +552,11 @@ class RunConfig(ShowsFields):
         hang_timeout_s: seconds without progress of a rank after which the run counts as hung. The run is then retried,
             or fails with an error that shows the stacks of every rank. Progress is a report, a batch from a shard or a
             prepared data loader, a call of ``get_preemption_info()``, or a call of ``heartbeat()``. A rank that has
-            done none of these yet is not checked as long as other ranks make progress. None disables the check.
+            done none of these yet is not checked as long as other ranks make progress. ``{"first": 600, "next": 60}``
+            sets different limits for the time until the first progress in an attempt and for the time between two signs
+            of progress; a missing limit is none. ``"auto"``, also as the value of ``"next"``, learns the second limit:
+            ten times the longest time between two signs of progress of a rank in this attempt, and at least 60 s. None
+            disables the check.
 
     Raises:
         ConfigurationError: a value has the wrong type or is out of range, or two values contradict each other.
@@ -558,7 +578,7 @@ class RunConfig(ShowsFields):
     detailed_metrics: bool = False
     preload: Sequence[str] = ()
     start_timeout_s: float = 600.0
-    hang_timeout_s: float | None = None
+    hang_timeout_s: float | Literal["auto"] | Mapping[Literal["first", "next"], float | Literal["auto"]] | None = None
 
     def __post_init__(self) -> None:
         defaults = {
@@ -588,7 +608,7 @@ class RunConfig(ShowsFields):
                 "detailed_metrics": _bool,
                 "preload": _module_names,
                 "start_timeout_s": _seconds,
-                "hang_timeout_s": _or_none(_seconds),
+                "hang_timeout_s": _or_none(_hang_timeout),
             },
         )
         object.__setattr__(self, "callbacks", tuple(self.callbacks))

@@ -71,7 +71,10 @@ def add_run(commands: Commands) -> None:
         "--max-failures", type=int, default=0, metavar="N", help="the number of retries (default: 0); -1: no limit"
     )
     run.add_argument(
-        "--hang-timeout", type=float, metavar="SECONDS", help="treat a run without a report for this time as hung"
+        "--hang-timeout",
+        type=lambda text: text if text == "auto" else float(text),
+        metavar="SECONDS",
+        help="treat a run without progress of a rank for this time as hung; auto to learn the time",
     )
     run.add_argument("--num-to-keep", type=int, metavar="N", help="the number of checkpoints to keep (default: all)")
     run.add_argument(

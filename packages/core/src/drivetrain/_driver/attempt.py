@@ -15,7 +15,7 @@ from typing import Any
 from drivetrain._driver.delivery import Delivery
 from drivetrain._driver.diagnosis import Diagnosis
 from drivetrain._driver.outcomes import Ending, Succeeded
-from drivetrain._driver.progress import Progress
+from drivetrain._driver.progress import HangLimits, Progress
 from drivetrain._driver.ranks import Ranks
 from drivetrain._driver.replacement import Replacement
 from drivetrain._driver.services import RunServices
@@ -72,7 +72,7 @@ class Attempt:
         self._termination = Termination(services, group, ranks, machine, target_size)
         self._replacement: Replacement | None = None
         self._started_at = time.monotonic()
-        self._progress = Progress(ranks, services.run.run_config.hang_timeout_s)
+        self._progress = Progress(ranks, HangLimits.of(services.run.run_config.hang_timeout_s))
 
     @property
     def state(self) -> AttemptState:
@@ -190,7 +190,7 @@ class Attempt:
         self._diagnosis.losses.clear()
         self._ranks.replace(lost, workers, last_report)
         self._started_at = time.monotonic()
-        self._progress = Progress(self._ranks, self._run.run_config.hang_timeout_s)
+        self._progress = Progress(self._ranks, HangLimits.of(self._run.run_config.hang_timeout_s))
 
     def _is_hung(self) -> bool:
         return self._waits_for_progress and bool(self._progress.stopped())
@@ -216,7 +216,8 @@ class Attempt:
     def _on_deadline(self) -> Ending:
         if self.state is AttemptState.RUNNING:
             self._delivery.flush()
-            self._diagnosis.add_timeout(self._group, [] if self._ranks.starting else self._progress.stopped())
+            stopped = [] if self._ranks.starting else self._progress.stopped()
+            self._diagnosis.add_timeout(self._group, stopped, self._progress.describe_limit())
         self._machine.apply(Trigger.DEADLINE_PASSED)
         return self._end()
 

@@ -98,12 +98,13 @@ class Diagnosis:
             notes.append(f"ranks that had already finished: {', '.join(map(str, finished))}")
         return AttemptFailed(ordered[0], tuple(notes))
 
-    def add_timeout(self, group: Group, stopped: Sequence[int]) -> None:
+    def add_timeout(self, group: Group, stopped: Sequence[int], limit: str) -> None:
         """Record that ranks did not start in time, or that ranks have made no progress for too long.
 
         Args:
             group: the group of workers.
             stopped: the ranks without progress, the one that stopped first first; empty if ranks did not start.
+            limit: a description of the time limit for progress.
         """
         config = self._run.run_config
         if self._ranks.starting:
@@ -117,10 +118,7 @@ class Diagnosis:
             of_whom = f"any of ranks {ranks}"
             if len(stopped) < len(ranks):
                 of_whom = f"{_rank_names(stopped)}, although other ranks make progress"
-            waited = (
-                f"[DT-502] waited {config.hang_timeout_s:g} s (RunConfig.hang_timeout_s) for a report or heartbeat "
-                f"from {of_whom}"
-            )
+            waited = f"[DT-502] waited {limit} for a report or heartbeat from {of_whom}"
         stacks = group.stacks(ranks)
         message = f"{waited}{self._suspect(ranks, stacks)}\n\n{self._explain(ranks, stacks)}"
         self._timeout = failure_in_driver(WaitTimeoutError(message, ranks=ranks))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drivetrain._driver.progress import PROGRESS_INTERVAL
+from drivetrain._driver.progress import HangLimits
 from drivetrain._driver.services import RunServices
 from drivetrain._hooks.context import TrainContext, WorkerInfo
 from drivetrain._runtimes.base import Group
@@ -97,7 +97,7 @@ class TaskFactory:
                 sync=config.sync_config,
                 driver_count=self.driver_count,
                 chdir=config.chdir_to_trial_dir,
-                progress_interval_s=config.hang_timeout_s and config.hang_timeout_s * PROGRESS_INTERVAL,
+                progress_interval_s=HangLimits.of(config.hang_timeout_s).interval_s,
             ),
             datasets=self._shards[rank],
             needs_value=self._all_values or rank == 0,
