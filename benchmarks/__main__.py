@@ -8,7 +8,19 @@ from pathlib import Path
 from benchmarks.measure import Bench, machine, scratch
 
 NAMES = (
-    *("report", "loggers", "end", "start_local", "start_ray", "warm_trainer", "memory", "steps", "lightning", "scale"),
+    *(
+        "report",
+        "loggers",
+        "end",
+        "start_local",
+        "start_ray",
+        "warm_trainer",
+        "memory",
+        "steps",
+        "lightning",
+        "scale",
+        "ranks",
+    ),
     *("checkpoint_local", "checkpoint_async", "commit", "s3", "upload_memory"),
     *("recovery", "lost_node", "noticed", "hang_cost"),
     *("transformers_steps", "accelerate_steps", "horovod_steps", "tensorflow_steps", "gbdt", "ingest", "tune", "page"),

@@ -422,7 +422,7 @@ class SimulatedRuntime(Runtime):
         if "start" in simulation.scenario.kinds and attempt < 20 and simulation.seed.random() < 0.1:
             simulation.stopped += 1
             raise StorageError("the group cannot be started")
-        simulation.group = group = SimulatedGroup(simulation, attempt)
+        simulation.group = group = simulation.group_class(simulation, attempt)
         try:
             yield group
         finally:
@@ -472,6 +472,7 @@ class Simulation:
         refused_commits: the number of commits that the storage will refuse.
         highest_number: the highest report number that has arrived.
         reported_checkpoints: the numbers of the reports with a checkpoint in the current attempt, or in the last one.
+        group_class: the class of the groups.
     """
 
     directory: Path
@@ -489,6 +490,7 @@ class Simulation:
     refused_commits: int = 0
     highest_number: int = 0
     reported_checkpoints: set[int] = field(default_factory=set)
+    group_class: type[SimulatedGroup] = SimulatedGroup
 
     def note_arrival(self, group: SimulatedGroup, event: Event) -> None:
         """Record an event that the driver receives."""
