@@ -108,6 +108,7 @@ def simulate(config, directory, *, steps, lose_at=0, measures_memory=False):
         polls=True,
         uploads_later=False,
         combines=True,
+        uneven=False,
         faults=0,
         kinds=(),
     )

@@ -21,7 +21,17 @@ from typing import Any
 
 import pytest
 
-from drivetrain import Callback, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, StorageError, WorkerInfo
+from drivetrain import (
+    Callback,
+    CheckpointConfig,
+    Failure,
+    FailureConfig,
+    FailurePolicy,
+    RunConfig,
+    ScalingConfig,
+    StorageError,
+    WorkerInfo,
+)
 from drivetrain._base.console import Console
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._driver.controller import Controller
@@ -110,6 +120,7 @@ class Scenario:
         polls: True if the ranks poll for preemption notices.
         uploads_later: True if checkpoints are uploaded in the background.
         combines: True if the ranks combine a metric, so that the reports of rank 0 wait for the other ranks.
+        uneven: True if two of three ranks take fewer steps than the others.
         faults: how often each attempt is disturbed.
         kinds: the kinds of faults.
     """
@@ -122,6 +133,7 @@ class Scenario:
     polls: bool
     uploads_later: bool
     combines: bool
+    uneven: bool
     faults: int
     kinds: Sequence[str]
 
@@ -137,9 +149,14 @@ class Scenario:
             polls=seed.random() < 0.5,
             uploads_later=seed.random() < 0.3,
             combines=seed.random() < 0.4,
+            uneven=seed.random() < 0.2,
             faults=seed.choice((0, 1, 1, 2, 3)),
             kinds=seed.sample(FAULTS, seed.randint(1, len(FAULTS))),
         )
+
+    def steps_of(self, rank: int) -> int:
+        """Return the number of steps that a rank takes."""
+        return max(1, self.steps - rank % 3) if self.uneven else self.steps
 
 
 class Rank:
@@ -180,7 +197,7 @@ class Rank:
                 self.send(PreemptionPolled(self.number))
             self.steps += 1
         stopping = self._stop is not None and self.steps >= self._stop
-        if self._step >= scenario.steps:
+        if self._step >= scenario.steps_of(self.number):
             self._end(Returned(self.number, self._step, stopping))
             return
         self._step += 1
@@ -445,12 +462,26 @@ class Recorder(Callback):
     def on_checkpoint(self, run: Any, checkpoint: Any) -> None:
         """Record a commit."""
         self._simulation.commits.append(checkpoint.index)
+        self._simulation.heard[checkpoint.index] = frozenset(self._simulation.arrived)
         self._simulation.trace.append((self._simulation.clock(), "commit", checkpoint.index))
 
     def on_failure(self, run: Any, failure: Any, retrying: bool) -> None:
         """Record a failure."""
         self._simulation.failures.append(failure)
         self._simulation.trace.append((self._simulation.clock(), "failure", failure.kind.value, failure.rank, retrying))
+
+
+class WatchedPolicy:
+    """Checks what the failure policy is told."""
+
+    def __init__(self, simulation: Simulation, policy: FailurePolicy) -> None:
+        self._simulation = simulation
+        self._policy = policy
+
+    def decide(self, failure: Failure, history: Sequence[Failure]) -> bool | float:
+        """Decide as the other policy does."""
+        require(list(history) == self._simulation.failures, "the policy receives all earlier failures")
+        return self._policy.decide(failure, history)
 
 
 @dataclass
@@ -465,6 +496,8 @@ class Simulation:
         arrived: the steps in the reports that have arrived in the current attempt, by rank.
         told: the steps in the reports that callbacks have received in the current attempt, by rank.
         commits: the numbers of the committed checkpoints, in the order of the commits.
+        heard: the ranks that had reported at all before each commit of the current attempt, by its number.
+        late: the numbers of checkpoints that a rank reported after a commit that had not waited for this rank.
         failures: the failures that callbacks have received.
         group: the current group, or the last one.
         launched: the number of groups that were started.
@@ -483,6 +516,8 @@ class Simulation:
     arrived: dict[int, list[int]] = field(default_factory=dict)
     told: dict[int, list[int]] = field(default_factory=dict)
     commits: list[int] = field(default_factory=list)
+    heard: dict[int, frozenset[int]] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
     failures: list[Any] = field(default_factory=list)
     group: SimulatedGroup | None = None
     launched: int = 0
@@ -498,15 +533,19 @@ class Simulation:
             self.highest_number = max(self.highest_number, event.number)
             if event.directory is not None:
                 self.reported_checkpoints.add(event.number)
+                if later := [number for number in self.heard if number >= event.number]:
+                    waited = any(event.rank in self.heard[number] for number in later)
+                    require(not waited, "a checkpoint waits for every rank that has reported")
+                    self.late.add(event.number)
             self.arrived.setdefault(event.rank, []).append(event.metrics["step"])
 
     def check(self) -> None:
         """Check what holds after every event."""
         for rank, steps in self.told.items():
             require(steps == self.arrived[rank][: len(steps)], f"reports of rank {rank} arrive once and in order")
-        # A background upload may end before that of an earlier checkpoint, and is then committed first. The files of a
-        # rank that was silent for long are added to a checkpoint that was committed without them.
-        first_commits = list(dict.fromkeys(self.commits))
+        # A background upload may end before that of an earlier checkpoint, and is then committed first. A rank that has
+        # not reported for long is not waited for. Its files are added to a checkpoint that was committed without them.
+        first_commits = list(dict.fromkeys(number for number in self.commits if number not in self.late))
         in_order = self.scenario.uploads_later or first_commits == sorted(first_commits)
         require(in_order, "checkpoints are committed in the order of their reports")
 
@@ -514,7 +553,7 @@ class Simulation:
         """Check what holds after an attempt, and forget its reports."""
         self.check()
         require(self.told == self.arrived, "every report that arrives is delivered")
-        self.told, self.arrived = {}, {}
+        self.told, self.arrived, self.heard = {}, {}, {}
 
     def before_commit(self) -> None:
         """Refuse a commit, as a storage that cannot be written would."""
@@ -566,7 +605,8 @@ class Simulation:
             all_values=True,
         )
         try:
-            outcome = Controller(services, SimulatedRuntime(self), tasks, make_policy(failure_config)).run()
+            policy = WatchedPolicy(self, make_policy(failure_config))
+            outcome = Controller(services, SimulatedRuntime(self), tasks, policy).run()
         finally:
             checkpoints.close()
             interrupts.close()
@@ -581,7 +621,8 @@ class Simulation:
         for entry in checkpoints.committed:
             checkpoints.checkpoint(entry).verify()
         if isinstance(outcome, Succeeded):
-            require(set(outcome.return_values) <= {self.scenario.steps}, "every rank takes all steps")
+            all_steps = all(value >= self.scenario.steps_of(rank) for rank, value in enumerate(outcome.return_values))
+            require(all_steps, "every rank takes all steps")
             require(self.reported_checkpoints <= set(self.commits), "every checkpoint of a successful attempt is kept")
         else:
             require([*outcome.history, outcome.failure] == self.failures, "each failed attempt has one root cause")
