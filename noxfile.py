@@ -110,6 +110,8 @@ CAMPAIGN = {
     "DRIVETRAIN_SOAK_RAY": "40",
 }
 
+FUZZ = {"DRIVETRAIN_FUZZ": "all", "DRIVETRAIN_SIMULATIONS": "10000"}
+
 ISOLATED = {
     "core": "drivetrain",
     "ray": "drivetrain[ray]",
@@ -364,6 +366,12 @@ def check(session: nox.Session) -> None:
 def campaign(session: nox.Session) -> None:
     """Run the long campaigns: every fault on every runtime, hundreds of kills, soaks, and attacks: an hour."""
     run_in_dev(session, "pytest", "tests/faults", "tests/crash", "tests/security", *session.posargs, **CAMPAIGN)
+
+
+@nox.session(requires=["dev"], venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """Run all fuzz cases on the local runtime and on Ray, and 10,000 simulated runs: a quarter of an hour."""
+    run_in_dev(session, "pytest", "tests/fuzz", "tests/simulation", *session.posargs, **FUZZ)
 
 
 @nox.session

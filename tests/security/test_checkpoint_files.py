@@ -82,6 +82,18 @@ def test_link_without_a_target_is_named(tmp_path: Path) -> None:
         pass
 
 
+def test_entries_of_a_checkpoint_that_cannot_be_stored_are_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "weights").write_text("content")
+    (source / "data").symlink_to(tmp_path)
+    (source / "lost").symlink_to("nothing")
+    os.mkfifo(source / "pipe")
+    with pytest.warns(UserWarning, match=r"DT-416.*are not stored: 'data', 'lost', 'pipe'\. Copy"):
+        stored = local_storage(tmp_path / "run").put_directory(str(source), "checkpoint")
+    assert stored.keys() == {"weights"}
+
+
 class OpensAMissingFile:
     def __reduce__(self) -> tuple[object, ...]:
         return open, ("/nonexistent/file",)

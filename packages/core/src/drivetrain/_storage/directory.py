@@ -10,6 +10,7 @@ import posixpath
 import socket
 import stat
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -269,7 +270,7 @@ class Storage:
         resolves such duplicates (:meth:`settle_duplicates`). On remote storage, the last upload of a file wins. There,
         checksums are always computed, and the commit compares them.
 
-        A link to a file is stored as a copy of that file. Links to directories are skipped.
+        A link to a file is stored as a copy of that file. Other links and special files are skipped with a warning.
 
         Args:
             source: the local directory.
@@ -296,6 +297,12 @@ class Storage:
             raise CheckpointError(
                 f"[DT-408] {source}: expected the checkpoint's directory with at least one file, got an empty "
                 "directory. Write the files before calling report()"
+            )
+        if skipped := [relative for relative, _ in walk_entries(source) if relative not in found]:
+            warnings.warn(
+                f"[DT-416] {source}: expected files and links to files, got other links or special files, which are "
+                f"not stored: {', '.join(map(repr, skipped[:10]))}. Copy what they refer to into the directory",
+                stacklevel=2,
             )
         limits = replace(self.limits, low_priority=True) if low_priority else self.limits
         self._require_no_link(name)
