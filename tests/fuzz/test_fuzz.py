@@ -43,10 +43,14 @@ def train(config: dict[str, str]) -> object:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("name", NAMES)
 def test_run_ends_as_it_should(name: str, runtime: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    ends, words = CASES[name].ends, CASES[name].words
     if runtime == "ray":
+        if name == "process: SIGINT":
+            pytest.skip("Ray has its own handler for this signal")
+        if ends is End.LOST:
+            words = "rank 1: the worker process"  # Ray does not know how its workers end
         request.getfixturevalue("ray_address")
     collector = Collector()
-    ends, words = CASES[name].ends, CASES[name].words
     result = DataParallelTrainer(
         train,
         train_loop_config={"case": name},
