@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Mapping
 from typing import Any, cast
@@ -69,6 +68,8 @@ def _warn_of_unknown_hooks(callback: Callback) -> None:
     hooks = {name for name in dir(Callback) if name.startswith("on_")}
     for name in dir(type(callback)):
         if name.startswith("on_") and name not in hooks and callable(getattr(type(callback), name)):
+            import difflib  # rarely needed, and slow to import
+
             closest = difflib.get_close_matches(name, hooks, n=1)
             hint = f" Did you mean {closest[0]!r}?" if closest else f" The hooks are: {', '.join(sorted(hooks))}."
             owner = type(callback).__qualname__

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from drivetrain._base.failure import Failure, one_line
 from drivetrain._hooks.plugins import load_plugin
@@ -16,8 +15,7 @@ from drivetrain.errors import DrivetrainError, PluginBrokenError
 __all__ = ["Decision", "ask", "make_policy"]
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """A checked decision of a policy.
 
     Attributes:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from drivetrain._driver.ranks import Ranks
 from drivetrain._wire.events import Draining, Event, PreemptionPolled, Progressed, RankState, Reported
@@ -19,8 +18,7 @@ _LEARNED_FACTOR = 10.0
 _LEARNED_MINIMUM_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class HangLimits:
+class HangLimits(NamedTuple):
     """The time limits that ``RunConfig(hang_timeout_s=...)`` sets.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -144,6 +143,8 @@ class BackendConfig:
         if type(self) is BackendConfig:
             return NoBackend()
         methods = [name for name in dir(type(self)) if callable(getattr(type(self), name)) and name != "create"]
+        import difflib  # rarely needed, and slow to import
+
         closest = difflib.get_close_matches("create", methods, n=1)
         hint = f" Did you mean {closest[0]!r}?" if closest else ""
         raise ConfigurationError(

@@ -52,6 +52,7 @@ class ConnectedGroup:
         self._selector = selectors.DefaultSelector()
         self._urgent = selectors.DefaultSelector()  # everything except the connections to workers
         self._coalescing = False
+        self._reported_at = 0.0
         self._inboxes: dict[int, Inbox] = {}
         self._results: dict[int, tuple[bool, bytes]] = {}
         self._events: deque[Event] = deque()
@@ -206,9 +207,10 @@ class ConnectedGroup:
     def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         """See :meth:`drivetrain.plugin.Group.pump`.
 
-        Waking the waiting driver costs a rank more time than the rest of a report. Therefore, after a batch of only a
-        few reports, this method ignores the connections to workers for 20 ms, like the interrupt coalescing of network
-        cards, and waits for the other descriptors only. During this time, reports do not wake the driver.
+        Waking the waiting driver costs a rank more time than the rest of a report. Therefore, if reports arrive less
+        than 20 ms apart, this method ignores the connections to workers for 20 ms after a batch of only a few reports,
+        like the interrupt coalescing of network cards, and waits for the other descriptors only. During this time,
+        reports do not wake the driver.
         """
         if self._coalescing:
             self._coalescing = False
@@ -216,9 +218,10 @@ class ConnectedGroup:
                 return
         if not self._events:
             self._select(self._selector, timeout_s)
-        self._coalescing = 0 < len(self._events) <= _MAX_COALESCED and all(
-            type(event) is Reported for event in self._events
-        )
+        if self._events and all(type(event) is Reported for event in self._events):
+            now = time.monotonic()
+            self._coalescing = len(self._events) <= _MAX_COALESCED and now - self._reported_at < _COALESCE_S
+            self._reported_at = now
         while self._events:
             if deliver(self._events.popleft()):
                 return

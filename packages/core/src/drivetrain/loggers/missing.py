@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -60,6 +59,8 @@ class MissingMetrics(Callback):
     def _warn(self, run: Run, names: Sequence[str]) -> None:
         for name in names:
             option = self._missing.pop(name)
+            import difflib  # rarely needed, and slow to import
+
             closest = difflib.get_close_matches(name, self._reported, n=1)
             known = sorted(self._reported)
             shown = ", ".join(map(repr, known[:_MAX_NAMES])) + (", ..." if len(known) > _MAX_NAMES else "")
