@@ -1,6 +1,6 @@
 """Fixtures shared by several tests of the core."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,18 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     site = tmp_path / "site"
     site.mkdir()
 
-    def make(name: str, module: str, source: str, entry_points: Mapping[str, Mapping[str, str]]) -> Path:
+    def make(
+        name: str,
+        module: str,
+        source: str,
+        entry_points: Mapping[str, Mapping[str, str]],
+        requires: Sequence[str] = (),
+    ) -> Path:
         (site / f"{module}.py").write_text(source)
         info = site / f"{name.replace('-', '_')}-1.2.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        required = "".join(f"Requires-Dist: {line}\n" for line in requires)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n{required}")
         lines = []
         for group, targets in entry_points.items():
             lines += [f"[{group}]", *(f"{key} = {target}" for key, target in targets.items())]

@@ -116,8 +116,9 @@ def test_command_lists_every_plugin_with_its_kind_distribution_version_and_state
 
     lines = capsys.readouterr().out.splitlines()
     assert status == 1
-    assert lines[0].split() == ["KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"]
-    rows = {tuple(line.split()[:4]): line.split(maxsplit=4)[4] for line in lines[1:]}
+    assert lines[0].split() == ["KIND", "NAME", "DISTRIBUTION", "VERSION", "REQUIRES", "STATUS"]
+    status_at = lines[0].index("STATUS")
+    rows = {tuple(line.split()[:4]): line[status_at:] for line in lines[1:]}
     assert rows["backend", "quiet", "quiet-plugin", "1.2"] == "installed"
     assert rows["backend", "shaky", "broken-plugin", "1.2"].startswith("broken: ModuleNotFoundError")
     assert rows["runtime", "local", "drivetrain", drivetrain.__version__] == "installed"
@@ -151,6 +152,9 @@ from drivetrain.plugin import Runtime
 
 class Detects(Runtime):
     name = "detects"
+    def validate(self, scaling): ...
+    def room(self, scaling, running, avoided): ...
+    def launch(self, spec): ...
 
     @classmethod
     def detect(cls):

@@ -66,6 +66,9 @@ class Notes(TrackerCallback):
         self._note("save")
         self.saved[checkpoint.name] = sorted(os.listdir(directory))
 
+    def log_failure(self, failure: Any, retrying: bool) -> None:
+        self._note(f"failure {type(failure.exception).__name__} {retrying}")
+
     def close(self, error: BaseException | None) -> None:
         self._note(f"close {type(error).__name__}" if error else "close")
 
@@ -227,6 +230,7 @@ def test_repeated_reports_after_a_failure_are_tracked_once(tmp_path: Path) -> No
 
     reported = [(entry.metrics["step"], entry.metrics["attempt"]) for entry in notes.entries]
     assert reported == [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1), (7, 1)]
+    assert [call for call in notes.calls if call.startswith("failure")] == ["failure ArithmeticError True"]
 
 
 def test_tracker_is_notified_of_the_outcome(tmp_path: Path) -> None:
@@ -236,7 +240,7 @@ def test_tracker_is_notified_of_the_outcome(tmp_path: Path) -> None:
     notes = Notes()
     with pytest.raises(TrainingFailedError):
         fit(tmp_path, notes, train=fail)
-    assert notes.calls == ["open", "close TrainingFailedError"]
+    assert notes.calls == ["open", "failure ArithmeticError False", "close TrainingFailedError"]
 
 
 def test_callback_replaces_the_default_callback_of_the_same_class(tmp_path: Path) -> None:

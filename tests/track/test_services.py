@@ -118,6 +118,9 @@ def test_mlflow_has_one_run_with_each_step_once(directory: Path, run_id: str) ->
     assert run.data.params == {"lr": "0.1", "model/layers": "2", "num_workers": "1"}
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [metric.step for metric in history] == STEPS
+    failures = [text for tag, text in run.data.tags.items() if tag.startswith("drivetrain.failure.")]
+    assert failures
+    assert all("ArithmeticError" in text for text in failures)
     assert [metric.value for metric in history] == [1 / step for step in STEPS]
     saved = [file.path for file in client.list_artifacts(run.info.run_id)]
     assert saved == sorted(path.name for path in (directory / "run").glob("checkpoint_*"))
@@ -125,7 +128,11 @@ def test_mlflow_has_one_run_with_each_step_once(directory: Path, run_id: str) ->
 
 
 def test_tensorboard_has_each_step_once(directory: Path) -> None:
-    assert [event.step for event in read_events(directory / "run").Scalars("loss")] == STEPS
+    events = read_events(directory / "run")
+    assert [event.step for event in events.Scalars("loss")] == STEPS
+    texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("failure")]
+    assert len(texts) == 2
+    assert all("ArithmeticError" in text for text in texts)
 
 
 def test_wandb_has_one_directory_per_driver_named_by_the_run_id(directory: Path, run_id: str) -> None:
@@ -206,8 +213,15 @@ def test_comet_has_one_archive_per_driver_for_the_same_experiment(directory: Pat
         [message["payload"]["metric"]["step"] for message in archived if is_loss(message)] for archived in messages
     ]
     assert steps == [STEPS[:-1], STEPS[-1:]]
+    others = [message["payload"] for archived in messages for message in archived if is_failure(message)]
+    assert len(others) == 2
+    assert all("ArithmeticError" in other["value"] for other in others)
     keys = {path.name[:32] for path in archives}
     assert len(keys) == 1
+
+
+def is_failure(message: dict[str, Any]) -> bool:
+    return message["type"] == "log_other" and message["payload"]["key"].startswith("failure.")
 
 
 def is_loss(message: dict[str, Any]) -> bool:
@@ -222,6 +236,7 @@ def test_aim_has_one_run_with_each_step_once(directory: Path, run_id: str) -> No
     opened = aim.Run(run.hash, repo=repo, system_tracking_interval=None, capture_terminal_logs=False)
     (loss,) = [metric for metric in opened.metrics() if metric.name == "loss"]
     assert sorted(loss.values.values_list()) == sorted(1 / step for step in STEPS)
+    assert all("ArithmeticError" in text for text in opened["failures"].values())
     opened.close()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
 
 if TYPE_CHECKING:
-    from drivetrain import Run
+    from drivetrain import Failure, Run
 
 __all__ = ["AimLoggerCallback"]
 
@@ -76,6 +76,10 @@ class AimLoggerCallback(TrackerCallback):
             for name, value in numbers(entry.metrics).items():
                 self._session.track(value, name=name, step=entry.iteration)
         self._session["training_iteration"] = entries[-1].iteration
+
+    def log_failure(self, failure: Failure, retrying: bool) -> None:
+        """Store the failure as a parameter of the run."""
+        self._session["failures", f"{failure.time:.0f}"] = failure.summary
 
     def close(self, error: BaseException | None) -> None:
         """Close the Aim run."""

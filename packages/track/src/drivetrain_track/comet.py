@@ -11,7 +11,7 @@ from drivetrain import ConfigurationError
 from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
 
 if TYPE_CHECKING:
-    from drivetrain import CommittedCheckpoint, Run
+    from drivetrain import CommittedCheckpoint, Failure, Run
 
 __all__ = ["CometLoggerCallback"]
 
@@ -110,6 +110,10 @@ class CometLoggerCallback(TrackerCallback):
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
         """Store a checkpoint as a model with the checkpoint's name."""
         self._session.log_model(checkpoint.name, directory)
+
+    def log_failure(self, failure: Failure, retrying: bool) -> None:
+        """Store the failure among the other values of the experiment."""
+        self._session.log_other(f"failure.{failure.time:.0f}", failure.summary)
 
     def close(self, error: BaseException | None) -> None:
         """Wait until all data has been sent or archived, and end the experiment."""

@@ -11,7 +11,7 @@ from drivetrain import ConfigurationError
 from drivetrain.plugin import Entry, Ranks, RunOutcome, TrackerCallback, numbers, outcome_of, parameters, redact
 
 if TYPE_CHECKING:
-    from drivetrain import CommittedCheckpoint, Run
+    from drivetrain import CommittedCheckpoint, Failure, Run
 
 __all__ = ["MLflowLoggerCallback"]
 
@@ -128,6 +128,10 @@ class MLflowLoggerCallback(TrackerCallback):
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
         """Store a checkpoint as an artifact with the checkpoint's name."""
         self._client.log_artifacts(self._id, directory, artifact_path=checkpoint.name)
+
+    def log_failure(self, failure: Failure, retrying: bool) -> None:
+        """Store the failure as a tag."""
+        self._client.set_tag(self._id, f"drivetrain.failure.{failure.time:.0f}", failure.summary)
 
     def close(self, error: BaseException | None) -> None:
         """Mark the MLflow run as finished, as failed, or, if it was interrupted, as killed."""

@@ -16,7 +16,7 @@ from drivetrain import ConfigurationError
 from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
 
 if TYPE_CHECKING:
-    from drivetrain import Run
+    from drivetrain import Failure, Run
 
 __all__ = ["TBXLoggerCallback"]
 
@@ -95,6 +95,11 @@ class TBXLoggerCallback(TrackerCallback):
             self._iteration = max(self._iteration, entry.iteration)
         if self.artifacts and time.monotonic() - self._scanned_at > _SCAN_S:
             self._read_artifacts()
+        self._file.flush()
+
+    def log_failure(self, failure: Failure, retrying: bool) -> None:
+        """Write a text for the Text tab, at the last iteration."""
+        self._file.write(_text("failure", failure.summary), self._iteration, time.time())
         self._file.flush()
 
     def close(self, error: BaseException | None) -> None:
@@ -178,6 +183,17 @@ def _hparams_summary(name: str, content: Any) -> Any:
     plugin = SummaryMetadata.PluginData(plugin_name="hparams", content=content.SerializeToString())
     metadata = SummaryMetadata(plugin_data=plugin)
     return Summary(value=[Summary.Value(tag=f"_hparams_/{name}", metadata=metadata)])
+
+
+def _text(tag: str, text: str) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.text.metadata import create_summary_metadata
+
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
+    metadata = create_summary_metadata(display_name=None, description="")
+    return Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])
 
 
 def _histogram(tag: str, values: Any) -> Any:

@@ -13,7 +13,7 @@ from drivetrain.plugin import Entry, Ranks, TrackerCallback, parameters
 if TYPE_CHECKING:
     import os
 
-    from drivetrain import CommittedCheckpoint, Run
+    from drivetrain import CommittedCheckpoint, Failure, Run
 
 __all__ = ["WandbLoggerCallback"]
 
@@ -147,6 +147,10 @@ class WandbLoggerCallback(TrackerCallback):
         artifact = wandb.Artifact(f"checkpoint_{self._run_id}", "model", metadata=dict(checkpoint.metrics))
         artifact.add_dir(directory)
         self._session.log_artifact(artifact, aliases=["latest", checkpoint.name])
+
+    def log_failure(self, failure: Failure, retrying: bool) -> None:
+        """Store the failure in the summary of the run."""
+        self._session.summary[f"failure.{failure.time:.0f}"] = failure.summary
 
     def close(self, error: BaseException | None) -> None:
         """Wait until all data has been sent, and end the Weights & Biases run."""

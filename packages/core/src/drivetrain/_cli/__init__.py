@@ -32,7 +32,7 @@ from drivetrain._cli.output import (
 from drivetrain._cli.run import add_run
 from drivetrain._cli.runs import add_runs
 from drivetrain._driver.control import ask
-from drivetrain._hooks.plugins import KINDS, list_plugins
+from drivetrain._hooks.plugins import KINDS, check_plugin, find_misspelled_groups, list_plugins
 from drivetrain._storage.layout import RUN_FILE
 from drivetrain._version import __version__
 from drivetrain._views.terminal import table
@@ -131,7 +131,7 @@ def _add_plugins(commands: Commands) -> None:
         commands,
         "plugins",
         _plugins,
-        "list the installed plugins and load each of them; exit code 1 if one does not load",
+        "list the installed plugins and check each of them; exit code 1 if one cannot be used",
         "  drivetrain plugins",
     )
 
@@ -147,19 +147,23 @@ def _plugins(arguments: argparse.Namespace) -> int:
                 status = "broken: several distributions register this name"
             else:
                 try:
-                    plugin.load()
+                    check_plugin(plugin)
                 except PluginError as error:
-                    status = f"broken: {error.__cause__!r}"
+                    status = f"broken: {repr(error.__cause__) if error.__cause__ else error}"
             rows.append(
                 {
                     "kind": plugin.kind,
                     "name": plugin.name,
                     "distribution": plugin.distribution,
                     "version": plugin.version,
+                    "requires": plugin.required_version(),
                     "status": status,
                 }
             )
-    header = ["KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"]
+    for distribution, group, closest in find_misspelled_groups():
+        status = f"ignored: unknown group {group!r}. Did you mean {closest!r}?"
+        rows.append(dict.fromkeys(rows[0], "") | {"distribution": distribution, "status": status})
+    header = ["KIND", "NAME", "DISTRIBUTION", "VERSION", "REQUIRES", "STATUS"]
     emit(arguments, rows, lambda: table(header, [list(row.values()) for row in rows]))
     return OK if all(row["status"] == "installed" for row in rows) else BAD
 

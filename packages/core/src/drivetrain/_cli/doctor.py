@@ -22,7 +22,15 @@ from typing import Any
 
 from drivetrain._cli.output import BAD, OK, Commands, add_command, emit, find_storage
 from drivetrain._hooks.finding import Finding
-from drivetrain._hooks.plugins import KINDS, Plugin, install_commands, list_plugins, missing_runtimes
+from drivetrain._hooks.plugins import (
+    KINDS,
+    Plugin,
+    check_plugin,
+    find_misspelled_groups,
+    install_commands,
+    list_plugins,
+    missing_runtimes,
+)
 from drivetrain._storage.directory import Storage
 from drivetrain._version import __version__
 from drivetrain._views.terminal import bytes_text, wrapped
@@ -203,12 +211,15 @@ def _plugins() -> Iterator[Finding]:
     names, broken = [], False
     for plugin in [plugin for kind in KINDS for plugin in list_plugins(kind)]:
         try:
-            plugin.load()
+            check_plugin(plugin)
             names.append(f"{plugin.kind} {plugin.name}")
         except PluginError as error:
             broken = True
             advice = f"upgrade or uninstall {plugin.distribution}"
             yield Finding(f"plugin {plugin.name}", "problem", str(error), advice)
+    for distribution, group, closest in find_misspelled_groups():
+        found = f"{distribution} registers plugins in the unknown group {group!r}, which is ignored"
+        yield Finding("plugins", "warning", found, f"did its author mean {closest!r}?")
     if not broken:
         yield Finding("plugins", "ok", ", ".join(names))
 
@@ -322,7 +333,7 @@ def _backends() -> Iterator[Finding]:
 def _diagnose(plugin: Plugin, *arguments: Any) -> Iterator[Finding]:
     """Yield the findings of a plugin's ``diagnose()``. It skips a plugin that cannot be loaded."""
     try:
-        diagnose = getattr(plugin.load(), "diagnose", None)
+        diagnose = getattr(check_plugin(plugin), "diagnose", None)
     except PluginError:
         return
     try:

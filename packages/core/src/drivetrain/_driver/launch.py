@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from drivetrain._base.pickling import dumps
-from drivetrain._hooks.plugins import installed_plugins, is_configured, load_plugin, missing_runtimes
+from drivetrain._hooks.plugins import check_plugin, installed_plugins, is_configured, load_plugin, missing_runtimes
 from drivetrain._runtimes.base import Runtime
 from drivetrain._runtimes.inprocess import InProcessRuntime
 from drivetrain._runtimes.local import LocalRuntime
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import (
     ConfigurationError,
-    PluginBrokenError,
+    PluginError,
     PluginNotFoundError,
     ResourceError,
     SerializationError,
@@ -114,9 +114,9 @@ def _detect_runtime() -> str | None:
         if plugin.distribution == "drivetrain":  # the built-in runtimes are chosen by the number of workers
             continue
         try:
-            if plugin.load().detect():
+            if check_plugin(plugin).detect():
                 return plugin.name
-        except PluginBrokenError as error:
+        except PluginError as error:
             warnings.warn(str(error), stacklevel=2)
         except Exception as error:  # raised by a plugin that this run may not need
             problem = f"detect() raised {type(error).__name__}: {error}"

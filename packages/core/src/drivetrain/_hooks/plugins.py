@@ -1,27 +1,31 @@
-"""Plugins: list the entry points without importing them, load one by name, and explain errors.
+"""Plugins: list the entry points without importing them, load and check one by name, and explain errors.
 
 A missing plugin and a broken one cause different errors. If no distribution provides the name, the error names the
-package to install, if that is known. If loading the plugin fails, the error names its distribution and includes the
-exception. A plugin is loaded only if it is selected by name, except for dataset providers and runtimes, which are asked
-whether they accept a dataset or are selected by the environment.
+package to install, if that is known. If the plugin cannot be loaded, or is not what its group requires, the error names
+its distribution and the problem. A plugin is loaded only if it is selected by name, except for dataset providers and
+runtimes, which are asked whether they accept a dataset or are selected by the environment.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from drivetrain._version import __version__
 from drivetrain.errors import PluginBrokenError, PluginError, PluginNotFoundError
 
 __all__ = [
     "API_VERSION",
     "KINDS",
     "Plugin",
+    "check_plugin",
+    "find_misspelled_groups",
     "install_commands",
     "installed_plugins",
     "is_configured",
@@ -46,6 +50,33 @@ KINDS = {
     "trainable": "drivetrain.trainables",
     "command": "drivetrain.commands",
 }
+
+
+class _Expected(NamedTuple):
+    """The requirements for the objects to which the entry points of a group refer.
+
+    Attributes:
+        what: a description for messages.
+        methods: alternatives; the object must have all methods of one of them.
+        is_class: True if the object must be a class.
+        is_created: True if drivetrain creates an object of the class without arguments.
+    """
+
+    what: str
+    methods: tuple[tuple[str, ...], ...]
+    is_class: bool = True
+    is_created: bool = True
+
+
+_EXPECTED = {
+    "backend": _Expected("a drivetrain.BackendConfig class", (("create",), ("rendezvous", "session"))),
+    "trainer": _Expected("a drivetrain.Trainer class", (("fit", "restore"),), is_created=False),
+    "callback": _Expected("a drivetrain.Callback class", (("on_report",),), is_created=False),
+    "dataset": _Expected("a drivetrain.plugin.DatasetProvider class", (("accepts", "open", "split"),)),
+    "runtime": _Expected("a drivetrain.plugin.Runtime class", (("validate", "room", "launch"),)),
+    "policy": _Expected("a drivetrain.FailurePolicy, or a function", (("decide",), ("__call__",)), is_class=False),
+}
+_FUNCTION = _Expected("a function", (("__call__",),), is_class=False, is_created=False)
 
 _RUNTIME_EXTRAS = ("ray",)
 """The extras of the core that install a runtime with the same name."""
@@ -87,6 +118,136 @@ class Plugin:
                 f"{self.target}: {type(error).__name__}: {error}"
             ) from error
 
+    def required_version(self) -> str:
+        """Return the versions of drivetrain that the distribution requires, such as ``">=0.1,<0.2"``; empty for any."""
+        from importlib.metadata import PackageNotFoundError, requires
+
+        from packaging.requirements import InvalidRequirement, Requirement
+
+        try:
+            lines = requires(self.distribution) or ()
+        except PackageNotFoundError:
+            return ""
+        for line in lines:
+            try:
+                requirement = Requirement(line)
+            except InvalidRequirement:  # of another package
+                continue
+            if requirement.name.lower() == "drivetrain" and not requirement.marker:
+                return str(requirement.specifier)
+        return ""
+
+
+def check_plugin(plugin: Plugin) -> Any:
+    """Load a plugin, check that it is what its group requires, and return its object.
+
+    Raises:
+        PluginBrokenError: the import failed, or the object cannot be used. The message names the problem.
+        PluginError: the distribution requires another version of drivetrain.
+    """
+    _require_version(plugin)
+    loaded = plugin.load()
+    problem = _find_problem(loaded, _EXPECTED.get(plugin.kind, _FUNCTION))
+    if problem is not None:
+        raise PluginBrokenError(
+            f"[DT-602] the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version}, {plugin.target}: "
+            f"{problem}"
+        )
+    return loaded
+
+
+def _require_version(plugin: Plugin) -> None:
+    if plugin.distribution.startswith("drivetrain-") and plugin.version == __version__:  # saves time at the start
+        return
+    from packaging.specifiers import SpecifierSet
+
+    required = plugin.required_version()
+    if not SpecifierSet(required).contains(__version__, prereleases=True):
+        raise PluginError(
+            f"[DT-608] the {plugin.kind} {plugin.name!r}: {plugin.distribution} {plugin.version} requires "
+            f"drivetrain{required}, but {__version__} is installed. Install versions that fit together: "
+            f"pip install --upgrade drivetrain {plugin.distribution}"
+        )
+
+
+def _find_problem(loaded: Any, expected: _Expected) -> str | None:
+    """Return what is wrong with the object of a plugin, or None."""
+    from drivetrain._hooks.backend import BackendConfig
+
+    is_class = isinstance(loaded, type)
+    if expected.is_class and not is_class:
+        return f"expected {expected.what}, got {_describe(loaded)}. Register the class itself"
+    missing = [[name for name in names if not _has_method(loaded, name)] for names in expected.methods]
+    if all(missing):
+        nearest = min(missing, key=len)
+        return f"expected {expected.what}, got {_describe(loaded)} without {_methods(nearest)}{_hint(loaded, nearest)}"
+    if not is_class:
+        return None
+    if loaded is not BackendConfig and getattr(loaded, "create", None) is BackendConfig.create:
+        return f"{loaded.__qualname__} does not implement create(){_hint(loaded, ['create'])}"
+    if abstract := sorted(getattr(loaded, "__abstractmethods__", ())):
+        return f"{loaded.__qualname__} does not implement {_methods(abstract)}{_hint(loaded, abstract)}"
+    if expected.is_created and (needed := _required_arguments(loaded)):
+        return (
+            f"expected a class that can be created without arguments, got {loaded.__qualname__}({', '.join(needed)}). "
+            "Give the arguments default values"
+        )
+    return None
+
+
+def _has_method(loaded: Any, name: str) -> bool:
+    # Every class has a method __call__ of its metaclass, which is not meant here.
+    where = loaded.__mro__ if isinstance(loaded, type) else (*type(loaded).__mro__, loaded)
+    return callable(getattr(loaded, name, None)) and any(name in getattr(place, "__dict__", ()) for place in where)
+
+
+def _describe(loaded: Any) -> str:
+    if isinstance(loaded, type):
+        return f"the class {loaded.__qualname__}"
+    if inspect.isroutine(loaded) or inspect.ismodule(loaded):
+        return f"the {'module' if inspect.ismodule(loaded) else 'function'} {loaded.__name__}"
+    return f"an object of {type(loaded).__qualname__}"
+
+
+def _methods(names: Sequence[str]) -> str:
+    return ", ".join(f"{name}()" for name in names)
+
+
+def _hint(loaded: Any, missing: Sequence[str]) -> str:
+    """Name the method that may be a misspelled version of a missing one."""
+    import difflib  # rarely needed, and slow to import
+
+    own = [name for name in dir(loaded) if not name.startswith("_") and name not in missing]
+    pairs = [(name, close[0]) for name in missing if (close := difflib.get_close_matches(name, own, n=1, cutoff=0.75))]
+    return "".join(f". Is {found}() meant to be {name}()?" for name, found in pairs[:1])
+
+
+def _required_arguments(kind: type) -> list[str]:
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):  # a class that is implemented in C
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
+
+
+def find_misspelled_groups() -> list[tuple[str, str, str]]:
+    """Return the entry-point groups that look like misspelled versions of ours.
+
+    Returns:
+        For each of them, the name of the distribution, the name of the group, and the closest correct name.
+    """
+    import difflib
+    from importlib.metadata import distributions
+
+    found = set()
+    for distribution in distributions():
+        for group in {point.group for point in distribution.entry_points} - set(KINDS.values()):
+            normalized = group.lower().replace("-", ".").replace("_", ".").replace(":", ".")
+            if close := difflib.get_close_matches(normalized, KINDS.values(), n=1, cutoff=0.85):
+                found.add((distribution.name, group, close[0]))
+    return sorted(found)
+
 
 def list_plugins(kind: str) -> list[Plugin]:
     """Return the installed plugins of a kind, sorted by name, without importing them."""
@@ -121,8 +282,8 @@ def load_plugin(kind: str, name: str) -> Any:
     Raises:
         PluginNotFoundError: no distribution provides it. The message lists the installed plugins and, if known, the
             package to install.
-        PluginError: several distributions provide it.
-        PluginBrokenError: importing it failed.
+        PluginError: several distributions provide it, or its distribution requires another version of drivetrain.
+        PluginBrokenError: importing it failed, or it is not what its group requires.
     """
     candidates = [plugin for plugin in installed_plugins(kind) if plugin.name == name]
     if not candidates:  # the plugin may have been installed after the cached lookup
@@ -136,7 +297,7 @@ def load_plugin(kind: str, name: str) -> Any:
             f"[DT-603] {kind} {name!r}: expected one distribution that provides it, got {providers}. Uninstall "
             "one of them"
         )
-    return candidates[0].load()
+    return check_plugin(candidates[0])
 
 
 def load_single_plugin(kind: str, *, hint: str) -> Any:
@@ -148,8 +309,8 @@ def load_single_plugin(kind: str, *, hint: str) -> Any:
 
     Raises:
         PluginNotFoundError: no plugin is installed.
-        PluginError: several plugins are installed.
-        PluginBrokenError: importing it failed.
+        PluginError: several plugins are installed, or it requires another version of drivetrain.
+        PluginBrokenError: importing it failed, or it is not what its group requires.
     """
     installed = list_plugins(kind)
     if not installed:
@@ -157,14 +318,18 @@ def load_single_plugin(kind: str, *, hint: str) -> Any:
     if len(installed) > 1:
         names = ", ".join(f"{plugin.name!r} of {plugin.distribution}" for plugin in installed)
         raise PluginError(f"[DT-603] expected one installed {kind}, got {names}. Select one by its name")
-    return installed[0].load()
+    return check_plugin(installed[0])
 
 
 def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
+    import difflib  # rarely needed, and slow to import
+
     names = ", ".join(repr(plugin.name) for plugin in installed) or "none"
     message = f"[DT-601] no {kind} {name!r} is installed. Installed: {names}"
+    if closest := difflib.get_close_matches(name, [plugin.name for plugin in installed], n=1):
+        message += f". Did you mean {closest[0]!r}?"
     if (extra := _extra_of(name)) is not None:
-        message += f'. Run: pip install "drivetrain[{extra}]"'
+        message += f'{"" if closest else "."} Run: pip install "drivetrain[{extra}]"'
     return message
 
 

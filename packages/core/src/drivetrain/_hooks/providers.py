@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest
-from drivetrain._hooks.plugins import Plugin, install_commands, installed_plugins
+from drivetrain._hooks.plugins import Plugin, check_plugin, install_commands, installed_plugins
 from drivetrain.errors import ConfigurationError, PluginBrokenError, PluginError, PluginNotFoundError
 
 __all__ = ["OpenedDataset", "Providers", "check_runtime", "required_runtime"]
@@ -61,11 +61,11 @@ class Providers:
 
     def __init__(self) -> None:
         self._installed: list[_Installed] = []
-        self._broken: dict[str, PluginBrokenError] = {}
+        self._broken: dict[str, PluginError] = {}
         for plugin in installed_plugins("dataset"):
             try:
                 self._installed.append(_Installed(plugin, _make(plugin)))
-            except PluginBrokenError as error:
+            except PluginError as error:
                 self._broken[plugin.target] = error
 
     def accepting(self, dataset: object) -> list[_Installed]:
@@ -192,14 +192,10 @@ def _needed_runtimes(datasets: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _make(plugin: Plugin) -> DatasetProvider:
-    provider = plugin.load()
-    if not isinstance(provider, type) or not issubclass(provider, DatasetProvider):
-        raise PluginBrokenError(
-            f"[DT-602] the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version}: expected a "
-            f"subclass of drivetrain.plugin.DatasetProvider at {plugin.target}, got {provider!r}"
-        )
+    kind = check_plugin(plugin)
     try:
-        return provider()
+        provider: DatasetProvider = kind()
+        return provider
     except Exception as error:  # another package may raise anything
         raise PluginBrokenError(
             f"[DT-602] the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version} cannot be created: "

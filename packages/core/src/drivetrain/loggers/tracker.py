@@ -6,6 +6,7 @@ The methods of a tracker are called on that thread, one at a time::
     rewind(iteration)               when the run resumes after an iteration, if the tracker can remove entries
     log(entries)                    for new reports
     save(checkpoint, directory)     for every commit, if the tracker stores checkpoints
+    log_failure(failure, retrying)  when an attempt has failed
     close(error)                    at the end of the run
 
 If a method raises, the call is retried after a short pause, and the first exception is shown to the user as a warning.
@@ -32,6 +33,7 @@ from drivetrain.errors import CheckpointError, ConfigurationError, PluginNotFoun
 from drivetrain.loggers.entries import Entries, Entry, Ranks
 
 if TYPE_CHECKING:
+    from drivetrain._base.failure import Failure
     from drivetrain._hooks.context import Run, WorkerInfo
     from drivetrain._storage.committed import CommittedCheckpoint
 
@@ -123,6 +125,14 @@ class TrackerCallback(Callback):
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
         """Store the files of a checkpoint; called only if :attr:`wants_checkpoints` is True."""
 
+    def log_failure(self, failure: Failure, retrying: bool) -> None:
+        """Log that an attempt of the run has failed.
+
+        Args:
+            failure: the root cause.
+            retrying: True if another attempt follows.
+        """
+
     def close(self, error: BaseException | None) -> None:
         """End the tracker's run; ``error`` is the exception that ``fit()`` raises, or None."""
 
@@ -149,6 +159,11 @@ class TrackerCallback(Callback):
         """Pass the checkpoint to the thread."""
         if self._feed is not None and self.wants_checkpoints:
             self._feed.put(partial(self._feed.save, checkpoint))
+
+    def on_failure(self, run: Run, failure: Failure, retrying: bool) -> None:
+        """Pass the failure to the thread."""
+        if self._feed is not None:
+            self._feed.put(partial(self.log_failure, failure, retrying))
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         """Wait until the thread has finished, or until the timeout expires."""

@@ -1,0 +1,264 @@
+"""Mistakes that authors of plugins make: each is found, and explained in one line that names the distribution."""
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from drivetrain import PluginError, PluginNotFoundError
+from drivetrain._cli import main
+from drivetrain._hooks.plugins import KINDS, check_plugin, find_misspelled_groups, list_plugins, load_plugin
+from tests.core.conftest import Install
+
+IMPORTS = """
+import contextlib, sys
+from dataclasses import dataclass
+from drivetrain import Backend, BackendConfig, Callback, DataParallelTrainer
+from drivetrain.plugin import DatasetProvider, Runtime
+"""
+
+BACKEND = """
+class Quiet(Backend):
+    def session(self, context, rendezvous):
+        return contextlib.nullcontext()
+"""
+
+RUNTIME = """
+class Cloud(Runtime):
+    def validate(self, scaling): ...
+    def room(self, scaling, running, avoided): return 1
+    def launch(self, spec): ...
+"""
+
+DATASET = """
+class Rows(DatasetProvider):
+    accepted = "rows"
+    def accepts(self, dataset): return False
+    def open(self, name, dataset, *, keep_together=None): return dataset
+    def split(self, opened, request): return []
+"""
+
+
+class Mistake(NamedTuple):
+    """A mistake in a plugin.
+
+    Attributes:
+        kind: the kind of the plugin.
+        source: the module. The entry point is the name ``plugin`` in it.
+        message: what the error contains.
+    """
+
+    kind: str
+    source: str
+    message: str
+
+
+MISTAKES = {
+    "import of a missing module": Mistake("backend", "import a_missing_module", "No module named 'a_missing_module'"),
+    "exit at import": Mistake("backend", "sys.exit('no GPU')", "SystemExit: no GPU"),
+    "exception at import": Mistake("callback", "1 / 0", "ZeroDivisionError: division by zero"),
+    "syntax error": Mistake("callback", "def plugin(:", "SyntaxError"),
+    "missing attribute": Mistake("callback", "", "has no attribute 'plugin'"),
+    "backend: an object": Mistake(
+        "backend",
+        BACKEND + "plugin = Quiet()",
+        "expected a drivetrain.BackendConfig class, got an object of Quiet. Register the class itself",
+    ),
+    "backend: a function": Mistake("backend", "def plugin(): ...", "got the function plugin. Register the class"),
+    "backend: a module": Mistake("backend", "plugin = contextlib", "got the module contextlib. Register the class"),
+    "backend: an unrelated class": Mistake("backend", "class plugin: ...", "got the class plugin without create()"),
+    "backend: a configuration without create": Mistake(
+        "backend", "class plugin(BackendConfig): ...", "plugin does not implement create()"
+    ),
+    "backend: misspelled create": Mistake(
+        "backend",
+        BACKEND + "class plugin(BackendConfig):\n    def creat(self): return Quiet()",
+        "does not implement create(). Is creat() meant to be create()?",
+    ),
+    "backend: a required field": Mistake(
+        "backend",
+        BACKEND
+        + "@dataclass(frozen=True)\nclass plugin(BackendConfig):\n    url: str\n    def create(self): return Quiet()",
+        "can be created without arguments, got plugin(url). Give the arguments default values",
+    ),
+    "backend: no session": Mistake("backend", "class plugin(Backend): ...", "plugin does not implement session()"),
+    "backend: misspelled session": Mistake(
+        "backend",
+        "class plugin(Backend):\n    def sesion(self, context, rendezvous): ...",
+        "does not implement session(). Is sesion() meant to be session()?",
+    ),
+    "runtime: an unrelated class": Mistake(
+        "runtime",
+        "class plugin: ...",
+        "expected a drivetrain.plugin.Runtime class, got the class plugin without validate(), room(), launch()",
+    ),
+    "runtime: a missing method": Mistake(
+        "runtime",
+        "class plugin(Runtime):\n    def validate(self, scaling): ...\n    def launch(self, spec): ...",
+        "plugin does not implement room()",
+    ),
+    "runtime: a misspelled method": Mistake(
+        "runtime",
+        RUNTIME.replace("launch", "lauch") + "plugin = Cloud",
+        "Cloud does not implement launch(). Is lauch() meant to be launch()?",
+    ),
+    "runtime: required arguments": Mistake(
+        "runtime",
+        RUNTIME + "class plugin(Cloud):\n    def __init__(self, host, port): ...",
+        "can be created without arguments, got plugin(host, port)",
+    ),
+    "runtime: an object": Mistake("runtime", RUNTIME + "plugin = Cloud()", "got an object of Cloud. Register the"),
+    "runtime: a name": Mistake("runtime", "plugin = 'cloud'", "got an object of str. Register the class itself"),
+    "callback: an unrelated class": Mistake(
+        "callback",
+        "class plugin: ...",
+        "expected a drivetrain.Callback class, got the class plugin without on_report()",
+    ),
+    "callback: a misspelled hook": Mistake(
+        "callback",
+        "class plugin:\n    def on_reports(self, run, report): ...",
+        "without on_report(). Is on_reports() meant to be on_report()?",
+    ),
+    "callback: an object": Mistake("callback", "plugin = Callback()", "got an object of Callback. Register the class"),
+    "callback: a function": Mistake("callback", "def plugin(run, report): ...", "got the function plugin. Register"),
+    "dataset: an unrelated class": Mistake(
+        "dataset", "class plugin: ...", "got the class plugin without accepts(), open(), split()"
+    ),
+    "dataset: a missing method": Mistake(
+        "dataset", DATASET.replace("split", "divide") + "plugin = Rows", "Rows does not implement split()"
+    ),
+    "dataset: a misspelled method": Mistake(
+        "dataset",
+        DATASET.replace("accepts", "accept") + "plugin = Rows",
+        "Rows does not implement accepts(). Is accept() meant to be accepts()?",
+    ),
+    "dataset: required arguments": Mistake(
+        "dataset",
+        DATASET + "class plugin(Rows):\n    def __init__(self, path): ...",
+        "can be created without arguments, got plugin(path)",
+    ),
+    "policy: an unrelated class": Mistake(
+        "policy",
+        "class plugin: ...",
+        "expected a drivetrain.FailurePolicy, or a function, got the class plugin without decide()",
+    ),
+    "policy: a misspelled method": Mistake(
+        "policy",
+        "class plugin:\n    def decides(self, failure, history): return True",
+        "without decide(). Is decides() meant to be decide()?",
+    ),
+    "policy: required arguments": Mistake(
+        "policy",
+        "class plugin:\n    def __init__(self, limit): ...\n    def decide(self, failure, history): return True",
+        "can be created without arguments, got plugin(limit)",
+    ),
+    "policy: a number": Mistake("policy", "plugin = 3", "got an object of int without decide()"),
+    "trainer: an object": Mistake("trainer", "plugin = object()", "expected a drivetrain.Trainer class, got an object"),
+    "trainer: an unrelated class": Mistake("trainer", "class plugin: ...", "got the class plugin without fit()"),
+    "trainable: not a function": Mistake("trainable", "plugin = 'tune'", "expected a function, got an object of str"),
+    "prepare: not a function": Mistake("prepare", "plugin = {}", "expected a function, got an object of dict"),
+    "strategy: not a function": Mistake("strategy", "plugin = None", "expected a function, got an object of NoneType"),
+    "command: not a function": Mistake("command", "plugin = 1", "expected a function, got an object of int"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_explained_in_one_line(name: str, install: Install) -> None:
+    kind, source, message = MISTAKES[name]
+    install("faulty-plugin", "faulty_plugin", IMPORTS + source, {KINDS[kind]: {"faulty": "faulty_plugin:plugin"}})
+    sys.modules.pop("faulty_plugin", None)
+    (plugin,) = [plugin for plugin in list_plugins(kind) if plugin.name == "faulty"]
+
+    with pytest.raises(PluginError) as error:
+        check_plugin(plugin)
+
+    text = str(error.value)
+    assert f"the {kind} 'faulty' of faulty-plugin 1.2" in text
+    assert message in text
+    assert "\n" not in text
+    with pytest.raises(PluginError):
+        load_plugin(kind, "faulty")
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("backend", BACKEND + "plugin = Quiet"),
+        ("backend", BACKEND + "class plugin(BackendConfig):\n    def create(self): return Quiet()"),
+        ("runtime", RUNTIME + "plugin = Cloud"),
+        ("callback", "class plugin(Callback):\n    def __init__(self, url): ..."),
+        ("dataset", DATASET + "plugin = Rows"),
+        ("policy", "class plugin:\n    def decide(self, failure, history): return True"),
+        ("policy", "def plugin(failure, history): return True"),
+        ("trainer", "plugin = DataParallelTrainer"),
+        ("trainable", "def plugin(trainer, *, argument, autoscaling): ..."),
+    ],
+)
+def test_correct_plugin_is_accepted(kind: str, source: str, install: Install) -> None:
+    install("good-plugin", "good_plugin", IMPORTS + source, {KINDS[kind]: {"good": "good_plugin:plugin"}})
+    sys.modules.pop("good_plugin", None)
+    assert load_plugin(kind, "good") is sys.modules["good_plugin"].plugin
+
+
+@pytest.mark.parametrize("required", [">=99", "<0.0.1", "==0.0.1", "~=12.3"])
+def test_plugin_for_another_version_is_not_loaded(required: str, install: Install) -> None:
+    entry_points = {"drivetrain.backends": {"late": "late_plugin:plugin"}}
+    install("late-plugin", "late_plugin", "raise AssertionError", entry_points, requires=[f"drivetrain{required}"])
+
+    with pytest.raises(PluginError, match=r"late-plugin 1\.2 requires drivetrain.*pip install --upgrade") as error:
+        load_plugin("backend", "late")
+
+    assert required in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "requires", [["drivetrain>=0.1"], [], ["drivetrain>=99; extra == 'new'", "torch"], ["not valid!"]]
+)
+def test_plugin_whose_requirements_are_met_is_loaded(requires: list[str], install: Install) -> None:
+    source = IMPORTS + BACKEND
+    install("met-plugin", "met_plugin", source, {"drivetrain.backends": {"met": "met_plugin:Quiet"}}, requires=requires)
+    sys.modules.pop("met_plugin", None)
+    assert load_plugin("backend", "met").__name__ == "Quiet"
+
+
+@pytest.mark.parametrize(
+    ("group", "closest"),
+    [
+        ("drivetrain.backend", "drivetrain.backends"),
+        ("drivetrian.callbacks", "drivetrain.callbacks"),
+        ("drivetrain_runtimes", "drivetrain.runtimes"),
+        ("Drivetrain.Policies", "drivetrain.policies"),
+    ],
+)
+def test_misspelled_group_is_shown_with_the_closest_one(
+    group: str, closest: str, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert find_misspelled_groups() == []
+    install("lost-plugin", "lost_plugin", "", {group: {"lost": "lost_plugin:plugin"}})
+
+    assert find_misspelled_groups() == [("lost-plugin", group, closest)]
+    assert main(["plugins"]) != 0
+    shown = next(line for line in capsys.readouterr().out.splitlines() if "lost-plugin" in line)
+    assert f"unknown group {group!r}. Did you mean {closest!r}?" in shown
+
+
+def test_command_shows_required_versions_and_problems(
+    install: Install, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    entry_points = {"drivetrain.runtimes": {"sky": "sky_plugin:plugin"}}
+    install("sky-plugin", "sky_plugin", "class plugin: ...", entry_points, requires=["drivetrain<1,>=0.1"])
+    sys.modules.pop("sky_plugin", None)
+
+    assert main(["plugins", "--json"]) != 0
+
+    (row,) = [row for row in json.loads(capsys.readouterr().out) if row["name"] == "sky"]
+    assert row["requires"] == "<1,>=0.1"
+    assert row["status"].startswith("broken: ")
+    assert "without validate(), room(), launch()" in row["status"]
+
+
+def test_misspelled_name_of_a_plugin_causes_a_suggestion() -> None:
+    with pytest.raises(PluginNotFoundError, match=r"no callback 'progres' is installed.*Did you mean 'progress'\?"):
+        load_plugin("callback", "progres")
