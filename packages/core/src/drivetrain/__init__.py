@@ -11,6 +11,7 @@ from drivetrain._version import __version__
 if TYPE_CHECKING:
     from drivetrain._base.failure import Failure
     from drivetrain._driver.handle import RunHandle
+    from drivetrain._driver.restoring import restore
     from drivetrain._driver.result import Result
     from drivetrain._driver.trainer import DataParallelTrainer
     from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
@@ -69,6 +70,7 @@ else:
     _SOURCES = {
         "drivetrain._base.failure": "Failure",
         "drivetrain._driver.handle": "RunHandle",
+        "drivetrain._driver.restoring": "restore",
         "drivetrain._driver.result": "Result",
         "drivetrain._driver.trainer": "DataParallelTrainer",
         "drivetrain._hooks.backend": "Backend BackendConfig WorkerGroup",
@@ -156,6 +158,7 @@ __all__ = [
     "load_checkpoint",
     "local_rank",
     "report",
+    "restore",
     "save_checkpoint",
     "world_rank",
     "world_size",

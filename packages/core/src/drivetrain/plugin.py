@@ -8,8 +8,10 @@ group                     the plugin provides
 ``drivetrain.backends``   a :class:`drivetrain.BackendConfig` class, which sets up a framework
 ``drivetrain.callbacks``  a :class:`drivetrain.Callback` class, which watches a run
 ``drivetrain.datasets``   a :class:`DatasetProvider` class, which splits datasets of one kind
+``drivetrain.policies``   a :class:`drivetrain.FailurePolicy` class, or a function
 ``drivetrain.runtimes``   a :class:`Runtime` class, which starts worker groups
 ``drivetrain.trainables`` a function that adapts a trainer so that another system can run it
+``drivetrain.trainers``   a trainer class, which :func:`drivetrain.restore` finds by its name
 ========================= ====================================================================
 
 An installed plugin runs no code until it is selected by name, with two exceptions: drivetrain asks every dataset

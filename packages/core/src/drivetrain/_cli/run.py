@@ -13,14 +13,18 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from drivetrain._cli.output import BAD, OK, Commands, add_command, emit, write
+from drivetrain._cli.output import BAD, OK, Commands, add_command, emit, find_run, write
+from drivetrain._hooks.plugins import load_plugin
 from drivetrain.errors import ConfigurationError, TrainingFailedError
 
-__all__ = ["Script", "add_run", "load_target"]
+if TYPE_CHECKING:
+    from drivetrain._driver.result import Result
+
+__all__ = ["Script", "add_resume", "add_run", "load_target"]
 
 _MODULE_OF_FILE = "__drivetrain_file__"
 _EXAMPLES = """\
@@ -54,6 +58,7 @@ def add_run(commands: Commands) -> None:
         help="the resources of each worker, such as CPU=4; repeatable",
     )
     scaling.add_argument("--backend", help="the framework to set up, such as torch (list: drivetrain plugins)")
+    scaling.add_argument("--trainer", help="the trainer to use, such as xgboost (list: drivetrain plugins)")
     run = parser.add_argument_group("run")
     run.add_argument(
         "--config",
@@ -103,10 +108,16 @@ def _run(arguments: argparse.Namespace) -> int:
             f"--config: expected a train function as the target, got the script {arguments.target}. "
             "Pass its arguments after --"
         )
-    trainer = DataParallelTrainer(
+    kind: type[DataParallelTrainer] = DataParallelTrainer
+    backend = {"backend_config": arguments.backend}
+    if arguments.trainer is not None:
+        if arguments.backend is not None:
+            raise ConfigurationError("--trainer and --backend: expected one of them, because a trainer has a backend")
+        kind, backend = load_plugin("trainer", arguments.trainer), {}
+    trainer = kind(
         function,
         train_loop_config=config or None,
-        backend_config=arguments.backend,
+        **backend,
         scaling_config=ScalingConfig(
             num_workers=_parse_number_of_workers(arguments.num_workers),
             runtime=arguments.runtime,
@@ -130,6 +141,33 @@ def _run(arguments: argparse.Namespace) -> int:
         from drivetrain._views.page import write_report
 
         write_report(result.storage, arguments.report)
+    return _emit_result(arguments, result)
+
+
+def add_resume(commands: Commands) -> None:
+    """Add ``resume``."""
+    parser = add_command(
+        commands,
+        "resume",
+        _resume,
+        "continue a run from its latest checkpoint; executes code that is stored with the run",
+        "  drivetrain runs resume my_run\n  drivetrain runs resume s3://bucket/runs/my_run",
+    )
+    parser.add_argument("run", help="the run's directory or URI, or its name in the default storage path")
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from drivetrain._driver.restoring import restore
+
+    storage = find_run(arguments.run)
+    if not storage.is_local and "://" not in arguments.run:
+        raise ConfigurationError(f"resume: expected the URI of a run on remote storage, got {arguments.run!r}")
+    trainer = restore(storage.root if storage.is_local else arguments.run)
+    return _emit_result(arguments, trainer.fit(raise_on_failure=False))
+
+
+def _emit_result(arguments: argparse.Namespace, result: Result) -> int:
+    """Print the result of a run, and return the exit code."""
     checkpoint = result.checkpoint
     data = {
         "path": result.path,

@@ -16,6 +16,7 @@ from drivetrain._base.redact import redact
 from drivetrain._cli.compare import add_compare
 from drivetrain._cli.gc import add_gc
 from drivetrain._cli.output import OK, Commands, MissingError, add_command, emit, find_run, find_storage, write
+from drivetrain._cli.run import add_resume
 from drivetrain._cli.tail import add_tail
 from drivetrain._storage.reading import damage_of, is_number
 from drivetrain._views.records import RunRecord, find_runs, read_run, summarize_run
@@ -31,11 +32,11 @@ _COUNTERS = ("step", "global_step", "epoch", "iteration", "batch")
 
 def add_runs(commands: Commands) -> None:
     """Add ``runs`` and its subcommands."""
-    group = commands.add_parser("runs", help="list, show, plot, compare, follow and clean up runs")
+    group = commands.add_parser("runs", help="list, show, plot, compare, follow, resume and clean up runs")
     group.set_defaults(usage_of=group)
     subcommands = group.add_subparsers(metavar="COMMAND")
 
-    for add in (_add_list, _add_show, _add_plot, add_compare, _add_report, _add_serve, add_tail, add_gc):
+    for add in (_add_list, _add_show, _add_plot, add_compare, _add_report, _add_serve, add_tail, add_resume, add_gc):
         add(subcommands)
 
 

@@ -1,0 +1,140 @@
+"""``drivetrain.restore``, ``drivetrain runs resume`` and ``drivetrain run --trainer`` find the class of a trainer."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+from drivetrain import (
+    ConfigurationError,
+    DataParallelTrainer,
+    PluginError,
+    PluginNotFoundError,
+    RunConfig,
+    ScalingConfig,
+    StorageError,
+    TrainingFailedError,
+)
+from drivetrain._cli import main
+from tests.core.conftest import Install
+
+TRAINER = """
+from drivetrain import DataParallelTrainer
+
+class CountingTrainer(DataParallelTrainer):
+    def __init__(self, counts, **arguments):
+        super().__init__(counts, **arguments)
+
+    @classmethod
+    def restore(cls, path, train_loop_per_worker=None, **arguments):
+        function = train_loop_per_worker or (lambda: "counted again")
+        return cls(function, run_config=DataParallelTrainer.restore(path)._run_config)
+"""
+
+SCRIPT = """
+import drivetrain
+
+def train(config):
+    drivetrain.report({"lr": config["lr"]})
+"""
+
+
+def count(config: dict[str, int]) -> int:
+    """Fail after the first step, unless the run was resumed."""
+    checkpoint = drivetrain.get_checkpoint()
+    if checkpoint is None:
+        drivetrain.save_checkpoint({"step": 1})
+        drivetrain.report({"step": 1})
+        raise ArithmeticError("after the first step")
+    step = drivetrain.load_checkpoint()["step"]
+    drivetrain.report({"step": step + config["more"]})
+    return int(step) + config["more"]
+
+
+def fail(directory: Path, kind: type[DataParallelTrainer] = DataParallelTrainer) -> Path:
+    """Return the directory of a run that has failed after its first checkpoint."""
+    trainer = kind(
+        count,
+        train_loop_config={"more": 4},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=directory, verbose=0),
+    )
+    with pytest.raises(TrainingFailedError):
+        trainer.fit()
+    return directory / "run"
+
+
+def test_restored_run_continues_with_the_stored_arguments(tmp_path: Path) -> None:
+    trainer = drivetrain.restore(fail(tmp_path))
+
+    assert type(trainer) is DataParallelTrainer
+    assert trainer.fit().return_value == 5
+
+
+def test_stored_arguments_can_be_replaced(tmp_path: Path) -> None:
+    path = fail(tmp_path)
+    assert drivetrain.restore(path, train_loop_config={"more": 9}).fit().return_value == 10
+    assert drivetrain.restore(path, lambda: "another function", train_loop_config=None).fit().return_value == (
+        "another function"
+    )
+
+
+def test_class_of_another_distribution_is_found(tmp_path: Path, install: Install) -> None:
+    entry_points = {"drivetrain.trainers": {"counting": "counting_plugin:CountingTrainer"}}
+    install("counting-plugin", "counting_plugin", TRAINER, entry_points)
+    path = fail(tmp_path)
+    facts = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**facts, "trainer": "CountingTrainer"}))
+
+    assert drivetrain.restore(path).fit().return_value == "counted again"
+
+    install("other-plugin", "other_plugin", TRAINER, {"drivetrain.trainers": {"o": "other_plugin:CountingTrainer"}})
+    with pytest.raises(PluginError, match=r"several .* CountingTrainer: counting-plugin 1\.2 and other-plugin 1\.2"):
+        drivetrain.restore(path)
+
+
+def test_class_without_an_entry_point_is_named(tmp_path: Path) -> None:
+    class MyTrainer(DataParallelTrainer):
+        pass
+
+    with pytest.raises(ConfigurationError, match=r"started by MyTrainer, .* Call MyTrainer\.restore\(path\)"):
+        drivetrain.restore(fail(tmp_path, MyTrainer))
+
+
+def test_directory_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"expected a run directory with run\.json"):
+        drivetrain.restore(tmp_path)
+
+
+def test_command_resumes_a_run_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(tmp_path)
+    monkeypatch.setenv("DRIVETRAIN_STORAGE_PATH", str(tmp_path))
+
+    assert main(["runs", "resume", "run", "--json"]) == 0
+
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["status"], shown["metrics"]["step"]) == ("finished", 5)
+    assert main(["runs", "resume", "missing"]) != 0
+
+
+def test_command_runs_an_installed_trainer(
+    tmp_path: Path, install: Install, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = TRAINER.replace("Counting", "Commanded")
+    entry_points = {"drivetrain.trainers": {"c": "commanded_plugin:CommandedTrainer"}}
+    install("commanded-plugin", "commanded_plugin", source, entry_points)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = ["run", f"{tmp_path}/script.py:train", "--num-workers", "0", "--config", "lr=0.5", "--json"]
+    command += ["--storage-path", str(tmp_path), "--name", "run", "--trainer"]
+
+    assert main([*command, "c"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["metrics"]["lr"] == 0.5
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["trainer"] == "CommandedTrainer"
+    assert main([*command, "c", "--backend", "torch"]) != 0
+    assert "expected one of them" in capsys.readouterr().err
+    assert main([*command, "unknown"]) != 0
+    assert PluginNotFoundError.__name__ in capsys.readouterr().err
