@@ -5,8 +5,9 @@ import signal
 import sys
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -290,15 +291,30 @@ def test_report_is_kept_when_the_process_dies_right_after_it(runtime: RuntimeUnd
     assert [line["step"] for line in lines] == list(range(2_000))
 
 
-class OutOfMemoryError(RuntimeError):
-    """An exception with the name of PyTorch's."""
+class DeviceMemoryError(RuntimeError):
+    """An exception of a framework."""
 
 
+class KnowsItsErrors(Backend):
+    def session(self, context: Any, rendezvous: Any) -> Any:
+        return nullcontext()
+
+    def classify(self, error: BaseException) -> FailureKind | None:
+        if isinstance(error, LookupError):
+            raise error
+        if isinstance(error, ArithmeticError):
+            return "arithmetic"  # type: ignore[return-value]
+        return FailureKind.OUT_OF_MEMORY if isinstance(error, DeviceMemoryError) else None
+
+
+@pytest.mark.filterwarnings("ignore:backend 'backend' failed in classify")
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
         (MemoryError("no more"), FailureKind.OUT_OF_MEMORY),
-        (OutOfMemoryError("CUDA out of memory"), FailureKind.OUT_OF_MEMORY),
+        (DeviceMemoryError("no more memory on the device"), FailureKind.OUT_OF_MEMORY),
+        (KeyError("an error in classify()"), FailureKind.USER_ERROR),
+        (ArithmeticError("a wrong result of classify()"), FailureKind.USER_ERROR),
         (OSError(errno.ENOSPC, "No space left on device"), FailureKind.STORAGE),
         (OSError(errno.EBADF, "mine"), FailureKind.USER_ERROR),
     ],
@@ -308,9 +324,10 @@ def test_exception_is_classified_by_its_type(runtime: RuntimeUnderTest, error: E
         raise error
 
     with pytest.raises(TrainingFailedError) as failed:
-        runtime.fit(train, workers=1)
+        runtime.fit(train, workers=1, backend_config=KnowsItsErrors())
 
     assert failed.value.kind is kind
+    assert type(failed.value.__cause__) is type(error)
     assert str(failed.value).splitlines()[0].endswith(f"[{kind.value}]")
 
 

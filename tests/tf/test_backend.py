@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import drivetrain
-from drivetrain import ConfigurationError, ResourceError, Result, ScalingConfig, TrainingFailedError
+from drivetrain import ConfigurationError, FailureKind, ResourceError, Result, ScalingConfig, TrainingFailedError
 from drivetrain_tf import TensorflowConfig, TensorflowTrainer, prepare_dataset_shard
 from tests.support import Collector
 
@@ -193,3 +193,14 @@ def test_datasets_that_cannot_be_sharded_are_rejected(fit: Fit, make: Callable[[
 
     with pytest.raises(TrainingFailedError, match=message):
         fit(train, {"make": make})
+
+
+def test_memory_that_runs_out_is_recognized(fit: Callable[..., Result]) -> None:
+    def train() -> None:
+        import tensorflow as tf
+
+        raise tf.errors.ResourceExhaustedError(None, None, "failed to allocate memory")
+
+    with pytest.raises(TrainingFailedError, match="failed to allocate memory") as failed:
+        fit(train, workers=1)
+    assert failed.value.kind is FailureKind.OUT_OF_MEMORY

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import drivetrain
-from drivetrain import Checkpoint, ConfigurationError, Result, TrainingFailedError
+from drivetrain import Checkpoint, ConfigurationError, FailureKind, Result, TrainingFailedError
 from drivetrain_torch import enable_reproducibility, prepare_data_loader, prepare_model
 from tests.torch.conftest import gather
 
@@ -228,3 +228,12 @@ def test_model_can_be_trained_with_a_prepared_loader(fit: Callable[..., Result])
         return gather(len(loader))
 
     assert fit(train).return_value == [3, 3]
+
+
+def test_memory_of_a_device_that_runs_out_is_recognized(fit: Callable[..., Result]) -> None:
+    def train() -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with pytest.raises(TrainingFailedError, match="CUDA out of memory") as failed:
+        fit(train)
+    assert failed.value.kind is FailureKind.OUT_OF_MEMORY

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivetrain import Backend, ConfigurationError, PluginError, TrainContext, WorkerGroup, WorkerInfo
+from drivetrain import Backend, ConfigurationError, FailureKind, PluginError, TrainContext, WorkerGroup, WorkerInfo
 from drivetrain_horovod._built import BUILD, explain, find_build
 from drivetrain_horovod._elastic import ElasticRendezvous
 
@@ -51,6 +51,11 @@ class HorovodBackend(Backend):
     _mappings: list[dict[str, str]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     name = "horovod"
+
+    def classify(self, error: BaseException) -> FailureKind | None:
+        """Recognize the exceptions of PyTorch and TensorFlow for memory that runs out, without importing either."""
+        names = {kind.__name__ for kind in type(error).__mro__}
+        return FailureKind.OUT_OF_MEMORY if names & {"OutOfMemoryError", "ResourceExhaustedError"} else None
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         """Check the Horovod build and the network of every worker, and start Horovod's rendezvous server on rank 0."""

@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from drivetrain import Backend, ConfigurationError, TrainContext, WorkerGroup
+from drivetrain import Backend, ConfigurationError, FailureKind, TrainContext, WorkerGroup
 
 __all__ = ["TensorflowBackend", "refuse_tf_config"]
 
@@ -57,6 +58,12 @@ class TensorflowBackend(Backend):
             }
             for worker in group.workers
         ]
+
+    def classify(self, error: BaseException) -> FailureKind | None:
+        """Recognize TensorFlow's exception for memory that runs out."""
+        tensorflow = sys.modules.get("tensorflow")
+        is_out_of_memory = tensorflow is not None and isinstance(error, tensorflow.errors.ResourceExhaustedError)
+        return FailureKind.OUT_OF_MEMORY if is_out_of_memory else None
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:

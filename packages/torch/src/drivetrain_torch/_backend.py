@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from drivetrain import Backend, ConfigurationError, PluginError, TrainContext, WorkerGroup
+from drivetrain import Backend, ConfigurationError, FailureKind, PluginError, TrainContext, WorkerGroup
 from drivetrain_torch._devices import cuda_indices, get_devices, shared_gpus
 
 __all__ = ["TorchBackend", "TorchXLABackend"]
@@ -50,6 +50,12 @@ class TorchBackend(Backend):
             {"MASTER_ADDR": address, "MASTER_PORT": str(port), "CUDA_VISIBLE_DEVICES": gpus}
             for gpus in shared_gpus(group.workers)
         ]
+
+    def classify(self, error: BaseException) -> FailureKind | None:
+        """Recognize PyTorch's exception for a device without free memory."""
+        torch = sys.modules.get("torch")
+        is_out_of_memory = torch is not None and isinstance(error, torch.cuda.OutOfMemoryError)
+        return FailureKind.OUT_OF_MEMORY if is_out_of_memory else None
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:

@@ -30,7 +30,6 @@ __all__ = [
 ]
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_OUT_OF_MEMORY = ("OutOfMemoryError", "ResourceExhaustedError")
 _MAX_CHAINED = 20
 _MAX_FRAMES = 100  # tblib and pickle handle the frames of a traceback recursively
 _MAX_LINE = 2_000
@@ -135,13 +134,12 @@ def rebuild_exception(data: bytes | BaseException) -> BaseException:
 
 
 def classify(error: BaseException) -> FailureKind:
-    """Return the category of an exception that a train function or its setup raised."""
+    """Return the category of an exception, without knowledge of any framework."""
     if isinstance(error, StorageError) and not isinstance(error, CheckpointError):
         return FailureKind.STORAGE
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return FailureKind.STORAGE
-    # PyTorch and CuPy raise an OutOfMemoryError, TensorFlow a ResourceExhaustedError.
-    if isinstance(error, MemoryError) or any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__):
+    if isinstance(error, MemoryError):
         return FailureKind.OUT_OF_MEMORY
     return FailureKind.USER_ERROR
 

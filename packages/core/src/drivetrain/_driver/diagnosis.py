@@ -54,7 +54,7 @@ class Diagnosis:
         phase = self._ranks.describe_state(event.state)
         self._exceptions.append(
             Failure(
-                kind=classify(error),
+                kind=event.kind or classify(error),
                 rank=event.rank,
                 phase=phase,
                 time=event.time,

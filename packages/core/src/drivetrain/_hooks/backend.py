@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from drivetrain._hooks.context import TrainContext, WorkerInfo
 from drivetrain._hooks.finding import Finding
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, FailureKind
 
 __all__ = ["Backend", "BackendConfig", "NoBackend", "WorkerGroup"]
 
@@ -95,6 +95,18 @@ class Backend(ABC):
         Returns:
             A context manager. The train function runs in its ``with`` block.
         """
+
+    def classify(self, error: BaseException) -> FailureKind | None:
+        """On a worker, return the category of an exception that the train function, or its setup, raised.
+
+        Args:
+            error: the exception.
+
+        Returns:
+            The category of an exception of the framework, such as ``FailureKind.OUT_OF_MEMORY``; None for all other
+            exceptions.
+        """
+        return None
 
     def rejoin(self, group: WorkerGroup, lost: Sequence[int]) -> Future[Sequence[Mapping[str, str]]]:
         """On the controller, let the other ranks continue with new processes in place of lost ranks.

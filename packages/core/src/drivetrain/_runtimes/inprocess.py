@@ -124,7 +124,7 @@ def _report_outcome(outcome: Finished | Raised, task: TrainTask, running: Runnin
         case Raised(error=KeyboardInterrupt() | SystemExit()):
             raise outcome.error
         case Raised():
-            running.outbox.emit(Failed(running.rank, outcome.time, outcome.state, outcome.error))
+            running.outbox.emit(Failed(running.rank, outcome.time, outcome.state, outcome.error, outcome.kind))
 
 
 class InProcessRuntime(Runtime):

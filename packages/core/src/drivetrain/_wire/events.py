@@ -129,12 +129,16 @@ class Returned(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A rank raised an exception. :func:`drivetrain._base.failure.rebuild_exception` rebuilds it from ``error``."""
+    """A rank raised an exception. :func:`drivetrain._base.failure.rebuild_exception` rebuilds it from ``error``.
+
+    ``kind`` is the category of the exception, if the backend knows it.
+    """
 
     rank: int
     time: float
     state: RankState
     error: bytes | BaseException
+    kind: FailureKind | None = None
 
 
 class Exited(NamedTuple):

@@ -18,12 +18,14 @@ from typing import Any
 import cloudpickle
 
 from drivetrain._base.failure import capture_failure
+from drivetrain._hooks.backend import Backend
 from drivetrain._wire.commands import CountSteps, Renumber, RunningTaskCommand, StopAfter
 from drivetrain._wire.events import Failed, PhaseEntered, Pickled, RankState, Renumbered, Returned
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.preemption import Preemption
 from drivetrain._worker.session import Outbox, Session, activate
 from drivetrain._worker.workspace import open_workspace
+from drivetrain.errors import FailureKind
 
 __all__ = [
     "Finished",
@@ -58,11 +60,13 @@ class Raised:
         error: the exception.
         state: the state of the rank when the exception was raised.
         time: Unix time in seconds when the exception was raised.
+        kind: the category of the exception, if the backend knows it.
     """
 
     error: BaseException
     state: RankState
     time: float
+    kind: FailureKind | None
 
 
 class RunningTask:
@@ -147,7 +151,7 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
     except Unwinding:
         raise
     except BaseException as error:
-        return Raised(error, running.state, failed_at or time.time())
+        return Raised(error, running.state, failed_at or time.time(), _classify(task.backend, error))
     return Finished(value)
 
 
@@ -169,9 +173,23 @@ def report_outcome(
             value = _pickle_value(outcome.value) if task.needs_value else None
             event = Returned(running.rank, value, running.preemption.was_notified)
         case Raised():
-            event = Failed(running.rank, outcome.time, outcome.state, capture_failure(outcome.error))
+            event = Failed(running.rank, outcome.time, outcome.state, capture_failure(outcome.error), outcome.kind)
     settle_output()
     running.outbox.emit(event)
+
+
+def _classify(backend: Backend, error: BaseException) -> FailureKind | None:
+    """Return the category that a backend assigns to an exception; None if it assigns none, or fails."""
+    try:
+        kind: object = backend.classify(error)
+    except BaseException:  # a plugin may raise anything
+        problem = f"raised an exception:\n{traceback.format_exc()}"
+    else:
+        if kind is None or isinstance(kind, FailureKind):
+            return kind
+        problem = f"expected a FailureKind or None, got {kind!r}"
+    warnings.warn(f"backend {backend.name!r} failed in classify: {problem}", stacklevel=1)
+    return None
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
