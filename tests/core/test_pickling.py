@@ -75,3 +75,11 @@ def test_trainer_file_names_no_internal_module(tmp_path: Path) -> None:
     trainer.fit()
     assert b"drivetrain._" not in (tmp_path / "run" / "trainer.pkl").read_bytes()
     assert DataParallelTrainer.restore(tmp_path / "run").given["train_loop_config"]["reports_with"] is drivetrain.report
+
+
+def test_code_keeps_its_file_name() -> None:
+    def outer() -> Any:
+        return lambda: None
+
+    made = pickle.loads(dumps(outer))
+    assert (made.__code__.co_filename, made().__code__.co_filename) == (__file__, __file__)

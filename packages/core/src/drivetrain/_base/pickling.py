@@ -13,9 +13,9 @@ import importlib
 import io
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -43,7 +43,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles public classes and functions of drivetrain by their name in a facade, and imported modules by name.
 
     cloudpickle itself pickles modules by name, but not instances of a subclass of the module type, such as
-    ``torch.backends.cudnn``.
+    ``torch.backends.cudnn``. Since version 3.1.3, cloudpickle replaces the file name of code by a constant. Tracebacks
+    and debuggers need the real name.
     """
 
     def __init__(self, file: io.BytesIO, reduce: Callable[[Any], Any] | None) -> None:
@@ -60,9 +61,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             values = {field.name: getattr(obj, field.name) for field in fields(obj)}
             make: Callable[..., Any] = type(obj)
             return functools.partial(make, **values), ()
+        if isinstance(obj, CodeType):
+            return _keep_file_name(obj, *self.dispatch_table[CodeType](obj))
         if self._reduce is not None and (reduced := self._reduce(obj)) is not NotImplemented:
             return reduced
         return super().reducer_override(obj)
+
+
+def _keep_file_name(code: CodeType, make: Callable[..., CodeType], arguments: Sequence[Any]) -> Any:
+    """Return cloudpickle's reduction of a code object, with the original file name."""
+    made = make(*arguments).co_filename
+    return make, tuple(code.co_filename if argument == made else argument for argument in arguments)
 
 
 def _is_public(obj: type | FunctionType) -> bool:

@@ -35,6 +35,21 @@ _MAX_COALESCED = 64
 _REUSE_WAIT_S = 10.0
 
 
+class _Coalescing:
+    """Decides whether the driver ignores the connections to workers for a moment, because reports are frequent."""
+
+    def __init__(self) -> None:
+        self.is_due = False
+        self._reported_at = 0.0
+
+    def note(self, events: Collection[Event]) -> None:
+        """Record the events that have just arrived together."""
+        if events and all(type(event) is Reported for event in events):
+            now = time.monotonic()
+            self.is_due = len(events) <= _MAX_COALESCED and now - self._reported_at < _COALESCE_S
+            self._reported_at = now
+
+
 class ConnectedGroup:
     """Sends commands to workers, and receives events and results. A single thread waits for all connections.
 
@@ -51,8 +66,7 @@ class ConnectedGroup:
         self._deadline = deadline
         self._selector = selectors.DefaultSelector()
         self._urgent = selectors.DefaultSelector()  # everything except the connections to workers
-        self._coalescing = False
-        self._reported_at = 0.0
+        self._coalescing = _Coalescing()
         self._inboxes: dict[int, Inbox] = {}
         self._results: dict[int, tuple[bool, bytes]] = {}
         self._events: deque[Event] = deque()
@@ -212,16 +226,13 @@ class ConnectedGroup:
         like the interrupt coalescing of network cards, and waits for the other descriptors only. During this time,
         reports do not wake the driver.
         """
-        if self._coalescing:
-            self._coalescing = False
+        if self._coalescing.is_due:
+            self._coalescing.is_due = False
             if self._select(self._urgent, _COALESCE_S if timeout_s is None else min(_COALESCE_S, timeout_s)):
                 return
         if not self._events:
             self._select(self._selector, timeout_s)
-        if self._events and all(type(event) is Reported for event in self._events):
-            now = time.monotonic()
-            self._coalescing = len(self._events) <= _MAX_COALESCED and now - self._reported_at < _COALESCE_S
-            self._reported_at = now
+        self._coalescing.note(self._events)
         while self._events:
             if deliver(self._events.popleft()):
                 return
