@@ -1,6 +1,7 @@
 """``drivetrain.restore``, ``drivetrain runs resume`` and ``drivetrain run --trainer`` find the class of a trainer."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -44,12 +45,14 @@ def count(config: dict[str, int]) -> int:
     """Fail after the first step, unless the run was resumed."""
     checkpoint = drivetrain.get_checkpoint()
     if checkpoint is None:
-        drivetrain.save_checkpoint({"step": 1})
-        drivetrain.report({"step": 1})
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step").write_text("1")
+            drivetrain.report({"step": 1}, checkpoint=drivetrain.Checkpoint(directory))
         raise ArithmeticError("after the first step")
-    step = drivetrain.load_checkpoint()["step"]
-    drivetrain.report({"step": step + config["more"]})
-    return int(step) + config["more"]
+    with checkpoint.as_directory() as directory:
+        step = int(Path(directory, "step").read_text()) + config["more"]
+    drivetrain.report({"step": step})
+    return step
 
 
 def fail(directory: Path, kind: type[DataParallelTrainer] = DataParallelTrainer) -> Path:
