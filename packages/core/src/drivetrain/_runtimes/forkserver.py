@@ -55,7 +55,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _WARMUP_NICENESS = 5  # a lower priority than that of workers
 _SUCCESSOR_EXIT_S = 5.0
 _ORPHANS_EXIT_S = 5.0
-_ORPHANS_CHECK_S = 0.01
+_THREAD_EXIT_S = 1.0
+_CHECK_S = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +169,7 @@ class _Server:
         self._tokens.clear()
         deadline = time.monotonic() + _ORPHANS_EXIT_S
         while self._kill_orphans() and time.monotonic() < deadline:  # their children become children of this process
-            time.sleep(_ORPHANS_CHECK_S)
+            time.sleep(_CHECK_S)
             self._reap()
 
     def _kill_orphans(self) -> bool:
@@ -209,6 +210,7 @@ class _Server:
         importer = threading.Thread(target=_import_at_low_priority, args=(modules,))
         importer.start()
         importer.join()
+        _wait_until_ended(importer)
         if not _forks_cleanly():
             os._exit(0)
         self._send(("ready",))
@@ -319,6 +321,13 @@ def _import_cleanly(names: Sequence[str]) -> str | None:
 def _import_at_low_priority(names: Sequence[str]) -> None:
     os.setpriority(os.PRIO_PROCESS, 0, _WARMUP_NICENESS)  # on Linux, this affects only the calling thread
     _import_all(names)
+
+
+def _wait_until_ended(thread: threading.Thread) -> None:
+    """Wait until the kernel has ended a thread. On a busy machine, this may be later than the end of ``join()``."""
+    deadline = time.monotonic() + _THREAD_EXIT_S
+    while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < deadline:
+        time.sleep(_CHECK_S)
 
 
 def _fork_process() -> int:
