@@ -119,9 +119,7 @@ def test_policy_is_selected_by_its_name(tmp_path: Path, install: Install) -> Non
 
 def test_policy_that_is_none_is_refused_before_the_run_directory_exists(tmp_path: Path, install: Install) -> None:
     install("odd-plugin", "odd_plugin", "VALUE = 3\n", {"drivetrain.policies": {"odd": "odd_plugin:VALUE"}})
-    with pytest.raises(
-        PluginBrokenError, match=r"policy 'odd' of odd-plugin.* an object of int without decide"
-    ):
+    with pytest.raises(PluginBrokenError, match=r"policy 'odd' of odd-plugin.* an object of int without decide"):
         fit(fail, tmp_path, "odd")
     with pytest.raises(PluginNotFoundError, match="no policy 'none' is installed"):
         fit(fail, tmp_path, "none")
