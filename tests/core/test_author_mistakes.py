@@ -155,7 +155,9 @@ MISTAKES = {
         "can be created without arguments, got plugin(limit)",
     ),
     "policy: a number": Mistake("policy", "plugin = 3", "got an object of int without decide()"),
-    "trainer: an object": Mistake("trainer", "plugin = object()", "expected a drivetrain.Trainer class, got an object"),
+    "trainer: an object": Mistake(
+        "trainer", "plugin = object()", "expected a drivetrain.DataParallelTrainer class, got an object"
+    ),
     "trainer: an unrelated class": Mistake("trainer", "class plugin: ...", "got the class plugin without fit()"),
     "trainable: not a function": Mistake("trainable", "plugin = 'tune'", "expected a function, got an object of str"),
     "prepare: not a function": Mistake("prepare", "plugin = {}", "expected a function, got an object of dict"),
@@ -202,7 +204,7 @@ def test_correct_plugin_is_accepted(kind: str, source: str, install: Install) ->
     assert load_plugin(kind, "good") is sys.modules["good_plugin"].plugin
 
 
-@pytest.mark.parametrize("required", [">=99", "<0.0.1", "==0.0.1", "~=12.3"])
+@pytest.mark.parametrize("required", [">=99", "<0.0.1", "==0.0.1", "~=12.3", ">=99; python_version >= '3'"])
 def test_plugin_for_another_version_is_not_loaded(required: str, install: Install) -> None:
     entry_points = {"drivetrain.backends": {"late": "late_plugin:plugin"}}
     install("late-plugin", "late_plugin", "raise AssertionError", entry_points, requires=[f"drivetrain{required}"])
@@ -210,7 +212,7 @@ def test_plugin_for_another_version_is_not_loaded(required: str, install: Instal
     with pytest.raises(PluginError, match=r"late-plugin 1\.2 requires drivetrain.*pip install --upgrade") as error:
         load_plugin("backend", "late")
 
-    assert required in str(error.value)
+    assert required.partition(";")[0] in str(error.value)
 
 
 @pytest.mark.parametrize(

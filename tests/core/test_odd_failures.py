@@ -1,7 +1,6 @@
 """Every exception of a train function reaches the user with its type, whatever the exception does."""
 
 import asyncio
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,22 +11,14 @@ import pytest
 import drivetrain
 from drivetrain import DataParallelTrainer, FailureKind, RunConfig, ScalingConfig, TrainingFailedError
 from drivetrain._base.failure import capture_failure, format_exception, one_line, rebuild_exception, text_of
-
-
-class OwnBaseException(BaseException):
-    pass
-
-
-class TextFails(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-    __repr__ = __str__
-
-
-class TextExits(Exception):
-    def __str__(self) -> str:
-        raise SystemExit(4)
+from tests.odd import (
+    OwnBaseException,
+    ReduceFails,
+    TextExits,
+    TextFails,
+    fail_with_broken_streams,
+    fail_with_closed_streams,
+)
 
 
 class TextIsNoText(Exception):
@@ -35,22 +26,9 @@ class TextIsNoText(Exception):
         return 3  # type: ignore[return-value]  # noqa: PLE0307
 
 
-class ReduceFails(Exception):
-    def __reduce__(self) -> str:
-        raise RuntimeError("not picklable")
-
-
 class AttributesFail(Exception):
     def __getattribute__(self, name: str) -> Any:
         raise RuntimeError("no attributes")
-
-
-class BrokenStream:
-    def write(self, text: str) -> int:
-        raise OSError("broken stream")
-
-    def flush(self) -> None:
-        raise OSError("broken stream")
 
 
 def recurse() -> None:
@@ -67,17 +45,6 @@ def report_cyclic_list() -> None:
     values: list[Any] = []
     values.append(values)
     drivetrain.report({"values": values})
-
-
-def fail_with_broken_streams() -> None:
-    sys.stdout = sys.stderr = BrokenStream()  # type: ignore[assignment]
-    raise ZeroDivisionError("the real error")
-
-
-def fail_with_closed_streams() -> None:
-    sys.stdout.close()
-    sys.stderr.close()
-    raise ZeroDivisionError("the real error")
 
 
 def raising(error: BaseException) -> Callable[[], None]:

@@ -34,6 +34,14 @@ import numpy as np
 
 import drivetrain
 from drivetrain import Checkpoint
+from tests.odd import (
+    OwnBaseException,
+    ReduceFails,
+    TextExits,
+    TextFails,
+    fail_with_broken_streams,
+    fail_with_closed_streams,
+)
 
 CASES: dict[str, "Case"] = {}
 
@@ -291,27 +299,6 @@ def reduce_with_an_unknown_name() -> None:
 # Exceptions
 
 
-class OwnBaseException(BaseException):
-    pass
-
-
-class TextFails(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-    __repr__ = __str__
-
-
-class TextExits(Exception):
-    def __str__(self) -> str:
-        raise SystemExit(4)
-
-
-class ReduceFails(Exception):
-    def __reduce__(self) -> str:
-        raise RuntimeError("not picklable")
-
-
 class NeedsArguments(Exception):
     def __init__(self, first: int, second: int) -> None:
         super().__init__(f"{first} and {second}")
@@ -326,14 +313,6 @@ class HoldsALock(Exception):
     def __init__(self) -> None:
         super().__init__("holds a lock")
         self.lock = threading.Lock()
-
-
-class BrokenStream:
-    def write(self, text: str) -> int:
-        raise OSError("broken stream")
-
-    def flush(self) -> None:
-        raise OSError("broken stream")
 
 
 def chained(length: int) -> BaseException:
@@ -432,17 +411,8 @@ def raise_while_handling() -> None:
         raise KeyError("the second")  # noqa: B904
 
 
-@case("exception: with broken streams", End.USER_ERROR, "the real error")
-def raise_with_broken_streams() -> None:
-    sys.stdout = sys.stderr = BrokenStream()  # type: ignore[assignment]
-    raise ZeroDivisionError("the real error")
-
-
-@case("exception: with closed streams", End.USER_ERROR, "the real error")
-def raise_with_closed_streams() -> None:
-    sys.stdout.close()
-    sys.stderr.close()
-    raise ZeroDivisionError("the real error")
+case("exception: with broken streams", End.USER_ERROR, "the real error")(fail_with_broken_streams)
+case("exception: with closed streams", End.USER_ERROR, "the real error")(fail_with_closed_streams)
 
 
 @case("exception: with a broken traceback module", End.USER_ERROR, "ZeroDivisionError")

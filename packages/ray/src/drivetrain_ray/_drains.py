@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import threading
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 
 __all__ = ["Drains", "draining_nodes"]
 
@@ -70,12 +72,25 @@ def draining_nodes() -> dict[str, float | None]:
     """Return the ids of the nodes that Ray drains, each with the Unix time in seconds at which it ends, if known.
 
     Ray has no public interface for this: its lists of nodes do not change until the node has ended. This function is
-    the only one that uses a private name of Ray. It returns an empty dict if a version of Ray does not have that name,
-    or if the cluster cannot be reached. ``tests/contract/test_ray_cluster.py`` shows that the name still works.
+    the only one that uses a private name of Ray. If a version of Ray does not have that name, this function warns once
+    per process, and returns an empty dict. It also returns an empty dict if the cluster cannot be reached, which the
+    group notices itself. ``tests/contract/test_ray_cluster.py`` shows that the name still works.
     """
+    ask = _find_interface()
+    try:
+        return {node: deadline_ms / 1000 or None for node, deadline_ms in ask().items()}
+    except Exception:  # Ray raises different exceptions when the connection is lost
+        return {}
+
+
+@functools.cache
+def _find_interface() -> Callable[[], Mapping[str, int]]:
+    """Return Ray's function for the nodes that are being drained, with their deadlines in ms, or 0 without one."""
     try:
         from ray._private.state import state
 
-        return {node: deadline_ms / 1000 or None for node, deadline_ms in state.get_draining_nodes().items()}
-    except Exception:
-        return {}
+        ask: Callable[[], Mapping[str, int]] = state.get_draining_nodes
+        return ask
+    except (ImportError, AttributeError) as error:
+        warnings.warn(f"this version of Ray does not report that it drains nodes: {error}", stacklevel=2)
+        return dict

@@ -137,6 +137,7 @@ def _add_plugins(commands: Commands) -> None:
 
 
 def _plugins(arguments: argparse.Namespace) -> int:
+    columns = ("kind", "name", "distribution", "version", "requires", "status")
     rows = []
     for kind in KINDS:
         installed = list_plugins(kind)
@@ -162,8 +163,8 @@ def _plugins(arguments: argparse.Namespace) -> int:
             )
     for distribution, group, closest in find_misspelled_groups():
         status = f"ignored: unknown group {group!r}. Did you mean {closest!r}?"
-        rows.append(dict.fromkeys(rows[0], "") | {"distribution": distribution, "status": status})
-    header = ["KIND", "NAME", "DISTRIBUTION", "VERSION", "REQUIRES", "STATUS"]
+        rows.append(dict.fromkeys(columns, "") | {"distribution": distribution, "status": status})
+    header = [column.upper() for column in columns]
     emit(arguments, rows, lambda: table(header, [list(row.values()) for row in rows]))
     return OK if all(row["status"] == "installed" for row in rows) else BAD
 

@@ -70,7 +70,7 @@ class _Expected(NamedTuple):
 
 _EXPECTED = {
     "backend": _Expected("a drivetrain.BackendConfig class", (("create",), ("rendezvous", "session"))),
-    "trainer": _Expected("a drivetrain.Trainer class", (("fit", "restore"),), is_created=False),
+    "trainer": _Expected("a drivetrain.DataParallelTrainer class", (("fit", "restore"),), is_created=False),
     "callback": _Expected("a drivetrain.Callback class", (("on_report",),), is_created=False),
     "dataset": _Expected("a drivetrain.plugin.DatasetProvider class", (("accepts", "open", "split"),)),
     "runtime": _Expected("a drivetrain.plugin.Runtime class", (("validate", "room", "launch"),)),
@@ -133,7 +133,8 @@ class Plugin:
                 requirement = Requirement(line)
             except InvalidRequirement:  # of another package
                 continue
-            if requirement.name.lower() == "drivetrain" and not requirement.marker:
+            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if requirement.name.lower() == "drivetrain" and applies:
                 return str(requirement.specifier)
         return ""
 
@@ -326,10 +327,10 @@ def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
 
     names = ", ".join(repr(plugin.name) for plugin in installed) or "none"
     message = f"[DT-601] no {kind} {name!r} is installed. Installed: {names}"
-    if closest := difflib.get_close_matches(name, [plugin.name for plugin in installed], n=1):
-        message += f". Did you mean {closest[0]!r}?"
     if (extra := _extra_of(name)) is not None:
-        message += f'{"" if closest else "."} Run: pip install "drivetrain[{extra}]"'
+        return f'{message}. Run: pip install "drivetrain[{extra}]"'
+    if closest := difflib.get_close_matches(name, [plugin.name for plugin in installed], n=1):
+        return f"{message}. Did you mean {closest[0]!r}?"
     return message
 
 
