@@ -1,6 +1,9 @@
 """Mistakes in a backend end the run with an error that names the backend, the method and the expectation."""
 
 import contextlib
+import os
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +17,9 @@ from drivetrain import (
     BackendError,
     ConfigurationError,
     DataParallelTrainer,
+    FailureKind,
     Result,
+    RunCancelledError,
     RunConfig,
     ScalingConfig,
     TrainingFailedError,
@@ -46,13 +51,19 @@ class FailsToClose(Broken):
         raise LookupError("already closed")
 
 
-def fit(backend: Any, tmp_path: Path, function: Any = lambda: "trained") -> Result:
+def make_trainer(
+    backend: Any, tmp_path: Path, function: Any = lambda: "trained", **run_config: Any
+) -> DataParallelTrainer:
     return DataParallelTrainer(
         function,
         backend_config=backend,
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0),
-    ).fit()
+        run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, **run_config),
+    )
+
+
+def fit(backend: Any, tmp_path: Path, function: Any = lambda: "trained", **run_config: Any) -> Result:
+    return make_trainer(backend, tmp_path, function, **run_config).fit()
 
 
 @pytest.mark.parametrize(
@@ -71,6 +82,92 @@ def test_error_in_rendezvous_names_the_backend_and_the_method(tmp_path: Path, an
         fit(Broken(answer), tmp_path)
     assert f"[DT-607] backend 'broken' failed in rendezvous: {message}" in str(failed.value)
     assert isinstance(failed.value.__cause__, type(answer) if isinstance(answer, Exception) else BackendError)
+
+
+def fail_on_rank_1() -> None:
+    if os.environ["RANK"] == "1":
+        raise ZeroDivisionError("no device")
+
+
+class FailsOnOneRank(FailsToClose):
+    def rendezvous(self, group: Any) -> Sequence[Mapping[str, str]]:
+        group.run(fail_on_rank_1)
+        return []
+
+
+def test_error_that_rendezvous_gets_from_a_rank_names_the_rank(tmp_path: Path) -> None:
+    with pytest.raises(TrainingFailedError, match=r"failed in rendezvous \(rank 1\): ZeroDivisionError"):
+        fit(FailsOnOneRank(), tmp_path)
+
+
+class NeverReturns(Broken):
+    def rendezvous(self, group: Any) -> Sequence[Mapping[str, str]]:
+        while True:
+            wait_without_end()
+
+
+def wait_without_end() -> None:
+    threading.Event().wait(600)
+
+
+def test_rendezvous_that_never_returns_ends_in_time_and_shows_where_it_is(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(TrainingFailedError, match="failed in rendezvous: expected it to return within") as failed:
+        fit(NeverReturns(), tmp_path, start_timeout_s=1.0)
+    assert time.monotonic() - started < 30
+    assert "wait_without_end" in str(failed.value.__cause__)
+    assert failed.value.kind is FailureKind.HANG
+
+
+def test_cancel_interrupts_a_rendezvous_that_never_returns(tmp_path: Path) -> None:
+    entered = threading.Event()
+
+    class Enters(NeverReturns):
+        def rendezvous(self, group: Any) -> Sequence[Mapping[str, str]]:
+            entered.set()
+            return super().rendezvous(group)
+
+    run = make_trainer(Enters(), tmp_path).start()
+    assert entered.wait(60)
+    run.cancel()
+    with pytest.raises(RunCancelledError):
+        run.result(30)
+
+
+def attribute(name: str, value: Any) -> type[Backend]:
+    return type("Odd", (Broken,), {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("environment", {"THREADS": 4}, "environment: expected a mapping from names to strings, got {'THREADS': 4}"),
+        ("environment", None, "environment: expected a mapping from names to strings, got None"),
+        ("rank_environment", lambda self, worker, workers: [], "rank_environment: expected a mapping"),
+        ("rank_environment", lambda self, worker, workers: worker.tpus, "rank_environment: AttributeError"),
+        ("validate", lambda self, scaling: scaling.num_tpus, "validate: AttributeError"),
+        ("callbacks", lambda self: None, "callbacks: expected a list of drivetrain.Callback objects, got None"),
+        (
+            "callbacks",
+            lambda self: [print],
+            "callbacks: expected a list of drivetrain.Callback objects, got [<",
+        ),
+    ],
+)
+def test_error_in_an_optional_member_names_it(tmp_path: Path, name: str, value: Any, message: str) -> None:
+    with pytest.raises((BackendError, TrainingFailedError)) as failed:
+        fit(attribute(name, value)([{}, {}]), tmp_path)
+    assert f"[DT-607] backend 'broken' failed in {message}" in str(failed.value)
+
+
+def test_refusal_of_a_backend_is_raised_before_anything_is_written(tmp_path: Path) -> None:
+    class Refuses(Broken):
+        def validate(self, scaling: ScalingConfig) -> None:
+            raise ConfigurationError(f"expected 3 workers, got {scaling.num_workers}")
+
+    with pytest.raises(ConfigurationError, match="expected 3 workers, got 2"):
+        fit(Refuses(), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_error_in_close_after_success_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

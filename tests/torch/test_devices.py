@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from drivetrain import ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig, SessionError, WorkerInfo
+from drivetrain.plugin import node_accelerators
 from drivetrain_torch import get_device, get_devices
-from drivetrain_torch._devices import cuda_indices, shared_gpus
+from drivetrain_torch._devices import cuda_indices
 
 
 def train() -> tuple[torch.device, list[torch.device]]:
@@ -75,10 +76,12 @@ def test_workers_of_a_node_share_their_gpus_in_the_order_of_their_local_ranks():
         )
 
     one_each = [worker(0, "a", "3"), worker(1, "a", "7"), worker(2, "b", "3"), worker(3, "b", "7")]
-    assert shared_gpus(one_each) == ["3,7"] * 4
+    assert node_accelerators(one_each) == ["3,7"] * 4
     assert [cuda_indices(w.accelerator_ids, {"CUDA_VISIBLE_DEVICES": "3,7"}) for w in one_each] == [[0], [1]] * 2
-    assert shared_gpus([worker(0, "a", "0", "1"), worker(1, "a", "2", "3"), worker(2, "b")]) == ["0,1,2,3"] * 2 + [""]
-    assert shared_gpus([worker(0, "a", "0"), worker(1, "a", "0")]) == ["0", "0"], "half a GPU each"
+    assert node_accelerators([worker(0, "a", "0", "1"), worker(1, "a", "2", "3"), worker(2, "b")]) == [
+        "0,1,2,3"
+    ] * 2 + [""]
+    assert node_accelerators([worker(0, "a", "0"), worker(1, "a", "0")]) == ["0", "0"], "half a GPU each"
 
 
 def test_gpu_that_the_process_cannot_see_is_named():

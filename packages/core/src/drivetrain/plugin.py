@@ -31,9 +31,16 @@ if TYPE_CHECKING:
     from drivetrain._base.pickling import dumps
     from drivetrain._base.redact import redact
     from drivetrain._driver.arguments import TrainerArguments, check_param_space, merge_arguments
-    from drivetrain._hooks.context import Trial
+    from drivetrain._hooks.context import AttemptInfo, Trial
     from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest, is_instance_of
     from drivetrain._hooks.finding import Finding, run_python
+    from drivetrain._hooks.helpers import (
+        ProcessValue,
+        node_accelerators,
+        reserve_port,
+        temporary_environment,
+        worker_threads,
+    )
     from drivetrain._hooks.plugins import API_VERSION
     from drivetrain._hooks.providers import OpenedDataset, required_runtime
     from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec, Runtime
@@ -58,9 +65,10 @@ else:
         "drivetrain._base.pickling": "dumps",
         "drivetrain._base.redact": "redact",
         "drivetrain._driver.arguments": "check_param_space merge_arguments TrainerArguments",
-        "drivetrain._hooks.context": "Trial",
+        "drivetrain._hooks.context": "AttemptInfo Trial",
         "drivetrain._hooks.dataset": "DatasetProvider is_instance_of Shard SplitRequest",
         "drivetrain._hooks.finding": "Finding run_python",
+        "drivetrain._hooks.helpers": "node_accelerators ProcessValue reserve_port temporary_environment worker_threads",
         "drivetrain._hooks.plugins": "API_VERSION",
         "drivetrain._hooks.providers": "OpenedDataset required_runtime",
         "drivetrain._runtimes.base": "Group GroupOutput GroupSpec Runtime",
@@ -82,6 +90,7 @@ else:
 
 __all__ = [
     "API_VERSION",
+    "AttemptInfo",
     "Console",
     "DatasetProvider",
     "DriverAddress",
@@ -94,6 +103,7 @@ __all__ = [
     "Introduction",
     "LocalRuntime",
     "OpenedDataset",
+    "ProcessValue",
     "Ranks",
     "RemoteGroup",
     "RunLock",
@@ -115,6 +125,7 @@ __all__ = [
     "is_instance_of",
     "locate",
     "merge_arguments",
+    "node_accelerators",
     "numbers",
     "open_storage",
     "outcome_of",
@@ -123,8 +134,11 @@ __all__ = [
     "read_stacks",
     "redact",
     "required_runtime",
+    "reserve_port",
     "run_python",
     "runs_location",
+    "temporary_environment",
     "visible_gpus",
     "worker_main",
+    "worker_threads",
 ]

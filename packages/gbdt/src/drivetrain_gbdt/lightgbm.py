@@ -7,11 +7,8 @@ parameters that :func:`get_network_params` returns; LightGBM builds the same tre
 from __future__ import annotations
 
 import contextlib
-import random
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import (
@@ -21,16 +18,15 @@ from drivetrain import (
     ConfigurationError,
     DataConfig,
     DataParallelTrainer,
-    ResourceError,
     RunConfig,
     ScalingConfig,
     SessionError,
     TrainContext,
     WorkerGroup,
 )
+from drivetrain.plugin import ProcessValue, reserve_port, worker_threads
 from drivetrain_gbdt._data import TRAIN
 from drivetrain_gbdt._tables import Loop, TableForm
-from drivetrain_gbdt._threads import worker_threads
 
 if TYPE_CHECKING:
     import lightgbm
@@ -47,14 +43,8 @@ _TABLES = TableForm(
     default_split=(TRAIN,),
 )
 
-_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_PORTS = 10_000
-_ATTEMPTS = 200
-
-_reserved: list[socket.socket] = []
-"""The sockets that reserve the port of this process, so that no other worker on this machine chooses the same port."""
-
-_network: dict[str, Any] | None = None
+_port = ProcessValue[int]("drivetrain_gbdt.port")
+_network = ProcessValue[dict[str, Any]]("drivetrain_gbdt.network")
 
 
 def get_network_params() -> dict[str, Any]:
@@ -72,9 +62,10 @@ def get_network_params() -> dict[str, Any]:
         >>> trainer.fit().return_value
         ['num_threads']
     """
-    if _network is None:
+    network = _network.value
+    if network is None:
         raise SessionError("get_network_params() must be called in the train function of a LightGBMTrainer")
-    return dict(_network)
+    return dict(network)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +125,9 @@ class LightGBMBackend(Backend):
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
         """Provide the return value of :func:`get_network_params`. LightGBM connects when the training starts."""
-        global _network
-        _network = {"num_threads": worker_threads()}
+        network: dict[str, Any] = {"num_threads": worker_threads() or 0}
         if rendezvous:
-            _network |= {
+            network |= {
                 "tree_learner": self.tree_learner,
                 "machines": rendezvous["machines"],
                 "local_listen_port": int(rendezvous["local_listen_port"]),
@@ -145,33 +135,17 @@ class LightGBMBackend(Backend):
                 "time_out": max(1, round(self.timeout_s / 60)),  # in minutes
                 "pre_partition": True,
             }
+        _network.value = network
         try:
             yield
         finally:
-            _network = None
+            _network.value = None
 
 
 def _reserve_port() -> int:
-    """Return a free port that neither the kernel nor another worker of this machine takes before LightGBM binds it.
-
-    LightGBM expects a port number, and binds the port much later. The kernel does not take the port, because it is
-    outside the ephemeral range. Other workers do not take it, because this process binds an abstract socket address for
-    the port number until it exits, and only one process of a machine can bind this address at a time.
-    """
-    first = int(_EPHEMERAL_PORTS.read_text().split()[0])
-    low = first - _PORTS if first > _PORTS + 1_024 else 1_024
-    for port in random.SystemRandom().sample(range(low, max(first, low + _PORTS)), _ATTEMPTS):
-        name = socket.socket(socket.AF_UNIX)
-        with socket.socket() as probe:
-            try:
-                name.bind(f"\0drivetrain-port-{port}")
-                probe.bind(("", port))
-            except OSError:
-                name.close()
-                continue
-        _reserved.append(name)
-        return port
-    raise ResourceError(f"LightGBM: expected a free port between {low} and {first}, got none in {_ATTEMPTS} attempts")
+    """Return the port of this process, on which LightGBM will listen. All sessions of a process use the same port."""
+    port = _port.value = _port.value or reserve_port()
+    return port
 
 
 class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):

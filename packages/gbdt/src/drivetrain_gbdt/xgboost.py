@@ -23,8 +23,8 @@ from drivetrain import (
     TrainContext,
     WorkerGroup,
 )
+from drivetrain.plugin import ProcessValue, worker_threads
 from drivetrain_gbdt._tables import Loop, TableForm
-from drivetrain_gbdt._threads import worker_threads
 
 if TYPE_CHECKING:
     import xgboost
@@ -42,7 +42,7 @@ _TABLES = TableForm(
     categorical="enable_categorical",
 )
 
-_tracker: Any = None
+_tracker = ProcessValue[Any]("drivetrain_gbdt.tracker")
 """The tracker that this process runs; None on every rank except 0."""
 
 
@@ -103,7 +103,7 @@ class XGBoostBackend(Backend):
         import xgboost
         from xgboost import collective
 
-        with xgboost.config_context(nthread=worker_threads()):
+        with xgboost.config_context(nthread=worker_threads() or 0):
             if not rendezvous:
                 yield
                 return
@@ -115,12 +115,11 @@ class XGBoostBackend(Backend):
 
 
 def _serve_tracker(address: str, size: int, timeout_s: int) -> dict[str, str]:
-    global _tracker
     from xgboost.tracker import RabitTracker
 
-    _tracker = RabitTracker(n_workers=size, host_ip=address, sortby="task", timeout=timeout_s)
-    _tracker.start()
-    return {name: str(value) for name, value in _tracker.worker_args().items()}
+    _tracker.value = tracker = RabitTracker(n_workers=size, host_ip=address, sortby="task", timeout=timeout_s)
+    tracker.start()
+    return {name: str(value) for name, value in tracker.worker_args().items()}
 
 
 class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain import Backend, ConfigurationError, TrainContext, WorkerGroup
+from drivetrain import Backend, ConfigurationError, FailureKind, ScalingConfig, TrainContext, WorkerGroup
+from drivetrain.plugin import temporary_environment
 from drivetrain_hf._frameworks import require
 from drivetrain_torch import TorchConfig, get_device
 
@@ -52,7 +52,25 @@ class AccelerateBackend(Backend):
         self._inner = inner
         self._config = config
         self.preload, self.warmup = inner.preload, inner.warmup
-        self.preload_environment = inner.preload_environment
+        self.preload_environment, self.environment = inner.preload_environment, inner.environment
+
+    def validate(self, scaling: ScalingConfig) -> None:
+        """Refuse a configuration that requires GPUs if the workers have none.
+
+        Accelerate would silently use plain data parallelism.
+        """
+        kind = str(self._config.get("distributed_type", "NO"))
+        if not scaling.use_gpu and kind in ("FSDP", "MEGATRON_LM", "TP"):
+            raise ConfigurationError(
+                f"accelerate_config: expected GPUs for distributed_type: {kind}, got workers without GPUs, where "
+                "Accelerate uses plain data parallelism. Set ScalingConfig(use_gpu=True), or use another "
+                "distributed_type"
+            )
+        self._inner.validate(scaling)
+
+    def classify(self, error: BaseException) -> FailureKind | None:
+        """Return the category that the backend of the process group assigns to an exception."""
+        return self._inner.classify(error)
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         """Return the rendezvous of the backend that sets up the process group."""
@@ -68,9 +86,7 @@ class AccelerateBackend(Backend):
             on_cpu = get_device().type == "cpu"
             variables = launch_environment(self._config, context.get_world_size(), on_cpu=on_cpu)
             _require_fresh(variables)
-            before = dict(os.environ)
-            os.environ.update(variables)
-            try:
+            with temporary_environment(variables):
                 if on_cpu and "ACCELERATE_USE_DEEPSPEED" in variables:
                     _skip_compilation()
                 # Every Accelerator() uses the first PartialState of the process, also with DeepSpeed on CPUs.
@@ -83,10 +99,6 @@ class AccelerateBackend(Backend):
                         "train function is called"
                     )
                 yield
-            finally:
-                for name in variables:
-                    os.environ.pop(name, None)
-                os.environ.update({name: before[name] for name in variables if name in before})
 
     def close(self) -> None:
         """Close the backend of the process group."""
@@ -156,11 +168,6 @@ def launch_environment(config: Mapping[str, Any], world_size: int, *, on_cpu: bo
         raise ConfigurationError(
             "accelerate_config: expected compute_environment: LOCAL_MACHINE, got "
             f"{config['compute_environment']}. Run `accelerate config` again, for this machine"
-        )
-    if on_cpu and kind in ("FSDP", "MEGATRON_LM", "TP"):
-        raise ConfigurationError(
-            f"accelerate_config: expected GPUs for distributed_type: {kind}, got workers without GPUs, where "
-            "Accelerate uses plain data parallelism. Set ScalingConfig(use_gpu=True), or use another distributed_type"
         )
     arguments = launch_command_parser().parse_args(["train"])
     known = {*ClusterConfig.__dataclass_fields__, "fp16", "dynamo_backend"}

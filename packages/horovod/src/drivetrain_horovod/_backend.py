@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain import Backend, ConfigurationError, FailureKind, PluginError, TrainContext, WorkerGroup, WorkerInfo
+from drivetrain.plugin import ProcessValue, node_accelerators, temporary_environment, worker_threads
 from drivetrain_horovod._built import BUILD, explain, find_build
 from drivetrain_horovod._elastic import ElasticRendezvous
 
@@ -20,7 +21,7 @@ __all__ = ["HorovodBackend"]
 _LOG_LEVELS = ("error", "warning", "info", "trace")
 _LOOPBACK = "127.0.0.1"
 
-_server: Any = None
+_server = ProcessValue[Any]("drivetrain_horovod.server")
 """The rendezvous server on rank 0; None on other ranks. Process sets that are added during training need it too."""
 
 
@@ -85,7 +86,7 @@ class HorovodBackend(Backend):
             shared["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = interfaces[0][1] or workers[0].ip
             shared["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
         rendezvous = self._mappings = []
-        for slot, (interface, _), gpus in zip(slots, interfaces, _gpus_of_nodes(workers), strict=True):
+        for slot, (interface, _), gpus in zip(slots, interfaces, node_accelerators(workers), strict=True):
             mapping = {f"HOROVOD_{name}": str(value) for name, value in slot.items()} | shared
             if gpus:
                 mapping["CUDA_VISIBLE_DEVICES"] = gpus
@@ -126,7 +127,7 @@ class HorovodBackend(Backend):
         errors that the shutdown would cause on the peers.
         """
         level = os.environ.get("HOROVOD_LOG_LEVEL", _LOG_LEVELS[min(self.verbose, len(_LOG_LEVELS) - 1)])
-        with _environment({**rendezvous, "HOROVOD_LOG_LEVEL": level}), _threads():
+        with temporary_environment({**rendezvous, "HOROVOD_LOG_LEVEL": level}), _threads():
             try:
                 yield
             except BaseException as error:
@@ -184,17 +185,6 @@ def _slots(workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
     ]
 
 
-def _gpus_of_nodes(workers: Sequence[WorkerInfo]) -> list[str]:
-    """Return, for each worker, the GPUs of all workers on its node, separated by commas.
-
-    If each worker has one GPU, the position of a worker's GPU in its string is the worker's local rank.
-    """
-    of_node: dict[str, dict[str, None]] = {}
-    for worker in workers:
-        of_node.setdefault(worker.node_id, {}).update(dict.fromkeys(worker.accelerator_ids))
-    return [",".join(of_node[worker.node_id]) for worker in workers]
-
-
 def _check_build(worker: WorkerInfo, built: Mapping[str, str] | None) -> None:
     if built:
         return
@@ -223,13 +213,12 @@ def _inspect_worker() -> tuple[dict[str, str] | None, dict[str, list[str]]]:
 
 def _serve(slots: Sequence[tuple[Any, ...]], verbose: int) -> int:
     """Start the rendezvous server in this process. Return the server's port, which the server itself has chosen."""
-    global _server
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http.http_server import RendezvousServer
 
-    _server = RendezvousServer(verbose=verbose)
-    port: int = _server.start()
-    _server.init([SlotInfo(*slot) for slot in slots])
+    _server.value = server = RendezvousServer(verbose=verbose)
+    port: int = server.start()
+    server.init([SlotInfo(*slot) for slot in slots])
     return port
 
 
@@ -241,33 +230,18 @@ def _shut_down() -> None:
 
 
 @contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables during a ``with`` block, and restore their previous values afterwards."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
 def _threads() -> Iterator[None]:
     """If torch is imported, set its number of threads to ``OMP_NUM_THREADS`` during a ``with`` block.
 
     This is needed if torch was imported before the variable was set.
     """
     torch = sys.modules.get("torch")
-    value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if torch is None or not value.isdecimal() or not int(value):
+    threads = worker_threads()
+    if torch is None or threads is None:
         yield
         return
     before = torch.get_num_threads()
-    torch.set_num_threads(int(value))
+    torch.set_num_threads(threads)
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import functools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.plugin import Introduction, WorkerListener
@@ -65,11 +65,12 @@ class Actors:
         """Return the descriptors that a group waits for, each with a function to call when it is readable."""
         return (self._listener.fileno(), self._accept), (self.deaths.fileno(), self.deaths.collect)
 
-    def start(self, preload: Sequence[str], **options: Any) -> int:
+    def start(self, preload: Sequence[str], environment: Mapping[str, str], **options: Any) -> int:
         """Start an actor.
 
         Args:
             preload: modules that the actor imports before anything else.
+            environment: environment variables that the actor sets before it imports them.
             **options: Ray's options for the actor, such as resources and placement.
 
         Returns:
@@ -78,17 +79,19 @@ class Actors:
         index = len(self._handles)
         actor = _actor_class().options(max_restarts=0, **options).remote(index, self._listener.address)
         self._handles[index] = actor
-        actor.serve.remote(tuple(preload)).future().add_done_callback(lambda call: self.deaths.report(index, call))
+        serving = actor.serve.remote(tuple(preload), dict(environment))
+        serving.future().add_done_callback(lambda call: self.deaths.report(index, call))
         return index
 
-    def schedule_spares(self, nodes: Sequence[str], preload: Sequence[str]) -> None:
+    def schedule_spares(self, nodes: Sequence[str], preload: Sequence[str], environment: Mapping[str, str]) -> None:
         """Schedule the start of missing spares, and the termination of superfluous ones, on a timer's thread.
 
         Args:
             nodes: the node of each spare that has to exist afterwards.
             preload: see :meth:`start`.
+            environment: see :meth:`start`.
         """
-        self._spares_timer = threading.Timer(_SPARES_AFTER_S, self._adjust_spares, (nodes, preload))
+        self._spares_timer = threading.Timer(_SPARES_AFTER_S, self._adjust_spares, (nodes, preload, environment))
         self._spares_timer.daemon = True
         self._spares_timer.start()
 
@@ -131,7 +134,7 @@ class Actors:
         self._listener.close()
         self.deaths.close()
 
-    def _adjust_spares(self, nodes: Sequence[str], preload: Sequence[str]) -> None:
+    def _adjust_spares(self, nodes: Sequence[str], preload: Sequence[str], environment: Mapping[str, str]) -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -146,7 +149,7 @@ class Actors:
                 del self._spares[index]
         for node in missing.elements():
             place = NodeAffinitySchedulingStrategy(node, soft=False)
-            self._spares[self.start(preload, num_cpus=0, scheduling_strategy=place)] = node
+            self._spares[self.start(preload, environment, num_cpus=0, scheduling_strategy=place)] = node
 
     def _accept(self) -> None:
         introduction = self._listener.accept()

@@ -73,7 +73,7 @@ def _reserved(
 
 def _actor_settings(spec: GroupSpec) -> object:
     """Return the settings on which actors depend: groups can share actors only if their settings are equal."""
-    return spec.num_workers, spec.scaling, spec.output.shown_ranks
+    return spec.num_workers, spec.scaling, spec.output.shown_ranks, dict(spec.environment)
 
 
 class RayGroup(RemoteGroup):
@@ -140,7 +140,7 @@ class RayGroup(RemoteGroup):
         self._drains.start()
         if count := self.spec.scaling.spare_workers:
             nodes = [self.workers[number % len(self.workers)].node_id for number in range(count)]
-            self._actors.schedule_spares(nodes, (*self.spec.preload, *self.spec.warmup))
+            self._actors.schedule_spares(nodes, (*self.spec.preload, *self.spec.warmup), self.spec.environment)
 
     def park(self) -> bool:
         """See :meth:`drivetrain.plugin.Group.park`."""
@@ -205,6 +205,7 @@ class RayGroup(RemoteGroup):
             resources = dict(reservation.group.bundle_specs[bundle])
             index = self._actors.start(
                 self.spec.preload,
+                self.spec.environment,
                 num_cpus=resources.pop("CPU", 0),
                 num_gpus=resources.pop("GPU", 0),
                 resources=resources or None,

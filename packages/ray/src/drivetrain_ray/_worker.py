@@ -36,20 +36,19 @@ class RayWorker:
     def __repr__(self) -> str:
         return f"worker {self._index}"
 
-    def serve(self, preload: Sequence[str]) -> None:
+    def serve(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
         """Connect to the driver and execute its commands."""
         import ray
 
         context = ray.get_runtime_context()
         gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
-        environment = {
-            name: value for name, value in os.environ.items() if any(part in name for part in _DEVICE_VARIABLES)
-        }
+        devices = {name: value for name, value in os.environ.items() if any(part in name for part in _DEVICE_VARIABLES)}
         worker_main(
             self._address,
             self._index,
             node_id=context.get_node_id(),
             ip=ray.util.get_node_ip_address(),
-            details=Devices(gpus, environment),
+            details=Devices(gpus, devices),
             preload=preload,
+            environment=environment,
         )

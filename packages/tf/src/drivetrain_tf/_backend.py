@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from drivetrain import Backend, ConfigurationError, FailureKind, TrainContext, WorkerGroup
+from drivetrain.plugin import ProcessValue, reserve_port, temporary_environment, worker_threads
 
 __all__ = ["TensorflowBackend", "refuse_tf_config"]
 
@@ -20,10 +20,9 @@ _KERAS_3_BUGS = ("PerReplica", "Invalid reduction dimension 0 for input with 0 d
 
 _NO_PROXY = "no_grpc_proxy"
 
-_reserved: socket.socket | None = None
-"""The socket that reserves this process's port until the process exits."""
+_port = ProcessValue[int]("drivetrain_tf.port")
 
-_last_tf_config: str | None = None
+_last_tf_config = ProcessValue[str]("drivetrain_tf.tf_config")
 """The ``TF_CONFIG`` of this process's last session. A process may run several train functions in succession."""
 
 
@@ -76,16 +75,15 @@ class TensorflowBackend(Backend):
                 was set; TensorFlow finds no GPU although the worker has one; or ``Model.fit`` of Keras 3 was called
                 on several workers.
         """
-        global _last_tf_config
         refuse_tf_config(os.environ)
         config = rendezvous.get("TF_CONFIG")
-        if not self._set_threads() and config is not None and config != _last_tf_config:
+        if not self._set_threads() and config is not None and config != _last_tf_config.value:
             raise ConfigurationError(
                 "tensorflow backend: expected a process in which TensorFlow has not run any operation, got one in "
                 "which a strategy, a tensor or a dataset was created before the workers were connected, probably by a "
                 "module that the train function imports. Create it in the train function"
             )
-        _last_tf_config = config
+        _last_tf_config.value = config
         _check_gpus(context)
         with _environment(rendezvous):
             try:
@@ -138,19 +136,8 @@ def refuse_tf_config(environment: Mapping[str, str]) -> None:
 
 
 def _reserve_port() -> int:
-    """Reserve a free port until TensorFlow listens on it, and return the port.
-
-    TensorFlow expects a port number and binds the port much later. Until then, a socket that does not listen keeps the
-    port bound, because the kernel does not assign a bound port to a socket that requests any free port. TensorFlow can
-    still bind the port: Linux allows this if both sockets set SO_REUSEADDR, as TensorFlow does, and the first socket
-    does not listen.
-    """
-    global _reserved
-    if _reserved is None:
-        _reserved = socket.socket()
-        _reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _reserved.bind(("", 0))
-    port: int = _reserved.getsockname()[1]
+    """Return the port of this process, on which TensorFlow will listen. All sessions of a process use the same port."""
+    port = _port.value = _port.value or reserve_port()
     return port
 
 
@@ -162,8 +149,7 @@ def _default_threads(variable: str) -> int:
     Args:
         variable: the name of TensorFlow's environment variable for this number of threads.
     """
-    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(threads) if threads.isdecimal() and variable not in os.environ else 0
+    return (worker_threads() or 0) if variable not in os.environ else 0
 
 
 def _check_gpus(context: TrainContext) -> None:
@@ -188,13 +174,5 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     # no_proxy are copied.
     no_proxy = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", ""))
     combined = {**variables, _NO_PROXY: ",".join(filter(None, [no_proxy, variables[_NO_PROXY]]))}
-    before = {name: os.environ.get(name) for name in combined}
-    os.environ.update(combined)
-    try:
+    with temporary_environment(combined):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

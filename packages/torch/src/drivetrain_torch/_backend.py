@@ -12,11 +12,12 @@ from datetime import timedelta
 from typing import Any
 
 from drivetrain import Backend, ConfigurationError, FailureKind, PluginError, TrainContext, WorkerGroup
-from drivetrain_torch._devices import cuda_indices, get_devices, shared_gpus
+from drivetrain.plugin import ProcessValue, node_accelerators, temporary_environment, worker_threads
+from drivetrain_torch._devices import cuda_indices, get_devices
 
 __all__ = ["TorchBackend", "TorchXLABackend"]
 
-_store: Any = None
+_store = ProcessValue[Any]("drivetrain_torch.store")
 """The store that rank 0 serves; None on other ranks. It outlives the session because other ranks may still need it."""
 
 
@@ -48,7 +49,7 @@ class TorchBackend(Backend):
         (port,) = group.run(_serve_store, address, len(group.workers), self.timeout_s, ranks=[0])
         return [
             {"MASTER_ADDR": address, "MASTER_PORT": str(port), "CUDA_VISIBLE_DEVICES": gpus}
-            for gpus in shared_gpus(group.workers)
+            for gpus in node_accelerators(group.workers)
         ]
 
     def classify(self, error: BaseException) -> FailureKind | None:
@@ -80,13 +81,13 @@ class TorchBackend(Backend):
             )
         self.load()
         alone = context.get_world_size() == 1
-        with _environment(self._variables(context, rendezvous)), _threads():
+        with temporary_environment(self._variables(context, rendezvous)), _threads():
             device = get_devices()[0]
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             size, address, port = context.get_world_size(), rendezvous["MASTER_ADDR"], int(rendezvous["MASTER_PORT"])
             try:
-                store = _store or _open_store(address, port, size, self.timeout_s, serve=False)
+                store = _store.value or _open_store(address, port, size, self.timeout_s, serve=False)
                 # The prefix separates the keys of this group from those of a group that the train function creates.
                 store = dist.PrefixStore("drivetrain", store)  # type: ignore[attr-defined]
                 dist.init_process_group(
@@ -108,8 +109,7 @@ class TorchBackend(Backend):
 
     def close(self) -> None:
         """Close the store if it is in the controller's own process. Otherwise, the store closes when rank 0 exits."""
-        global _store
-        _store = None
+        _store.value = None
 
     def load(self) -> None:
         """Import the modules that the process group's backend needs in addition to torch. This class needs none."""
@@ -162,9 +162,8 @@ def _cuda_is_in_use() -> bool:
 
 
 def _serve_store(address: str, world_size: int, timeout_s: float) -> int:
-    global _store
-    _store = _open_store(address, 0, world_size, timeout_s, serve=True)
-    port: int = _store.port
+    _store.value = store = _open_store(address, 0, world_size, timeout_s, serve=True)
+    port: int = store.port
     return port
 
 
@@ -185,21 +184,6 @@ def _leave() -> None:
 
 
 @contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables during a ``with`` block, and restore their previous values afterwards."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
 def _threads() -> Iterator[None]:
     """Set torch's number of threads to ``OMP_NUM_THREADS`` during a ``with`` block.
 
@@ -208,8 +192,7 @@ def _threads() -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    torch.set_num_threads(int(value) if value.isdecimal() and int(value) else before)
+    torch.set_num_threads(worker_threads() or before)
     try:
         yield
     finally:

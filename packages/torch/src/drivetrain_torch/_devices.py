@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from drivetrain import ConfigurationError, WorkerInfo, get_context
+from drivetrain import ConfigurationError, get_context
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["cuda_indices", "get_device", "get_devices", "shared_gpus"]
+__all__ = ["cuda_indices", "get_device", "get_devices"]
 
 
 def get_device() -> torch.device:
@@ -38,19 +38,6 @@ def get_devices() -> list[torch.device]:
 
     gpus = get_context().worker.accelerator_ids
     return [torch.device("cuda", index) for index in cuda_indices(gpus)] or [torch.device("cpu")]
-
-
-def shared_gpus(workers: Sequence[WorkerInfo]) -> list[str]:
-    """Return, for each worker, the GPUs of all workers on its node, in the format of ``CUDA_VISIBLE_DEVICES``.
-
-    If each worker has one GPU, the position of a worker's GPU in its string is the worker's local rank, as under
-    torchrun. Scripts and libraries can therefore use ``cuda:LOCAL_RANK``, and NCCL can use direct paths between the
-    GPUs of a node.
-    """
-    of_node: dict[str, dict[str, None]] = {}
-    for worker in workers:
-        of_node.setdefault(worker.node_id, {}).update(dict.fromkeys(worker.accelerator_ids))
-    return [",".join(of_node[worker.node_id]) for worker in workers]
 
 
 def cuda_indices(gpus: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[int]:

@@ -5,6 +5,7 @@ A worker's exception is pickled with its traceback, so that the driver can show 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import pickle
 import time
@@ -24,7 +25,9 @@ __all__ = [
     "describe_exit",
     "format_exception",
     "one_line",
+    "rank_of",
     "rebuild_exception",
+    "set_rank",
     "text_of",
     "type_name",
 ]
@@ -131,6 +134,18 @@ def rebuild_exception(data: bytes | BaseException) -> BaseException:
         next_in_chain = error
     assert next_in_chain is not None
     return next_in_chain
+
+
+def set_rank(error: BaseException, rank: int) -> None:
+    """Record on which rank an exception was raised."""
+    with contextlib.suppress(Exception):  # a user's class may not allow further attributes
+        error.drivetrain_rank = rank  # type: ignore[attr-defined]
+
+
+def rank_of(error: BaseException) -> int | None:
+    """Return the rank that :func:`set_rank` recorded; None if it recorded none."""
+    rank: int | None = getattr(error, "drivetrain_rank", None)
+    return rank
 
 
 def classify(error: BaseException) -> FailureKind:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from drivetrain._base.failure import one_line
@@ -20,10 +20,14 @@ from drivetrain.loggers.timeline import Timeline
 __all__ = ["make_callbacks"]
 
 
-def make_callbacks(config: RunConfig) -> list[Callback]:
+def make_callbacks(config: RunConfig, of_backend: Sequence[Callback] = ()) -> list[Callback]:
     """Return the callbacks in the order in which they are called: the default callbacks, then the configured ones.
 
     A default callback is omitted if the configuration contains a callback of the same class or of a subclass.
+
+    Args:
+        config: contains the configured callbacks.
+        of_backend: the default callbacks of the backend.
 
     Raises:
         PluginError: a callback that is given by name is not installed, does not load, or is not a callback.
@@ -34,7 +38,8 @@ def make_callbacks(config: RunConfig) -> list[Callback]:
     defaults: list[type[Callback]] = [Timeline, JsonLoggerCallback, CSVLoggerCallback, MissingMetrics]
     if config.verbose:
         defaults.append(ProgressCallback)
-    return [kind() for kind in defaults if not any(isinstance(callback, kind) for callback in given)] + given
+    created = [*(kind() for kind in defaults), *of_backend]
+    return [each for each in created if not any(isinstance(callback, type(each)) for callback in given)] + given
 
 
 def _make(given: object) -> Callback:

@@ -16,6 +16,7 @@ from drivetrain._base.console import Console
 from drivetrain._base.failure import Failure, one_line
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._driver.attempt import Attempt
+from drivetrain._driver.backendsetup import BackendSetup, environment_of
 from drivetrain._driver.diagnosis import failure_in_driver
 from drivetrain._driver.outcomes import AttemptFailed, Ending, Grow, RunFailed, Succeeded
 from drivetrain._driver.policies import Decision, ask
@@ -33,9 +34,7 @@ from drivetrain._wire.events import ReportNumber
 from drivetrain._worker.stacks import own_stacks
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import (
-    BackendError,
     ConfigurationError,
-    DrivetrainError,
     FailureKind,
     PluginError,
     ResourceError,
@@ -209,33 +208,10 @@ class Controller:
             self._print(f"backend {backend.name!r} failed in close: {one_line(raised)}")
         return error
 
-    def _rendezvous(self, group: Group) -> Sequence[Mapping[str, str]]:
-        """Let the backend prepare the ranks.
-
-        Raises:
-            BackendError: the backend raised an exception, or did not return one mapping per rank.
-        """
-        backend, size = self._services.backend, len(group.workers)
-        try:
-            found: object = backend.rendezvous(group)
-        except DrivetrainError:
-            raise
-        except Exception as error:  # raised by a plugin
-            raise BackendError(f"[DT-607] backend {backend.name!r} failed in rendezvous: {one_line(error)}") from error
-        if not isinstance(found, Sequence) or not all(isinstance(entry, Mapping) for entry in found):
-            raise BackendError(
-                f"[DT-607] backend {backend.name!r} failed in rendezvous: expected a list with one mapping per rank, "
-                f"got {found!r:.200}"
-            )
-        if len(found) != size:
-            raise BackendError(
-                f"[DT-607] backend {backend.name!r} failed in rendezvous: expected {size} mappings, one per rank, got "
-                f"{len(found)}"
-            )
-        return found
-
     def _start(self, group: Group, number: int, avoided: frozenset[str]) -> Attempt:
-        rendezvous = self._rendezvous(group)
+        setup = self._setup_of(group, number)
+        setup.set_environment(range(len(group.workers)))
+        rendezvous = setup.rendezvous()
         self._probe_storage(group)
         latest, checkpoint = self._latest_checkpoint()
         iteration = latest.iteration if latest else 0
@@ -248,6 +224,9 @@ class Controller:
         )
         self._train(group, range(len(group.workers)), rendezvous, number, checkpoint, last_report)
         return attempt
+
+    def _setup_of(self, group: Group, number: int) -> BackendSetup:
+        return BackendSetup(self._services, group, number, in_driver=self._runtime.in_driver)
 
     def _train(
         self,
@@ -294,7 +273,9 @@ class Controller:
         replacement = attempt.start_replacement()
         try:
             group.replace(lost)
-            future = self._services.backend.rejoin(group, lost)
+            setup = self._setup_of(group, number)
+            setup.set_environment(lost)
+            future = setup.rejoin(lost)
             rejoined = replacement.await_rejoin(future, self._run.run_config.start_timeout_s)
             last_report = replacement.renumber() if rejoined else None
             if last_report is None:
@@ -377,6 +358,7 @@ def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, inte
         preload=(*backend.preload, *config.preload),
         warmup=backend.warmup,
         preload_environment=backend.preload_environment,
+        environment=environment_of(backend),
         output=GroupOutput(console=Console(), shown_ranks=shown[config.worker_output]),
         start_timeout_s=config.start_timeout_s,
         interrupts=interrupts,

@@ -10,6 +10,7 @@ from typing import Any
 from drivetrain._base.failure import format_exception
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.redact import redact
+from drivetrain._driver.backendsetup import default_callbacks, validate
 from drivetrain._driver.callbacks import make_callbacks
 from drivetrain._driver.control import listen
 from drivetrain._driver.controller import Controller
@@ -98,8 +99,9 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
     runtime = resolve_runtime(job.scaling, required=required_runtime(job.datasets))
     function = pickle_function(job.function, job.config, runtime.reduce)
     runtime.validate(job.scaling)
+    validate(job.backend, job.scaling)
     datasets = job.data_config.open(check_runtime(job.datasets, runtime.name))
-    callbacks = make_callbacks(job.run_config)
+    callbacks = make_callbacks(job.run_config, default_callbacks(job.backend))
     policy = make_policy(job.run_config.failure_config)
     if job.resume_from is not None and not job.resume_from.exists():
         raise ConfigurationError(

@@ -10,17 +10,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from drivetrain._hooks.context import TrainContext, WorkerInfo
+from drivetrain._hooks.callback import Callback
+from drivetrain._hooks.context import AttemptInfo, TrainContext, WorkerInfo
 from drivetrain._hooks.finding import Finding
+from drivetrain.config import ScalingConfig
 from drivetrain.errors import ConfigurationError, FailureKind
 
-__all__ = ["Backend", "BackendConfig", "NoBackend", "WorkerGroup"]
+__all__ = ["Backend", "BackendConfig", "CallableWorkers", "NoBackend", "WorkerGroup"]
 
 T = TypeVar("T")
 
 
-class WorkerGroup(Protocol):
-    """The workers of one attempt. A backend uses this interface on the controller."""
+class CallableWorkers(Protocol):
+    """Workers that can call functions."""
 
     @property
     def workers(self) -> Sequence[WorkerInfo]:
@@ -47,6 +49,15 @@ class WorkerGroup(Protocol):
         ...
 
 
+class WorkerGroup(CallableWorkers, Protocol):
+    """The workers of one attempt. A backend uses this interface on the controller."""
+
+    @property
+    def attempt(self) -> AttemptInfo:
+        """Information about the attempt for which the workers were started."""
+        ...
+
+
 class Backend(ABC):
     """Sets up a framework for distributed training. A framework plugin must implement this class.
 
@@ -63,6 +74,8 @@ class Backend(ABC):
             wait for these imports. The modules must not start threads or use an accelerator.
         preload_environment: prefixes of the names of environment variables that the modules above may read on import.
             If such a variable changes, the next start imports the modules again. The default matches every variable.
+        environment: environment variables that every worker has before it imports anything. They replace variables of
+            the same names.
         survives_losses: True if the other ranks can continue when the processes of lost ranks are replaced. The backend
             must then implement :meth:`rejoin`. If False, a loss makes the controller replace all processes.
     """
@@ -71,10 +84,40 @@ class Backend(ABC):
     preload: Sequence[str] = ()
     warmup: Sequence[str] = ()
     preload_environment: Sequence[str] = ("",)
+    environment: Mapping[str, str] = {}
     survives_losses: bool = False
+
+    def validate(self, scaling: ScalingConfig) -> None:  # noqa: B027 - optional
+        """In the driver, before anything is started or written, check that the framework can use these workers.
+
+        Args:
+            scaling: the number of workers and their resources.
+
+        Raises:
+            ConfigurationError: the framework cannot use them.
+        """
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Return the callbacks that every run with this backend has, before those in ``RunConfig(callbacks=...)``."""
+        return ()
+
+    def rank_environment(self, worker: WorkerInfo, workers: Sequence[WorkerInfo]) -> Mapping[str, str]:
+        """On the controller, return further environment variables of one worker.
+
+        The worker sets them before :meth:`rendezvous` is called and before the train function is unpickled. If modules
+        are preloaded, however, the worker has already imported them.
+
+        Args:
+            worker: the worker.
+            workers: all workers, in the order of their ranks.
+        """
+        return {}
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         """On the controller, return the information that each rank needs to find the others, such as a host and port.
+
+        The method must return within ``RunConfig(start_timeout_s=...)``. It is not called on the main thread, so that
+        the driver can stop waiting for it.
 
         Args:
             group: the workers. Their processes are running and wait for commands.

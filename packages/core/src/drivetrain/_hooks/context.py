@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from drivetrain._storage.directory import Storage
     from drivetrain.config import CheckpointConfig, RunConfig, ScalingConfig
 
-__all__ = ["Run", "TrainContext", "Trial", "WorkerInfo"]
+__all__ = ["AttemptInfo", "Run", "TrainContext", "Trial", "WorkerInfo"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +56,23 @@ class WorkerInfo:
     ip: str
     pid: int
     accelerator_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptInfo:
+    """Information about an attempt for a backend, as :attr:`drivetrain.WorkerGroup.attempt`.
+
+    Attributes:
+        number: the number of the attempt: 0 for the first, 1 for the first retry, and so on.
+        run_name: the run's name.
+        run_id: the run's id, which stays the same over attempts and resumes.
+        start_timeout_s: seconds within which every worker must start running the train function.
+    """
+
+    number: int
+    run_name: str
+    run_id: str
+    start_timeout_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

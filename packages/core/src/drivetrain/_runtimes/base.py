@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from drivetrain._hooks.backend import WorkerGroup
+from drivetrain._hooks.backend import CallableWorkers
 from drivetrain._wire.events import Event
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class GroupSpec:
         preload: see :class:`~drivetrain.Backend`.
         warmup: see :class:`~drivetrain.Backend`.
         preload_environment: see :class:`~drivetrain.Backend`.
+        environment: environment variables that every worker must have before it imports the modules in ``preload``.
         output: the destinations of the workers' output.
         start_timeout_s: seconds within which every worker must start running the train function.
         interrupts: requests to end the run, which come from signals or from other threads. The group handles them
@@ -65,6 +66,7 @@ class GroupSpec:
     preload: Sequence[str]
     warmup: Sequence[str]
     preload_environment: Sequence[str]
+    environment: Mapping[str, str]
     output: GroupOutput
     start_timeout_s: float
     interrupts: Interrupts
@@ -73,8 +75,16 @@ class GroupSpec:
     avoided: frozenset[str] = frozenset()
 
 
-class Group(WorkerGroup, Protocol):
+class Group(CallableWorkers, Protocol):
     """The worker group of a runtime, as the controller uses it."""
+
+    def set_environment(self, variables: Mapping[int, Mapping[str, str]]) -> None:
+        """Set environment variables of workers, and wait until they are set.
+
+        Args:
+            variables: for some ranks, the values by name.
+        """
+        ...
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
         """Send each task to the rank in its context. The ranks start their tasks at once."""

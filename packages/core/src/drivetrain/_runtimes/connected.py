@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from drivetrain._base.console import Console
-from drivetrain._base.failure import describe_exit, rebuild_exception
+from drivetrain._base.failure import describe_exit, rebuild_exception, set_rank
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.pickling import dumps
 from drivetrain._hooks.context import WorkerInfo
@@ -23,6 +23,7 @@ from drivetrain._wire.commands import Call, Command, CountSteps, FreeMemory, Joi
 from drivetrain._wire.events import Draining, Event, Exited, Reported, Returned
 from drivetrain._wire.frames import Inbox, as_event, frame
 from drivetrain._wire.task import TrainTask
+from drivetrain._worker.joining import update_environment
 from drivetrain._worker.output import LineEcho
 from drivetrain.errors import FailureKind, WaitTimeoutError, WorkerDiedError
 
@@ -140,6 +141,10 @@ class ConnectedGroup:
         calls = {rank: Call(dumps((fn, args), self.reduce)) for rank, args in arguments.items()}
         return self._request(calls, f"run {getattr(fn, '__qualname__', repr(fn))}")
 
+    def set_environment(self, variables: Mapping[int, Mapping[str, str]]) -> None:
+        """See :meth:`drivetrain.plugin.Group.set_environment`."""
+        self.run_each(update_environment, {rank: (dict(values),) for rank, values in variables.items()})
+
     def join_run(self, commands: Mapping[int, JoinRun]) -> list[bool]:
         """Make workers join a run. Return, for each worker, True if its modules are out of date."""
         return self._request(commands, "join the run")
@@ -172,7 +177,9 @@ class ConnectedGroup:
         for rank in commands:
             succeeded, data = outcomes[rank]
             if not succeeded:
-                raise rebuild_exception(data)
+                error = rebuild_exception(data)
+                set_rank(error, rank)
+                raise error
         return [pickle.loads(outcomes[rank][1]) for rank in commands]
 
     def train(self, tasks: Sequence[TrainTask]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._hooks.context import WorkerInfo
+from drivetrain._hooks.helpers import temporary_environment
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.launchers import find_launcher
 from drivetrain._runtimes.resources import partition_gpus, visible_gpus
@@ -32,10 +33,17 @@ T = TypeVar("T")
 
 
 class InProcessGroup:
-    """A group whose only worker is this process."""
+    """A group whose only worker is this process.
 
-    def __init__(self, gpus: tuple[str, ...], interrupts: Interrupts) -> None:
+    Args:
+        gpus: the GPUs of this process.
+        interrupts: requests to end the run.
+        cleanup: a stack that is closed at the end of the attempt.
+    """
+
+    def __init__(self, gpus: tuple[str, ...], interrupts: Interrupts, cleanup: contextlib.ExitStack) -> None:
         self._interrupts = interrupts
+        self._cleanup = cleanup
         self._running: RunningTask | None = None
         self.workers = (
             WorkerInfo(
@@ -54,6 +62,10 @@ class InProcessGroup:
     def run(self, fn: Callable[..., T], /, *args: Any, ranks: Sequence[int] | None = None) -> list[T]:
         """Call the function in this process, if rank 0 is selected."""
         return [fn(*args)] if ranks is None or 0 in ranks else []
+
+    def set_environment(self, variables: Mapping[int, Mapping[str, str]]) -> None:
+        """Set the variables of rank 0 in this process."""
+        self._cleanup.enter_context(temporary_environment(variables[0]))
 
     def train(self, tasks: Sequence[TrainTask]) -> None:
         """Store the task. :meth:`pump` runs it."""
@@ -156,18 +168,11 @@ class InProcessRuntime(Runtime):
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[InProcessGroup]:
         """Set the environment variables of rank 0 in this process, and restore them when the context is left."""
-        group = InProcessGroup(_own_gpus(spec.scaling), spec.interrupts)
-        variables = rank_environment(group.workers[0], world_size=1, local_world_size=1)
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
+        with contextlib.ExitStack() as cleanup:
+            group = InProcessGroup(_own_gpus(spec.scaling), spec.interrupts, cleanup)
+            ranks = rank_environment(group.workers[0], world_size=1, local_world_size=1)
+            cleanup.enter_context(temporary_environment({**spec.environment, **ranks}))
             yield group
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
 
 
 def _own_gpus(scaling: ScalingConfig) -> tuple[str, ...]:

@@ -165,7 +165,11 @@ class ForkServers:
     def acquire(self, spec: GroupSpec, environment: Mapping[str, str]) -> _ServerHandle:
         """Return a running idle server that fits the spec, or a new server. Close idle servers that do not fit."""
         prefixes = (*_INTERPRETER_VARIABLES, *(spec.preload_environment if spec.preload else ()))
-        variables = frozenset((name, value) for name, value in environment.items() if name.startswith(prefixes))
+        variables = frozenset(
+            (name, value)
+            for name, value in environment.items()
+            if name.startswith(prefixes) or name in spec.environment
+        )
         key = (tuple(spec.preload), variables, tuple(sys.path))
         reused: _ServerHandle | None = None
         with self._lock:
@@ -556,7 +560,7 @@ class LocalRuntime(Runtime):
 
 
 def _environment(spec: GroupSpec) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(threads_per_worker(spec.scaling)), **os.environ}
+    return {"OMP_NUM_THREADS": str(threads_per_worker(spec.scaling)), **os.environ, **spec.environment}
 
 
 def _inherited_state(spec: GroupSpec) -> object:

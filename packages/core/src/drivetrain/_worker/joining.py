@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 from drivetrain._wire.commands import JoinRun
 from drivetrain._worker.output import WorkerOutput
 
-__all__ = ["join_run"]
+__all__ = ["join_run", "update_environment"]
 
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -27,6 +28,11 @@ def join_run(command: JoinRun, output: WorkerOutput) -> bool:
     if directory is not None and directory.parent.exists():
         output.redirect(directory, command.rank, shown=command.shown)
     return command.imported_since is not None and _uses_old_modules(command.imported_since)
+
+
+def update_environment(variables: Mapping[str, str]) -> None:
+    """Set environment variables of this process."""
+    os.environ.update(variables)
 
 
 def _uses_old_modules(since: float) -> bool:

@@ -15,8 +15,9 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import cloudpickle
@@ -46,6 +47,7 @@ def worker_main(
     ip: str | None = None,
     details: Any = None,
     preload: Sequence[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Connect to the driver, and perform its commands until it closes the connection. Then finish the process.
 
@@ -60,6 +62,7 @@ def worker_main(
         ip: the IP address of this node; None for the local address of the connection to the driver.
         details: an object for the runtime, which receives it as ``Introduction.details``.
         preload: names of modules to import before the first command.
+        environment: environment variables to set before these modules are imported.
 
     Raises:
         ConnectionError: the driver is unreachable.
@@ -69,6 +72,7 @@ def worker_main(
     stacks, write_end = os.pipe()
     dump_stacks_on_signal(write_end)
     connection = connect_to_driver(address, index, node_id=node_id, ip=ip, details=details, stacks=stacks)
+    os.environ.update(environment)
     _preload(preload)
     handlers = ExitHandlers()
     with connection:  # the driver waits until it is closed

@@ -1,0 +1,5 @@
+"""Notes the environment at its import, as frameworks do."""
+
+import os
+
+THREADS = os.environ.get("TALLY_THREADS")
