@@ -12,11 +12,13 @@ import contextlib
 import heapq
 import itertools
 import random
+import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -574,7 +576,8 @@ class Simulation:
         patch.setattr(time, "monotonic", self.clock)
         patch.setattr(time, "time", self.clock)
         patch.setattr("drivetrain._driver.delivery.ReportMatcher", partial(ReportMatcher, clock=self.clock))
-        patch.setattr("drivetrain._driver.controller.select.poll", lambda: InstantPoll(self.clock))
+        instant = SimpleNamespace(poll=lambda: InstantPoll(self.clock), POLLIN=select.POLLIN)
+        patch.setattr("drivetrain._driver.controller.select", instant)
         storage = local_storage(self.directory)
         size = self.scenario.world_size
         run = Run(

@@ -119,8 +119,8 @@ class BackendSetup:
             return calling.result()
         raise WaitTimeoutError(
             f"[DT-303] backend {self._backend.name!r} failed in rendezvous: expected it to return within "
-            f"RunConfig(start_timeout_s={self._timeout_s:g}), got no result. The stacks of the driver's threads, one of which "
-            f"calls the method:\n{own_stacks()}"
+            f"RunConfig(start_timeout_s={self._timeout_s:g}), got no result. The stacks of the driver's "
+            f"threads, one of which calls the method:\n{own_stacks()}"
         )
 
 
