@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import drivetrain
-from drivetrain_hf.transformers import prepare_trainer
 
 NEW_NAMES = {"eval_strategy": "evaluation_strategy"}  # since transformers 4.41
 
@@ -65,7 +64,7 @@ def accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
-def train(config: dict[str, Any], *callbacks: Any, prepare: Callable[[Any], Any] = prepare_trainer) -> Any:
+def train(config: dict[str, Any], *callbacks: Any, prepare: Callable[[Any], Any] = drivetrain.prepare) -> Any:
     """Train on the examples of the config, from the latest checkpoint if there is one, and return the trainer."""
     from drivetrain_hf.transformers import RayTrainReportCallback
 

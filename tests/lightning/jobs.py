@@ -212,7 +212,7 @@ def train_and_test(config: dict[str, Any]) -> dict[str, Any]:
         logger=CSVLogger(Path(config["logs"], f"rank_{context.get_world_rank()}")),
         callbacks=[RayTrainReportCallback()],
     )
-    assert prepare_trainer(trainer) is trainer
+    assert drivetrain.prepare(trainer) is trainer
     assert (trainer.world_size, trainer.global_rank) == (context.get_world_size(), context.get_world_rank())
     assert (trainer.local_rank, trainer.node_rank) == (context.get_local_rank(), context.get_node_rank())
     assert trainer.num_devices == 1
@@ -261,7 +261,7 @@ def fit_misconfigured_trainers() -> dict[str, str]:
     """Return the error messages for trainers that are not configured for their worker."""
 
     def prepare(**options: Any) -> None:
-        prepare_trainer(make_trainer(**options))
+        drivetrain.prepare(make_trainer(**options))
 
     def fit(**options: Any) -> None:
         make_trainer(max_epochs=1, **options).fit(Digits(), *make_loaders())
@@ -273,6 +273,7 @@ def fit_misconfigured_trainers() -> dict[str, str]:
 
     attempts = {
         "no trainer": lambda: prepare_trainer("ddp"),
+        "module": lambda: drivetrain.prepare(Digits()),
         "strategy": lambda: prepare(strategy="ddp"),
         "environment": lambda: prepare(plugins=None),
         "devices": lambda: prepare(devices=2, accelerator="cpu"),

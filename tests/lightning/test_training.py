@@ -46,6 +46,7 @@ def test_misconfigured_trainer_is_refused_with_a_remedy(fit: Callable[..., Resul
     messages = fit(fit_misconfigured_trainers).return_value
     expected = {
         "no trainer": ["a Lightning Trainer, got 'ddp'"],
+        "module": ["expected a Lightning Trainer, got Digits", "Prepare the Trainer"],
         "strategy": ["got DDPStrategy", "Pass Trainer(strategy=RayDDPStrategy())"],
         "environment": ["got LightningEnvironment", "Pass Trainer(plugins=[RayLightningEnvironment()])"],
         "devices": ["trains on cpu, got cpu, cpu", "devices='auto'", "ScalingConfig(num_workers=...)"],

@@ -125,7 +125,7 @@ def loop_digits(config: dict[str, Any]) -> float:
             first = checkpoint.get_metadata()["epoch"] + 1
     train, held_out = load_digits()
     batches = strategy.experimental_distribute_dataset(
-        prepare_dataset_shard(tf.data.Dataset.from_tensor_slices(own_rows(train)).batch(BATCH))
+        drivetrain.prepare(tf.data.Dataset.from_tensor_slices(own_rows(train)).batch(BATCH))
     )
     step = make_step(model, BATCH)
 

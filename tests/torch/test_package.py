@@ -19,6 +19,7 @@ SOURCES = sorted(Path(drivetrain_torch.__file__).parent.glob("*.py"))
 
 def test_public_names_are_pinned():
     assert sorted(drivetrain_torch.__all__) == [
+        "ParallelStrategy",
         "TorchConfig",
         "TorchTrainer",
         "TorchXLAConfig",

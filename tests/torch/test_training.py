@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import drivetrain
 from drivetrain import Checkpoint, ConfigurationError, FailureKind, Result, TrainingFailedError
-from drivetrain_torch import enable_reproducibility, prepare_data_loader, prepare_model
+from drivetrain_torch import ParallelStrategy, enable_reproducibility, prepare_data_loader, prepare_model
 from tests.torch.conftest import gather
 
 STEPS = 6
@@ -58,19 +58,22 @@ def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize(
-    ("strategy", "wrapper"), [("ddp", DistributedDataParallel), ("fsdp", FullyShardedDataParallel)]
+    ("strategy", "wrapper"),
+    [("ddp", DistributedDataParallel), ("fsdp", FullyShardedDataParallel), ("fsdp2", FSDPModule)],
 )
 def test_two_processes_reach_the_parameters_of_one_process_with_the_whole_batch(
     fit: Callable[..., Result], alone: dict[str, torch.Tensor], strategy: str, wrapper: type
 ):
     def train(config: dict[str, Any]) -> dict[str, torch.Tensor]:
         model = prepare_model(make_model(), parallel_strategy=config["strategy"])
-        assert type(model) is config["wrapper"]
+        assert isinstance(model, config["wrapper"])
         optimizer = make_optimizer(model)
         for step in range(STEPS):
             train_step(model, optimizer, make_batch(step, drivetrain.get_context().get_world_rank()))
         if config["strategy"] == "ddp":
             return model.module.state_dict()
+        if config["strategy"] == "fsdp2":
+            return {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
         with FullyShardedDataParallel.summon_full_params(model):
             return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
@@ -111,9 +114,50 @@ def test_unknown_strategy_is_refused(fit: Callable[..., Result]):
     def train() -> None:
         prepare_model(make_model(), parallel_strategy="pipeline")
 
-    with pytest.raises(TrainingFailedError, match="'ddp', 'fsdp' or None, got 'pipeline'") as caught:
+    with pytest.raises(TrainingFailedError, match="no strategy 'pipeline' is installed") as caught:
         fit(train)
     assert isinstance(caught.value.__cause__, ConfigurationError)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        ("fsdp2", {"modul": ()}, None),
+        (3, {}, "expected the name of a strategy, a ParallelStrategy or None, got 3"),
+    ],
+)
+def test_wrong_arguments_of_a_strategy_are_refused(
+    fit: Callable[..., Result], strategy: Any, options: dict[str, Any], message: str | None
+):
+    def train() -> None:
+        prepare_model(make_model(), parallel_strategy=strategy, parallel_strategy_kwargs=options)
+
+    with pytest.raises(TrainingFailedError, match=message or "modul"):
+        fit(train)
+
+
+class Doubled(ParallelStrategy):
+    """A strategy of another package: it marks the model."""
+
+    def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+        return torch.nn.Sequential(model, torch.nn.Identity())
+
+
+def test_strategy_can_be_an_object(fit: Callable[..., Result]):
+    def train() -> int:
+        return len(prepare_model(make_model(), parallel_strategy=Doubled()))
+
+    assert fit(train).return_value == 2
+
+
+def test_fsdp2_shards_the_named_modules_as_units(fit: Callable[..., Result]):
+    def train() -> list[str]:
+        model = prepare_model(
+            make_model(), parallel_strategy="fsdp2", parallel_strategy_kwargs={"modules": (torch.nn.Linear,)}
+        )
+        return [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+
+    assert fit(train).return_value == ["", "0", "2"]
 
 
 def train_with_checkpoints(config: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from drivetrain._hooks.data_config import DataConfig
     from drivetrain._hooks.dataset import DatasetShard
     from drivetrain._hooks.policy import FailurePolicy
+    from drivetrain._hooks.preparing import prepare
     from drivetrain._storage.checkpoint import Checkpoint
     from drivetrain._storage.committed import CommittedCheckpoint
     from drivetrain._wire.events import PreemptionInfo
@@ -79,6 +80,7 @@ else:
         "drivetrain._hooks.data_config": "DataConfig",
         "drivetrain._hooks.dataset": "DatasetShard",
         "drivetrain._hooks.policy": "FailurePolicy",
+        "drivetrain._hooks.preparing": "prepare",
         "drivetrain._storage.checkpoint": "Checkpoint",
         "drivetrain._storage.committed": "CommittedCheckpoint",
         "drivetrain._wire.events": "PreemptionInfo",
@@ -157,6 +159,7 @@ __all__ = [
     "heartbeat",
     "load_checkpoint",
     "local_rank",
+    "prepare",
     "report",
     "restore",
     "save_checkpoint",

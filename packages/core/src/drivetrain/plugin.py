@@ -9,7 +9,9 @@ group                     the plugin provides
 ``drivetrain.callbacks``  a :class:`drivetrain.Callback` class, which watches a run
 ``drivetrain.datasets``   a :class:`DatasetProvider` class, which splits datasets of one kind
 ``drivetrain.policies``   a :class:`drivetrain.FailurePolicy` class, or a function
+``drivetrain.prepare``    under the name of a framework's root module, a function for :func:`drivetrain.prepare`
 ``drivetrain.runtimes``   a :class:`Runtime` class, which starts worker groups
+``drivetrain.strategies`` a :class:`drivetrain_torch.ParallelStrategy` class, which wraps a PyTorch model
 ``drivetrain.trainables`` a function that adapts a trainer so that another system can run it
 ``drivetrain.trainers``   a trainer class, which :func:`drivetrain.restore` finds by its name
 ========================= ====================================================================
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
         temporary_environment,
         worker_threads,
     )
-    from drivetrain._hooks.plugins import API_VERSION
+    from drivetrain._hooks.plugins import API_VERSION, load_plugin
     from drivetrain._hooks.providers import OpenedDataset, required_runtime
     from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec, Runtime
     from drivetrain._runtimes.local import ForkServers, LocalRuntime
@@ -69,7 +71,7 @@ else:
         "drivetrain._hooks.dataset": "DatasetProvider is_instance_of Shard SplitRequest",
         "drivetrain._hooks.finding": "Finding run_python",
         "drivetrain._hooks.helpers": "node_accelerators ProcessValue reserve_port temporary_environment worker_threads",
-        "drivetrain._hooks.plugins": "API_VERSION",
+        "drivetrain._hooks.plugins": "API_VERSION load_plugin",
         "drivetrain._hooks.providers": "OpenedDataset required_runtime",
         "drivetrain._runtimes.base": "Group GroupOutput GroupSpec Runtime",
         "drivetrain._runtimes.remote": "RemoteGroup",
@@ -123,6 +125,7 @@ __all__ = [
     "find_metric",
     "flatten",
     "is_instance_of",
+    "load_plugin",
     "locate",
     "merge_arguments",
     "node_accelerators",

@@ -98,6 +98,13 @@ def prepare_trainer(trainer: T) -> T:
     return trainer
 
 
+def prepare(value: Any) -> Any:
+    """Prepare a ``Trainer`` for :func:`drivetrain.prepare`. A model is prepared like every other PyTorch model."""
+    import transformers
+
+    return prepare_trainer(value) if isinstance(value, transformers.Trainer) else NotImplemented
+
+
 def _is_batches(data: object) -> bool:
     import torch
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import sys
+from typing import Any, TypeVar
 
 from drivetrain import ConfigurationError
 from drivetrain_lightning._worker import check_strategy
 
-__all__ = ["prepare_trainer"]
+__all__ = ["prepare", "prepare_trainer"]
 
 T = TypeVar("T")
 
@@ -30,3 +31,22 @@ def prepare_trainer(trainer: T) -> T:
         raise ConfigurationError(f"prepare_trainer: expected a Lightning Trainer, got {trainer!r}")
     check_strategy(trainer.strategy)
     return trainer
+
+
+def prepare(value: Any) -> Any:
+    """Prepare a ``Trainer`` for :func:`drivetrain.prepare`.
+
+    Raises:
+        ConfigurationError: the object is a module or a data module, which a ``Trainer`` prepares itself.
+    """
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        if (package := sys.modules.get(name)) is None:
+            continue
+        if isinstance(value, package.Trainer):
+            return prepare_trainer(value)
+        if isinstance(value, (package.LightningModule, package.LightningDataModule)):
+            raise ConfigurationError(
+                f"prepare(): expected a Lightning Trainer, got {type(value).__name__}, which the Trainer moves and "
+                "wraps itself. Prepare the Trainer"
+            )
+    return NotImplemented

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError, get_context
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["prepare_dataset_shard"]
+__all__ = ["prepare", "prepare_dataset_shard"]
 
 
 def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
@@ -52,3 +52,10 @@ def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
         # step uses only one piece of a batch per replica, so Keras 2 would skip the remaining pieces.
         tf_dataset_shard = tf_dataset_shard.filter(lambda *batch: True)
     return tf_dataset_shard.with_options(options)
+
+
+def prepare(value: Any) -> Any:
+    """Prepare a dataset for :func:`drivetrain.prepare`."""
+    import tensorflow as tf
+
+    return prepare_dataset_shard(value) if isinstance(value, tf.data.Dataset) else NotImplemented

@@ -7,9 +7,11 @@ from drivetrain_torch._config import TorchConfig, TorchXLAConfig
 from drivetrain_torch._devices import get_device, get_devices
 from drivetrain_torch._prepare import enable_reproducibility, prepare_data_loader, prepare_model
 from drivetrain_torch._sharded import load_sharded, save_sharded
+from drivetrain_torch._strategies import ParallelStrategy
 from drivetrain_torch._trainer import TorchTrainer
 
 __all__ = [
+    "ParallelStrategy",
     "TorchConfig",
     "TorchTrainer",
     "TorchXLAConfig",

@@ -7,10 +7,12 @@ import importlib
 import os
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from drivetrain import ConfigurationError, get_context
+from drivetrain import ConfigurationError, PluginNotFoundError, get_context
+from drivetrain.plugin import load_plugin
 from drivetrain_torch._devices import get_device
+from drivetrain_torch._strategies import ParallelStrategy
 
 if TYPE_CHECKING:
     import torch
@@ -18,13 +20,13 @@ if TYPE_CHECKING:
 
     from drivetrain_torch._loader import PreparedLoader
 
-__all__ = ["enable_reproducibility", "prepare_data_loader", "prepare_model"]
+__all__ = ["enable_reproducibility", "prepare", "prepare_data_loader", "prepare_model"]
 
 
 def prepare_model(
     model: torch.nn.Module,
     move_to_device: bool | torch.device = True,
-    parallel_strategy: Literal["ddp", "fsdp"] | None = "ddp",
+    parallel_strategy: str | ParallelStrategy | None = "ddp",
     parallel_strategy_kwargs: Mapping[str, Any] | None = None,
 ) -> torch.nn.Module:
     """Move a model to this worker's device, and wrap it so that all workers train it together.
@@ -33,38 +35,54 @@ def prepare_model(
         model: the model, the same on every worker.
         move_to_device: True to move the model to this worker's device, a ``torch.device`` to move it to that device, or
             False not to move it.
-        parallel_strategy: ``"ddp"`` for ``DistributedDataParallel``, ``"fsdp"`` for ``FullyShardedDataParallel``, or
+        parallel_strategy: ``"ddp"`` for ``DistributedDataParallel``, ``"fsdp"`` for ``FullyShardedDataParallel``,
+            ``"fsdp2"`` for ``fully_shard``, the name of another installed strategy, a :class:`ParallelStrategy`, or
             None for no wrapper. With a single worker, the model is never wrapped.
-        parallel_strategy_kwargs: additional arguments for the wrapper.
+        parallel_strategy_kwargs: additional arguments of a strategy that is given by name. ``"ddp"``, ``"fsdp"`` and
+            ``"fsdp2"`` pass them to the wrapper; ``"fsdp2"`` also accepts ``modules``, the classes of submodules that
+            are sharded as units.
 
     Returns:
         The model, or the wrapper around it.
 
     Raises:
-        ConfigurationError: the strategy is unknown.
+        ConfigurationError: the strategy is unknown, or does not accept the arguments.
+        PluginError: the strategy cannot be loaded.
         SessionError: called outside a train function.
     """
     import torch
 
-    if parallel_strategy not in ("ddp", "fsdp", None):
-        raise ConfigurationError(
-            f"prepare_model(parallel_strategy=...): expected 'ddp', 'fsdp' or None, got {parallel_strategy!r}"
-        )
+    strategy = _make_strategy(parallel_strategy, parallel_strategy_kwargs or {})
     device = get_device() if isinstance(move_to_device, bool) else torch.device(move_to_device)
     if move_to_device is not False:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         model = model.to(device)
-    if parallel_strategy is None or get_context().get_world_size() == 1:
+    if strategy is None or get_context().get_world_size() == 1:
         return model
-    options = dict(parallel_strategy_kwargs or {})
-    if parallel_strategy == "fsdp":
-        from torch.distributed.fsdp import FullyShardedDataParallel
+    return strategy.wrap(model, device)
 
-        return FullyShardedDataParallel(model, **{"device_id": device, **options})
-    if device.type == "cuda" and {parameter.device for parameter in model.parameters()} == {device}:
-        options = {"device_ids": [device], "output_device": device, **options}
-    return torch.nn.parallel.DistributedDataParallel(model, **options)
+
+def _make_strategy(given: str | ParallelStrategy | None, options: Mapping[str, Any]) -> ParallelStrategy | None:
+    if given is None or isinstance(given, ParallelStrategy):
+        return given
+    problem = "prepare_model(parallel_strategy=...): expected the name of a strategy, a ParallelStrategy or None, got"
+    if not isinstance(given, str):
+        raise ConfigurationError(f"{problem} {given!r}")
+    try:
+        kind = load_plugin("strategy", given)
+    except PluginNotFoundError as error:
+        raise ConfigurationError(f"{problem} {given!r}: {error}") from error
+    try:
+        strategy: object = kind(**options)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"prepare_model(parallel_strategy_kwargs=...): expected arguments of the strategy {given!r}, got "
+            f"{', '.join(options)}: {error}"
+        ) from error
+    if not isinstance(strategy, ParallelStrategy):
+        raise ConfigurationError(f"{problem} {given!r}, which creates a {type(strategy).__name__}")
+    return strategy
 
 
 def prepare_data_loader(
@@ -111,6 +129,52 @@ def prepare_data_loader(
     if add_dist_sampler and context.get_world_size() > 1:
         loader = shard(loader, rank=context.get_world_rank(), world_size=context.get_world_size())
     return PreparedLoader(loader, device=get_device() if move_to_device else None, auto_transfer=auto_transfer)
+
+
+def prepare(value: Any) -> Any:
+    """Prepare a model, a data loader or an optimizer for :func:`drivetrain.prepare`."""
+    import torch
+    import torch.distributed as dist
+    from torch.optim.lr_scheduler import LRScheduler
+    from torch.utils.data import DataLoader
+
+    from drivetrain_torch._loader import PreparedLoader
+
+    if get_context().get_world_size() > 1 and not dist.is_initialized():
+        raise ConfigurationError(
+            f"prepare(): expected a process group of all workers for a {type(value).__name__}, got none. Use a "
+            "TorchTrainer, or prepare the object with functions of the framework that connects the workers"
+        )
+    if isinstance(value, torch.nn.Module):
+        return value if _is_parallel(value) else prepare_model(value)
+    if isinstance(value, DataLoader):
+        return value if isinstance(value, PreparedLoader) else prepare_data_loader(value)
+    if isinstance(value, torch.optim.Optimizer):
+        if _has_state_elsewhere(value):
+            value.load_state_dict(value.state_dict())  # moves the state to the devices of the parameters
+        return value
+    return value if isinstance(value, LRScheduler) else NotImplemented
+
+
+def _is_parallel(model: torch.nn.Module) -> bool:
+    """Return True if a model has been wrapped, or its parameters are sharded."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrappers = (DistributedDataParallel, FullyShardedDataParallel)
+    # Before torch 2.5, the class DTensor has no public name.
+    return isinstance(model, wrappers) or any(type(each).__name__ == "DTensor" for each in model.parameters())
+
+
+def _has_state_elsewhere(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if an optimizer has state on another device than the parameter, because the model was moved."""
+    import torch
+
+    return any(
+        isinstance(value, torch.Tensor) and value.dim() > 0 and value.device != parameter.device
+        for parameter, state in optimizer.state.items()
+        for value in state.values()
+    )
 
 
 def enable_reproducibility(seed: int = 0) -> None:

@@ -74,6 +74,7 @@ _EXPECTED = {
     "callback": _Expected("a drivetrain.Callback class", (("on_report",),), is_created=False),
     "dataset": _Expected("a drivetrain.plugin.DatasetProvider class", (("accepts", "open", "split"),)),
     "runtime": _Expected("a drivetrain.plugin.Runtime class", (("validate", "room", "launch"),)),
+    "strategy": _Expected("a drivetrain_torch.ParallelStrategy class", (("wrap",),)),
     "policy": _Expected("a drivetrain.FailurePolicy, or a function", (("decide",), ("__call__",)), is_class=False),
 }
 _FUNCTION = _Expected("a function", (("__call__",),), is_class=False, is_created=False)

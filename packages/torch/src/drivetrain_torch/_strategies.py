@@ -1,0 +1,105 @@
+"""The ways to train one model on several workers: the interface of a strategy, and the strategies of PyTorch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from drivetrain import ConfigurationError, get_context
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DDPStrategy", "FSDP2Strategy", "FSDPStrategy", "ParallelStrategy"]
+
+
+class ParallelStrategy(ABC):
+    """A way to train one model on several workers. Entry points in ``drivetrain.strategies`` refer to subclasses.
+
+    ``prepare_model(parallel_strategy=NAME)`` creates an object with the keyword arguments in
+    ``parallel_strategy_kwargs``. All arguments of the class must have default values.
+    """
+
+    @abstractmethod
+    def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+        """Return the model in a form that all workers train together.
+
+        Called on every worker, if there are several. All workers have joined the process group.
+
+        Args:
+            model: the model, the same on every worker. It is on the device, unless the user turned that off.
+            device: the device of this worker.
+        """
+
+
+class DDPStrategy(ParallelStrategy):
+    """``DistributedDataParallel``: every worker has the whole model, and the gradients are averaged.
+
+    Args:
+        **options: further arguments of the wrapper.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+        """Wrap the model. On a GPU, the wrapper also moves the inputs."""
+        import torch
+
+        options = self._options
+        if device.type == "cuda" and {parameter.device for parameter in model.parameters()} == {device}:
+            options = {"device_ids": [device], "output_device": device, **options}
+        return torch.nn.parallel.DistributedDataParallel(model, **options)
+
+
+class FSDPStrategy(ParallelStrategy):
+    """``FullyShardedDataParallel``: every worker has a part of each parameter. Create optimizers afterwards.
+
+    Args:
+        **options: further arguments of the wrapper.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+        """Wrap the model."""
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(model, **{"device_id": device, **self._options})
+
+
+class FSDP2Strategy(ParallelStrategy):
+    """``fully_shard``: every worker has a part of each parameter, which is a ``DTensor``. Create optimizers afterwards.
+
+    Args:
+        modules: classes of submodules, such as the layers of a transformer. Each such submodule is sharded as a unit,
+            whose parameters are gathered together. Without classes, the whole model is one unit.
+        **options: further arguments of ``fully_shard``.
+    """
+
+    def __init__(self, modules: Sequence[type[torch.nn.Module]] = (), **options: Any) -> None:
+        self._modules = tuple(modules)
+        self._options = options
+
+    def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+        """Shard the model in place, and return it."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        try:
+            from torch.distributed.fsdp import fully_shard
+        except ImportError as error:
+            import torch
+
+            raise ConfigurationError(
+                f"prepare_model(parallel_strategy='fsdp2'): expected torch 2.6 or later, got {torch.__version__}. "
+                "Upgrade torch, or use 'fsdp'"
+            ) from error
+        mesh = init_device_mesh(device.type, (get_context().get_world_size(),))
+        options = {"mesh": mesh, **self._options}
+        for module in model.modules():
+            if module is not model and isinstance(module, self._modules):
+                fully_shard(module, **options)
+        fully_shard(model, **options)
+        return model
