@@ -412,6 +412,7 @@ class ScriptedRuntime:
     """A runtime with one scripted group per attempt."""
 
     name = "scripted"
+    in_driver = False
 
     def __init__(self, groups: Sequence[ScriptedGroup], room: Room) -> None:
         self._groups = deque(groups)

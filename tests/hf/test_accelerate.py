@@ -151,7 +151,6 @@ def test_in_process_run_restores_the_environment_of_the_driver(fit: Callable[...
         ({"compile_mode": "fast"}, r"keys that accelerate \S+ knows, got compile_mode\. Remove them, rerun"),
         ({"deepspeed_config": {"zero_level": 2}}, "got deepspeed_config: zero_level"),
         ({"mixed_precision": "fp7"}, "values that Accelerate accepts, got: Unknown mixed_precision mode: fp7"),
-        ({"distributed_type": "FSDP"}, r"expected GPUs for distributed_type: FSDP.* Set ScalingConfig\(use_gpu=True\)"),
         ({"compute_environment": "AMAZON_SAGEMAKER"}, "expected compute_environment: LOCAL_MACHINE, got AMAZON"),
     ],
 )
@@ -160,6 +159,12 @@ def test_config_that_this_version_does_not_support_is_refused(fit: Callable[...,
     with pytest.raises(TrainingFailedError, match=message) as caught:
         fit(print, trainer=AccelerateTrainer, accelerate_config=config, workers=0)
     assert isinstance(caught.value.__cause__, ConfigurationError)
+
+
+def test_config_that_requires_gpus_is_refused_before_the_run_starts(fit: Callable[..., Result], tmp_path: Path):
+    config = {**CONFIG_OF_ANOTHER_CLUSTER, "distributed_type": "FSDP"}
+    with pytest.raises(ConfigurationError, match=r"expected GPUs for distributed_type: FSDP.* ScalingConfig\(use_gpu="):
+        fit(print, trainer=AccelerateTrainer, accelerate_config=config, workers=0)
 
 
 def test_config_that_cannot_be_read_is_refused_before_the_run_starts(tmp_path: Path):

@@ -7,6 +7,7 @@ group                     the plugin provides
 ========================= ====================================================================
 ``drivetrain.backends``   a :class:`drivetrain.BackendConfig` class, which sets up a framework
 ``drivetrain.callbacks``  a :class:`drivetrain.Callback` class, which watches a run
+``drivetrain.commands``   a function that adds a command to ``drivetrain``, with :func:`add_command`
 ``drivetrain.datasets``   a :class:`DatasetProvider` class, which splits datasets of one kind
 ``drivetrain.policies``   a :class:`drivetrain.FailurePolicy` class, or a function
 ``drivetrain.prepare``    under the name of a framework's root module, a function for :func:`drivetrain.prepare`
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from drivetrain._base.outcome import RunOutcome, outcome_of
     from drivetrain._base.pickling import dumps
     from drivetrain._base.redact import redact
+    from drivetrain._cli.output import Commands, add_command, emit, find_run
     from drivetrain._driver.arguments import TrainerArguments, check_param_space, merge_arguments
     from drivetrain._hooks.context import AttemptInfo, Trial
     from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest, is_instance_of
@@ -66,6 +68,7 @@ else:
         "drivetrain._base.outcome": "outcome_of RunOutcome",
         "drivetrain._base.pickling": "dumps",
         "drivetrain._base.redact": "redact",
+        "drivetrain._cli.output": "add_command Commands emit find_run",
         "drivetrain._driver.arguments": "check_param_space merge_arguments TrainerArguments",
         "drivetrain._hooks.context": "AttemptInfo Trial",
         "drivetrain._hooks.dataset": "DatasetProvider is_instance_of Shard SplitRequest",
@@ -93,6 +96,7 @@ else:
 __all__ = [
     "API_VERSION",
     "AttemptInfo",
+    "Commands",
     "Console",
     "DatasetProvider",
     "DriverAddress",
@@ -118,11 +122,14 @@ __all__ = [
     "TrainerArguments",
     "Trial",
     "WorkerListener",
+    "add_command",
     "check_param_space",
     "checkpoint_in",
     "delete_checkpoints",
     "dumps",
+    "emit",
     "find_metric",
+    "find_run",
     "flatten",
     "is_instance_of",
     "load_plugin",
