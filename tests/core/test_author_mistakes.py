@@ -161,7 +161,14 @@ MISTAKES = {
     "trainer: an unrelated class": Mistake("trainer", "class plugin: ...", "got the class plugin without fit()"),
     "trainable: not a function": Mistake("trainable", "plugin = 'tune'", "expected a function, got an object of str"),
     "prepare: not a function": Mistake("prepare", "plugin = {}", "expected a function, got an object of dict"),
-    "strategy: not a function": Mistake("strategy", "plugin = None", "expected a function, got an object of NoneType"),
+    "strategy: no class": Mistake(
+        "strategy", "plugin = None", "expected a drivetrain_torch.ParallelStrategy class, got an object of NoneType"
+    ),
+    "strategy: misspelled wrap": Mistake(
+        "strategy",
+        "class plugin:\n    def warp(self, model, device): ...",
+        "without wrap(). Is warp() meant to be wrap()?",
+    ),
     "command: not a function": Mistake("command", "plugin = 1", "expected a function, got an object of int"),
 }
 
