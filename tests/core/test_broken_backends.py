@@ -57,7 +57,7 @@ def make_trainer(
     return DataParallelTrainer(
         function,
         backend_config=backend,
-        scaling_config=ScalingConfig(num_workers=2),
+        scaling_config=ScalingConfig(num_workers=2, runtime="local"),
         run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, **run_config),
     )
 
@@ -113,7 +113,7 @@ def wait_without_end() -> None:
 def test_rendezvous_that_never_returns_ends_in_time_and_shows_where_it_is(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(TrainingFailedError, match="failed in rendezvous: expected it to return within") as failed:
-        fit(NeverReturns(), tmp_path, start_timeout_s=1.0)
+        fit(NeverReturns(), tmp_path, start_timeout_s=3.0)
     assert time.monotonic() - started < 30
     assert "wait_without_end" in str(failed.value.__cause__)
     assert failed.value.kind is FailureKind.HANG

@@ -89,7 +89,7 @@ def test_output_of_concurrent_runs_names_the_run(tmp_path: Path, capfd: pytest.C
         return DataParallelTrainer(
             train,
             train_loop_config={"ready": pipes[0].path, "go": pipes[1].path},
-            scaling_config=ScalingConfig(num_workers=1),
+            scaling_config=ScalingConfig(num_workers=1, runtime="local"),
             run_config=RunConfig(name=name, storage_path=tmp_path, verbose=0),
         )
 

@@ -108,3 +108,16 @@ def test_failed_copy_of_the_file_is_reported(tmp_path: Path) -> None:
 
     with pytest.raises(IsADirectoryError):
         add_column()
+
+
+@pytest.mark.parametrize("left", [b"", b"_training_iteration,lo"])
+def test_table_whose_header_was_not_written_completely_is_written_by_the_next_driver(
+    tmp_path: Path, left: bytes
+) -> None:
+    (tmp_path / "progress.csv").write_bytes(left)
+    logger, run = CSVLoggerCallback(), run_at(tmp_path)
+    logger.on_resume(run, 0)
+    logger.on_report(run, report(1, {"loss": 1.0}))
+    logger.on_run_end(run, None)
+
+    assert [(row["_training_iteration"], row["loss"]) for row in rows_of(tmp_path)] == [("1", "1.0")]

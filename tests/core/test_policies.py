@@ -174,7 +174,7 @@ def test_cancelling_ends_the_wait_before_the_next_attempt(tmp_path: Path) -> Non
 
     handle = DataParallelTrainer(
         fail,
-        scaling_config=ScalingConfig(num_workers=1),
+        scaling_config=ScalingConfig(num_workers=1, runtime="local"),
         run_config=RunConfig(
             storage_path=tmp_path,
             verbose=0,

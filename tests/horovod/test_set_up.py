@@ -23,7 +23,7 @@ from drivetrain import (
     WorkerInfo,
 )
 from drivetrain_horovod import HorovodConfig, HorovodTrainer
-from drivetrain_horovod._backend import HorovodBackend, _gpus_of_nodes, _slots
+from drivetrain_horovod._backend import HorovodBackend, _slots
 
 
 def facts() -> dict[str, Any]:
@@ -84,10 +84,6 @@ def test_slots_are_the_same_as_those_of_horovodrun():
 
     expected = get_host_assignments(parse_hosts("a:2,b:3,c:1"), 6)
     assert [SlotInfo(*slot.values()) for slot in _slots(make_workers(a=2, b=3, c=1))] == expected
-
-
-def test_workers_see_the_gpus_of_their_node_by_local_rank():
-    assert _gpus_of_nodes(make_workers(a=2, b=1)) == ["0,1", "0,1", "0"]
 
 
 def test_interface_that_no_worker_has_is_refused_with_the_existing_ones(fit: Callable[..., Result]):
@@ -193,7 +189,7 @@ def test_backend_is_found_by_its_name(tmp_path: Path):
     trainer = DataParallelTrainer(
         lambda: facts()["size"],
         backend_config="horovod",
-        scaling_config=ScalingConfig(num_workers=2),
+        scaling_config=ScalingConfig(num_workers=2, runtime="local"),
         run_config=RunConfig(storage_path=tmp_path, verbose=0, start_timeout_s=60),
     )
     assert trainer.fit().return_value == 2

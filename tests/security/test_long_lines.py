@@ -114,7 +114,7 @@ def test_progress_bar_of_a_live_run_is_followed(tmp_path: Path) -> None:
             train,
             train_loop_config={"pipe": pipe.path},
             run_config=RunConfig(name="followed", storage_path=str(tmp_path), verbose=0),
-            scaling_config=ScalingConfig(num_workers=1),
+            scaling_config=ScalingConfig(num_workers=1, runtime="local"),
         ).start()
         program = f"import sys; from {main.__module__} import main; sys.exit(main())"
         tail = subprocess.Popen(

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,17 +19,9 @@ Fit = Callable[..., Result]
 NO_PROXY = "no_grpc_proxy"
 
 
-def test_tf_config_lists_the_workers_by_rank_with_reserved_ports(fit: Fit):
+def test_tf_config_lists_the_workers_by_rank_with_different_ports(fit: Fit):
     def train() -> None:
-        config = json.loads(os.environ["TF_CONFIG"])
-        refused = 0
-        for address in config["cluster"]["worker"]:
-            with socket.socket() as other:
-                try:
-                    other.bind(("", int(address.rpartition(":")[2])))
-                except OSError:
-                    refused += 1
-        drivetrain.report({**config, "refused": refused, "direct": os.environ[NO_PROXY]})
+        drivetrain.report({**json.loads(os.environ["TF_CONFIG"]), "direct": os.environ[NO_PROXY]})
 
     collector = Collector()
     fit(train, run={"callbacks": [collector]})
@@ -39,7 +30,6 @@ def test_tf_config_lists_the_workers_by_rank_with_reserved_ports(fit: Fit):
     addresses = reports[0]["cluster"]["worker"]
     assert reports[0]["cluster"] == reports[1]["cluster"] == {"worker": addresses}
     assert len(set(addresses)) == len(addresses) == 2
-    assert [metrics["refused"] for metrics in reports] == [2, 2]
     assert all(address.rpartition(":")[0] in reports[0]["direct"].split(",") for address in addresses)
 
 

@@ -87,7 +87,7 @@ def test_several_workers_without_a_process_group_are_refused(tmp_path):
 
     run = RunConfig(storage_path=tmp_path, verbose=0)
     with pytest.raises(TrainingFailedError, match="expected a process group of all workers for a Net, got none"):
-        DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=2), run_config=run).fit()
+        DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=2, runtime="local"), run_config=run).fit()
 
 
 def test_tensor_is_refused(fit: Callable[..., Result]):

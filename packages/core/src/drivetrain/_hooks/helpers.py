@@ -18,6 +18,7 @@ __all__ = ["ProcessValue", "node_accelerators", "reserve_port", "temporary_envir
 T = TypeVar("T")
 
 _EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_UNPRIVILEGED = 1_024
 _PORTS = 10_000
 _ATTEMPTS = 200
 
@@ -29,16 +30,17 @@ def reserve_port() -> int:
     """Return a free TCP port of this machine, and reserve it until this process exits.
 
     For frameworks that expect a port number and bind the port much later. The kernel does not give the port to other
-    processes, because the port is outside the ephemeral range. Other workers of this machine do not get it, because
-    this process binds an abstract socket address for the port number, and only one process can bind this address at a
-    time.
+    processes, because the port is below the ephemeral range, unless that range begins at the lowest ports. Other
+    workers of this machine do not get it, because this process binds an abstract socket address for the port number,
+    and only one process can bind this address at a time.
 
     Raises:
         ResourceError: no free port was found.
     """
-    first = int(_EPHEMERAL_PORTS.read_text().split()[0])
-    low = first - _PORTS if first > _PORTS + 1_024 else 1_024
-    for port in random.SystemRandom().sample(range(low, max(first, low + _PORTS)), _ATTEMPTS):
+    first_ephemeral = int(_EPHEMERAL_PORTS.read_text().split()[0])
+    low = max(_FIRST_UNPRIVILEGED, first_ephemeral - _PORTS)
+    high = first_ephemeral if first_ephemeral - low >= _ATTEMPTS else low + _PORTS
+    for port in random.SystemRandom().sample(range(low, high), _ATTEMPTS):
         name = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:
             try:
@@ -50,7 +52,7 @@ def reserve_port() -> int:
         _reserved.append(name)
         return port
     raise ResourceError(
-        f"[DT-309] expected a free port between {low} and {first}, got none in {_ATTEMPTS} attempts. End processes "
+        f"[DT-309] expected a free port between {low} and {high}, got none in {_ATTEMPTS} attempts. End processes "
         "that listen on ports of this machine"
     )
 

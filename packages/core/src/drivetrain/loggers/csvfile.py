@@ -68,7 +68,8 @@ class CSVLoggerCallback(Callback):
         draft = path.with_name(f".{PROGRESS_FILE}.draft")
         with _lines_of(path) as old, draft.open("wb") as new:
             columns, rows = _parse(_complete_lines(old), str(path))
-            new.write(_row(columns))
+            if columns:  # a driver that is killed before the first report leaves an empty file
+                new.write(_row(columns))
             for row in rows:
                 if not _is_after(row.get(_ITERATION), iteration):
                     new.write(_row(row.get(column, "") for column in columns))
