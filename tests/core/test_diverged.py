@@ -39,7 +39,8 @@ def diverge_once() -> list[int]:
 def fit(tmp_path: Path, config: CheckpointConfig) -> Result:
     return DataParallelTrainer(
         diverge_once,
-        scaling_config=ScalingConfig(num_workers=1, runtime="local"),  # a report of one worker is committed before the worker fails
+        # The report of a single worker is committed before the worker fails.
+        scaling_config=ScalingConfig(num_workers=1, runtime="local"),
         run_config=RunConfig(
             storage_path=tmp_path,
             verbose=0,

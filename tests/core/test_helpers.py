@@ -29,9 +29,13 @@ def test_variables_have_their_previous_values_after_the_block(monkeypatch: pytes
     monkeypatch.setenv("DT_TEST_OLD", "before")
     monkeypatch.delenv("DT_TEST_NEW", raising=False)
 
-    with pytest.raises(ZeroDivisionError), temporary_environment({"DT_TEST_OLD": "during", "DT_TEST_NEW": "new"}):
-        assert (os.environ["DT_TEST_OLD"], os.environ["DT_TEST_NEW"]) == ("during", "new")
-        raise ZeroDivisionError
+    def fail_in_block() -> None:
+        with temporary_environment({"DT_TEST_OLD": "during", "DT_TEST_NEW": "new"}):
+            assert (os.environ["DT_TEST_OLD"], os.environ["DT_TEST_NEW"]) == ("during", "new")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_in_block()
 
     assert os.environ["DT_TEST_OLD"] == "before"
     assert "DT_TEST_NEW" not in os.environ
