@@ -114,7 +114,7 @@ class Workers(Callback):
 
 def report_devices(config):
     """Report a rank's place and its GPUs."""
-    names = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+    names = ("CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
     devices = {name: os.environ.get(name) for name in names}
     devices["local_world_size"] = get_context().get_local_world_size()
     if config["torch"] and get_context().get_world_rank() == 0:  # one rank is enough, as PyTorch is slow to import
@@ -153,9 +153,9 @@ def room_for(maximum, strategy, *, running=(), avoided=()):
 
 
 def nodes_with_gpus(storage_path):
-    """Ray believes the number of GPUs that a node declares; no code here calls CUDA."""
+    """Ray believes the number of GPUs and TPUs that a node declares; no code here calls CUDA or uses a TPU."""
     a100 = {"num_cpus": 6, "num_gpus": 13, "resources": {"accelerator_type:A100": 1}}
-    t4 = {"num_cpus": 3, "num_gpus": 2, "resources": {"accelerator_type:T4": 1}}
+    t4 = {"num_cpus": 3, "num_gpus": 2, "resources": {"accelerator_type:T4": 1, "TPU": 4}}
     with cluster_of(a100, t4) as cluster:
         neighbour = Neighbour.options(resources={"accelerator_type:A100": 0.001}).remote()
         taken = ray.get(neighbour.gpus.remote(), timeout=60)
@@ -182,6 +182,7 @@ def nodes_with_gpus(storage_path):
             },
             "several": gpus(3, 2, torch=importlib.util.find_spec("torch") is not None),
             "fraction": gpus(2, 0.5, accelerator_type="T4"),
+            "tpus": workers_of(storage_path, num_workers=2, resources_per_worker={"TPU": 2}),
             "unknown type": gpus(1, 1, accelerator_type="H100", start_timeout_s=1),
             "PACK": cpus(2, "PACK"),
             "SPREAD": cpus(2, "SPREAD"),

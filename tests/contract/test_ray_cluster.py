@@ -159,6 +159,14 @@ def test_workers_with_half_a_gpu_share_one(gpus):
     assert {worker["CUDA_VISIBLE_DEVICES"] for worker in workers} == set(workers[0]["accelerator_ids"])
 
 
+def test_worker_has_the_ids_of_its_tpus_and_ranks_follow_their_order(gpus):
+    workers = gpus["tpus"]
+    assert facts(workers, "accelerator_ids", "other_accelerators", "TPU_VISIBLE_CHIPS") == [
+        ([], {"TPU": ["0", "1"]}, "0,1"),
+        ([], {"TPU": ["2", "3"]}, "2,3"),
+    ]
+
+
 def test_workers_are_placed_on_nodes_with_the_accelerator_type(gpus):
     assert {worker["node_id"] for worker in gpus["fraction"]} == {gpus["there"]}
 

@@ -5,7 +5,13 @@ import pytest
 
 import drivetrain
 from drivetrain import DataParallelTrainer, ResourceError, RunConfig, ScalingConfig
-from drivetrain._runtimes.resources import gpu_sort_key, order_nodes, partition_gpus, threads_per_worker, visible_gpus
+from drivetrain._runtimes.resources import (
+    accelerator_sort_key,
+    order_nodes,
+    partition_gpus,
+    threads_per_worker,
+    visible_gpus,
+)
 from tests.support import Collector
 
 
@@ -98,7 +104,7 @@ def test_nodes_keep_their_places_and_new_nodes_replace_lost_ones(nodes: str, bef
 
 def test_gpus_are_sorted_by_number() -> None:
     workers = [("10", "11"), ("8", "9"), ("9", "12")]
-    assert sorted(workers, key=gpu_sort_key) == [("8", "9"), ("9", "12"), ("10", "11")]
+    assert sorted(workers, key=accelerator_sort_key) == [("8", "9"), ("9", "12"), ("10", "11")]
 
 
 @pytest.mark.parametrize(

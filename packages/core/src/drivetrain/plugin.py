@@ -1,4 +1,4 @@
-"""The public API for plugin authors, in addition to ``drivetrain``.
+"""The public API for plugin authors.
 
 A plugin is an entry point in one of these groups:
 
@@ -18,9 +18,9 @@ group                     the plugin provides
 ========================= ====================================================================
 
 An installed plugin runs no code until it is selected by name, with two exceptions: drivetrain asks every dataset
-provider whether it accepts a dataset, and every runtime whether the environment selects it. A plugin imports
-``drivetrain``, this module and, in its tests, ``drivetrain.testing``; everything else in the package is internal. The
-classes for runtimes are provisional: they may change until a second cluster runtime uses them.
+provider whether it accepts a dataset, and every runtime whether the environment selects it. A plugin imports this
+module, ``drivetrain`` and, in its tests, ``drivetrain.testing``; everything else in the package is internal. The
+classes that plugins derive from are all here; those that users need too are the same objects as in ``drivetrain``.
 """
 
 from typing import TYPE_CHECKING
@@ -29,14 +29,18 @@ from drivetrain._base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from drivetrain._base.console import Console
+    from drivetrain._base.failure import Failure
     from drivetrain._base.metrics import find_metric, flatten
     from drivetrain._base.outcome import RunOutcome, outcome_of
     from drivetrain._base.pickling import dumps
     from drivetrain._base.redact import redact
     from drivetrain._cli.output import Commands, add_command, emit, find_run
     from drivetrain._driver.arguments import TrainerArguments, check_param_space, merge_arguments
-    from drivetrain._hooks.context import AttemptInfo, Trial
-    from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest, is_instance_of
+    from drivetrain._driver.trainer import DataParallelTrainer
+    from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
+    from drivetrain._hooks.callback import Callback, Report
+    from drivetrain._hooks.context import AttemptInfo, Run, TrainContext, Trial, WorkerInfo
+    from drivetrain._hooks.dataset import DatasetProvider, DatasetShard, Shard, SplitRequest, is_instance_of
     from drivetrain._hooks.finding import Finding, run_python
     from drivetrain._hooks.helpers import (
         ProcessValue,
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
         worker_threads,
     )
     from drivetrain._hooks.plugins import API_VERSION, load_plugin
+    from drivetrain._hooks.policy import FailurePolicy
     from drivetrain._hooks.providers import OpenedDataset, required_runtime
     from drivetrain._runtimes.base import Group, GroupOutput, GroupSpec, Runtime
     from drivetrain._runtimes.local import ForkServers, LocalRuntime
@@ -59,22 +64,28 @@ if TYPE_CHECKING:
     from drivetrain._wire.handshake import DriverAddress, Introduction, WorkerListener
     from drivetrain._worker.main import worker_main
     from drivetrain._worker.stacks import read_stacks
+    from drivetrain.errors import FailureKind
     from drivetrain.loggers.entries import Entry, Ranks
     from drivetrain.loggers.tracker import TrackerCallback, numbers, parameters
 else:
     _SOURCES = {
         "drivetrain._base.console": "Console",
+        "drivetrain._base.failure": "Failure",
         "drivetrain._base.metrics": "find_metric flatten",
         "drivetrain._base.outcome": "outcome_of RunOutcome",
         "drivetrain._base.pickling": "dumps",
         "drivetrain._base.redact": "redact",
         "drivetrain._cli.output": "add_command Commands emit find_run",
         "drivetrain._driver.arguments": "check_param_space merge_arguments TrainerArguments",
-        "drivetrain._hooks.context": "AttemptInfo Trial",
-        "drivetrain._hooks.dataset": "DatasetProvider is_instance_of Shard SplitRequest",
+        "drivetrain._driver.trainer": "DataParallelTrainer",
+        "drivetrain._hooks.backend": "Backend BackendConfig WorkerGroup",
+        "drivetrain._hooks.callback": "Callback Report",
+        "drivetrain._hooks.context": "AttemptInfo Run TrainContext Trial WorkerInfo",
+        "drivetrain._hooks.dataset": "DatasetProvider DatasetShard is_instance_of Shard SplitRequest",
         "drivetrain._hooks.finding": "Finding run_python",
         "drivetrain._hooks.helpers": "node_accelerators ProcessValue reserve_port temporary_environment worker_threads",
         "drivetrain._hooks.plugins": "API_VERSION load_plugin",
+        "drivetrain._hooks.policy": "FailurePolicy",
         "drivetrain._hooks.providers": "OpenedDataset required_runtime",
         "drivetrain._runtimes.base": "Group GroupOutput GroupSpec Runtime",
         "drivetrain._runtimes.remote": "RemoteGroup",
@@ -88,6 +99,7 @@ else:
         "drivetrain._wire.handshake": "DriverAddress Introduction WorkerListener",
         "drivetrain._worker.main": "worker_main",
         "drivetrain._worker.stacks": "read_stacks",
+        "drivetrain.errors": "FailureKind",
         "drivetrain.loggers.entries": "Entry Ranks",
         "drivetrain.loggers.tracker": "numbers parameters TrackerCallback",
     }
@@ -96,11 +108,19 @@ else:
 __all__ = [
     "API_VERSION",
     "AttemptInfo",
+    "Backend",
+    "BackendConfig",
+    "Callback",
     "Commands",
     "Console",
+    "DataParallelTrainer",
     "DatasetProvider",
+    "DatasetShard",
     "DriverAddress",
     "Entry",
+    "Failure",
+    "FailureKind",
+    "FailurePolicy",
     "Finding",
     "ForkServers",
     "Group",
@@ -112,6 +132,8 @@ __all__ = [
     "ProcessValue",
     "Ranks",
     "RemoteGroup",
+    "Report",
+    "Run",
     "RunLock",
     "RunOutcome",
     "Runtime",
@@ -119,8 +141,11 @@ __all__ = [
     "SplitRequest",
     "Storage",
     "TrackerCallback",
+    "TrainContext",
     "TrainerArguments",
     "Trial",
+    "WorkerGroup",
+    "WorkerInfo",
     "WorkerListener",
     "add_command",
     "check_param_space",

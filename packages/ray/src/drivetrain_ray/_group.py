@@ -246,11 +246,13 @@ class RayGroup(RemoteGroup):
         for process in processes:
             if process.index not in self._spares:
                 self._reservation.devices[self._bundle_of[process.index]] = process.details
+        devices = {process.index: self._devices(process.index) for process in processes}
         self._actors.nodes = self.assign_ranks(
             processes,
-            {process.index: self._devices(process.index).gpus for process in processes},
+            {index: each.gpus for index, each in devices.items()},
             first_node=ray.get_runtime_context().get_node_id(),
             previous_nodes=self._actors.nodes,
+            other_accelerators={index: each.others for index, each in devices.items()},
         )
         self._report_deaths()
 
@@ -260,7 +262,7 @@ class RayGroup(RemoteGroup):
 
     def _devices(self, index: int) -> Devices:
         """Return the devices of a worker. Ray assigns none to a spare, so a spare uses the devices of its bundle."""
-        return self._reservation.devices.get(self._bundle_of[index], Devices((), {}))
+        return self._reservation.devices.get(self._bundle_of[index], Devices((), {}, {}))
 
     def kill_actors(self) -> None:
         """Kill all workers. Wait for Ray's confirmation, and then for the exit of the processes shortly afterwards."""

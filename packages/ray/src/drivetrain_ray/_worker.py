@@ -18,11 +18,13 @@ class Devices(NamedTuple):
 
     Attributes:
         gpus: the ids of the GPUs.
+        others: the ids of the other accelerators, by resource name.
         environment: the environment variables that select devices, such as ``CUDA_VISIBLE_DEVICES``, and
             ``OMP_NUM_THREADS``.
     """
 
     gpus: tuple[str, ...]
+    others: Mapping[str, tuple[str, ...]]
     environment: Mapping[str, str]
 
 
@@ -41,14 +43,15 @@ class RayWorker:
         import ray
 
         context = ray.get_runtime_context()
-        gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
+        assigned = {name: tuple(map(str, ids)) for name, ids in context.get_accelerator_ids().items() if ids}
+        gpus = assigned.pop("GPU", ())
         devices = {name: value for name, value in os.environ.items() if any(part in name for part in _DEVICE_VARIABLES)}
         worker_main(
             self._address,
             self._index,
             node_id=context.get_node_id(),
             ip=ray.util.get_node_ip_address(),
-            details=Devices(gpus, devices),
+            details=Devices(gpus, assigned, devices),
             preload=preload,
             environment=environment,
         )

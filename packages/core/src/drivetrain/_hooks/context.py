@@ -46,6 +46,8 @@ class WorkerInfo:
         ip: the IP address at which other workers reach this worker.
         pid: its process id on that node.
         accelerator_ids: the ids of its GPUs, as in ``CUDA_VISIBLE_DEVICES``.
+        other_accelerators: the ids of its accelerators other than GPUs, by resource name, such as ``{"TPU": ("0",)}``,
+            if the runtime assigns them.
     """
 
     rank: int
@@ -56,6 +58,7 @@ class WorkerInfo:
     ip: str
     pid: int
     accelerator_ids: tuple[str, ...] = ()
+    other_accelerators: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec, rank_environment
 from drivetrain._runtimes.connected import ConnectedGroup
-from drivetrain._runtimes.resources import gpu_sort_key, order_nodes
+from drivetrain._runtimes.resources import accelerator_sort_key, order_nodes
 from drivetrain._wire.commands import JoinRun
 from drivetrain._wire.handshake import Introduction
 from drivetrain.errors import WorkerDiedError
@@ -50,10 +50,11 @@ class RemoteGroup(ConnectedGroup):
         *,
         first_node: str,
         previous_nodes: Sequence[str] = (),
+        other_accelerators: Mapping[int, Mapping[str, tuple[str, ...]]] | None = None,
     ) -> list[str]:
         """Make connected processes the workers of the group.
 
-        The processes of a node get consecutive ranks, sorted by their GPUs.
+        The processes of a node get consecutive ranks, sorted by their GPUs and then by their other accelerators.
 
         Args:
             processes: the introductions of the processes. On each node, processes without GPUs keep this order.
@@ -61,6 +62,8 @@ class RemoteGroup(ConnectedGroup):
             first_node: the id of the node that precedes all other new nodes, usually the driver's node.
             previous_nodes: the ids of the nodes of the run's previous group, in the order of their ranks. Nodes that
                 are still used keep this order, and new nodes take the places of lost ones.
+            other_accelerators: a mapping from the index in a process's introduction to the other accelerators of that
+                process; see :class:`drivetrain.WorkerInfo`.
 
         Returns:
             The ids of the nodes, in the order of their ranks.
@@ -68,8 +71,11 @@ class RemoteGroup(ConnectedGroup):
         nodes = order_nodes({process.facts["node_id"] for process in processes}, first_node, previous_nodes)
         node_ranks = {node: node_rank for node_rank, node in enumerate(nodes)}
 
+        others = other_accelerators or {}
+
         def place(process: Introduction) -> tuple[int, object]:
-            return node_ranks[process.facts["node_id"]], gpu_sort_key(gpus[process.index])
+            assigned = [gpus[process.index], *others.get(process.index, {}).values()]
+            return node_ranks[process.facts["node_id"]], tuple(map(accelerator_sort_key, assigned))
 
         workers: list[WorkerInfo] = []
         on_node: Counter[int] = Counter()
@@ -81,6 +87,7 @@ class RemoteGroup(ConnectedGroup):
                     local_rank=on_node[node_rank],
                     node_rank=node_rank,
                     accelerator_ids=gpus[process.index],
+                    other_accelerators=others.get(process.index, {}),
                     **process.facts,
                 )
             )

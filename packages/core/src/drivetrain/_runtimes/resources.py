@@ -13,7 +13,7 @@ from pathlib import Path
 from drivetrain.config import ScalingConfig
 from drivetrain.errors import ResourceError
 
-__all__ = ["OomCounter", "gpu_sort_key", "order_nodes", "partition_gpus", "threads_per_worker", "visible_gpus"]
+__all__ = ["OomCounter", "accelerator_sort_key", "order_nodes", "partition_gpus", "threads_per_worker", "visible_gpus"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _DEVICES = Path("/dev")
@@ -79,9 +79,9 @@ def order_nodes(nodes: Collection[str], first_node: str, previous_nodes: Sequenc
     return [node for node in kept if node is not None] + list(new)
 
 
-def gpu_sort_key(gpus: Sequence[str]) -> tuple[tuple[int, str], ...]:
-    """Return a sort key for a worker's GPUs. It sorts GPU numbers by value, and UUIDs as text."""
-    return tuple((len(gpu), gpu) for gpu in gpus)
+def accelerator_sort_key(ids: Sequence[str]) -> tuple[tuple[int, str], ...]:
+    """Return a sort key for a worker's accelerators of one kind. It sorts numbers by value, and UUIDs as text."""
+    return tuple((len(each), each) for each in ids)
 
 
 def threads_per_worker(scaling: ScalingConfig) -> int:
