@@ -155,6 +155,31 @@ MISTAKES = {
         "can be created without arguments, got plugin(limit)",
     ),
     "policy: a number": Mistake("policy", "plugin = 3", "got an object of int without decide()"),
+    "policy: a missing parameter": Mistake(
+        "policy",
+        "class plugin:\n    def decide(self, failure): return True",
+        "plugin.decide: expected the parameters (failure, history), got (failure)",
+    ),
+    "policy: a coroutine function": Mistake(
+        "policy",
+        "class plugin:\n    async def decide(self, failure, history): return True",
+        "plugin.decide: expected a normal function, got one with `async def`",
+    ),
+    "callback: a missing parameter": Mistake(
+        "callback",
+        "class plugin(Callback):\n    def on_report(self, report): ...",
+        "plugin.on_report: expected the parameters (run, report), got (report)",
+    ),
+    "callback: a coroutine function": Mistake(
+        "callback",
+        "class plugin(Callback):\n    async def on_run_start(self, run): ...",
+        "plugin.on_run_start: expected a normal function",
+    ),
+    "dataset: a missing keyword": Mistake(
+        "dataset",
+        DATASET + "class plugin(Rows):\n    def open(self, name, dataset): return dataset",
+        "plugin.open: expected the parameters (name, dataset, *, keep_together), got (name, dataset)",
+    ),
     "trainer: an object": Mistake(
         "trainer", "plugin = object()", "expected a drivetrain.DataParallelTrainer class, got an object"
     ),

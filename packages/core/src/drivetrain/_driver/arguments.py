@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
 from drivetrain._hooks.data_config import DataConfig
 from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.signatures import find_wrong_method
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError
@@ -194,4 +195,6 @@ def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
             "[DT-103] backend_config: expected a BackendConfig, a Backend or the name of an installed backend, "
             f"got {given!r}"
         )
+    if (problem := find_wrong_method(backend, Backend)) is not None:
+        raise ConfigurationError(f"[DT-607] backend {backend.name!r}: {problem}")
     return backend

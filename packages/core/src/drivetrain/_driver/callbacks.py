@@ -9,6 +9,7 @@ from typing import Any, cast
 from drivetrain._base.failure import one_line
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.signatures import find_wrong_method
 from drivetrain.config import RunConfig
 from drivetrain.errors import DrivetrainError, PluginBrokenError
 from drivetrain.loggers.csvfile import CSVLoggerCallback
@@ -30,10 +31,13 @@ def make_callbacks(config: RunConfig, of_backend: Sequence[Callback] = ()) -> li
         of_backend: the default callbacks of the backend.
 
     Raises:
-        PluginError: a callback that is given by name is not installed, does not load, or is not a callback.
+        PluginError: a callback that is given by name is not installed, does not load, or is not a callback; or a hook
+            of a callback has the wrong parameters.
     """
     given = [_make(callback) for callback in config.callbacks]
     for callback in given:
+        if (problem := find_wrong_method(callback, Callback)) is not None:
+            raise PluginBrokenError(f"[DT-602] RunConfig(callbacks=...): {problem}")
         _warn_of_unknown_hooks(callback)
     defaults: list[type[Callback]] = [Timeline, JsonLoggerCallback, CSVLoggerCallback, MissingMetrics]
     if config.verbose:

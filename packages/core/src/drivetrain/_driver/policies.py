@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from drivetrain._base.failure import Failure, one_line
 from drivetrain._hooks.plugins import load_plugin
 from drivetrain._hooks.policy import FailurePolicy, FunctionPolicy, RetryBudget
+from drivetrain._hooks.signatures import find_wrong_function, find_wrong_method
 from drivetrain.config import FailureConfig
 from drivetrain.errors import DrivetrainError, PluginBrokenError
 
@@ -52,12 +53,16 @@ def make_policy(config: FailureConfig) -> FailurePolicy:
                 f"FailureConfig(policy=...) instead: {given.__qualname__}(...)"
             ) from error
     if callable(getattr(given, "decide", None)):
-        return cast("FailurePolicy", given)
-    if callable(given):
-        return FunctionPolicy(given)
-    raise PluginBrokenError(
-        f"[DT-602] {where}: expected a function, or an object with decide(failure, history), got {given!r}"
-    )
+        policy = cast("FailurePolicy", given)
+        problem = find_wrong_method(policy, FailurePolicy)
+    elif callable(given):
+        policy = FunctionPolicy(given)
+        problem = find_wrong_function(given, policy.decide)
+    else:
+        problem = f"expected a function, or an object with decide(failure, history), got {given!r}"
+    if problem is not None:
+        raise PluginBrokenError(f"[DT-602] {where}: {problem}")
+    return policy
 
 
 def ask(policy: FailurePolicy, failure: Failure, history: Sequence[Failure]) -> Decision:

@@ -149,7 +149,7 @@ def check_plugin(plugin: Plugin) -> Any:
     """
     _require_version(plugin)
     loaded = plugin.load()
-    problem = _find_problem(loaded, _EXPECTED.get(plugin.kind, _FUNCTION))
+    problem = _find_problem(loaded, plugin.kind)
     if problem is not None:
         raise PluginBrokenError(
             f"[DT-602] the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version}, {plugin.target}: "
@@ -172,10 +172,15 @@ def _require_version(plugin: Plugin) -> None:
         )
 
 
-def _find_problem(loaded: Any, expected: _Expected) -> str | None:
+def _find_problem(loaded: Any, kind: str) -> str | None:
     """Return what is wrong with the object of a plugin, or None."""
     from drivetrain._hooks.backend import BackendConfig
+    from drivetrain._hooks.callback import Callback
+    from drivetrain._hooks.dataset import DatasetProvider
+    from drivetrain._hooks.policy import FailurePolicy
+    from drivetrain._hooks.signatures import find_wrong_method
 
+    expected = _EXPECTED.get(kind, _FUNCTION)
     is_class = isinstance(loaded, type)
     if expected.is_class and not is_class:
         return f"expected {expected.what}, got {_describe(loaded)}. Register the class itself"
@@ -183,6 +188,9 @@ def _find_problem(loaded: Any, expected: _Expected) -> str | None:
     if all(missing):
         nearest = min(missing, key=len)
         return f"expected {expected.what}, got {_describe(loaded)} without {_methods(nearest)}{_hint(loaded, nearest)}"
+    interfaces: dict[str, type] = {"callback": Callback, "dataset": DatasetProvider, "policy": FailurePolicy}
+    if kind in interfaces and (wrong := find_wrong_method(loaded, interfaces[kind])):
+        return wrong
     if not is_class:
         return None
     if loaded is not BackendConfig and getattr(loaded, "create", None) is BackendConfig.create:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -21,6 +22,7 @@ _MAX_BACKOFF_S = 60.0
 class FailurePolicy(Protocol):
     """Decides whether and when to retry after a failure. Pass it as ``FailureConfig(policy=...)``."""
 
+    @abstractmethod
     def decide(self, failure: Failure, history: Sequence[Failure]) -> bool | float:
         """Return whether to start another attempt, and when.
 

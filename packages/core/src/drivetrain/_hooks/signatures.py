@@ -1,0 +1,55 @@
+"""Checks, before a run starts, that the methods of a plugin can be called in the way in which drivetrain calls them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["find_wrong_function", "find_wrong_method"]
+
+
+def find_wrong_method(plugin: object, interface: type) -> str | None:
+    """Return what is wrong with a method that a plugin defines in place of one of its interface; None if nothing is.
+
+    Args:
+        plugin: a class, or an object of a class.
+        interface: the class that declares the methods.
+    """
+    kind = plugin if isinstance(plugin, type) else type(plugin)
+    for name in dir(interface):
+        declared, own = getattr(interface, name), getattr(kind, name, None)
+        if name.startswith("_") or not inspect.isroutine(declared) or not inspect.isroutine(own) or own == declared:
+            continue
+        problem = find_wrong_function(own, declared)
+        if problem is not None:
+            return f"{kind.__qualname__}.{name}: {problem}"
+    return None
+
+
+def find_wrong_function(function: Callable[..., Any], declared: Callable[..., Any]) -> str | None:
+    """Return why a function cannot be called like another one; None if it can, or if its parameters are unknown."""
+    if inspect.iscoroutinefunction(function):
+        return "expected a normal function, got one with `async def`"
+    try:
+        own, expected = inspect.signature(function), inspect.signature(declared)
+    except (TypeError, ValueError):  # a function that is implemented in C
+        return None
+    parameters = expected.parameters.values()
+    positional = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    keywords = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
+    try:
+        own.bind(*positional, **keywords)
+    except TypeError:
+        return f"expected the parameters ({_names(expected)}), got ({_names(own)})"
+    return None
+
+
+def _names(signature: inspect.Signature) -> str:
+    """Return the names of the parameters, without ``self`` and annotations."""
+    kept = [
+        each.replace(annotation=each.empty, default=each.empty)
+        for name, each in signature.parameters.items()
+        if name != "self"
+    ]
+    return str(inspect.Signature(kept))[1:-1]
