@@ -29,8 +29,12 @@ def prepare(*objects: Any) -> Any:
     ``drivetrain.prepare``. For each object, the classes of its type's method resolution order are tried, and the first
     function that does not return ``NotImplemented`` prepares the object.
 
+    Objects are prepared one after another. Pass a model before its optimizer, so that the state of the optimizer can
+    follow the parameters to the device. A strategy that shards a model replaces its parameters: call
+    ``prepare_model(model, parallel_strategy="fsdp2")`` first, and create the optimizer from the model that it returns.
+
     Args:
-        *objects: the objects, in any order. Objects that are already prepared are returned unchanged.
+        *objects: the objects. Objects that are already prepared are returned unchanged.
 
     Returns:
         The prepared object, or a tuple with the prepared objects in the same order.
