@@ -386,6 +386,12 @@ def bench(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
+@nox.session(requires=["dev"], venv_backend="none")
+def third_party_wheels(session: nox.Session) -> None:
+    """Rebuild the kept wheels of the third-party plugins for the current version, if their sources have changed."""
+    run_in_dev(session, "tests.third_party.wheels")
+
+
 @nox.session(venv_backend="none")
 def bump(session: nox.Session) -> None:
     """Set the version of all packages (`-- 0.2.0`)."""

@@ -119,3 +119,12 @@ def test_scaling_config_copies_the_resources() -> None:
     given["CPU"] = 99.0
 
     assert config.num_cpus_per_worker == 1.0
+
+
+def test_secret_options_of_a_callback_are_not_shown() -> None:
+    config = RunConfig(callbacks=[("webhook", {"url": "https://host/", "token": "s3cret", "tokenizer": "bpe"})])
+
+    assert "s3cret" not in f"{config!r} {config._repr_html_()}"
+    assert "'tokenizer': 'bpe'" in repr(config)
+    for each in (config, pickle.loads(pickle.dumps(config)), dataclasses.replace(config)):
+        assert each.callbacks == (("webhook", {"url": "https://host/", "token": "s3cret", "tokenizer": "bpe"}),)

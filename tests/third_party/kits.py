@@ -1,4 +1,4 @@
-"""The conformance kits, as an author's own tests of an installed plugin. ``test_kits.py`` runs this file with pytest."""
+"""The conformance kits, as the authors of the installed plugins would run them. ``test_kits.py`` runs this file."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,7 @@
-"""The installed plugins in real runs, in processes in which only the wheels and the current drivetrain are installed."""
+"""The plugins in real runs: in processes that have their wheels on the module path, but not their sources."""
 
 import http.server
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -68,9 +67,9 @@ def test_webhook_posts_events_and_an_unusable_server_does_not_affect_the_run(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         closed = f"http://127.0.0.1:{unused.getsockname()[1]}/"
-    urls = [receiver.url("/hook?team=a"), closed, receiver.url("/slow"), receiver.url("/to-file"), receiver.url("/to-x")]
-    webhooks: list[dict[str, Any]] = [{"url": url, "timeout_s": 1.0} for url in [*urls, "file:///etc/passwd"]]
-    webhooks[0] |= {"token": "s3cret", "timeout_s": WAIT_S}
+    urls = [closed, *(receiver.url(path) for path in ("/slow", "/to-file", "/to-elsewhere"))]
+    webhooks: list[dict[str, Any]] = [{"url": url, "timeout_s": 1.0} for url in (*urls, "file:///etc/passwd")]
+    webhooks.insert(0, {"url": receiver.url("/hook?team=a"), "token": "s3cret", "timeout_s": WAIT_S})
 
     status, output, errors = start("webhook", webhooks=webhooks).wait(deadline_s=WAIT_S)
 
@@ -157,7 +156,9 @@ def test_root_cause_on_the_process_runtime_is_the_signal_of_the_killed_rank(star
 
 
 def test_lost_rank_of_the_process_runtime_is_replaced(start: Start, pipe: Pipe) -> None:
-    status, output, errors = start("processes", case="replace a rank", pipe=pipe.path, max_failures=1).wait()
+    status, output, errors = start("processes", case="replace a rank", pipe=pipe.path, max_failures=1).wait(
+        deadline_s=WAIT_S
+    )
 
     assert status == 0, errors
     assert json.loads(output.splitlines()[-1])["attempt"] == 0
@@ -186,27 +187,30 @@ def test_process_runtime_refuses_gpus_before_the_run_starts(start: Start, pipe: 
     assert not (tmp_path / "runs").exists()
 
 
-def test_runs_in_a_third_party_filesystem_resume_and_keep_the_newest_checkpoints(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_run_in_a_third_party_filesystem_resumes_and_keeps_the_newest_checkpoints(
+    start: Start, pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACME_DATABASE", str(tmp_path / "files.db"))
 
-    # The attempt that is retried ends after step 2, the driver's run after step 4.
-    status, output, errors = start("sqlite", killed_in=2, max_failures=1, target=str(tmp_path / "a")).wait()
-    assert status == 0, errors
-    first = json.loads(output.splitlines()[-1])
-    assert (first["steps"], first["first"], first["step"]) == ([5, 4], 2, "5") or first["first"] == 1
-    assert first["files"] == {"step_0": 1, "step_1": 1, "weights_0": 100_000, "weights_1": 100_000}
+    def run(**arguments: Any) -> Any:
+        status, output, errors = start("sqlite", pipe=pipe.path, target=str(tmp_path / "a"), **arguments).wait(
+            deadline_s=WAIT_S
+        )
+        assert status == 0, errors
+        return json.loads(output.splitlines()[-1])
 
-    listed = subprocess.run(
-        [Path(sys.executable).with_name("drivetrain"), "runs", "list", "acme://runs", "--json"],
-        env={**os.environ},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    (run,) = json.loads(listed.stdout)
-    assert (run["name"], run["status"]) == ("run", "finished")
-    assert [path.name for path in tmp_path.iterdir() if "db" in path.name] == ["files.db"]
+    failed = run(killed_in=3, max_failures=0)
+    assert "SIGKILL" in failed["error"]
+    assert (failed["steps"], failed["first"], failed["step"]) == ([2, 3], 0, "3")
+
+    resumed = run(killed_in=4, max_failures=1)
+    assert (resumed["error"], resumed["steps"], resumed["first"], resumed["step"]) == (None, [4, 5], 4, "5")
+    assert resumed["files"] == {"step_0": 1, "step_1": 1, "weights_0": 100_000, "weights_1": 100_000}
+
+    command = [Path(sys.executable).with_name("drivetrain"), "runs", "list", "acme://runs", "--json"]
+    (listed,) = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    assert (listed["name"], listed["status"]) == ("run", "finished")
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith("checkpoint_")]
 
 
 def test_third_party_strategy_trains_like_ddp(start: Start) -> None:

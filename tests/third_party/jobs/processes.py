@@ -1,4 +1,4 @@
-"""Trains on the runtime ``acme_processes``; the argument ``ending`` selects how the first attempt ends."""
+"""Runs one of several cases on the runtime ``acme_processes``."""
 
 import contextlib
 import json
@@ -52,7 +52,11 @@ def lose_rank_1(config: dict[str, str]) -> int:
             drivetrain.report({"step": step, "sum": rank + 1}, saved, reduce={"sum": "sum"})
         if step == 2 and context.attempt == 0:
             subprocess.Popen(["sleep", "1000"])
-            os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else threading.Event().wait()
+            if rank == 0:
+                release(config["pipe"])
+                threading.Event().wait()
+            wait_for_release(config["pipe"])
+            os.kill(os.getpid(), signal.SIGKILL)
     print(f"rank {rank} of {context.get_world_size()} reads {sys.stdin.read()!r}")
     return context.attempt
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from drivetrain._base.notebook import ShowsFields
+from drivetrain._base.redact import MaskedOptions
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -197,6 +198,11 @@ def _callbacks(subject: str, value: object) -> None:
                 )
         elif not isinstance(callback, str):
             _object_with("on_report", "Callback objects, names, or pairs of a name and options")(subject, callback)
+
+
+def _with_masked_options(callback: Any) -> Any:
+    """Return a callback whose options can be shown and written to the run directory, because secrets are masked."""
+    return (callback[0], MaskedOptions(callback[1])) if isinstance(callback, tuple) else callback
 
 
 def _module_names(subject: str, value: object) -> None:
@@ -611,7 +617,7 @@ class RunConfig(ShowsFields):
                 "hang_timeout_s": _or_none(_hang_timeout),
             },
         )
-        object.__setattr__(self, "callbacks", tuple(self.callbacks))
+        object.__setattr__(self, "callbacks", tuple(map(_with_masked_options, self.callbacks)))
         object.__setattr__(self, "preload", tuple(self.preload))
         if self.resume == "must" and self.name is None:
             raise ConfigurationError(

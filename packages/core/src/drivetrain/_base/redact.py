@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["redact"]
+__all__ = ["MaskedOptions", "redact"]
 
 # A text may contain several URIs. Each ends at white space, at a quote or at a backslash. A backslash followed by "u"
 # does not end the URI, because it is a character that JSON has escaped.
@@ -52,6 +53,16 @@ def redact(text: str) -> str:
     if "://" in text:
         text = _AFTER_SCHEME.sub(_redact_user_info, text)
     return _OPTION.sub(_redact_option, text)
+
+
+class MaskedOptions(dict[str, Any]):
+    """Options whose ``repr()`` shows ``***`` instead of the values of secret options. It is pickled as a plain dict."""
+
+    def __repr__(self) -> str:
+        return repr({name: "***" if _is_secret(name) else value for name, value in self.items()})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
 
 
 def _redact_user_info(match: re.Match[str]) -> str:
