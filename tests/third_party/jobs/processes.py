@@ -42,10 +42,10 @@ class KeepsRankZero(Backend):
 def lose_rank_1(config: dict[str, str]) -> int:
     """Report and save in three steps; in the first attempt, rank 1 is killed after the second step."""
     context = drivetrain.get_context()
-    rank, step = context.get_world_rank(), 0
+    rank, last = context.get_world_rank(), 0
     if (checkpoint := drivetrain.get_checkpoint()) is not None:
-        step = int(pathlib.Path(checkpoint.path, "step").read_text())
-    for step in range(step + 1, 4):
+        last = int(pathlib.Path(checkpoint.path, "step").read_text())
+    for step in range(last + 1, 4):
         with tempfile.TemporaryDirectory() as directory:
             pathlib.Path(directory, "step").write_text(str(step))
             saved = Checkpoint.from_directory(directory) if rank == 0 else None

@@ -42,5 +42,5 @@ class AverageGradients(ParallelStrategy):
             dist.broadcast(value.detach(), src=0)
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(average)
+                parameter.register_post_accumulate_grad_hook(average)  # type: ignore[no-untyped-call]
         return model
