@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from itertools import takewhile
 
-from drivetrain import ConfigurationError, Failure, FailureKind
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Failure, FailureKind
 
 __all__ = ["ExponentialBackoff"]
 

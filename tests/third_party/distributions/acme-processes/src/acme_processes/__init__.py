@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from drivetrain import ResourceError, ScalingConfig, WorkerDiedError, WorkerInfo
-from drivetrain.plugin import GroupSpec, Introduction, RemoteGroup, Runtime, WorkerListener, read_stacks
+from drivetrain import ResourceError, ScalingConfig, WorkerDiedError
+from drivetrain.plugin import GroupSpec, Introduction, RemoteGroup, Runtime, WorkerInfo, WorkerListener, read_stacks
 
 __all__ = ["ProcessRuntime"]
 

@@ -11,8 +11,8 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
-from drivetrain import Callback, ConfigurationError, Failure, Report, Run
-from drivetrain.plugin import flatten, redact
+from drivetrain import ConfigurationError
+from drivetrain.plugin import Callback, Failure, Report, Run, flatten, redact
 
 __all__ = ["Webhook"]
 
@@ -37,12 +37,16 @@ class Webhook(Callback):
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         self._timeout_s = timeout_s
         self._max_pending = max_pending
-        self._pending: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._problem = ""
         self._events = self._delivered = 0
-        self._problem = f"no response within {timeout_s:g} s"
-        self._thread = threading.Thread(target=self._post_events, name="webhook", daemon=True)
+        self._pending: queue.SimpleQueue[dict[str, Any] | None] | None = None
+        self._thread: threading.Thread | None = None
 
     def on_run_start(self, run: Run) -> None:
+        self._problem = f"no response within {self._timeout_s:g} s"
+        self._events = self._delivered = 0
+        self._pending = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._post_events, args=(self._pending,), name="webhook", daemon=True)
         self._thread.start()
 
     def on_report(self, run: Run, report: Report) -> None:
@@ -54,19 +58,21 @@ class Webhook(Callback):
 
     def on_run_end(self, run: Run, error: BaseException | None) -> None:
         self._add(run, "end", error=None if error is None else f"{type(error).__name__}: {error}")
-        self._pending.put(None)
-        self._thread.join(self._timeout_s)
+        if self._pending is not None and self._thread is not None:
+            self._pending.put(None)
+            self._thread.join(self._timeout_s)
         if missing := self._events - self._delivered:
             message = f"webhook: {missing} of {self._events} events were not delivered: {self._problem}"
             run.console.print(message, error=True)
+        self._pending = self._thread = None  # so that the callback can be pickled for another run
 
     def _add(self, run: Run, event: str, **fields: Any) -> None:
         self._events += 1
-        if event != "report" or self._pending.qsize() < self._max_pending:
+        if self._pending is not None and (event != "report" or self._pending.qsize() < self._max_pending):
             self._pending.put({"event": event, "run": run.name, "id": run.id, **fields})
 
-    def _post_events(self) -> None:
-        while (event := self._pending.get()) is not None:
+    def _post_events(self, pending: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+        while (event := pending.get()) is not None:
             try:
                 self._post(json.dumps(event).encode())
                 self._delivered += 1
