@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from drivetrain import __version__
-from tests.third_party.wheels import SOURCES, build, contents, kept_versions, released_versions, wheels_of
+from tests.third_party.wheels import (
+    SOURCES,
+    SUPPORTED_SINCE,
+    build,
+    contents,
+    kept_versions,
+    released_versions,
+    wheels_of,
+)
 
 PLUGINS = {"acme_average", "acme_backoff", "acme_lines", "acme_processes", "acme_sqlite", "acme_webhook"}
 ALLOWED = {"drivetrain", "drivetrain.plugin", "drivetrain_torch", "fsspec", "torch", "torch.distributed"}
@@ -20,6 +28,7 @@ def test_wheels_of_every_release_and_of_this_version_are_kept() -> None:
     assert not missing, f"no wheels for {missing}: run `nox -s third_party_wheels`"
     assert {wheel.name.partition("-")[0] for wheel in wheels_of(__version__)} == PLUGINS
     assert all(wheels_of(version) for version in kept_versions())
+    assert kept_versions()[0] == SUPPORTED_SINCE
 
 
 def test_wheels_of_this_version_are_built_from_the_sources(tmp_path: Path) -> None:

@@ -25,6 +25,9 @@ SOURCES = ROOT / "tests/third_party/distributions"
 WHEELS = ROOT / "tests/third_party/wheels"
 CHANGELOG = ROOT / "CHANGELOG.md"
 
+SUPPORTED_SINCE = "0.1.0"
+"""The first version whose plugins this version must run. It changes with ``drivetrain.plugin.API_VERSION``."""
+
 # hatchling may change these files; they do not depend on the sources.
 _OF_THE_BUILDER = ("/WHEEL", "/RECORD")
 _BUILD = """
@@ -36,14 +39,19 @@ for project in sys.argv[2:]:
 """
 
 
+def version_key(version: str) -> list[int]:
+    return [*map(int, version.split("."))]
+
+
 def released_versions() -> list[str]:
-    """Return the versions that have a section in the changelog."""
-    return re.findall(r"^## \[?(\d+\.\d+\.\d+)", CHANGELOG.read_text(), re.MULTILINE)
+    """Return the supported versions that have a section in the changelog."""
+    versions = re.findall(r"^## \[?(\d+\.\d+\.\d+)", CHANGELOG.read_text(), re.MULTILINE)
+    return [version for version in versions if version_key(version) >= version_key(SUPPORTED_SINCE)]
 
 
 def kept_versions() -> list[str]:
     """Return the versions of drivetrain for which there are wheels."""
-    return sorted((directory.name for directory in WHEELS.iterdir()), key=lambda name: [*map(int, name.split("."))])
+    return sorted((directory.name for directory in WHEELS.iterdir()), key=version_key)
 
 
 def wheels_of(version: str) -> list[Path]:
@@ -89,11 +97,8 @@ def main() -> None:
         if contents(built) == contents(wheels_of(__version__)):
             print(f"{target} is up to date")
             return
-        if __version__ in released_versions():
-            sys.exit(
-                f"drivetrain {__version__} is released, so its wheels must not change. Set the next version first: "
-                "nox -s bump -- VERSION"
-            )
+        if __version__ in released_versions() and wheels_of(__version__):
+            sys.exit(f"{target}: these wheels are released. Set the next version first: nox -s bump -- VERSION")
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         for wheel in built:
