@@ -149,11 +149,6 @@ MISTAKES = {
         "class plugin:\n    def decides(self, failure, history): return True",
         "without decide(). Is decides() meant to be decide()?",
     ),
-    "policy: required arguments": Mistake(
-        "policy",
-        "class plugin:\n    def __init__(self, limit): ...\n    def decide(self, failure, history): return True",
-        "can be created without arguments, got plugin(limit)",
-    ),
     "policy: a number": Mistake("policy", "plugin = 3", "got an object of int without decide()"),
     "policy: a missing parameter": Mistake(
         "policy",

@@ -117,6 +117,23 @@ def test_policy_is_selected_by_its_name(tmp_path: Path, install: Install) -> Non
         fit(fail, tmp_path, "twice")
 
 
+def test_options_are_passed_to_a_policy_that_is_selected_by_name(tmp_path: Path, install: Install) -> None:
+    source = (
+        "class Limit:\n"
+        "    def __init__(self, retries): self.retries = retries\n"
+        "    def decide(self, failure, history): return len(history) < self.retries\n"
+        "def never(failure, history): return False\n"
+    )
+    names = {"limit": "limit_plugin:Limit", "never": "limit_plugin:never"}
+    install("limit-plugin", "limit_plugin", source, {"drivetrain.policies": names})
+    with pytest.raises(TrainingFailedError, match="attempt 2 failed"):
+        fit(fail, tmp_path, ("limit", {"retries": 2}))
+    with pytest.raises(PluginBrokenError, match=r"without arguments raised TypeError.*as in \('limit', \{\.\.\.\}\)"):
+        fit(fail, tmp_path, "limit")
+    with pytest.raises(PluginBrokenError, match="policy 'never': expected no options, because it is a function"):
+        fit(fail, tmp_path, ("never", {"retries": 2}))
+
+
 def test_policy_that_is_none_is_refused_before_the_run_directory_exists(tmp_path: Path, install: Install) -> None:
     install("odd-plugin", "odd_plugin", "VALUE = 3\n", {"drivetrain.policies": {"odd": "odd_plugin:VALUE"}})
     with pytest.raises(PluginBrokenError, match=r"policy 'odd' of odd-plugin.* an object of int without decide"):

@@ -109,11 +109,25 @@ def _object_with(method: str, description: str) -> Check:
 
 
 def _policy(subject: str, value: object) -> None:
+    if isinstance(value, str) or _is_name_with_options(subject, value):
+        return
     is_class_of_policies = not isinstance(value, type) or callable(getattr(value, "decide", None))
-    if not isinstance(value, str) and not (callable(value) and is_class_of_policies):
-        _object_with("decide", "an object with decide(failure, history), its class, a function or a name")(
-            subject, value
+    if not (callable(value) and is_class_of_policies):
+        _object_with(
+            "decide",
+            "an object with decide(failure, history), its class, a function, a name, or a pair of a name and options",
+        )(subject, value)
+
+
+def _is_name_with_options(subject: str, value: object) -> bool:
+    """Return True if a plugin is selected by a pair of its name and its options."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    if not isinstance(value[0], str) or not isinstance(value[1], Mapping):
+        raise ConfigurationError(
+            f"[DT-101] {subject}: expected a pair of a name and a mapping with options, got {value!r}"
         )
+    return True
 
 
 def _seconds(subject: str, value: object) -> None:
@@ -190,19 +204,13 @@ def _callbacks(subject: str, value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigurationError(f"[DT-101] {subject}: expected a list of callbacks or names, got {value!r}")
     for callback in value:
-        if isinstance(callback, tuple) and len(callback) == 2:
-            name, options = callback
-            if not isinstance(name, str) or not isinstance(options, Mapping):
-                raise ConfigurationError(
-                    f"[DT-101] {subject}: expected a pair of a name and a mapping with options, got {callback!r}"
-                )
-        elif not isinstance(callback, str):
+        if not isinstance(callback, str) and not _is_name_with_options(subject, callback):
             _object_with("on_report", "Callback objects, names, or pairs of a name and options")(subject, callback)
 
 
-def _with_masked_options(callback: Any) -> Any:
-    """Return a callback whose options can be shown and written to the run directory, because secrets are masked."""
-    return (callback[0], MaskedOptions(callback[1])) if isinstance(callback, tuple) else callback
+def _with_masked_options(plugin: Any) -> Any:
+    """Return a plugin whose options can be shown and written to the run directory, because secrets are masked."""
+    return (plugin[0], MaskedOptions(plugin[1])) if isinstance(plugin, tuple) else plugin
 
 
 def _module_names(subject: str, value: object) -> None:
@@ -438,7 +446,8 @@ class FailureConfig(ShowsFields):
             preemption notice.
         policy: decides whether and when to retry; it replaces the rules of all fields except ``max_node_failures`` and
             ``preemption_grace_s``. A :class:`~drivetrain.FailurePolicy`, a class of such objects, a function with the
-            arguments of ``decide``, or the name of an installed policy.
+            arguments of ``decide``, the name of an installed policy, or a pair of that name and a mapping with options,
+            such as ``("backoff", {"max_s": 60})``.
         max_preemptions_without_progress: maximum number of consecutive retries after preemptions if no attempt commits
             a checkpoint; -1 for no limit. It ends a run whose train function terminates its own process each time.
         retry_backoff_s: seconds between two attempts if neither commits a checkpoint. The delay doubles with each
@@ -453,7 +462,9 @@ class FailureConfig(ShowsFields):
     max_node_failures: int | None = 3
     max_preemptions: int = -1
     preemption_grace_s: float = 30.0
-    policy: PolicyLike | type[PolicyLike] | Callable[[Any, Any], bool | float] | str | None = None
+    policy: (
+        PolicyLike | type[PolicyLike] | Callable[[Any, Any], bool | float] | str | tuple[str, Mapping[str, Any]] | None
+    ) = None
     max_preemptions_without_progress: int = 10
     retry_backoff_s: float = 0.5
 
@@ -477,6 +488,7 @@ class FailureConfig(ShowsFields):
                 f"[DT-102] FailureConfig(fail_fast={self.fail_fast!r}): expected max_failures=0 because fail_fast "
                 f"disables retries, got max_failures={self.max_failures}. Set only one of them"
             )
+        object.__setattr__(self, "policy", _with_masked_options(self.policy))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

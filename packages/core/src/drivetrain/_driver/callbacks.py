@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
-from drivetrain._base.failure import one_line
 from drivetrain._hooks.callback import Callback
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.plugins import create_plugin
 from drivetrain._hooks.signatures import find_wrong_method
 from drivetrain.config import RunConfig
-from drivetrain.errors import DrivetrainError, PluginBrokenError
+from drivetrain.errors import PluginBrokenError
 from drivetrain.loggers.csvfile import CSVLoggerCallback
 from drivetrain.loggers.jsonfile import JsonLoggerCallback
 from drivetrain.loggers.missing import MissingMetrics
@@ -47,26 +46,10 @@ def make_callbacks(config: RunConfig, of_backend: Sequence[Callback] = ()) -> li
 
 
 def _make(given: object) -> Callback:
-    if isinstance(given, str):
-        return _load(given, {})
-    if isinstance(given, tuple):
-        name, options = given
-        return _load(name, options)
-    return cast("Callback", given)
-
-
-def _load(name: str, options: Mapping[str, Any]) -> Callback:
-    kind = load_plugin("callback", name)
-    try:
-        callback: Callback = kind(**options)
-    except DrivetrainError:
-        raise
-    except Exception as error:  # the class is user code
-        arguments = f"with the options {', '.join(options)}" if options else "without arguments"
-        raise PluginBrokenError(
-            f"[DT-602] callback {name!r}: creating it {arguments} raised {one_line(error)}. Pass its options, as in "
-            f"RunConfig(callbacks=[({name!r}, {{...}})]), or an object: {getattr(kind, '__qualname__', kind)}(...)"
-        ) from error
+    if not isinstance(given, (str, tuple)):
+        return cast("Callback", given)
+    name, options = (given, {}) if isinstance(given, str) else given
+    callback: Callback = create_plugin("callback", name, options)
     if not callable(getattr(callback, "on_report", None)):
         raise PluginBrokenError(f"[DT-602] callback {name!r}: expected a drivetrain.Callback, got {callback!r}")
     return callback

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from drivetrain._base.failure import Failure, one_line
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.plugins import create_object, create_plugin
 from drivetrain._hooks.policy import FailurePolicy, FunctionPolicy, RetryBudget
 from drivetrain._hooks.signatures import find_wrong_function, find_wrong_method
 from drivetrain.config import FailureConfig
-from drivetrain.errors import DrivetrainError, PluginBrokenError
+from drivetrain.errors import PluginBrokenError
 
 __all__ = ["Decision", "ask", "make_policy"]
 
@@ -29,7 +29,7 @@ class Decision(NamedTuple):
 
 
 def make_policy(config: FailureConfig) -> FailurePolicy:
-    """Return the configured policy. Its class is instantiated without arguments, and a function becomes a policy.
+    """Return the configured policy: an object is created of a class, and a function becomes a policy.
 
     Raises:
         PluginError: a policy that is given by name is not installed, does not load, or is not a policy; or creating an
@@ -39,19 +39,12 @@ def make_policy(config: FailureConfig) -> FailurePolicy:
     if given is None:
         return RetryBudget(config)
     where = "FailureConfig(policy=...)"
-    if isinstance(given, str):
-        where = f"policy {given!r}"
-        given = load_plugin("policy", given)
-    if isinstance(given, type):
-        try:
-            given = given()
-        except DrivetrainError:
-            raise
-        except Exception as error:  # the class is user code
-            raise PluginBrokenError(
-                f"[DT-602] {where}: creating it without arguments raised {one_line(error)}. Pass an object to "
-                f"FailureConfig(policy=...) instead: {given.__qualname__}(...)"
-            ) from error
+    if isinstance(given, (str, tuple)):
+        name, options = (given, {}) if isinstance(given, str) else given
+        where = f"policy {name!r}"
+        given = create_plugin("policy", name, options)
+    elif isinstance(given, type):
+        given = create_object(given, where, "Pass an object instead", {})
     if callable(getattr(given, "decide", None)):
         policy = cast("FailurePolicy", given)
         problem = find_wrong_method(policy, FailurePolicy)

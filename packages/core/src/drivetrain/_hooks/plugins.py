@@ -13,18 +13,21 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from drivetrain._base.failure import one_line
 from drivetrain._version import __version__
-from drivetrain.errors import PluginBrokenError, PluginError, PluginNotFoundError
+from drivetrain.errors import DrivetrainError, PluginBrokenError, PluginError, PluginNotFoundError
 
 __all__ = [
     "API_VERSION",
     "KINDS",
     "Plugin",
     "check_plugin",
+    "create_object",
+    "create_plugin",
     "find_misspelled_groups",
     "install_commands",
     "installed_plugins",
@@ -75,7 +78,9 @@ _EXPECTED = {
     "dataset": _Expected("a drivetrain.plugin.DatasetProvider class", (("accepts", "open", "split"),)),
     "runtime": _Expected("a drivetrain.plugin.Runtime class", (("validate", "room", "launch"),)),
     "strategy": _Expected("a drivetrain_torch.ParallelStrategy class", (("wrap",),)),
-    "policy": _Expected("a drivetrain.FailurePolicy, or a function", (("decide",), ("__call__",)), is_class=False),
+    "policy": _Expected(
+        "a drivetrain.FailurePolicy, or a function", (("decide",), ("__call__",)), is_class=False, is_created=False
+    ),
 }
 _FUNCTION = _Expected("a function", (("__call__",),), is_class=False, is_created=False)
 
@@ -308,6 +313,50 @@ def load_plugin(kind: str, name: str) -> Any:
             "one of them"
         )
     return check_plugin(candidates[0])
+
+
+def create_plugin(kind: str, name: str, options: Mapping[str, Any]) -> Any:
+    """Load the plugin of the given kind and name, and create an object of its class with options.
+
+    Returns:
+        The object. If the plugin is a function, the function itself.
+
+    Raises:
+        PluginError: see :func:`load_plugin`.
+        PluginBrokenError: the class does not accept the options, or creating the object failed.
+    """
+    loaded = load_plugin(kind, name)
+    if isinstance(loaded, type):
+        hint = f"Pass its options, as in ({name!r}, {{...}}), or an object"
+        return create_object(loaded, f"{kind} {name!r}", hint, options)
+    if options:
+        raise PluginBrokenError(
+            f"[DT-602] {kind} {name!r}: expected no options, because it is a function, got {', '.join(options)}"
+        )
+    return loaded
+
+
+def create_object(plugin: type, where: str, hint: str, options: Mapping[str, Any]) -> Any:
+    """Create an object of a plugin's class.
+
+    Args:
+        plugin: the class.
+        where: what selects the plugin, for the error message.
+        hint: what to do instead, for the error message.
+        options: keyword arguments.
+
+    Raises:
+        PluginBrokenError: the class does not accept the options, or creating the object failed.
+    """
+    try:
+        return plugin(**options)
+    except DrivetrainError:
+        raise
+    except Exception as error:  # the class is not ours
+        arguments = f"with the options {', '.join(options)}" if options else "without arguments"
+        raise PluginBrokenError(
+            f"[DT-602] {where}: creating it {arguments} raised {one_line(error)}. {hint}: {plugin.__qualname__}(...)"
+        ) from error
 
 
 def load_single_plugin(kind: str, *, hint: str) -> Any:
