@@ -3,23 +3,50 @@
 The conformance kits require pytest. Run: ``pip install "drivetrain[testing]"``.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from drivetrain._base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from drivetrain.testing.conformance import BackendConformance
+    from drivetrain.testing.callbacks import CallbackConformance
+    from drivetrain.testing.commands import CommandConformance
+    from drivetrain.testing.conformance import BackendConformance, check_overrides
     from drivetrain.testing.crash import Crash, CrashFound, CrashHarness, CrashReport
     from drivetrain.testing.datasets import DatasetConformance
+    from drivetrain.testing.policies import PolicyConformance
+    from drivetrain.testing.preparing import PrepareConformance
+    from drivetrain.testing.storages import StorageConformance
+    from drivetrain.testing.trackers import TrackerConformance
+    from drivetrain.testing.trainables import TrainableConformance
+else:
+    # The kits import pytest, so each one is imported when it is first used.
+    _SOURCES = {
+        "drivetrain.testing.callbacks": "CallbackConformance",
+        "drivetrain.testing.commands": "CommandConformance",
+        "drivetrain.testing.conformance": "BackendConformance check_overrides",
+        "drivetrain.testing.crash": "Crash CrashFound CrashHarness CrashReport",
+        "drivetrain.testing.datasets": "DatasetConformance",
+        "drivetrain.testing.policies": "PolicyConformance",
+        "drivetrain.testing.preparing": "PrepareConformance",
+        "drivetrain.testing.storages": "StorageConformance",
+        "drivetrain.testing.trackers": "TrackerConformance",
+        "drivetrain.testing.trainables": "TrainableConformance",
+    }
+    __getattr__, __dir__ = lazy_names(__name__, _SOURCES)
 
-__all__ = ["BackendConformance", "Crash", "CrashFound", "CrashHarness", "CrashReport", "DatasetConformance"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "BackendConformance":  # imports pytest
-        from drivetrain.testing import conformance as module
-    elif name == "DatasetConformance":  # imports pytest
-        from drivetrain.testing import datasets as module  # type: ignore[no-redef]
-    else:
-        from drivetrain.testing import crash as module  # type: ignore[no-redef]
-    return getattr(module, name)
+__all__ = [
+    "BackendConformance",
+    "CallbackConformance",
+    "CommandConformance",
+    "Crash",
+    "CrashFound",
+    "CrashHarness",
+    "CrashReport",
+    "DatasetConformance",
+    "PolicyConformance",
+    "PrepareConformance",
+    "StorageConformance",
+    "TrackerConformance",
+    "TrainableConformance",
+    "check_overrides",
+]
