@@ -17,7 +17,7 @@ from drivetrain.loggers.missing import MissingMetrics
 from drivetrain.loggers.progress import ProgressCallback
 from drivetrain.loggers.timeline import Timeline
 
-__all__ = ["make_callbacks"]
+__all__ = ["make_callbacks", "unknown_hooks"]
 
 
 def make_callbacks(config: RunConfig, of_backend: Sequence[Callback] = ()) -> list[Callback]:
@@ -37,7 +37,8 @@ def make_callbacks(config: RunConfig, of_backend: Sequence[Callback] = ()) -> li
     for callback in given:
         if (problem := find_wrong_method(callback, Callback)) is not None:
             raise PluginBrokenError(f"[DT-602] RunConfig(callbacks=...): {problem}")
-        _warn_of_unknown_hooks(callback)
+        for message in unknown_hooks(callback):
+            warnings.warn(message, stacklevel=2)
     defaults: list[type[Callback]] = [Timeline, JsonLoggerCallback, CSVLoggerCallback, MissingMetrics]
     if config.verbose:
         defaults.append(ProgressCallback)
@@ -55,9 +56,10 @@ def _make(given: object) -> Callback:
     return callback
 
 
-def _warn_of_unknown_hooks(callback: Callback) -> None:
-    """Warn of methods whose names look like hooks, because drivetrain would never call them."""
+def unknown_hooks(callback: object) -> list[str]:
+    """Return a message for each method whose name looks like a hook, although drivetrain never calls it."""
     hooks = {name for name in dir(Callback) if name.startswith("on_")}
+    messages = []
     for name in dir(type(callback)):
         if name.startswith("on_") and name not in hooks and callable(getattr(type(callback), name)):
             import difflib  # rarely needed, and slow to import
@@ -65,4 +67,5 @@ def _warn_of_unknown_hooks(callback: Callback) -> None:
             closest = difflib.get_close_matches(name, hooks, n=1)
             hint = f" Did you mean {closest[0]!r}?" if closest else f" The hooks are: {', '.join(sorted(hooks))}."
             owner = type(callback).__qualname__
-            warnings.warn(f"{owner}.{name}() is never called, because Callback has no such hook.{hint}", stacklevel=2)
+            messages.append(f"{owner}.{name}() is never called, because Callback has no such hook.{hint}")
+    return messages
