@@ -40,6 +40,7 @@ from drivetrain._hooks.plugins import load_plugin
 from drivetrain._worker.session import report
 from drivetrain.config import FailureConfig, ScalingConfig
 from drivetrain.errors import RunCancelledError, TrainingFailedError
+from drivetrain.testing.checks import check_equal
 from drivetrain.testing.conformance import check_overrides
 from drivetrain.testing.jobs import STEPS, IntendedError, make_trainer, run_two_workers
 from drivetrain.testing.leftovers import assert_nothing_left
@@ -102,9 +103,9 @@ class CallbackConformance:
         result = run_two_workers(tmp_path, failures=1, callbacks=[spy.callback])
         spy.assert_no_problems()
         attempt = ["on_group_start", "on_resume", "on_report", "on_checkpoint", "on_group_stop", "on_failure"]
-        assert spy.hooks == {"on_run_start", *attempt, "on_run_end"}
-        assert result.metrics["attempt"] == 1
-        assert result.metrics["step"] == STEPS
+        check_equal("the hooks that were called", set(spy.calls), {"on_run_start", *attempt, "on_run_end"})
+        check_equal("the number of retries", result.metrics["attempt"], 1)
+        check_equal("the last step", result.metrics["step"], STEPS)
 
     def test_leaves_the_metrics_unchanged(self, tmp_path: Path) -> None:
         spy = _Spy(self.make_callback())
@@ -119,8 +120,8 @@ class CallbackConformance:
         with pytest.raises(TrainingFailedError) as failed:
             run_two_workers(tmp_path, failures=1, failure_config=FailureConfig(), callbacks=[spy.callback])
         spy.assert_no_problems()
-        assert isinstance(failed.value.__cause__, IntendedError)
-        assert spy.calls[-2:] == ["on_failure", "on_run_end"]
+        check_equal("the cause of the failure", type(failed.value.__cause__), IntendedError)
+        check_equal("the last hooks", spy.calls[-2:], ["on_failure", "on_run_end"])
 
     def test_observes_a_run_that_is_cancelled(self, tmp_path: Path) -> None:
         spy = _Spy(self.make_callback())
@@ -131,7 +132,7 @@ class CallbackConformance:
             run.result(_START_S)
         assert started, f"on_report was not called within {_START_S:g} s"
         spy.assert_no_problems()
-        assert spy.calls[-1] == "on_run_end"
+        check_equal("the last hook", spy.calls[-1], "on_run_end")
 
     def test_observes_a_run_that_is_resumed(self, tmp_path: Path) -> None:
         with pytest.raises(TrainingFailedError):
@@ -139,7 +140,7 @@ class CallbackConformance:
         spy = _Spy(self.make_callback())
         run_two_workers(tmp_path, resume="must", callbacks=[spy.callback])
         spy.assert_no_problems()
-        assert spy.calls[:3] == ["on_run_start", "on_group_start", "on_resume"]
+        check_equal("the first hooks", spy.calls[:3], ["on_run_start", "on_group_start", "on_resume"])
 
     def test_one_object_observes_two_runs(self, tmp_path: Path) -> None:
         callback = self.make_callback()
@@ -215,11 +216,6 @@ class _Spy:
         self._problems: list[str] = []
         for hook in HOOKS:
             setattr(callback, hook, MethodType(self._watched(hook, getattr(callback, hook)), callback))
-
-    @property
-    def hooks(self) -> set[str]:
-        """The hooks that were called."""
-        return set(self.calls)
 
     def assert_no_problems(self, when: str = "") -> None:
         """Fail if a hook has raised."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import signal
 import tempfile
 import threading
 from pathlib import Path
@@ -30,13 +31,14 @@ class IntendedError(Exception):
 
 
 def make_trainer(
-    directory: Path, *, failures: int = 0, pause: bool = False, workers: int = 2, **run_config: Any
+    directory: Path, *, failures: int = 0, kill: bool = False, pause: bool = False, workers: int = 2, **run_config: Any
 ) -> DataParallelTrainer:
     """Return a trainer whose run is stored as ``run`` in a directory.
 
     Args:
         directory: the storage path of the run, and the place of the files with which the ranks wait for each other.
         failures: the number of attempts that fail, each after :data:`FAILS_AT` or more steps.
+        kill: True if these attempts fail because a worker is killed, instead of by an exception.
         pause: True if the ranks wait after the first step until they are terminated.
         workers: the number of workers.
         **run_config: fields of the ``RunConfig``.
@@ -53,7 +55,7 @@ def make_trainer(
     }
     return DataParallelTrainer(
         train,
-        train_loop_config={"directory": str(directory), "failures": failures, "pause": pause},
+        train_loop_config={"directory": str(directory), "failures": failures, "kill": kill, "pause": pause},
         scaling_config=ScalingConfig(num_workers=workers, runtime="local" if workers else "inprocess"),
         run_config=RunConfig(**settings),
     )
@@ -78,7 +80,10 @@ def train(config: dict[str, Any]) -> int:
         if config["pause"]:
             threading.Event().wait(_PAUSE_S)
         if context.attempt < config["failures"] and step >= FAILS_AT:
-            _fail_together(Path(config["directory"], f".attempt_{context.attempt}"), context.get_world_rank())
+            _wait_for_all(Path(config["directory"], f".attempt_{context.attempt}"), context.get_world_rank())
+            if config["kill"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise IntendedError("the train function fails because the conformance kit has requested it")
     return context.attempt
 
 
@@ -111,8 +116,8 @@ def _restored_step() -> int:
         return int(json.loads(Path(directory, f"rank_{get_context().get_world_rank()}.json").read_text())["step"])
 
 
-def _fail_together(pipe: Path, rank: int) -> None:
-    """Fail on rank 0 when the other rank has made the same reports; the other rank waits to be terminated.
+def _wait_for_all(pipe: Path, rank: int) -> None:
+    """On rank 0, wait until the other rank has made the same reports; on the other rank, wait to be terminated.
 
     Without the wait, the failure could come before the commit of an earlier checkpoint, for which all ranks must have
     reported. Opening a named pipe blocks until the other side opens it too.
@@ -120,6 +125,5 @@ def _fail_together(pipe: Path, rank: int) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkfifo(pipe)
     pipe.open("rb" if rank == 0 else "wb").close()
-    if rank == 0:
-        raise IntendedError("the train function fails because the conformance kit has requested it")
-    threading.Event().wait(_PAUSE_S)
+    if rank:
+        threading.Event().wait(_PAUSE_S)

@@ -38,6 +38,7 @@ from drivetrain._driver.result import Result
 from drivetrain.config import FailureConfig
 from drivetrain.loggers.tracker import TrackerCallback
 from drivetrain.testing.callbacks import check_hooks, check_pickling
+from drivetrain.testing.checks import check_equal
 from drivetrain.testing.conformance import check_overrides
 from drivetrain.testing.jobs import STEPS, make_trainer, run_two_workers
 from drivetrain.testing.leftovers import assert_nothing_left
@@ -116,7 +117,7 @@ class TrackerConformance:
         assert spy.calls[-1:] == ["close"], f"expected close() to be called last, got {spy.calls}. {_SUPER}"
         assert spy.calls.count("log_failure") == 1, f"expected one call of log_failure(), got {spy.calls}. {_SUPER}"
         assert spy.iterations == sorted({*spy.iterations}), f"expected each iteration once, got {spy.iterations}"
-        assert spy.iterations[-1] == STEPS
+        check_equal("the last iteration", spy.iterations[-1:], [STEPS])
 
     @pytest.mark.parametrize("method", ["open", "log", "close"])
     def test_service_that_is_unreachable_does_not_affect_the_run(self, tmp_path: Path, method: str) -> None:
@@ -209,7 +210,7 @@ class TrackerConformance:
         result = run_two_workers(directory / "runs", callbacks=[spy.tracker])
         on_driver = [problem for problem in spy.problems if "thread" in problem]
         assert not on_driver, "; ".join(on_driver)
-        assert result.metrics["step"] == STEPS
+        check_equal("the last step", result.metrics["step"], STEPS)
 
 
 _SUPER = "A tracker that overrides a hook of Callback must call super()"
