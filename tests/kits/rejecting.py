@@ -24,7 +24,9 @@ def rejection(
         **attributes: what the class of a plugin's author defines: attributes, and methods without ``self``.
     """
     methods = {
-        name: (lambda self, *given, value=value: value(*given)) if callable(value) else value
+        name: (lambda self, *given, value=value: value(*given))
+        if inspect.isfunction(value) or isinstance(value, type)
+        else value
         for name, value in attributes.items()
     }
     broken = type("TestBroken", (kit,), methods)

@@ -1,6 +1,8 @@
-"""The conformance kit for the TensorFlow backend."""
+"""The conformance kits for the TensorFlow backend, and for the function that prepares datasets."""
 
-from drivetrain.testing import BackendConformance
+from typing import Any
+
+from drivetrain.testing import BackendConformance, PrepareConformance
 from drivetrain_tf import TensorflowConfig
 
 
@@ -19,3 +21,14 @@ class TestTensorflow(BackendConformance):
             return strategy.reduce("sum", strategy.run(lambda: mine), axis=None)
 
         return float(add(tf.constant(value)))
+
+
+class TestPrepare(PrepareConformance):
+    name = "tensorflow"
+    backend = TensorflowConfig()
+
+    @staticmethod
+    def make_objects() -> list[Any]:
+        import tensorflow as tf
+
+        return [tf.data.Dataset.range(8).batch(2), tf.data.Dataset.range(8).repeat().batch(4)]

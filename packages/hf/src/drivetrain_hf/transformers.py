@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -100,9 +101,8 @@ def prepare_trainer(trainer: T) -> T:
 
 def prepare(value: Any) -> Any:
     """Prepare a ``Trainer`` for :func:`drivetrain.prepare`. A model is prepared like every other PyTorch model."""
-    import transformers
-
-    return prepare_trainer(value) if isinstance(value, transformers.Trainer) else NotImplemented
+    module: Any = sys.modules.get("transformers.trainer")
+    return prepare_trainer(value) if module is not None and isinstance(value, module.Trainer) else NotImplemented
 
 
 def _is_batches(data: object) -> bool:

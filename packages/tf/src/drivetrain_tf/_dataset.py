@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError, get_context
@@ -23,8 +24,8 @@ def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
         tf_dataset_shard: this worker's data, in batches.
 
     Returns:
-        The dataset with automatic sharding turned off. Unless the dataset is infinite, its number of batches is now
-        unknown to TensorFlow.
+        The dataset with automatic sharding turned off; the same object if it is prepared already. Unless the dataset is
+        infinite, its number of batches is now unknown to TensorFlow.
 
     Raises:
         ConfigurationError: the argument is not a ``tf.data.Dataset``, or the batch size is known and not divisible by
@@ -45,8 +46,12 @@ def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
                 f"got {rows} rows. A batch holds the rows of all workers in a step, so set batch_size to a multiple of "
                 "get_context().get_world_size()"
             )
+    off = tf.data.experimental.AutoShardPolicy.OFF
+    is_prepared = tf_dataset_shard.options().experimental_distribute.auto_shard_policy == off
+    if is_prepared and tf_dataset_shard.cardinality() < 0:
+        return tf_dataset_shard
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_distribute.auto_shard_policy = off
     if tf_dataset_shard.cardinality() >= 0:
         # The filter makes the number of batches unknown. Otherwise, Keras 2 would use it as the number of steps. Each
         # step uses only one piece of a batch per replica, so Keras 2 would skip the remaining pieces.
@@ -56,6 +61,7 @@ def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
 
 def prepare(value: Any) -> Any:
     """Prepare a dataset for :func:`drivetrain.prepare`."""
-    import tensorflow as tf
-
-    return prepare_dataset_shard(value) if isinstance(value, tf.data.Dataset) else NotImplemented
+    tf: Any = sys.modules.get("tensorflow")
+    if tf is None or not isinstance(value, tf.data.Dataset):
+        return NotImplemented
+    return prepare_dataset_shard(value)

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import random
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -133,27 +134,26 @@ def prepare_data_loader(
 
 def prepare(value: Any) -> Any:
     """Prepare a model, a data loader or an optimizer for :func:`drivetrain.prepare`."""
-    import torch
-    import torch.distributed as dist
-    from torch.optim.lr_scheduler import LRScheduler
-    from torch.utils.data import DataLoader
-
+    torch: Any = sys.modules.get("torch")
+    if torch is None:  # so the object is not one of torch
+        return NotImplemented
+    schedulers = torch.optim.lr_scheduler.LRScheduler
+    if not isinstance(value, (torch.nn.Module, torch.utils.data.DataLoader, torch.optim.Optimizer, schedulers)):
+        return NotImplemented
     from drivetrain_torch._loader import PreparedLoader
 
-    if get_context().get_world_size() > 1 and not dist.is_initialized():
+    if get_context().get_world_size() > 1 and not torch.distributed.is_initialized():
         raise ConfigurationError(
             f"prepare(): expected a process group of all workers for a {type(value).__name__}, got none. Use a "
             "TorchTrainer, or prepare the object with functions of the framework that connects the workers"
         )
     if isinstance(value, torch.nn.Module):
         return value if _is_parallel(value) else prepare_model(value)
-    if isinstance(value, DataLoader):
+    if isinstance(value, torch.utils.data.DataLoader):
         return value if isinstance(value, PreparedLoader) else prepare_data_loader(value)
-    if isinstance(value, torch.optim.Optimizer):
-        if _has_state_elsewhere(value):
-            value.load_state_dict(value.state_dict())  # moves the state to the devices of the parameters
-        return value
-    return value if isinstance(value, LRScheduler) else NotImplemented
+    if isinstance(value, torch.optim.Optimizer) and _has_state_elsewhere(value):
+        value.load_state_dict(value.state_dict())  # moves the state to the devices of the parameters
+    return value
 
 
 def _is_parallel(model: torch.nn.Module) -> bool:

@@ -1,0 +1,5 @@
+"""Fixtures of the tests of the conformance kits."""
+
+from tests.core.conftest import install
+
+__all__ = ["install"]
