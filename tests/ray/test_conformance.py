@@ -1,11 +1,12 @@
-"""The conformance kit for the provider of Ray datasets."""
+"""The conformance kits for the provider of Ray datasets, and for trainers in Ray Tune."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drivetrain.testing import DatasetConformance
+from drivetrain.testing import DatasetConformance, TrainableConformance
 from drivetrain_ray import RayDatasets
 
 
@@ -22,3 +23,19 @@ class TestRay(DatasetConformance):
         import ray.data
 
         return ray.data.from_items([{"id": n, "group": n // 10} for n in range(rows)])
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+class TestRayTune(TrainableConformance):
+    name = "ray-tune"
+
+    def run_trial(self, trainable: Any, config: dict[str, Any], directory: Path) -> Any:
+        from ray import tune
+
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # Tune logs the traceback of every failed trial
+        run_config = tune.RunConfig(name="search", storage_path=str(directory), verbose=0)
+        (result,) = tune.Tuner(trainable, param_space=config, run_config=run_config).fit()
+        if result.error is not None:
+            raise result.error
+        return result.metrics
