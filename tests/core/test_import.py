@@ -32,7 +32,8 @@ ROWS = """
     loggers
     _views
     _driver
-    interactive _cli testing
+    interactive _cli
+    testing
 """
 ROW_OF = {name: row for row, line in enumerate(ROWS.strip().split("\n")) for name in line.split()}
 FACADES = ("__init__", "plugin")  # they only re-export; no module of the package imports them
@@ -219,12 +220,11 @@ def test_only_adapters_import_optional_dependencies_and_none_imports_ray(name: s
     tops = {module.partition(".")[0] for module, _ in _read(MODULES[name]).executed}
     allowed = {
         "_storage.remote": {"pyarrow"},
-        "testing.conformance": {"pytest"},
-        "testing.datasets": {"pytest"},
         "loggers.panel": {"rich"},
         "_driver.result": {"pandas"},
     }
-    assert not tops & HEAVY - allowed.get(name, set()) - {"fsspec"}
+    kits = {"pytest", "pyarrow"} if name.startswith("testing.") else set()
+    assert not tops & HEAVY - allowed.get(name, kits) - {"fsspec"}
 
 
 @pytest.mark.parametrize("name", MODULES)

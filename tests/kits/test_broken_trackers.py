@@ -184,7 +184,7 @@ def test_broken_tracker_is_rejected(
     parameters: dict[str, Any],
     message: str,
 ) -> None:
-    monkeypatch.setattr("drivetrain.testing.leftovers._END_S", 0.5)
+    monkeypatch.setattr("drivetrain.testing.cleanup._END_S", 0.5)
     methods = {"read_metrics": read_metrics, "read_status": read_status, "secret": SECRET}
     found = rejection(
         request,

@@ -41,9 +41,9 @@ from drivetrain._worker.session import report
 from drivetrain.config import FailureConfig, ScalingConfig
 from drivetrain.errors import RunCancelledError, TrainingFailedError
 from drivetrain.testing.checks import check_equal
+from drivetrain.testing.cleanup import assert_nothing_left
 from drivetrain.testing.conformance import check_overrides
-from drivetrain.testing.jobs import STEPS, IntendedError, make_trainer, run_two_workers
-from drivetrain.testing.leftovers import assert_nothing_left
+from drivetrain.testing.retriedjob import STEPS, IntendedError, make_trainer, run_two_workers
 
 __all__ = ["HOOKS", "CallbackConformance", "check_hooks", "check_pickling"]
 

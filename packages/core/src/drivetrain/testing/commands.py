@@ -32,7 +32,7 @@ from drivetrain._hooks.finding import run_python
 from drivetrain._hooks.plugins import load_plugin
 from drivetrain.testing.checks import check_equal
 from drivetrain.testing.conformance import check_overrides
-from drivetrain.testing.jobs import run_two_workers
+from drivetrain.testing.retriedjob import run_two_workers
 
 __all__ = ["CommandConformance"]
 

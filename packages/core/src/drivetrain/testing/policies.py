@@ -36,7 +36,7 @@ from drivetrain.errors import FailureKind
 from drivetrain.testing.callbacks import check_pickling
 from drivetrain.testing.checks import check_equal
 from drivetrain.testing.conformance import check_overrides
-from drivetrain.testing.jobs import make_trainer
+from drivetrain.testing.retriedjob import make_trainer
 
 __all__ = ["PolicyConformance"]
 

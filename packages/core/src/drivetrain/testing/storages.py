@@ -36,7 +36,7 @@ from drivetrain._storage.remote import FsspecFilesystem, locate
 from drivetrain.config import CheckpointConfig, FailureConfig
 from drivetrain.testing.checks import check_equal
 from drivetrain.testing.conformance import check_overrides
-from drivetrain.testing.jobs import STEPS, make_trainer
+from drivetrain.testing.retriedjob import STEPS, make_trainer
 
 __all__ = ["StorageConformance"]
 

@@ -39,9 +39,9 @@ from drivetrain.config import FailureConfig
 from drivetrain.loggers.tracker import TrackerCallback
 from drivetrain.testing.callbacks import check_hooks, check_pickling
 from drivetrain.testing.checks import check_equal
+from drivetrain.testing.cleanup import assert_nothing_left
 from drivetrain.testing.conformance import check_overrides
-from drivetrain.testing.jobs import STEPS, make_trainer, run_two_workers
-from drivetrain.testing.leftovers import assert_nothing_left
+from drivetrain.testing.retriedjob import STEPS, make_trainer, run_two_workers
 
 __all__ = ["TrackerConformance"]
 

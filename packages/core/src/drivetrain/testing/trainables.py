@@ -29,7 +29,7 @@ from drivetrain._worker.session import report
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.testing.checks import check_equal
 from drivetrain.testing.conformance import check_overrides
-from drivetrain.testing.jobs import IntendedError
+from drivetrain.testing.retriedjob import IntendedError
 
 __all__ = ["TrainableConformance"]
 
