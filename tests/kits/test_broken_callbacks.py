@@ -58,7 +58,7 @@ class MisspellsAHook(Callback):
 
 @rejected_by(
     "test_hooks_are_spelled_correctly_and_accept_their_arguments",
-    "ForgetsAnArgument.on_failure: expected the parameters (run, failure, retrying), got (run: Any, failure: Any)",
+    "ForgetsAnArgument.on_failure: expected the parameters (run, failure, retrying), got (run, failure)",
 )
 class ForgetsAnArgument(Callback):
     def on_failure(self, run: Any, failure: Any) -> None: ...  # type: ignore[override]

@@ -85,7 +85,7 @@ class StrategyConformance:
             f"expected an error that names the invalid options {names}, got: {message}"
         )
 
-    def _run(self, function: Callable[[dict[str, Any]], None], directory: Path, **changes: Any) -> None:
+    def _run(self, function: Callable[[dict[str, Any]], object], directory: Path, **changes: Any) -> None:
         config = {
             "name": self.name,
             "options": dict(self.options),
@@ -176,5 +176,5 @@ def _parameters(model: torch.nn.Module) -> list[torch.Tensor]:
     """Return the whole parameters, in the order of the model. Every rank must call it."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    state: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     return [value.detach() for value in state.values()]

@@ -20,7 +20,6 @@ without a reason is an error.
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 import sys
 import threading
@@ -36,7 +35,8 @@ from drivetrain._base.failure import one_line
 from drivetrain._base.pickling import dumps
 from drivetrain._driver.callbacks import unknown_hooks
 from drivetrain._hooks.callback import Callback
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.plugins import create_plugin
+from drivetrain._hooks.signatures import find_wrong_method
 from drivetrain._worker.session import report
 from drivetrain.config import FailureConfig, ScalingConfig
 from drivetrain.errors import RunCancelledError, TrainingFailedError
@@ -73,7 +73,7 @@ class CallbackConformance:
 
     def make_callback(self) -> Callback:
         """Create the callback. By default, the entry point :attr:`name` is created with :attr:`options`."""
-        callback: Callback = load_plugin("callback", self.name)(**self.options)
+        callback: Callback = create_plugin("callback", self.name, self.options)
         return callback
 
     def test_is_created_without_a_run(self, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ class CallbackConformance:
     def test_is_selected_by_its_name(self, tmp_path: Path) -> None:
         if not self.name:
             pytest.skip(f"{type(self).__name__} declares no name")
-        made = load_plugin("callback", self.name)(**self.options)
+        made = create_plugin("callback", self.name, self.options)
         assert isinstance(made, type(self.make_callback())), (
             f"the callback {self.name!r}: expected a {type(self.make_callback()).__name__}, got {made!r}"
         )
@@ -178,16 +178,8 @@ def check_hooks(callback: object) -> None:
     """Check that a callback overrides only existing hooks, with parameters that accept the arguments of the hooks."""
     unknown = unknown_hooks(callback)
     assert not unknown, "\n".join(unknown)
-    for hook in HOOKS:
-        signature = inspect.signature(getattr(callback, hook))
-        expected = list(inspect.signature(getattr(Callback, hook)).parameters)[1:]
-        try:
-            signature.bind(*expected)
-        except TypeError:
-            pytest.fail(
-                f"{type(callback).__qualname__}.{hook}: expected the parameters ({', '.join(expected)}), got "
-                f"{signature}"
-            )
+    wrong = find_wrong_method(callback, Callback)
+    assert wrong is None, wrong
 
 
 def check_pickling(value: object, field: str) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ import pytest
 from drivetrain._base.failure import Failure, one_line
 from drivetrain._driver.policies import make_policy
 from drivetrain._driver.result import Result
-from drivetrain._hooks.plugins import load_plugin
+from drivetrain._hooks.plugins import create_plugin
 from drivetrain._hooks.policy import FailurePolicy
 from drivetrain.config import FailureConfig
 from drivetrain.errors import FailureKind
@@ -49,11 +49,13 @@ class PolicyConformance:
 
     Attributes:
         name: the name of its entry point in ``drivetrain.policies``; empty for a policy without an entry point.
+        options: the options with which users select it, as in ``FailureConfig(policy=(name, options))``.
         ends: True if the policy ends a run whose attempts fail again and again without progress. False if it retries
             forever; each retry must then be delayed by at least a second in the end.
     """
 
     name: ClassVar[str] = ""
+    options: ClassVar[Mapping[str, Any]] = {}
     ends: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
@@ -63,8 +65,11 @@ class PolicyConformance:
         check_overrides(cls, PolicyConformance)
 
     def make_policy(self) -> Any:
-        """Return the policy: an object, a class or a function. By default, it is the entry point :attr:`name`."""
-        return load_plugin("policy", self.name)
+        """Return the policy: an object, a class or a function.
+
+        By default, it is created from the entry point :attr:`name` with :attr:`options`.
+        """
+        return create_plugin("policy", self.name, self.options)
 
     def test_returns_a_decision_for_every_kind_of_failure(self) -> None:
         policy = self._create()
@@ -126,10 +131,10 @@ class PolicyConformance:
         assert (result.error is None) is (retries == _FAILURES), f"expected that the run ends {ended}: {result.error}"
         check_equal("the number of decisions", len(watched.decisions), min(_FAILURES, retries + 1))
 
-    def test_is_selected_by_its_name(self, tmp_path: Path) -> None:
+    def test_is_selected_by_its_name(self) -> None:
         if not self.name:
             pytest.skip(f"{type(self).__name__} declares no name")
-        made = make_policy(FailureConfig(policy=self.name))
+        made = make_policy(FailureConfig(policy=(self.name, self.options)))
         expected = self._create()
         assert type(made) is type(expected), f"the policy {self.name!r}: expected {expected!r}, got {made!r}"
 
