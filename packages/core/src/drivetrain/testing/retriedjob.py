@@ -87,6 +87,15 @@ def train(config: dict[str, Any]) -> int:
     return context.attempt
 
 
+class _Array:
+    """An array with one element, as a framework reports it. Callbacks and trackers receive it as a number."""
+
+    shape = ()
+
+    def item(self) -> float:
+        return 0.5
+
+
 def _report(step: int, rank: int, attempt: int) -> None:
     metrics = {
         "loss": 1 / step,
@@ -99,6 +108,7 @@ def _report(step: int, rank: int, attempt: int) -> None:
         "flag": True,
         "nothing": None,
         "items": [1.0, 2.0],
+        "array": _Array(),
     }
     if step not in CHECKPOINTS:
         report(metrics)

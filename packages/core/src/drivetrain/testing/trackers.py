@@ -145,7 +145,8 @@ class TrackerConformance:
         result = run_two_workers(tmp_path / "runs", callbacks=[spy.tracker])
         spy.assert_no_problems()
         metrics = self.read_metrics(tmp_path / "service", result)
-        for name, expected in {"loss": 1 / STEPS, "eval/score": 2.0 * STEPS, "eval/classes/first": 0.25}.items():
+        last = {"loss": 1 / STEPS, "eval/score": 2.0 * STEPS, "eval/classes/first": 0.25, "array": 0.5}
+        for name, expected in last.items():
             points = metrics.get(name, [])
             assert [iteration for iteration, _ in points] == list(range(1, STEPS + 1)), (
                 f"{name}: expected a value for each of the iterations 1 to {STEPS}, got {list(points)}"
