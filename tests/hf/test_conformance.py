@@ -1,10 +1,6 @@
-"""The conformance kits applied to the backend of an ``AccelerateTrainer``, and to preparing a ``Trainer``."""
+"""The conformance kit applied to the backend of an ``AccelerateTrainer``."""
 
-from pathlib import Path
-from typing import Any
-
-import drivetrain
-from drivetrain.testing import BackendConformance, PrepareConformance
+from drivetrain.testing import BackendConformance
 from drivetrain_hf._accelerate import AccelerateConfig
 from drivetrain_torch import TorchConfig
 
@@ -19,17 +15,3 @@ class TestAccelerate(BackendConformance):
         from accelerate import Accelerator
 
         return Accelerator().reduce(torch.tensor([value])).item()
-
-
-class TestPrepare(PrepareConformance):
-    name = "transformers"
-    backend = TorchConfig()
-
-    @staticmethod
-    def make_objects() -> list[Any]:
-        import torch
-        from transformers import Trainer, TrainingArguments
-
-        directory = str(Path(drivetrain.get_context().get_trial_dir(), "out"))
-        arguments = TrainingArguments(output_dir=directory, use_cpu=True, report_to=[])
-        return [Trainer(torch.nn.Linear(2, 1), arguments, train_dataset=[{"x": 1}])]

@@ -1,8 +1,6 @@
-"""The conformance kits for the TensorFlow backend, and for the function that prepares datasets."""
+"""The conformance kit for the TensorFlow backend."""
 
-from typing import Any
-
-from drivetrain.testing import BackendConformance, PrepareConformance
+from drivetrain.testing import BackendConformance
 from drivetrain_tf import TensorflowConfig
 
 
@@ -21,14 +19,3 @@ class TestTensorflow(BackendConformance):
             return strategy.reduce("sum", strategy.run(lambda: mine), axis=None)
 
         return float(add(tf.constant(value)))
-
-
-class TestPrepare(PrepareConformance):
-    name = "tensorflow"
-    backend = TensorflowConfig()
-
-    @staticmethod
-    def make_objects() -> list[Any]:
-        import tensorflow as tf
-
-        return [tf.data.Dataset.range(8).batch(2), tf.data.Dataset.range(8).repeat().batch(4)]

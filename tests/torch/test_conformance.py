@@ -1,8 +1,6 @@
-"""The conformance kits applied to the torch backend, and to the function that prepares objects of torch."""
+"""The conformance kit applied to the torch backend."""
 
-from typing import Any
-
-from drivetrain.testing import BackendConformance, PrepareConformance
+from drivetrain.testing import BackendConformance
 from drivetrain_torch import TorchConfig
 
 
@@ -17,22 +15,3 @@ class TestTorch(BackendConformance):
         tensor = torch.tensor([value])
         torch.distributed.all_reduce(tensor)
         return tensor.item()
-
-
-class TestPrepare(PrepareConformance):
-    name = "torch"
-    backend = TorchConfig()
-
-    @staticmethod
-    def make_objects() -> list[Any]:
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-
-        model = torch.nn.Linear(2, 1)
-        optimizer = torch.optim.Adam(model.parameters())
-        return [
-            model,
-            DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2),
-            optimizer,
-            torch.optim.lr_scheduler.StepLR(optimizer, 1),
-        ]
