@@ -36,6 +36,7 @@ __all__ = [
     "load_plugin",
     "load_single_plugin",
     "missing_runtimes",
+    "own_distributions",
 ]
 
 API_VERSION = 1
@@ -407,6 +408,11 @@ def _extra_distributions() -> dict[str, str]:
         return {}
     matches = [match for line in required if (match := _OUR_EXTRA.match(line))]
     return {match[2]: match[1] for match in matches if match[2] != "all"}
+
+
+def own_distributions() -> frozenset[str]:
+    """Return the names of the distributions that the extras of the core install, whether installed or not."""
+    return frozenset(_extra_distributions().values())
 
 
 def install_commands(*names: str) -> list[str]:
