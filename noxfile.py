@@ -208,7 +208,7 @@ def dev(session: nox.Session) -> None:
         *BUILD,
         *TEST_DEPENDENCIES,
         *(TORCH, *LIGHTNING, TRANSFORMERS, ACCELERATE, DEEPSPEED),
-        *(MYPY, "sphinx", "furo", "myst-parser"),
+        *(MYPY, RUFF, "sphinx", "furo", "myst-parser"),
         env=WITHOUT_OPS,
     )
     session.install("--no-build-isolation", *EDITABLE, *PLUGINS)

@@ -269,8 +269,8 @@ def test_misspelled_group_is_shown_with_the_closest_one(
 
     assert find_misspelled_groups() == [("lost-plugin", group, closest)]
     assert main(["plugins"]) != 0
-    shown = next(line for line in capsys.readouterr().out.splitlines() if "lost-plugin" in line)
-    assert f"unknown group {group!r}. Did you mean {closest!r}?" in shown
+    shown = capsys.readouterr().out
+    assert f"lost-plugin\n  ! ignored: unknown group {group!r}. Did you mean {closest!r}?" in shown
 
 
 def test_command_shows_required_versions_and_problems(

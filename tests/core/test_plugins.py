@@ -109,19 +109,58 @@ def test_two_distributions_that_claim_one_name_are_both_named(quiet: Path, insta
         load_plugin("backend", "quiet")
 
 
-def test_command_lists_every_plugin_with_its_kind_distribution_version_and_state(
+def shown_plugins(capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+    """Run `drivetrain plugins`, and return the lines about each distribution."""
+    main(["plugins"])
+    paragraphs = capsys.readouterr().out.split("\n\n")
+    return {paragraph.split()[0]: paragraph.splitlines() for paragraph in paragraphs[1:-1]}
+
+
+def test_command_lists_what_every_distribution_provides_and_its_problems(
     quiet: Path, broken: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = main(["plugins"])
+    shown = shown_plugins(capsys)
 
-    lines = capsys.readouterr().out.splitlines()
-    assert status == 1
-    assert lines[0].split() == ["KIND", "NAME", "DISTRIBUTION", "VERSION", "REQUIRES", "STATUS"]
-    status_at = lines[0].index("STATUS")
-    rows = {tuple(line.split()[:4]): line[status_at:] for line in lines[1:]}
-    assert rows["backend", "quiet", "quiet-plugin", "1.2"] == "installed"
-    assert rows["backend", "shaky", "broken-plugin", "1.2"].startswith("broken: ModuleNotFoundError")
-    assert rows["runtime", "local", "drivetrain", drivetrain.__version__] == "installed"
+    assert shown["quiet-plugin"] == [
+        "quiet-plugin 1.2 (requires drivetrain of any version, API unknown)",
+        "  backend    quiet",
+    ]
+    problem = shown["broken-plugin"][1]
+    assert problem.startswith("  ! backend shaky is broken: ModuleNotFoundError(")
+    assert shown["drivetrain"][0] == f"drivetrain {drivetrain.__version__}"
+    assert "  runtime    inprocess, local" in shown["drivetrain"]
+    assert main(["plugins"]) == 1
+    assert capsys.readouterr().out.endswith("\n\n1 problem, marked with !\n")
+
+
+def test_command_fits_the_terminal(broken: Path, capsys: pytest.CaptureFixture[str], install: Install) -> None:
+    source = "raise SystemExit('no GPU on this machine, as a message explains in many words ' * 3)"
+    install("wordy-plugin", "wordy_plugin", source, {"drivetrain.callbacks": {"wordy": "wordy_plugin:Wordy"}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        shown = shown_plugins(capsys)
+    assert max(len(line) for lines in shown.values() for line in lines) <= 80
+    assert " ".join(" ".join(shown["wordy-plugin"]).split()).count("in many words") == 3
+
+
+@pytest.mark.parametrize(
+    ("requires", "text", "api"),
+    [
+        (["drivetrain<1,>=0.1"], "requires drivetrain>=0.1,<1, API 1", 1),
+        (["drivetrain>=99"], "requires drivetrain>=99, API unknown", None),
+        ([], "requires drivetrain of any version, API unknown", None),
+    ],
+)
+def test_command_shows_the_version_of_the_api_that_a_distribution_requires(
+    requires: list[str], text: str, api: int | None, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry_points = {"drivetrain.backends": {"quiet": "quiet_plugin:Quiet"}}
+    install("quiet-plugin", "quiet_plugin", BACKEND, entry_points, requires=requires)
+
+    assert shown_plugins(capsys)["quiet-plugin"][0] == f"quiet-plugin 1.2 ({text})"
+    main(["plugins", "--json"])
+    (row,) = [row for row in json.loads(capsys.readouterr().out) if row["name"] == "quiet"]
+    assert row["api"] == api
 
 
 def test_command_shows_names_that_are_claimed_twice(
@@ -129,10 +168,9 @@ def test_command_shows_names_that_are_claimed_twice(
 ) -> None:
     install("other-plugin", "other_plugin", BACKEND, {"drivetrain.backends": {"quiet": "other_plugin:Quiet"}})
 
-    assert main(["plugins"]) == 1
-    claimed = [line for line in capsys.readouterr().out.splitlines() if " quiet " in line]
-    assert len(claimed) == 2
-    assert all(line.endswith("broken: several distributions register this name") for line in claimed)
+    shown = shown_plugins(capsys)
+    for distribution in ("quiet-plugin", "other-plugin"):
+        assert shown[distribution][1:] == ["  ! backend quiet is broken: several distributions register this name"]
 
 
 def test_installed_command_runs_and_a_broken_plugin_does_not_break_the_import(broken: Path) -> None:

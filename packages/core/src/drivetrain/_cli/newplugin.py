@@ -27,14 +27,14 @@ from drivetrain.errors import ConfigurationError
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
-__all__ = ["add_new_plugin"]
+__all__ = ["SCAFFOLDS", "Scaffold", "add_new_plugin"]
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TEMPLATE_SUFFIX = ".txt"
 """The suffix of template files, which are not valid Python, TOML or YAML."""
 
 
-class _Scaffold(NamedTuple):
+class Scaffold(NamedTuple):
     """The plugin that is generated for a kind.
 
     Attributes:
@@ -50,27 +50,27 @@ class _Scaffold(NamedTuple):
     packages: tuple[str, ...] = ()
 
 
-_SCAFFOLDS = {
-    "backend": _Scaffold(
+SCAFFOLDS = {
+    "backend": Scaffold(
         "Connects the workers of a run, so that they can sum numbers.",
         {"backend": "${Thing}Config", "trainer": "${Thing}Trainer"},
     ),
-    "trainer": _Scaffold("Minimizes a function on all workers.", {"trainer": "${Thing}Trainer"}),
-    "prepare": _Scaffold(
+    "trainer": Scaffold("Minimizes a function on all workers.", {"trainer": "${Thing}Trainer"}),
+    "prepare": Scaffold(
         "Prepares random number generators for several workers.", {"prepare": "prepare"}, entry_name="random"
     ),
-    "strategy": _Scaffold(
+    "strategy": Scaffold(
         "Trains a PyTorch model by averaging its gradients.",
         {"strategy": "${Thing}Strategy"},
         packages=("drivetrain-torch",),
     ),
-    "callback": _Scaffold("Writes the events of a run to a file.", {"callback": "${Thing}Callback"}),
-    "tracker": _Scaffold("Logs the metrics of runs to an SQLite database.", {"callback": "${Thing}Tracker"}),
-    "dataset": _Scaffold("Splits the rows of CSV files among the workers.", {"dataset": "${Thing}Datasets"}),
-    "runtime": _Scaffold("Starts each worker as a separate process.", {"runtime": "${Thing}Runtime"}),
-    "policy": _Scaffold("Retries after growing delays.", {"policy": "${Thing}Policy"}),
-    "trainable": _Scaffold("Turns a trainer into a function of its arguments.", {"trainable": "make_trainable"}),
-    "command": _Scaffold("Counts the runs in a directory.", {"command": "add_${module}"}),
+    "callback": Scaffold("Writes the events of a run to a file.", {"callback": "${Thing}Callback"}),
+    "tracker": Scaffold("Logs the metrics of runs to an SQLite database.", {"callback": "${Thing}Tracker"}),
+    "dataset": Scaffold("Splits the rows of CSV files among the workers.", {"dataset": "${Thing}Datasets"}),
+    "runtime": Scaffold("Starts each worker as a separate process.", {"runtime": "${Thing}Runtime"}),
+    "policy": Scaffold("Retries after growing delays.", {"policy": "${Thing}Policy"}),
+    "trainable": Scaffold("Turns a trainer into a function of its arguments.", {"trainable": "make_trainable"}),
+    "command": Scaffold("Counts the runs in a directory.", {"command": "add_${module}"}),
 }
 
 
@@ -84,7 +84,7 @@ def add_new_plugin(commands: Commands) -> None:
         '  drivetrain new-plugin backend my-thing --directory ~/code --author "Jane Doe"',
     )
     parser.add_argument(
-        "kind", type=_kind, choices=_SCAFFOLDS, help="the kind of the plugin: %(choices)s", metavar="KIND"
+        "kind", type=_kind, choices=SCAFFOLDS, help="the kind of the plugin: %(choices)s", metavar="KIND"
     )
     parser.add_argument("name", metavar="NAME", help="the name of the plugin, such as my-thing")
     parser.add_argument(
@@ -97,18 +97,18 @@ def add_new_plugin(commands: Commands) -> None:
 
 
 def _kind(given: str) -> str:
-    if given not in _SCAFFOLDS:
+    if given not in SCAFFOLDS:
         import difflib  # rarely needed, and slow to import
 
-        closest = difflib.get_close_matches(given, _SCAFFOLDS, n=1, cutoff=0.5)
+        closest = difflib.get_close_matches(given, SCAFFOLDS, n=1, cutoff=0.5)
         hint = f". Did you mean {closest[0]!r}?" if closest else ""
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(_SCAFFOLDS)}, got {given!r}{hint}")
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(SCAFFOLDS)}, got {given!r}{hint}")
     return given
 
 
 def _new_plugin(arguments: argparse.Namespace) -> int:
     kind, name = arguments.kind, arguments.name
-    scaffold = _SCAFFOLDS[kind]
+    scaffold = SCAFFOLDS[kind]
     _check_name(name)
     _check_unused(scaffold, name)
     names = _placeholders(kind, name, arguments.author)
@@ -149,7 +149,7 @@ def _check_name(name: str) -> None:
     )
 
 
-def _check_unused(scaffold: _Scaffold, name: str) -> None:
+def _check_unused(scaffold: Scaffold, name: str) -> None:
     """Check that no installed plugin or distribution has this name."""
     entry_name = Template(scaffold.entry_name).substitute(name=name)
     for kind in scaffold.entry_points:
@@ -178,7 +178,7 @@ def _is_installed(distribution: str) -> bool:
 
 def _placeholders(kind: str, name: str, author: str | None) -> dict[str, str]:
     """Return the values of the placeholders in the templates."""
-    scaffold = _SCAFFOLDS[kind]
+    scaffold = SCAFFOLDS[kind]
     thing = "".join(word.capitalize() for word in name.split("-"))
     module = name.replace("-", "_")
     names = {

@@ -1,15 +1,22 @@
-"""``drivetrain plugins``: lists the installed plugins, and checks each of them."""
+"""``drivetrain plugins``: lists what each installed distribution provides, and checks each plugin."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
 
 from drivetrain._cli.output import BAD, OK, Commands, add_command, emit
-from drivetrain._hooks.plugins import KINDS, check_plugin, find_misspelled_groups, list_plugins
-from drivetrain._views.terminal import table
+from drivetrain._hooks.plugins import API_VERSION, KINDS, Plugin, check_plugin, find_misspelled_groups, list_plugins
+from drivetrain._version import __version__
+from drivetrain._views.terminal import wrapped
 from drivetrain.errors import PluginError
 
 __all__ = ["add_plugins"]
+
+_INSTALLED = "installed"
+_KIND_WIDTH = max(map(len, KINDS))
 
 
 def add_plugins(commands: Commands) -> None:
@@ -23,33 +30,92 @@ def add_plugins(commands: Commands) -> None:
 
 
 def _plugins(arguments: argparse.Namespace) -> int:
-    columns = ("kind", "name", "distribution", "version", "requires", "status")
-    rows = []
+    rows = [*_installed(), *_ignored()]
+    emit(arguments, rows, lambda: "\n".join(_describe(rows)))
+    return OK if all(row["status"] == _INSTALLED for row in rows) else BAD
+
+
+def _installed() -> Iterator[dict[str, Any]]:
     for kind in KINDS:
-        installed = list_plugins(kind)
-        names = [plugin.name for plugin in installed]
-        for plugin in installed:
-            status = "installed"
-            if names.count(plugin.name) > 1:
-                status = "broken: several distributions register this name"
-            else:
-                try:
-                    check_plugin(plugin)
-                except PluginError as error:
-                    status = f"broken: {repr(error.__cause__) if error.__cause__ else error}"
-            rows.append(
-                {
-                    "kind": plugin.kind,
-                    "name": plugin.name,
-                    "distribution": plugin.distribution,
-                    "version": plugin.version,
-                    "requires": plugin.required_version(),
-                    "status": status,
-                }
-            )
+        plugins = list_plugins(kind)
+        names = [plugin.name for plugin in plugins]
+        for plugin in plugins:
+            required = plugin.required_version()
+            status = _check(plugin, is_unique=names.count(plugin.name) == 1)
+            yield {
+                "kind": plugin.kind,
+                "name": plugin.name,
+                "distribution": plugin.distribution,
+                "version": plugin.version,
+                "requires": required,
+                "api": _api_version(plugin, required),
+                "status": status,
+            }
+
+
+def _check(plugin: Plugin, *, is_unique: bool) -> str:
+    if not is_unique:
+        return "broken: several distributions register this name"
+    try:
+        check_plugin(plugin)
+    except PluginError as error:
+        return f"broken: {repr(error.__cause__) if error.__cause__ else error}"
+    return _INSTALLED
+
+
+def _api_version(plugin: Plugin, required: str) -> int | None:
+    """Return the version of the plugin API for which a distribution was built; None if its metadata does not say.
+
+    A release of drivetrain has one version of the API, so a distribution that requires releases like this one was built
+    for the API of this release.
+    """
+    from packaging.specifiers import SpecifierSet
+
+    own = plugin.distribution == "drivetrain"
+    accepted = bool(required) and SpecifierSet(required).contains(__version__, prereleases=True)
+    return API_VERSION if own or accepted else None
+
+
+def _ignored() -> Iterator[dict[str, Any]]:
     for distribution, group, closest in find_misspelled_groups():
-        status = f"ignored: unknown group {group!r}. Did you mean {closest!r}?"
-        rows.append(dict.fromkeys(columns, "") | {"distribution": distribution, "status": status})
-    header = [column.upper() for column in columns]
-    emit(arguments, rows, lambda: table(header, [list(row.values()) for row in rows]))
-    return OK if all(row["status"] == "installed" for row in rows) else BAD
+        yield {
+            **dict.fromkeys(("kind", "name", "version", "requires"), ""),
+            "distribution": distribution,
+            "api": None,
+            "status": f"ignored: unknown group {group!r}. Did you mean {closest!r}?",
+        }
+
+
+def _describe(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines for the terminal: each distribution with its plugins, and then its problems."""
+    yield f"drivetrain {__version__} has version {API_VERSION} of the plugin API"
+
+    def distribution(row: Mapping[str, Any]) -> str:
+        return str(row["distribution"])
+
+    for name, group in groupby(sorted(rows, key=distribution), distribution):
+        of_distribution = list(group)
+        first = max(of_distribution, key=lambda row: bool(row["version"]))
+        yield ""
+        yield " ".join(filter(None, (name, first["version"]))) + _requirement(first)
+        for kind in KINDS:
+            usable = [row["name"] for row in of_distribution if (row["kind"], row["status"]) == (kind, _INSTALLED)]
+            if usable:
+                yield wrapped(f"  {kind:{_KIND_WIDTH}}  ", ", ".join(usable))
+        for row in of_distribution:
+            if row["status"] != _INSTALLED:
+                subject = f"{row['kind']} {row['name']} is " if row["kind"] else ""
+                yield wrapped("  ! ", f"{subject}{row['status']}")
+    problems = sum(row["status"] != _INSTALLED for row in rows)
+    yield ""
+    if problems:
+        yield f"{problems} {'problem' if problems == 1 else 'problems'}, marked with !"
+    else:
+        yield f"all {len(rows)} plugins can be used"
+
+
+def _requirement(row: Mapping[str, Any]) -> str:
+    if row["distribution"] == "drivetrain" or not row["version"]:
+        return ""
+    required = ",".join(sorted(row["requires"].split(","), reverse=True)) or " of any version"
+    return f" (requires drivetrain{required}, API {row['api'] or 'unknown'})"
