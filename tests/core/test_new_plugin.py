@@ -202,7 +202,7 @@ def test_existing_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFix
     folder = tmp_path / "drivetrain-mine"
     folder.mkdir()
     assert main(["new-plugin", "callback", "mine", "--directory", str(tmp_path)]) == 2
-    assert f"expected a path that does not exist, got {folder}" in capsys.readouterr().err
+    assert f"expected a new path, got {folder}, which exists" in capsys.readouterr().err
     assert not list(folder.iterdir())
 
 

@@ -84,7 +84,7 @@ def add_new_plugin(commands: Commands) -> None:
         '  drivetrain new-plugin backend my-thing --directory ~/code --author "Jane Doe"',
     )
     parser.add_argument(
-        "kind", type=_kind, choices=SCAFFOLDS, help="the kind of the plugin: %(choices)s", metavar="KIND"
+        "kind", type=_kind, choices=tuple(SCAFFOLDS), help="the kind of the plugin: %(choices)s", metavar="KIND"
     )
     parser.add_argument("name", metavar="NAME", help="the name of the plugin, such as my-thing")
     parser.add_argument(
@@ -152,6 +152,11 @@ def _check_name(name: str) -> None:
 def _check_unused(scaffold: Scaffold, name: str) -> None:
     """Check that no installed plugin or distribution has this name."""
     entry_name = Template(scaffold.entry_name).substitute(name=name)
+    if "backend" in scaffold.entry_points and entry_name == "none":
+        raise ConfigurationError(
+            "[DT-610] NAME: expected a name that is not in use, got 'none': the backend 'none' stands for training "
+            "without a framework. Choose another name"
+        )
     for kind in scaffold.entry_points:
         for plugin in list_plugins(kind):
             if plugin.name == entry_name:
@@ -245,11 +250,14 @@ def _write(target: Path, files: Mapping[str, str]) -> None:
     """Write the files into a new directory. If that fails, nothing remains of it."""
     try:
         target.mkdir()
-    except OSError as error:
-        reason = "it exists" if isinstance(error, FileExistsError) else error.strerror
+    except FileExistsError as error:
         raise ConfigurationError(
-            f"[DT-611] --directory: expected a directory in which {target.name} can be created, but cannot create "
-            f"{target}: {reason}. Choose another --directory"
+            f"[DT-611] new-plugin: expected a new path, got {target}, which exists. Choose another name or "
+            "--directory"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"[DT-611] new-plugin: cannot create {target}: {error.strerror}. Choose another --directory"
         ) from error
     try:
         for path, text in files.items():
@@ -259,5 +267,5 @@ def _write(target: Path, files: Mapping[str, str]) -> None:
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise ConfigurationError(
-            f"[DT-611] {target}: cannot be written: {error}. Choose another --directory"
+            f"[DT-611] new-plugin: cannot write to {target}: {error.strerror}. Choose another --directory"
         ) from error
