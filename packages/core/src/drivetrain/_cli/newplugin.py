@@ -252,8 +252,7 @@ def _write(target: Path, files: Mapping[str, str]) -> None:
         target.mkdir()
     except FileExistsError as error:
         raise ConfigurationError(
-            f"[DT-611] new-plugin: expected a new path, got {target}, which exists. Choose another name or "
-            "--directory"
+            f"[DT-611] new-plugin: expected a new path, got {target}, which exists. Choose another name or --directory"
         ) from error
     except OSError as error:
         raise ConfigurationError(
