@@ -19,6 +19,8 @@ from tests.core.conftest import Install
 from tests.support import ROOT
 from tests.toml import tomllib
 
+TEMPLATES = ROOT / "packages" / "core" / "src" / "drivetrain" / "_cli" / "templates"
+
 LONG_NAME = "name-of-twenty-chars"
 """The sources of a plugin with a longer name may have to be formatted again."""
 
@@ -26,6 +28,7 @@ LONG_NAME = "name-of-twenty-chars"
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The folder of a distribution of each kind."""
+    assert {folder.name for folder in TEMPLATES.iterdir()} == {"common", *SCAFFOLDS}
     directory = tmp_path_factory.mktemp("generated")
     for kind in SCAFFOLDS:
         assert main(["new-plugin", kind, f"x-{kind}", "--directory", str(directory), "--author", 'J. "Jo" Doe']) == 0
@@ -79,13 +82,13 @@ def test_every_scaffold_is_a_valid_plugin(installed: Path) -> None:
     assert {(row["status"], row["api"]) for row in ours} == {("installed", 1)}
 
 
-def test_every_scaffold_has_its_types(generated: dict[str, Path], installed: Path) -> None:
+def test_every_scaffold_has_its_types(generated: dict[str, Path], installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     for kind, folder in generated.items():
         assert (folder / "src" / f"drivetrain_x_{kind}" / "py.typed").is_file()
     sources = [folder / name for folder in generated.values() for name in ("src", "tests")]
-    cache = installed.with_name("mypy-cache")
-    run("-m", "mypy", "--strict", "--config-file", os.devnull, "--cache-dir", cache, *sources, site=installed)
+    settings = generated["backend"] / "pyproject.toml"
+    run("-m", "mypy", "--config-file", settings, "--cache-dir", tmp_path, *sources, site=installed)
 
 
 def test_every_scaffold_is_formatted(generated: dict[str, Path], tmp_path: Path) -> None:

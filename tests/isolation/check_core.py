@@ -137,6 +137,13 @@ def check_storage_works_without_other_packages(storage_path: str) -> None:
     assert not loaded_modules("import drivetrain; drivetrain.Checkpoint('/tmp')") & (HEAVY | {"fsspec"})
 
 
+def check_plugin_is_generated(storage_path: str) -> None:
+    command = [Path(sys.executable).with_name("drivetrain"), "new-plugin", "callback", "mine"]
+    subprocess.run([*command, "--directory", storage_path], check=True, stdout=subprocess.PIPE)
+    for file in ("src/drivetrain_mine/py.typed", ".github/workflows/test.yml", ".gitignore"):
+        assert Path(storage_path, "drivetrain-mine", file).is_file(), file
+
+
 def check_dependencies_are_complete() -> None:
     subprocess.run([sys.executable, "-m", "pip", "check"], check=True)
 
@@ -150,4 +157,5 @@ if __name__ == "__main__":
         check_missing_packages_are_reported_with_the_command_to_install_them(directory)
         check_missing_data_package_is_reported_with_the_command_to_install_it(directory)
         check_storage_works_without_other_packages(directory)
+        check_plugin_is_generated(directory)
     print("ok: drivetrain alone")
