@@ -57,7 +57,7 @@ SCAFFOLDS = {
     ),
     "trainer": Scaffold("Minimizes a function on all workers.", {"trainer": "${Thing}Trainer"}),
     "prepare": Scaffold(
-        "Prepares random number generators for several workers.", {"prepare": "prepare"}, entry_name="random"
+        "Lets each worker read its part of text files.", {"prepare": "prepare"}, entry_name="fileinput"
     ),
     "strategy": Scaffold(
         "Trains a PyTorch model by averaging its gradients.",
