@@ -45,9 +45,9 @@ def installed(generated: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     return site
 
 
-def run(*words: object, site: Path | None = None, cwd: Path | None = None) -> str:
+def run(*words: object, site: Path | None = None, cwd: Path | None = None, **variables: str) -> str:
     """Run Python with packages that are installed in a directory, and return the output."""
-    environment = {**os.environ, "PYTHONPATH": str(site or ""), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(site or ""), "PYTHONDONTWRITEBYTECODE": "1", **variables}
     command = [sys.executable, *map(str, words)]
     process = subprocess.run(
         command, cwd=cwd, env=environment, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -101,6 +101,16 @@ def test_every_scaffold_is_formatted(generated: dict[str, Path], tmp_path: Path)
     run("-m", "ruff", "format", "--no-cache", "--check", *folders)
 
 
+@pytest.mark.parametrize(("kind", "lowest", "highest"), [("backend", 3.0, 3.0), ("trainer", 0.0, 0.001)])
+def test_example_in_the_readme_prints_the_result(
+    kind: str, lowest: float, highest: float, generated: dict[str, Path], installed: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "example.py"
+    script.write_text((generated[kind] / "README.md").read_text().partition("```python\n")[2].partition("```")[0])
+    printed = run(script, site=installed, cwd=tmp_path, DRIVETRAIN_STORAGE_PATH=str(tmp_path / "runs"))
+    assert lowest <= float(printed.splitlines()[-1]) <= highest
+
+
 @pytest.mark.parametrize("kind", SCAFFOLDS)
 def test_tests_of_scaffold_pass(kind: str, generated: dict[str, Path], installed: Path) -> None:
     if kind == "strategy":
@@ -131,7 +141,7 @@ def test_command_prints_the_next_steps(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["new-plugin", "policy", "patient", "--directory", str(tmp_path)]) == 0
     folder = tmp_path / "drivetrain-patient"
     assert capsys.readouterr().out.splitlines()[:2] == [
-        f"created {folder}, a policy plugin that works. Next:",
+        f"created {folder}, a policy plugin that works. Install and test it:",
         f"  cd {folder}",
     ]
     assert "authors" not in (folder / "pyproject.toml").read_text()

@@ -1,7 +1,8 @@
 """``drivetrain new-plugin``: generates a distribution with a working plugin, its tests and their configuration for CI.
 
 The files are in ``templates``: those in ``common`` belong to every distribution, and those in the folder of a kind to
-plugins of this kind. ``package`` in a path stands for the import package, and ``$``-placeholders for the names.
+plugins of this kind. In their paths, ``package`` stands for the import package, and ``module`` for the name of the
+plugin in Python. In their texts, ``$``-placeholders stand for these and other names.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -31,7 +33,7 @@ __all__ = ["SCAFFOLDS", "Scaffold", "add_new_plugin"]
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TEMPLATE_SUFFIX = ".txt"
-"""The suffix of template files, which are not valid Python, TOML or YAML."""
+"""The suffix of files with placeholders. Tools that check Python, TOML or YAML skip them."""
 
 
 class Scaffold(NamedTuple):
@@ -123,17 +125,17 @@ def _new_plugin(arguments: argparse.Namespace) -> int:
         "path": str(target),
         "files": sorted(files),
     }
-    emit(arguments, data, lambda: _next_steps(kind, target))
+    emit(arguments, data, lambda: _next_steps(kind, target, names["package"]))
     return OK
 
 
-def _next_steps(kind: str, target: Path) -> str:
+def _next_steps(kind: str, target: Path, package: str) -> str:
     return (
-        f"created {target}, a {kind} plugin that works. Next:\n"
-        f"  cd {target}\n"
+        f"created {target}, a {kind} plugin that works. Install and test it:\n"
+        f"  cd {shlex.quote(str(target))}\n"
         "  pip install -e '.[test]'\n"
         "  pytest\n"
-        "README.md describes the parts to change"
+        f"Then change the code in src/{package} step by step, and run pytest after each change."
     )
 
 
@@ -151,18 +153,17 @@ def _check_name(name: str) -> None:
 
 def _check_unused(scaffold: Scaffold, name: str) -> None:
     """Check that no installed plugin or distribution has this name."""
-    entry_name = Template(scaffold.entry_name).substitute(name=name)
-    if "backend" in scaffold.entry_points and entry_name == "none":
+    if "backend" in scaffold.entry_points and name == "none":
         raise ConfigurationError(
             "[DT-610] NAME: expected a name that is not in use, got 'none': the backend 'none' stands for training "
             "without a framework. Choose another name"
         )
     for kind in scaffold.entry_points:
         for plugin in list_plugins(kind):
-            if plugin.name == entry_name:
+            if plugin.name == name:
                 raise ConfigurationError(
                     f"[DT-610] NAME: expected a name that is not in use, got {name!r}: {plugin.distribution} "
-                    f"{plugin.version} provides the {kind} {entry_name!r}. Choose another name, or uninstall "
+                    f"{plugin.version} provides the {kind} {name!r}. Choose another name, or uninstall "
                     f"{plugin.distribution}"
                 )
     distribution = f"drivetrain-{name}"
