@@ -82,6 +82,7 @@ def test_every_scaffold_is_a_valid_plugin(installed: Path) -> None:
     assert {(row["status"], row["api"]) for row in ours} == {("installed", 1)}
 
 
+@pytest.mark.slow
 def test_every_scaffold_has_its_types(generated: dict[str, Path], installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     for kind, folder in generated.items():
