@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from drivetrain.testing.datasets import DatasetConformance
     from drivetrain.testing.policies import PolicyConformance
     from drivetrain.testing.preparing import PrepareConformance
+    from drivetrain.testing.runtimes import RuntimeCapability, RuntimeConformance
     from drivetrain.testing.storages import StorageConformance
     from drivetrain.testing.trackers import TrackerConformance
     from drivetrain.testing.trainables import TrainableConformance
+    from drivetrain.testing.trainers import TrainerConformance
 else:
     # The kits import pytest, so each one is imported when it is first used.
     _SOURCES = {
@@ -28,9 +30,11 @@ else:
         "drivetrain.testing.datasets": "DatasetConformance",
         "drivetrain.testing.policies": "PolicyConformance",
         "drivetrain.testing.preparing": "PrepareConformance",
+        "drivetrain.testing.runtimes": "RuntimeCapability RuntimeConformance",
         "drivetrain.testing.storages": "StorageConformance",
         "drivetrain.testing.trackers": "TrackerConformance",
         "drivetrain.testing.trainables": "TrainableConformance",
+        "drivetrain.testing.trainers": "TrainerConformance",
     }
     __getattr__, __dir__ = lazy_names(__name__, _SOURCES)
 
@@ -45,8 +49,11 @@ __all__ = [
     "DatasetConformance",
     "PolicyConformance",
     "PrepareConformance",
+    "RuntimeCapability",
+    "RuntimeConformance",
     "StorageConformance",
     "TrackerConformance",
     "TrainableConformance",
+    "TrainerConformance",
     "check_overrides",
 ]

@@ -51,11 +51,16 @@ class BackendConformance:
         config: the configuration whose backend is tested.
         all_sum: sums a number over all ranks, called on every rank. None if the framework has no such operation; the
             tests that need it are then skipped.
+        framework: the import name of the framework; None if the backend has none. The test that the configuration does
+            not need the framework is then skipped.
+        world_sizes: the numbers of workers to test with.
         runtimes: the runtimes to test on.
     """
 
     config: ClassVar[BackendConfig]
     all_sum: ClassVar[Callable[[float], float] | None] = None
+    framework: ClassVar[str | None] = None
+    world_sizes: ClassVar[Sequence[int]] = (1, 2, 3)
     runtimes: ClassVar[Sequence[str]] = ("local",)
 
     def __init_subclass__(cls) -> None:
