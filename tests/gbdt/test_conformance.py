@@ -7,7 +7,7 @@ from drivetrain_gbdt.xgboost import XGBoostConfig
 
 class TestXGBoost(BackendConformance):
     config = XGBoostConfig(timeout_s=30)
-    runtimes = ("local",)
+    framework = "xgboost"
 
     @staticmethod
     def all_sum(value: float) -> float:
@@ -19,4 +19,4 @@ class TestXGBoost(BackendConformance):
 
 class TestLightGBM(BackendConformance):
     config = LightGBMConfig()
-    runtimes = ("local",)
+    framework = "lightgbm"

@@ -7,7 +7,7 @@ from drivetrain_torch import TorchConfig
 
 class TestAccelerate(BackendConformance):
     config = AccelerateConfig(torch=TorchConfig(), accelerate={"distributed_type": "NO"})
-    runtimes = ("local",)
+    framework = "torch"
 
     @staticmethod
     def all_sum(value: float) -> float:

@@ -14,9 +14,11 @@ def all_sum(value: float) -> float:
 
 class TestHorovod(BackendConformance):
     config = HorovodConfig(timeout_s=30)
+    framework = "horovod"
     all_sum = staticmethod(all_sum)
 
 
 class TestElasticHorovod(BackendConformance):
     config = HorovodConfig(elastic=True, timeout_s=30)
+    framework = "horovod"
     all_sum = staticmethod(all_sum)

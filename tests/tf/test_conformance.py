@@ -6,7 +6,7 @@ from drivetrain_tf import TensorflowConfig
 
 class TestTensorflow(BackendConformance):
     config = TensorflowConfig()
-    runtimes = ("local",)
+    framework = "tensorflow"
 
     @staticmethod
     def all_sum(value: float) -> float:

@@ -6,7 +6,7 @@ from drivetrain_torch import TorchConfig
 
 class TestTorch(BackendConformance):
     config = TorchConfig()
-    runtimes = ("local",)
+    framework = "torch"
 
     @staticmethod
     def all_sum(value: float) -> float:

@@ -1,11 +1,12 @@
 """The conformance kit for backends, as tests that a plugin inherits.
 
-A plugin author writes a class with one attribute, and pytest collects the tests::
+A plugin author writes a class with a few attributes, and pytest collects the tests::
 
     from drivetrain.testing import BackendConformance
 
     class TestMyBackend(BackendConformance):
         config = MyConfig()
+        framework = "my_framework"
 
 If the framework can sum a number over all ranks, define that too::
 
@@ -19,29 +20,60 @@ without a reason is an error.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import threading
-import time
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from drivetrain._base.pickling import dumps
 from drivetrain._driver.result import Result
 from drivetrain._driver.trainer import DataParallelTrainer
-from drivetrain._hooks.backend import Backend, BackendConfig, WorkerGroup
+from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback
-from drivetrain._hooks.context import Run, TrainContext, WorkerInfo
-from drivetrain._worker.session import get_context, report
+from drivetrain._hooks.context import AttemptInfo, WorkerInfo
 from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
-from drivetrain.errors import FailureKind, TrainingFailedError
+from drivetrain.errors import ConfigurationError, FailureKind, TrainingFailedError
+from drivetrain.interactive.trainer import Trainer
+from drivetrain.testing import jobs
+from drivetrain.testing.leftovers import ProcessState
+from drivetrain.testing.wrapping import FailsInSetup, Observed, RunsInWorker, UnreachableGroup
 
-__all__ = ["BackendConformance", "check_overrides"]
+__all__ = ["BackendConformance", "check_overrides", "forget_test_name"]
 
-_END_S = 20.0
+_START_TIMEOUT_S = 120.0
+_CREATE = """
+import pickle, sys
+framework = sys.argv[1]
+with open(sys.argv[2], "rb") as file:
+    config = pickle.load(file)
+assert framework not in sys.modules, f"unpickling the config imports {framework}"
+backend = config.create()
+assert framework not in sys.modules, f"{type(config).__name__}.create() imports {framework}"
+pickle.dumps(backend)
+assert framework not in sys.modules, f"pickling the backend imports {framework}"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trained:
+    """An undisturbed run."""
+
+    world_size: int
+    result: Result
+    observer: jobs.Observer
+    backend: Observed
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return the facts that each rank has reported last, by rank."""
+        return [self.observer.reports[rank][-1]["facts"] for rank in range(self.world_size)]
 
 
 class BackendConformance:
@@ -50,10 +82,10 @@ class BackendConformance:
     Attributes:
         config: the configuration whose backend is tested.
         all_sum: sums a number over all ranks, called on every rank. None if the framework has no such operation; the
-            tests that need it are then skipped.
+            test that needs it is then skipped.
         framework: the import name of the framework; None if the backend has none. The test that the configuration does
             not need the framework is then skipped.
-        world_sizes: the numbers of workers to test with.
+        world_sizes: the numbers of workers to test with. It must contain 2.
         runtimes: the runtimes to test on.
     """
 
@@ -62,89 +94,273 @@ class BackendConformance:
     framework: ClassVar[str | None] = None
     world_sizes: ClassVar[Sequence[int]] = (1, 2, 3)
     runtimes: ClassVar[Sequence[str]] = ("local",)
+    _trained: ClassVar[dict[tuple[str, int], _Trained]]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if not isinstance(getattr(cls, "config", None), BackendConfig):
             raise TypeError(f"{cls.__name__}: expected an attribute `config` with a BackendConfig")
         check_overrides(cls, BackendConformance)
+        cls._trained = {}
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run each test on every runtime in :attr:`runtimes`."""
+        """Run each test on every runtime in :attr:`runtimes`, and some with each number of workers."""
         if "fit" in metafunc.fixturenames:
             metafunc.parametrize("fit", self.runtimes, indirect=True)
+        if "trained" in metafunc.fixturenames:
+            cases = [(runtime, size) for runtime in self.runtimes for size in self.world_sizes]
+            metafunc.parametrize("trained", cases, indirect=True, ids=lambda case: f"{case[0]}-{case[1]}")
 
     @pytest.fixture
     def fit(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Result]]:
         """Yield a function that runs a train function on two workers. Check afterwards that all workers have exited."""
-        watcher = _WorkerWatcher()
+        observer = jobs.Observer()
 
-        def run(
-            function: Callable[[dict[str, Any]], Any],
-            *,
-            backend: Backend | BackendConfig | None = None,
-            max_failures: int = 0,
-            **config: Any,
-        ) -> Result:
-            return DataParallelTrainer(
-                function,
-                train_loop_config={"all_sum": type(self).all_sum, "directory": str(tmp_path), **config},
-                backend_config=backend or self.config,
-                scaling_config=ScalingConfig(num_workers=2, runtime=request.param),
-                run_config=RunConfig(
-                    storage_path=tmp_path,
-                    verbose=0,
-                    callbacks=[watcher],
-                    failure_config=FailureConfig(max_failures=max_failures),
-                    start_timeout_s=120,
-                ),
-            ).fit()
+        def run(function: Callable[[dict[str, Any]], Any], **options: Any) -> Result:
+            options["callbacks"] = [observer, *options.get("callbacks", ())]
+            return self._trainer(function, request.param, tmp_path, **options).fit()
 
+        run.observer = observer  # type: ignore[attr-defined]
+        run.runtime = request.param  # type: ignore[attr-defined]
         yield run
-        watcher.assert_exited()
+        assert not observer.find_running(), "expected all worker processes to exit, but some are still running"
 
-    def test_train_function_runs_on_every_rank_on_the_main_thread(self, fit: Callable[..., Result]) -> None:
-        metrics = fit(_report_facts).metrics
-        assert metrics["main_thread"] == 2, "both ranks run on the main thread of their process"
+    @pytest.fixture
+    def trained(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> _Trained:
+        """An undisturbed run. All tests with the same number of workers share it."""
+        runtime, size = request.param
+        if request.param not in self._trained:
+            directory = tmp_path_factory.mktemp("trained")
+            observer, backend = jobs.Observer(), Observed(self.config.create(), directory)
+            trainer = self._trainer(
+                jobs.train, runtime, directory, backend=backend, num_workers=size, callbacks=[observer]
+            )
+            self._trained[request.param] = _Trained(
+                world_size=size, result=trainer.fit(), observer=observer, backend=backend
+            )
+        return self._trained[request.param]
 
-    def test_world_facts_agree_with_the_environment(self, fit: Callable[..., Result]) -> None:
-        metrics = fit(_report_facts).metrics
-        assert metrics["world_size"] == 2
-        assert metrics["ranks"] == 1, "ranks 0 and 1 add up to 1"
-        assert metrics["environment_agrees"] == 2
+    def _trainer(
+        self,
+        function: Callable[[dict[str, Any]], Any],
+        runtime: str,
+        directory: Path,
+        *,
+        backend: Backend | None = None,
+        num_workers: int = 2,
+        callbacks: Sequence[Callback] = (),
+        max_failures: int = 0,
+        name: str = "run",
+    ) -> DataParallelTrainer:
+        forget_test_name()
+        return DataParallelTrainer(
+            function,
+            train_loop_config={"all_sum": type(self).all_sum},
+            backend_config=backend or self.config,
+            scaling_config=ScalingConfig(num_workers=num_workers, runtime=runtime),
+            run_config=RunConfig(
+                name=name,
+                storage_path=directory,
+                verbose=0,
+                callbacks=list(callbacks),
+                failure_config=FailureConfig(max_failures=max_failures),
+                start_timeout_s=_START_TIMEOUT_S,
+            ),
+        )
 
-    def test_ranks_exchange_values(self, fit: Callable[..., Result]) -> None:
-        self._require_all_sum()
-        assert fit(_exchange).return_value == 3
+    # The configuration and the methods that need no workers
 
-    def test_a_second_run_of_one_driver_works(self, fit: Callable[..., Result]) -> None:
-        fit(_report_facts)
-        metrics = fit(_report_facts).metrics
-        assert metrics["world_size"] == 2
+    def test_config_creates_backends(self) -> None:
+        first, second = self.config.create(), self.config.create()
+        for backend in (first, second):
+            assert isinstance(backend, Backend), f"create(): expected a Backend, got {backend!r}"
+        assert first.name != Backend.name, f"{type(first).__name__}.name: expected the backend's name, got the default"
+
+    def test_config_and_backend_can_be_pickled(self) -> None:
+        for name, value in (("config", self.config), ("backend", self.config.create())):
+            try:
+                copy = pickle.loads(dumps(value))
+            except Exception as error:
+                pytest.fail(f"{name}: expected an object that can be pickled, got {type(error).__name__}: {error}")
+            assert type(copy) is type(value)
+
+    def test_config_does_not_import_the_framework(self, tmp_path: Path) -> None:
+        if self.framework is None:
+            pytest.skip(f"{type(self).__name__} declares no framework")
+        (tmp_path / "config.pkl").write_bytes(pickle.dumps(self.config))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", _CREATE, self.framework, str(tmp_path / "config.pkl")]
+        run = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+        assert run.returncode == 0, (
+            f"expected a config that can be used without importing {self.framework}, got:\n{run.stderr}"
+        )
+
+    def test_optional_methods_return_values_of_the_right_types(self) -> None:
+        backend = self.config.create()
+        for size in self.world_sizes:
+            try:
+                validated: object = backend.validate(ScalingConfig(num_workers=size))  # type: ignore[func-returns-value]
+            except ConfigurationError as error:
+                pytest.fail(f"validate(): expected {size} workers to be accepted (see world_sizes), got: {error}")
+            assert validated is None, f"validate(): expected None or a ConfigurationError, got {validated!r}"
+        _check_strings("environment", backend.environment)
+        workers = _workers(2)
+        for worker in workers:
+            _check_strings("rank_environment()", backend.rank_environment(worker, workers))
+        callbacks: object = backend.callbacks()
+        assert isinstance(callbacks, Sequence), f"callbacks(): expected a list of callbacks, got {callbacks!r}"
+        for callback in callbacks:
+            assert isinstance(callback, Callback), f"callbacks(): expected drivetrain.Callback, got {callback!r}"
+
+    def test_classify_returns_none_for_exceptions_of_others(self) -> None:
+        backend = self.config.create()
+        for error in (_UnknownError(), ValueError("no such value"), KeyboardInterrupt()):
+            try:
+                kind: object = backend.classify(error)
+            except Exception as raised:
+                pytest.fail(f"classify({error!r}): expected None, but it raised {type(raised).__name__}: {raised}")
+            assert kind is None, f"classify({error!r}): expected None for an unknown exception, got {kind!r}"
+
+    def test_close_after_a_failed_rendezvous_leaves_nothing(self, tmp_path: Path, monkeypatch: Any) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        backend, before = self.config.create(), ProcessState.now()
+        attempt = AttemptInfo(number=0, run_name="run", run_id="0", start_timeout_s=_START_TIMEOUT_S)
+        try:
+            backend.rendezvous(UnreachableGroup(_workers(2), attempt))
+        except Exception as error:  # the backend may need the workers
+            del error
+        for _ in range(2):
+            try:
+                backend.close()
+            except Exception as error:
+                pytest.fail(f"close(): expected nothing to happen in another call, got {type(error).__name__}: {error}")
+        changes = before.changes(in_run=False)
+        assert not changes, f"after a failed rendezvous(), close() has left {_listed(changes)}"
+
+    # An undisturbed run
+
+    def test_train_function_runs_on_every_rank_on_the_main_thread(self, trained: _Trained) -> None:
+        assert sorted(trained.observer.reports) == list(range(trained.world_size)), "expected reports of every rank"
+        for rank, facts in enumerate(trained.facts()):
+            assert facts["is_main_thread"], f"rank {rank}: expected the main thread of the process"
+
+    def test_world_facts_agree_with_the_environment(self, trained: _Trained) -> None:
+        for rank, facts in enumerate(trained.facts()):
+            assert (facts["rank"], facts["world_size"]) == (rank, trained.world_size)
+            expected = {"RANK": str(rank), "WORLD_SIZE": str(trained.world_size), "LOCAL_RANK": str(rank)}
+            assert facts["variables"] == expected, f"rank {rank}: expected the variables {expected}"
+
+    def test_ranks_exchange_values(self, trained: _Trained) -> None:
+        if type(self).all_sum is None:
+            pytest.skip(f"{type(self).__name__} declares no all_sum")
+        size = trained.world_size
+        states = [trained.observer.reports[rank][-1]["state"] for rank in range(size)]
+        expected = jobs.expected_state(0, jobs.STEPS, size, sums=True)
+        assert states == [expected] * size, f"expected all_sum() to return the sum over {size} ranks on every rank"
+
+    def test_checkpoint_has_the_files_of_all_ranks(self, trained: _Trained) -> None:
+        assert trained.result.checkpoint is not None, "expected a committed checkpoint, got none"
+        with trained.result.checkpoint.as_directory() as directory:
+            found = {name for name in os.listdir(directory) if name.startswith("rank_")}
+        assert found == {f"rank_{rank}.json" for rank in range(trained.world_size)}
+
+    def test_rendezvous_returns_mappings_of_strings(self, trained: _Trained) -> None:
+        for rank, mapping in enumerate(trained.backend.mappings):
+            _check_strings(f"rendezvous(), rank {rank}", mapping)
+
+    def test_session_leaves_nothing_in_the_workers(self, trained: _Trained) -> None:
+        left = trained.backend.left_in_workers()
+        assert len(left) == trained.world_size, f"expected every rank to leave its session, got ranks {sorted(left)}"
+        for rank, changes in left.items():
+            assert not changes, f"session() has left on rank {rank}: {_listed(changes)}"
+
+    def test_close_leaves_nothing_in_the_driver(self, trained: _Trained) -> None:
+        left = trained.backend.left_in_driver
+        assert not left, f"rendezvous() and close() have left in the driver: {_listed(left)}"
+
+    # Several runs
+
+    def test_two_runs_of_one_driver_train_at_the_same_time(self, fit: Callable[..., Result], tmp_path: Path) -> None:
+        runtime: str = fit.runtime  # type: ignore[attr-defined]
+        trainers = [self._trainer(jobs.train, runtime, tmp_path, name=name) for name in ("one", "two")]
+        runs = [trainer.start() for trainer in trainers]
+        values = [run.result(_START_TIMEOUT_S).return_value for run in runs]
+        assert values == [{"first": 0, "state": self._state(jobs.STEPS)}] * 2, "the runs exchanged values"
+
+    def test_next_run_on_the_same_workers_trains(self, fit: Callable[..., Result], tmp_path: Path) -> None:
+        runtime: str = fit.runtime  # type: ignore[attr-defined]
+        forget_test_name()
+        config = {"all_sum": type(self).all_sum}
+        run_config = RunConfig(verbose=0, start_timeout_s=_START_TIMEOUT_S)
+        with Trainer(self.config, 2, logdir=tmp_path, runtime=runtime, max_retries=0, run_config=run_config) as trainer:
+            for number in (1, 2):
+                try:
+                    (value, _) = trainer.run(jobs.train, config)
+                except TrainingFailedError as error:
+                    pytest.fail(f"run {number} on the same workers failed: {error}")
+                assert value == {"first": 0, "state": self._state(jobs.STEPS)}
+
+    def test_session_in_the_driver_process_leaves_nothing(self, fit: Callable[..., Result], tmp_path: Path) -> None:
+        """Test runs without workers, one of which raises. The process continues, so the session must clean up."""
+        (tmp_path / "runs").mkdir()
+        probe = RunsInWorker(self.config, tmp_path / "runs")
+        fit(jobs.do_nothing, backend=probe, num_workers=1)
+        assert not probe.problems, "\n".join(probe.problems)
+
+    # Failures and preemptions
 
     def test_failure_during_setup_is_reported_and_stops_the_other_ranks(self, fit: Callable[..., Result]) -> None:
         with pytest.raises(TrainingFailedError, match="rank 1 failed while setting up") as caught:
-            fit(_report_facts, backend=_FailsInSetup(self.config.create()))
+            fit(jobs.train, backend=FailsInSetup(self.config.create()))
         assert isinstance(caught.value.__cause__, ConnectionRefusedError)
 
     def test_exception_in_the_train_function_surfaces(self, fit: Callable[..., Result]) -> None:
-        with pytest.raises(TrainingFailedError) as caught:
-            fit(_raise_on_rank_1)
-        assert isinstance(caught.value.__cause__, ZeroDivisionError)
-        assert caught.value.rank == 1
+        try:
+            fit(jobs.raise_on_last_rank)
+        except TrainingFailedError as error:
+            failed = error
+        else:
+            pytest.fail("expected the exception of the train function, got a success: session() swallows exceptions")
+        cause = failed.__cause__
+        assert isinstance(cause, ZeroDivisionError), f"expected the exception of rank 1 as the cause, got {cause!r}"
+        assert failed.rank == 1
 
-    def test_killed_rank_is_the_root_cause(self, fit: Callable[..., Result]) -> None:
-        with pytest.raises(TrainingFailedError) as caught:
-            fit(_die_on_rank_1)
-        assert caught.value.rank == 1
-        assert caught.value.kind is FailureKind.INFRASTRUCTURE
+    def test_killed_rank_is_the_root_cause_and_the_run_resumes(self, fit: Callable[..., Result]) -> None:
+        result = fit(jobs.resume_after_a_kill, callbacks=[jobs.KillsRank()], max_failures=1)
+        failures = fit.observer.failures  # type: ignore[attr-defined]
+        assert [(failure.rank, failure.kind) for failure in failures] == [(1, FailureKind.INFRASTRUCTURE)], (
+            f"expected the killed rank 1 as the root cause, got {[failure.summary for failure in failures]}"
+        )
+        assert result.return_value["first"] == jobs.KILLED_AFTER, "expected the run to resume from its checkpoint"
+        assert result.return_value["state"] == self._state(jobs.STEPS), "expected the result of an undisturbed run"
 
-    def test_killed_rank_is_replaced(self, fit: Callable[..., Result]) -> None:
-        assert fit(_die_once_on_rank_1, max_failures=1).return_value == 1, "the second attempt succeeds"
+    def test_preempted_ranks_save_after_the_same_step_and_the_run_resumes(self, fit: Callable[..., Result]) -> None:
+        value = fit(jobs.save_when_preempted).return_value
+        (failure,) = fit.observer.failures  # type: ignore[attr-defined]
+        assert failure.kind is FailureKind.PREEMPTION, f"expected a preemption, got: {failure.summary}"
+        assert len(set(value["steps"])) == 1, f"expected all ranks to save after the same step, got {value['steps']}"
+        assert value["state"] == self._state(value["first"] + 1), "expected the result of an undisturbed run"
 
-    def _require_all_sum(self) -> None:
-        if type(self).all_sum is None:
-            pytest.skip(f"{type(self).__name__} declares no all_sum")
+    def _state(self, steps: int) -> int:
+        return jobs.expected_state(0, steps, 2, sums=type(self).all_sum is not None)
+
+
+class _UnknownError(Exception):
+    """An exception that no framework knows, and whose text cannot be read."""
+
+    def __str__(self) -> str:
+        raise ValueError("this exception has no text")
+
+    def __repr__(self) -> str:
+        return "an unknown exception"
+
+
+def forget_test_name() -> None:
+    """Remove an environment variable of pytest that differs between tests.
+
+    Workers inherit the environment, so each change of the variable would make the local runtime preload modules again.
+    """
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
 def check_overrides(derived: type[object], kit: type[object]) -> None:
@@ -162,97 +378,28 @@ def check_overrides(derived: type[object], kit: type[object]) -> None:
                 )
 
 
-class _WorkerWatcher(Callback):
-    """Collects the process ids of the workers, and checks that the workers have exited."""
-
-    def __init__(self) -> None:
-        self._pids: list[int] = []
-
-    def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
-        self._pids += [worker.pid for worker in workers]
-
-    def assert_exited(self) -> None:
-        for pid in self._pids:
-            with contextlib.suppress(ProcessLookupError):
-                watched = os.pidfd_open(pid)
-                try:
-                    assert _exits_within(watched, _END_S), f"worker process {pid} is still running"
-                finally:
-                    os.close(watched)
+def _check_strings(where: str, found: object) -> None:
+    assert isinstance(found, Mapping), f"{where}: expected a mapping of strings, got {found!r}"
+    for name, value in found.items():
+        assert isinstance(name, str), f"{where}: expected strings as names, got {name!r}"
+        assert isinstance(value, str), f"{where}: expected strings as values, got {name}={value!r}"
 
 
-def _exits_within(process: int, seconds: float) -> bool:
-    import select
-
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
-
-
-class _FailsInSetup(Backend):
-    """A backend that wraps another backend, and fails on rank 1 before the train function is called."""
-
-    def __init__(self, inner: Backend) -> None:
-        self._inner = inner
-        self.name = inner.name
-        self.preload = inner.preload
-
-    def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        return self._inner.rendezvous(group)
-
-    @contextlib.contextmanager
-    def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
-        with self._inner.session(context, rendezvous):
-            if context.get_world_rank() == 1:
-                raise ConnectionRefusedError("the setup of rank 1 fails in this test")
-            yield
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-def _report_facts(config: dict[str, Any]) -> None:
-    context = get_context()
-    agrees = os.environ["RANK"] == str(context.get_world_rank()) and os.environ["WORLD_SIZE"] == str(
-        context.get_world_size()
-    )
-    report(
-        {
-            "world_size": context.get_world_size(),
-            "ranks": context.get_world_rank(),
-            "main_thread": int(threading.current_thread() is threading.main_thread()),
-            "environment_agrees": int(agrees),
-        },
-        reduce={"ranks": "sum", "main_thread": "sum", "environment_agrees": "sum"},
+def _workers(count: int) -> tuple[WorkerInfo, ...]:
+    """Return the description of workers on this machine. There are no such processes."""
+    return tuple(
+        WorkerInfo(
+            rank=rank,
+            local_rank=rank,
+            node_rank=0,
+            node_id=socket.gethostname(),
+            hostname=socket.gethostname(),
+            ip="127.0.0.1",
+            pid=os.getpid(),
+        )
+        for rank in range(count)
     )
 
 
-def _exchange(config: dict[str, Any]) -> float:
-    total: float = config["all_sum"](float(get_context().get_world_rank() + 1))
-    return total
-
-
-def _raise_on_rank_1(config: dict[str, Any]) -> None:
-    if get_context().get_world_rank() == 1:
-        raise ZeroDivisionError("rank 1 raises in this test")
-    _wait_to_be_killed(config)
-
-
-def _die_on_rank_1(config: dict[str, Any]) -> None:
-    if get_context().get_world_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    _wait_to_be_killed(config)
-
-
-def _die_once_on_rank_1(config: dict[str, Any]) -> int:
-    if get_context().attempt == 0:
-        _die_on_rank_1(config)
-    return get_context().attempt
-
-
-def _wait_to_be_killed(config: dict[str, Any]) -> None:
-    """Wait until this process is killed, in a collective operation if the backend has one."""
-    if config["all_sum"] is not None:
-        config["all_sum"](0.0)
-    threading.Event().wait(_END_S)
-    raise TimeoutError(f"this rank was not killed within {_END_S:g} s (at {time.time():.0f})")
+def _listed(changes: Sequence[str]) -> str:
+    return ", ".join(changes)
