@@ -1,5 +1,6 @@
 """Train functions for the tests; only workers import TensorFlow."""
 
+import functools
 import importlib
 import os
 import signal
@@ -18,6 +19,27 @@ BATCH, STEPS = 150, 10  # rows per global batch, steps per epoch
 ROWS = BATCH * STEPS
 
 Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+
+
+def all_sum(value: float) -> float:
+    """Return the sum of the values of all ranks."""
+    import tensorflow as tf
+
+    return float(_make_adder(get_context().run_id)(tf.constant(value)))
+
+
+@functools.cache
+def _make_adder(run_id: str) -> Any:
+    """Return a function that adds the tensors of all ranks. A second strategy of a run would disturb the first one."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    @tf.function(autograph=False)
+    def add(mine: Any) -> Any:
+        return strategy.reduce("sum", strategy.run(lambda: mine), axis=None)
+
+    return add
 
 
 def load_digits() -> tuple[Arrays, Arrays]:

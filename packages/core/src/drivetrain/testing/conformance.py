@@ -44,11 +44,12 @@ from drivetrain.errors import ConfigurationError, FailureKind, TrainingFailedErr
 from drivetrain.interactive.trainer import Trainer
 from drivetrain.testing import jobs
 from drivetrain.testing.leftovers import ProcessState
-from drivetrain.testing.wrapping import FailsInSetup, Observed, RunsInWorker, UnreachableGroup
+from drivetrain.testing.wrapping import FailsInSetup, Observed, RunsInWorker, UnreachableGroup, Wrapped
 
 __all__ = ["BackendConformance", "check_overrides", "forget_test_name"]
 
 _START_TIMEOUT_S = 120.0
+_RESOURCES = {"CPU": 1}  # the number of threads is then the same in all runs, so they can share a fork server
 _CREATE = """
 import pickle, sys
 framework = sys.argv[1]
@@ -156,8 +157,8 @@ class BackendConformance:
         return DataParallelTrainer(
             function,
             train_loop_config={"all_sum": type(self).all_sum},
-            backend_config=backend or self.config,
-            scaling_config=ScalingConfig(num_workers=num_workers, runtime=runtime),
+            backend_config=backend or Wrapped(self.config.create()),
+            scaling_config=ScalingConfig(num_workers=num_workers, runtime=runtime, resources_per_worker=_RESOURCES),
             run_config=RunConfig(
                 name=name,
                 storage_path=directory,
@@ -280,19 +281,21 @@ class BackendConformance:
 
     # Several runs
 
-    def test_two_runs_of_one_driver_train_at_the_same_time(self, fit: Callable[..., Result], tmp_path: Path) -> None:
-        runtime: str = fit.runtime  # type: ignore[attr-defined]
-        trainers = [self._trainer(jobs.train, runtime, tmp_path, name=name) for name in ("one", "two")]
-        runs = [trainer.start() for trainer in trainers]
-        values = [run.result(_START_TIMEOUT_S).return_value for run in runs]
-        assert values == [{"first": 0, "state": self._state(jobs.STEPS)}] * 2, "the runs exchanged values"
-
     def test_next_run_on_the_same_workers_trains(self, fit: Callable[..., Result], tmp_path: Path) -> None:
         runtime: str = fit.runtime  # type: ignore[attr-defined]
         forget_test_name()
         config = {"all_sum": type(self).all_sum}
         run_config = RunConfig(verbose=0, start_timeout_s=_START_TIMEOUT_S)
-        with Trainer(self.config, 2, logdir=tmp_path, runtime=runtime, max_retries=0, run_config=run_config) as trainer:
+        backend = Wrapped(self.config.create())
+        with Trainer(
+            backend,
+            2,
+            resources_per_worker=_RESOURCES,
+            logdir=tmp_path,
+            runtime=runtime,
+            max_retries=0,
+            run_config=run_config,
+        ) as trainer:
             for number in (1, 2):
                 try:
                     (value, _) = trainer.run(jobs.train, config)
@@ -340,6 +343,13 @@ class BackendConformance:
         assert failure.kind is FailureKind.PREEMPTION, f"expected a preemption, got: {failure.summary}"
         assert len(set(value["steps"])) == 1, f"expected all ranks to save after the same step, got {value['steps']}"
         assert value["state"] == self._state(value["first"] + 1), "expected the result of an undisturbed run"
+
+    def test_two_runs_of_one_driver_train_at_the_same_time(self, fit: Callable[..., Result], tmp_path: Path) -> None:
+        runtime: str = fit.runtime  # type: ignore[attr-defined]
+        trainers = [self._trainer(jobs.train, runtime, tmp_path, name=name) for name in ("one", "two")]
+        runs = [trainer.start() for trainer in trainers]
+        values = [run.result(_START_TIMEOUT_S).return_value for run in runs]
+        assert values == [{"first": 0, "state": self._state(jobs.STEPS)}] * 2, "the runs exchanged values"
 
     def _state(self, steps: int) -> int:
         return jobs.expected_state(0, steps, 2, sums=type(self).all_sum is not None)

@@ -19,17 +19,21 @@ from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import FailureKind, TrainingFailedError, WorkerDiedError
 from drivetrain.testing.leftovers import ProcessState
 
-__all__ = ["FailsInSetup", "Observed", "RunsInWorker", "UnreachableGroup"]
+__all__ = ["FailsInSetup", "Observed", "RunsInWorker", "UnreachableGroup", "Wrapped"]
 
-_PLAIN = ("name", "preload", "warmup", "preload_environment", "environment", "survives_losses")
+_STARTING = ("preload", "preload_environment", "environment")
+"""The attributes that the workers depend on. The runs of all tests have the same values, so they share a fork server.
+
+``warmup`` is left empty: it only saves time later in a run, and an interactive trainer waits for these imports.
+"""
 
 
-class _Wrapped(Backend):
-    """A backend that behaves like another one."""
+class Wrapped(Backend):
+    """A backend that behaves like another one, but imports no modules in advance except those in ``preload``."""
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
-        for name in _PLAIN:
+        for name in ("name", "survives_losses", *_STARTING):
             setattr(self, name, getattr(inner, name))
 
     def validate(self, scaling: ScalingConfig) -> None:
@@ -59,7 +63,7 @@ class _Wrapped(Backend):
         self._inner.close()
 
 
-class Observed(_Wrapped):
+class Observed(Wrapped):
     """Records what a backend returns in the rendezvous, and what it leaves behind in the driver and in workers.
 
     Args:
@@ -105,7 +109,7 @@ class Observed(_Wrapped):
         return {int(file.stem.rpartition("_")[2]): json.loads(file.read_text()) for file in files}
 
 
-class FailsInSetup(_Wrapped):
+class FailsInSetup(Wrapped):
     """A backend that fails on rank 1 before the train function is called."""
 
     @contextlib.contextmanager
@@ -129,7 +133,8 @@ class RunsInWorker(Backend):
 
     def __init__(self, config: BackendConfig, directory: Path) -> None:
         inner = config.create()
-        self.preload, self.environment = inner.preload, inner.environment
+        for name in _STARTING:
+            setattr(self, name, getattr(inner, name))
         self._config = config
         self._directory = str(directory)
         self.problems: list[str] = []
