@@ -71,8 +71,13 @@ class TallyBackend(Backend):
             *(rendezvous["host"], int(rendezvous["port"])),
             *(context.get_world_rank(), context.get_world_size()),
         )
-        yield
-        disconnect()  # not after an exception: it would make the other ranks fail first
+        try:
+            yield
+        except BaseException:
+            if context.get_world_size() == 1:  # may be the process of the driver
+                disconnect()
+            raise  # with several ranks, disconnecting would make the others fail first
+        disconnect()
 
 
 @dataclass(frozen=True, kw_only=True)
