@@ -26,6 +26,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -346,9 +347,16 @@ class BackendConformance:
 
     def test_two_runs_of_one_driver_train_at_the_same_time(self, fit: Callable[..., Result], tmp_path: Path) -> None:
         runtime: str = fit.runtime  # type: ignore[attr-defined]
-        trainers = [self._trainer(jobs.train, runtime, tmp_path, name=name) for name in ("one", "two")]
-        runs = [trainer.start() for trainer in trainers]
-        values = [run.result(_START_TIMEOUT_S).return_value for run in runs]
+        barrier = threading.Barrier(2, timeout=_START_TIMEOUT_S)
+        trainers = [
+            self._trainer(jobs.train, runtime, tmp_path, name=name, callbacks=[jobs.MeetsOther(barrier)])
+            for name in ("one", "two")
+        ]
+        runs = [trainer.start(raise_on_failure=False) for trainer in trainers]
+        results = [run.result(2 * _START_TIMEOUT_S) for run in runs]
+        errors = [f"{result.error}" for result in results if result.error is not None]
+        assert not errors, "expected two runs of one driver to train at the same time, got\n" + "\n".join(errors)
+        values = [result.return_value for result in results]
         assert values == [{"first": 0, "state": self._state(jobs.STEPS)}] * 2, "the runs exchanged values"
 
     def _state(self, steps: int) -> int:

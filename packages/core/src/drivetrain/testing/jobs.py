@@ -26,6 +26,7 @@ __all__ = [
     "KILLED_AFTER",
     "STEPS",
     "KillsRank",
+    "MeetsOther",
     "Observer",
     "do_nothing",
     "expected_state",
@@ -88,6 +89,27 @@ class KillsRank(Callback):
         self._commits += 1
         if self._pid and self._commits == KILLED_AFTER:
             os.kill(self._pid, signal.SIGKILL)
+
+
+class MeetsOther(Callback):
+    """Waits at the first report until the other of two runs has also reported, so that they run at the same time.
+
+    Args:
+        barrier: a barrier for both runs.
+    """
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        self._barrier = barrier
+        self._has_met = False
+
+    def on_report(self, run: Run, report: Report) -> None:
+        if not self._has_met:
+            self._has_met = True
+            self._barrier.wait()
+
+    def on_run_end(self, run: Run, error: BaseException | None) -> None:
+        if error is not None:
+            self._barrier.abort()
 
 
 def _exits(pid: int) -> bool:

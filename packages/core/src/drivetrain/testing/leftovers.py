@@ -16,7 +16,7 @@ from pathlib import Path
 
 __all__ = ["ProcessState"]
 
-_END_S = 5.0
+_END_S = 2.0
 """Seconds that a thread or child process has to end, because code that stops it may not wait for its end."""
 
 _OUR_THREADS = "drivetrain"
@@ -24,7 +24,7 @@ _OUR_THREADS = "drivetrain"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessState:
-    """What a process has that could be left over.
+    """The parts of a process that could be left over.
 
     Attributes:
         variables: the environment variables.
