@@ -443,10 +443,7 @@ def test_older_trainer_reads_ray_datasets(tmp_path: Path, fit: Callable[..., Res
     assert result.metrics["eval_rows"] == 49
 
 
-def test_older_trainer_refuses_invalid_arguments(tmp_path: Path):
-    message = r"restore\(datasets=...\): expected a trainer_init_per_worker together with 'train'.*, got none"
-    with pytest.raises(ConfigurationError, match=message):
-        TransformersTrainer.restore(tmp_path, datasets={"train": [{"labels": 1}]})
+def test_older_trainer_refuses_invalid_arguments():
     with pytest.raises(ConfigurationError, match=r"trainer_init_per_worker=.*expected a function, got 3"):
         TransformersTrainer(3)
     with pytest.raises(ConfigurationError, match="expected the names 'train' and 'evaluation', got 'eval'"):

@@ -1,7 +1,10 @@
-"""The conformance kit applied to the Horovod backend."""
+"""The conformance kits applied to the Horovod backend and its trainer."""
 
-from drivetrain.testing import BackendConformance
-from drivetrain_horovod import HorovodConfig
+from typing import Any
+
+import drivetrain
+from drivetrain.testing import BackendConformance, TrainerConformance
+from drivetrain_horovod import HorovodConfig, HorovodTrainer
 
 
 def all_sum(value: float) -> float:
@@ -22,3 +25,16 @@ class TestElasticHorovod(BackendConformance):
     config = HorovodConfig(elastic=True, timeout_s=30)
     framework = "horovod"
     all_sum = staticmethod(all_sum)
+
+
+def train(config: dict[str, Any]) -> None:
+    drivetrain.report({"loss": config["loss"]})
+
+
+class TestHorovodTrainer(TrainerConformance):
+    trainer = HorovodTrainer
+    name = "horovod"
+
+    def arguments(self) -> dict[str, Any]:
+        config = HorovodConfig(timeout_s=30)
+        return {"train_loop_per_worker": train, "train_loop_config": {"loss": 0.5}, "horovod_config": config}

@@ -1,7 +1,10 @@
-"""The conformance kit applied to the torch backend."""
+"""The conformance kits applied to the torch backend and its trainer."""
 
-from drivetrain.testing import BackendConformance
-from drivetrain_torch import TorchConfig
+from typing import Any
+
+import drivetrain
+from drivetrain.testing import BackendConformance, TrainerConformance
+from drivetrain_torch import TorchConfig, TorchTrainer
 
 
 class TestTorch(BackendConformance):
@@ -15,3 +18,16 @@ class TestTorch(BackendConformance):
         tensor = torch.tensor([value])
         torch.distributed.all_reduce(tensor)
         return tensor.item()
+
+
+def train(config: dict[str, Any]) -> None:
+    drivetrain.report({"loss": config["loss"]})
+
+
+class TestTorchTrainer(TrainerConformance):
+    trainer = TorchTrainer
+    name = "torch"
+
+    def arguments(self) -> dict[str, Any]:
+        config = TorchConfig(timeout_s=60)
+        return {"train_loop_per_worker": train, "train_loop_config": {"loss": 0.5}, "torch_config": config}

@@ -85,12 +85,13 @@ class TableForm:
         }
         return config, self._data(columns, parameters, dataset_options, dataset_config), run_config
 
-    def reject(self, function: str, *arguments: object) -> None:
+    def reject(self, function: str, arguments: Mapping[str, object]) -> None:
         """Raise an error if arguments for training on tables were passed in addition to a train function."""
-        if any(arguments):
+        given = [name for name, value in arguments.items() if value is not None]
+        if given:
             raise ConfigurationError(
                 f"{self.trainer}(train_loop_per_worker=...): expected no label_column, params or arguments of "
-                f"{function}. Call {function} with them in the train function"
+                f"{function}, got {', '.join(given)}. Call {function} with them in the train function"
             )
 
     def _data(
@@ -139,7 +140,7 @@ def _check_arguments(
             "Add num_class, the number of classes"
         )
     device = str(params.get("device", params.get("device_type", "cpu")))
-    if device.startswith(("cuda", "gpu")) and not (scaling is not None and scaling.use_gpu):
+    if device.startswith(("cuda", "gpu")) and not getattr(scaling, "use_gpu", False):
         raise ConfigurationError(
             f"{trainer}(params={{'device': {device!r}}}): expected GPUs, got ScalingConfig(use_gpu=False). "
             "Set use_gpu=True, or use device='cpu'"
@@ -153,7 +154,13 @@ def _checkpoint_rules(run_config: RunConfig | None) -> tuple[RunConfig, int, boo
     Returns:
         The run's configuration without these settings; the number of rounds between checkpoints; and True if a
         checkpoint is saved after the last round.
+
+    Raises:
+        ConfigurationError: the configuration has the wrong type.
     """
+    given: object = run_config
+    if given is not None and not isinstance(given, RunConfig):
+        raise ConfigurationError(f"run_config: expected a RunConfig, got {given!r}")
     run_config = run_config or RunConfig()
     rules: CheckpointConfig = run_config.checkpoint_config
     plain = replace(rules, checkpoint_frequency=0, checkpoint_at_end=None)

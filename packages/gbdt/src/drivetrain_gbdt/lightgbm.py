@@ -225,7 +225,8 @@ class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
                 run_config=run_config,
             )
         else:
-            _TABLES.reject("lightgbm.train", label_column, params, dataset_params, train_kwargs)
+            given = {"label_column": label_column, "params": params, "dataset_params": dataset_params, **train_kwargs}
+            _TABLES.reject("lightgbm.train", given)
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,

@@ -203,7 +203,8 @@ class XGBoostTrainer(DataParallelTrainer, config=XGBoostConfig):
                 run_config=run_config,
             )
         else:
-            _TABLES.reject("xgboost.train", label_column, params, dmatrix_params, train_kwargs)
+            given = {"label_column": label_column, "params": params, "dmatrix_params": dmatrix_params, **train_kwargs}
+            _TABLES.reject("xgboost.train", given)
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,

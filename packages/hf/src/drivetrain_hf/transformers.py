@@ -9,8 +9,8 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from drivetrain import (
@@ -28,6 +28,8 @@ from drivetrain_hf._frameworks import require
 from drivetrain_torch import TorchConfig, TorchTrainer
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from drivetrain_hf._callback import RayTrainReportCallback
 
 __all__ = ["RayTrainReportCallback", "TransformersTrainer", "prepare_trainer"]
@@ -166,6 +168,12 @@ class _TrainFunction:
     sampled: Mapping[str, Any] = field(default_factory=dict)
     split: Sequence[str] = ()
 
+    def with_datasets(self, sampled: Mapping[str, Any], split: Collection[str]) -> _TrainFunction:
+        """Return a copy in which the given datasets replace the datasets of the same names."""
+        kept = {name: dataset for name, dataset in self.sampled.items() if name not in split}
+        names = dict.fromkeys((*(name for name in self.split if name not in sampled), *split))
+        return replace(self, sampled={**kept, **sampled}, split=tuple(names))
+
     def __call__(self, config: dict[str, Any]) -> None:
         require("transformers")
         from drivetrain_hf._batches import ShardRows
@@ -270,8 +278,12 @@ class TransformersTrainer(TorchTrainer):
                 f"{trainer_init_per_worker!r}"
             )
         sampled, split = _divide(datasets)
+        if isinstance(trainer_init_per_worker, _TrainFunction):  # from a restored run
+            function = trainer_init_per_worker.with_datasets(sampled, split)
+        else:
+            function = _TrainFunction(trainer_init_per_worker, sampled, tuple(split))
         super().__init__(
-            _TrainFunction(trainer_init_per_worker, sampled, tuple(split)),
+            function,
             train_loop_config=trainer_init_config,
             datasets=split,
             dataset_config=_data_config(split),
@@ -289,7 +301,7 @@ class TransformersTrainer(TorchTrainer):
         trainer_init_per_worker: Callable[..., Any] | None = None,
         storage_filesystem: Any | None = None,
         **arguments: Any,
-    ) -> TorchTrainer:
+    ) -> Self:
         """Return a trainer that continues a run; see :meth:`drivetrain.DataParallelTrainer.restore`.
 
         This unpickles ``trainer.pkl``, which can execute code. Restore only runs that you trust.
@@ -300,7 +312,7 @@ class TransformersTrainer(TorchTrainer):
                 function, so pass them again in ``datasets`` together with a new function.
             storage_filesystem: the filesystem of ``path``, or None to infer it from ``path``.
             arguments: other arguments of the constructor, which replace the stored ones. Always pass datasets that are
-                split among the workers, because they are not stored.
+                split among the workers, because they are not stored. Other datasets replace the stored ones.
 
         Raises:
             StorageError: there is no run at ``path``, or the run has no stored arguments.
@@ -309,15 +321,9 @@ class TransformersTrainer(TorchTrainer):
         """
         if "trainer_init_config" in arguments:
             arguments["train_loop_config"] = arguments.pop("trainer_init_config")
-        sampled, split = _divide(arguments.pop("datasets", None))
         if trainer_init_per_worker is not None:
-            arguments["train_loop_per_worker"] = _TrainFunction(trainer_init_per_worker, sampled, tuple(split))
-        elif sampled:
-            raise ConfigurationError(
-                "TransformersTrainer.restore(datasets=...): expected a trainer_init_per_worker together with "
-                f"{', '.join(map(repr, sampled))}, because these datasets are stored with the function, got none. Pass "
-                "both or neither"
-            )
-        if split:
-            arguments |= {"datasets": split, "dataset_config": _data_config(split)}
-        return TorchTrainer.restore(path, storage_filesystem=storage_filesystem, **arguments)
+            arguments["train_loop_per_worker"] = _TrainFunction(trainer_init_per_worker)
+        datasets = arguments.pop("datasets", None)
+        given = TorchTrainer.restore(path, storage_filesystem=storage_filesystem, **arguments).given
+        function, config = given.pop("train_loop_per_worker"), given.pop("train_loop_config", None)
+        return cls(function, trainer_init_config=config, datasets=datasets, **given)

@@ -53,10 +53,10 @@ def restore(
     facts = Storage(*locate(path, storage_filesystem, what="restore(path)")).read_json(RUN_FILE)
     if facts is None:
         raise StorageError(f"[DT-707] restore: expected a run directory with {RUN_FILE}, got {redact(os.fspath(path))}")
-    if train_loop_per_worker is not None:
-        arguments["train_loop_per_worker"] = train_loop_per_worker
+    # Passed by position, because the parameter has another name in some classes.
+    function = [] if train_loop_per_worker is None else [train_loop_per_worker]
     kind = _find_class(facts.text("trainer"))
-    return kind.restore(path, storage_filesystem=storage_filesystem, **arguments)
+    return kind.restore(path, *function, storage_filesystem=storage_filesystem, **arguments)
 
 
 def _find_class(name: str) -> type[DataParallelTrainer]:

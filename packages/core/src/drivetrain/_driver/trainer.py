@@ -319,7 +319,9 @@ class DataParallelTrainer(KeepsArguments):
             if storage_filesystem is not None or "://" in where
             else os.path.abspath(os.path.expanduser(where)),
         )
-        return cls(**values)
+        # The train function is passed by position, because a subclass may call its first parameter as it likes.
+        function = [values.pop("train_loop_per_worker")] if "train_loop_per_worker" in values else []
+        return cls(*function, **values)
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any | None = None) -> bool:
