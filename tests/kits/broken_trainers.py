@@ -1,10 +1,11 @@
 """Trainers with one mistake each, as classes of the conformance kit. ``test_broken_trainers.py`` runs them."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import drivetrain
-from drivetrain import BackendConfig, DataParallelTrainer, ScalingConfig
+from drivetrain import BackendConfig, DataParallelTrainer, RunConfig, ScalingConfig
 from drivetrain.testing import TrainerConformance
 
 
@@ -48,7 +49,8 @@ class RestoreStartsAnotherRun(DataParallelTrainer):
     @classmethod
     def restore(cls, path: Any, *args: Any, **arguments: Any) -> Any:
         restored = super().restore(path, *args, **arguments)
-        return cls(train, train_loop_config=restored.given["train_loop_config"])
+        run_config = RunConfig(storage_path=Path(path).parent / "again", verbose=0)
+        return cls(train, train_loop_config=restored.given["train_loop_config"], run_config=run_config)
 
 
 class TestRestoreStartsAnotherRun(Kit):
