@@ -5,13 +5,14 @@ A train function computes a state whose value is known for every step, so that a
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import select
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = [
     "Observer",
     "do_nothing",
     "expected_state",
+    "find_running",
     "raise_on_last_rank",
     "resume_after_a_kill",
     "return_facts",
@@ -71,8 +73,7 @@ class Observer(Callback):
 
     def find_running(self) -> list[int]:
         """Return the ids of the worker processes that do not exit in time."""
-        pids = {worker.pid for workers in self.workers for worker in workers} - {os.getpid()}
-        return sorted(pid for pid in pids if not _exits(pid))
+        return find_running({worker.pid for workers in self.workers for worker in workers} - {os.getpid()})
 
 
 class KillsRank(Callback):
@@ -112,18 +113,21 @@ class MeetsOther(Callback):
             self._barrier.abort()
 
 
-def _exits(pid: int) -> bool:
-    import select
+def find_running(pids: Iterable[int]) -> list[int]:
+    """Return the ids of processes that do not exit in time."""
+    deadline = time.monotonic() + END_S
+    return sorted(pid for pid in set(pids) if not _exits(pid, deadline - time.monotonic()))
 
-    with contextlib.suppress(ProcessLookupError):
+
+def _exits(pid: int, seconds: float) -> bool:
+    try:
         watched = os.pidfd_open(pid)
-        try:
-            poll = select.poll()
-            poll.register(watched, select.POLLIN)
-            return bool(poll.poll(END_S * 1000))
-        finally:
-            os.close(watched)
-    return True
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([watched], [], [], max(0.0, seconds))[0])
+    finally:
+        os.close(watched)
 
 
 def expected_state(rank: int, steps: int, world_size: int, *, sums: bool) -> int:
@@ -196,12 +200,14 @@ def train(config: dict[str, Any]) -> dict[str, int]:
 
 
 def resume_after_a_kill(config: dict[str, Any]) -> dict[str, int]:
-    """Train, but wait in the first attempt until rank 1 is killed by :class:`KillsRank`."""
+    """Train, but wait in the first attempt until rank 1 is killed by :class:`KillsRank`. A single rank raises."""
     first, state = _restore()
     for step in range(first + 1, STEPS + 1):
         state = _advance(state, step, config["all_sum"])
         _save(step, state)
         if get_context().attempt == 0 and step == KILLED_AFTER:
+            if get_context().get_world_size() == 1:
+                raise ZeroDivisionError("the only rank raises in this test")
             wait_to_be_killed(config)
     return {"first": first, "state": state}
 
