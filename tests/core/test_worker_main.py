@@ -17,6 +17,7 @@ import pytest
 import drivetrain
 from drivetrain import DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError, WorkerDiedError, WorkerInfo
 from drivetrain.plugin import DriverAddress, GroupSpec, Introduction, RemoteGroup, Runtime, WorkerListener
+from drivetrain.testing import RuntimeCapability, RuntimeConformance
 
 WORKER = """
 import os, sys
@@ -38,10 +39,10 @@ class CommandGroup(RemoteGroup):
         address = self.listener.address
         for index in range(self.spec.num_workers):
             command = [sys.executable, "-c", WORKER, address.host, str(address.port), str(index)]
-            environment = {**os.environ, "WORKER_TOKEN": address.token.hex()}
+            environment = {**os.environ, **self.spec.environment, "WORKER_TOKEN": address.token.hex()}
             self.processes.append(subprocess.Popen(command, env=environment))
-        while len(self.introductions) < self.spec.num_workers:
-            self.wait("the processes to connect", ())
+        while missing := set(range(self.spec.num_workers)) - self.introductions.keys():
+            self.wait(f"the processes {sorted(missing)} to connect", ())
         introductions = [self.introductions[index] for index in range(self.spec.num_workers)]
         gpus = dict.fromkeys(self.introductions, ())
         self.assign_ranks(introductions, gpus, first_node=socket.gethostname())
@@ -81,6 +82,18 @@ class CommandRuntime(Runtime):
             acquired.callback(group.end)
             group.start()
             yield group
+
+
+class TestCommandRuntime(RuntimeConformance):
+    runtime = CommandRuntime
+    capabilities = frozenset(
+        {
+            RuntimeCapability.PROCESSES,
+            RuntimeCapability.EXIT_CODES,
+            RuntimeCapability.OUTPUT,
+            RuntimeCapability.ELASTIC,
+        }
+    )
 
 
 def report_place() -> str:

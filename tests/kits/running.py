@@ -12,7 +12,7 @@ Case = tuple[str, str]
 """The name of a class of tests, and the name of one of its tests, with its parameters."""
 
 
-def run_cases(module: str, cases: Iterable[Case], directory: Path, *, timeout_s: float = 200) -> dict[Case, str]:
+def run_cases(module: str, cases: Iterable[Case], directory: Path, *, timeout_s: float = 150) -> dict[Case, str]:
     """Run tests of a module in this folder, and return the message of each test that failed.
 
     Args:

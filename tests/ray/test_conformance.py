@@ -1,12 +1,13 @@
-"""The conformance kits for the provider of Ray datasets, and for trainers in Ray Tune."""
+"""The conformance kits for the provider of Ray datasets, for trainers in Ray Tune, and for the runtime."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drivetrain.testing import DatasetConformance, TrainableConformance
+from drivetrain.testing import DatasetConformance, RuntimeCapability, RuntimeConformance, TrainableConformance
 from drivetrain_ray import RayDatasets
 
 
@@ -39,3 +40,16 @@ class TestRayTune(TrainableConformance):
         if result.error is not None:
             raise result.error
         return result.metrics
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_address")
+class TestRayRuntime(RuntimeConformance):
+    runtime = "ray"
+    # Ray does not tell how the process of an actor has exited.
+    capabilities = frozenset(RuntimeCapability) - {RuntimeCapability.EXIT_CODES}
+
+    def driver_environment(self) -> Mapping[str, str]:
+        import ray
+
+        return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}

@@ -154,6 +154,8 @@ def report_with_replacement(config: dict[str, Any]) -> int:
 def grow() -> int:
     """In the first attempt, save until the run gets another worker. Return the number of workers."""
     context = get_context()
+    if context.attempt > 0 and context.get_world_size() != 2:
+        raise AssertionError(f"expected a group of two workers after it has grown, got {context.get_world_size()}")
     step = first = 0 if get_checkpoint() is None else 1
     while context.attempt == 0 or step <= first:
         step += 1
