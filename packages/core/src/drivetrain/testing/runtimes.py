@@ -192,7 +192,7 @@ class RuntimeConformance:
         assert runtime.name, f"{type(runtime).__name__}.name: expected the runtime's name, got {runtime.name!r}"
         assert isinstance(type(runtime).detect(), bool), "detect(): expected True or False"
         scaling = ScalingConfig(num_workers=size, runtime=runtime)
-        validated: object = runtime.validate(scaling)  # type: ignore[func-returns-value]
+        validated: object = runtime.validate(scaling)
         assert validated is None, f"validate(): expected None or an exception, got {validated!r}"
         room: object = runtime.room(scaling, (), frozenset())
         assert isinstance(room, int), f"room(): expected a number of workers, got {room!r}"
