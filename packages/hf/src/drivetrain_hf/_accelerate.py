@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain import Backend, ConfigurationError, FailureKind, ScalingConfig, TrainContext, WorkerGroup
+from drivetrain import (
+    Backend,
+    Callback,
+    ConfigurationError,
+    FailureKind,
+    ScalingConfig,
+    TrainContext,
+    WorkerGroup,
+    WorkerInfo,
+)
 from drivetrain.plugin import temporary_environment
 from drivetrain_hf._frameworks import require
 from drivetrain_torch import TorchConfig, get_device
@@ -67,6 +76,14 @@ class AccelerateBackend(Backend):
                 "distributed_type"
             )
         self._inner.validate(scaling)
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Return the callbacks of the backend of the process group."""
+        return self._inner.callbacks()
+
+    def rank_environment(self, worker: WorkerInfo, workers: Sequence[WorkerInfo]) -> Mapping[str, str]:
+        """Return the variables of the backend of the process group."""
+        return self._inner.rank_environment(worker, workers)
 
     def classify(self, error: BaseException) -> FailureKind | None:
         """Return the category that the backend of the process group assigns to an exception."""

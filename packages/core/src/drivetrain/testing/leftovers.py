@@ -51,21 +51,26 @@ class ProcessState:
             files=frozenset(os.listdir(tempfile.gettempdir())),
         )
 
-    def changes(self, *, in_run: bool) -> list[str]:
+    def changes(self, *, in_run: bool, started: ProcessState | None = None) -> list[str]:
         """Describe what this process has now, but did not have in this state.
 
         Args:
             in_run: True if a run may have opened or closed its own sockets and files meanwhile; they are then ignored.
+            started: a later state. If given, threads and child processes that it does not have are ignored: the run has
+                started them.
         """
         now = ProcessState.now()
+        threads, children = now.threads - self.threads, now.children - self.children
+        if started is not None:
+            threads, children = threads & started.threads, children & started.children
         names = sorted(self.variables.keys() | now.variables.keys())
         found = [
             f"the environment variable {name} ({self.variables.get(name)!r} before, {now.variables.get(name)!r} now)"
             for name in names
             if self.variables.get(name) != now.variables.get(name)
         ]
-        found += [f"the thread {thread.name!r}" for thread in now.threads - self.threads if _runs(thread)]
-        found += [f"the child process {pid}" for pid in sorted(now.children - self.children) if not _exits(pid)]
+        found += [f"the thread {thread.name!r}" for thread in threads if _runs(thread)]
+        found += [f"the child process {pid}" for pid in sorted(children) if not _exits(pid)]
         if not in_run:
             if new := now.sockets - self.sockets:
                 found.append(f"{len(new)} open socket{'s' if len(new) > 1 else ''}")

@@ -78,16 +78,17 @@ class Observed(Wrapped):
     def __init__(self, inner: Backend, directory: Path) -> None:
         super().__init__(inner)
         self._directory = str(directory)
-        self._before: ProcessState | None = None
+        self._states: tuple[ProcessState, ProcessState] | None = None  # before and after the rendezvous
         self.mappings: Sequence[Mapping[str, str]] = ()
         self.left_in_driver: list[str] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_before": None}
+        return {**vars(self), "_states": None}
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
-        self._before = ProcessState.now()
+        before = ProcessState.now()
         self.mappings = super().rendezvous(group)
+        self._states = before, ProcessState.now()
         return self.mappings
 
     @contextlib.contextmanager
@@ -100,8 +101,9 @@ class Observed(Wrapped):
 
     def close(self) -> None:
         super().close()
-        if self._before is not None:
-            self.left_in_driver = self._before.changes(in_run=True)
+        if self._states is not None:
+            before, started = self._states
+            self.left_in_driver = before.changes(in_run=True, started=started)
 
     def left_in_workers(self) -> dict[int, list[str]]:
         """Return a description of each object that was left in a worker after the session, by rank."""
