@@ -92,7 +92,7 @@ class BackendConformance:
     """
 
     config: ClassVar[BackendConfig]
-    all_sum: ClassVar[Callable[[float], float] | None] = None
+    all_sum: ClassVar[Callable[..., float] | None] = None
     framework: ClassVar[str | None] = None
     world_sizes: ClassVar[Sequence[int]] = (1, 2, 3)
     runtimes: ClassVar[Sequence[str]] = ("local",)
