@@ -422,7 +422,7 @@ class ScriptedRuntime:
         pass
 
     def room(self, scaling: ScalingConfig, running: Sequence[Any], avoided: frozenset[str]) -> int:
-        return self._room.size
+        return self._room.size if running else len(self._groups[0].workers)
 
     @contextlib.contextmanager
     def launch(self, spec: GroupSpec) -> Iterator[ScriptedGroup]:

@@ -140,6 +140,20 @@ class TestAssignsLocalRankTwice(Kit):
     runtime = AssignsLocalRankTwice
 
 
+class SameRank(Delegating):
+    @property
+    def workers(self) -> Any:
+        return [replace(worker, rank=0) for worker in self.inner.workers]
+
+
+class AssignsRankTwice(Broken):
+    group = SameRank
+
+
+class TestAssignsRankTwice(Kit):
+    runtime = AssignsRankTwice
+
+
 class WithoutRank(Delegating):
     def train(self, tasks: Any) -> None:
         self.inner.run(forget_rank)
@@ -227,6 +241,16 @@ class AlwaysStartsOne(LocalRuntime):
 
 class TestClaimsElastic(Kit):
     runtime = AlwaysStartsOne
+
+
+class StartsOneTooMany(LocalRuntime):
+    def launch(self, spec: GroupSpec) -> Any:
+        more = spec.num_workers + 1
+        return super().launch(replace(spec, num_workers=more, scaling=replace(spec.scaling, num_workers=more)))
+
+
+class TestStartsOneTooMany(Kit):
+    runtime = StartsOneTooMany
 
 
 class WithoutName(LocalRuntime):

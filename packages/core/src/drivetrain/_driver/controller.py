@@ -36,6 +36,7 @@ from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import (
     ConfigurationError,
     FailureKind,
+    PluginBrokenError,
     PluginError,
     ResourceError,
     RunCancelledError,
@@ -164,7 +165,9 @@ class Controller:
         avoided = avoided_nodes(self._history, self._run.run_config.failure_config.max_node_failures)
         ending: Ending | None = None
         try:
-            with self._runtime.launch(self._group_spec(avoided)) as group:
+            spec = self._group_spec(avoided)
+            with self._runtime.launch(spec) as group:
+                _check_group(self._runtime, group, spec)
                 ending = self._drive(group, number, avoided)
             return ending
         except (RunCancelledError, ConfigurationError, PluginError, ResourceError):
@@ -364,6 +367,20 @@ def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, inte
         interrupts=interrupts,
         run_resources=contextlib.ExitStack(),
     )
+
+
+def _check_group(runtime: Runtime, group: Group, spec: GroupSpec) -> None:
+    """Check that a runtime has started the requested workers.
+
+    Raises:
+        PluginBrokenError: the group has another size, or its workers are not in the order of their ranks.
+    """
+    ranks, size = [worker.rank for worker in group.workers], spec.num_workers
+    if ranks != list(range(size)):
+        raise PluginBrokenError(
+            f"[DT-602] runtime {runtime.name!r} failed in launch: expected {size} workers in the order of their ranks, "
+            f"got {len(ranks)} with the ranks {ranks[:20]}"
+        )
 
 
 def _find_run(storage: Storage, run_id: str, driver_count: int) -> str | None:
