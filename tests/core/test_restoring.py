@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from drivetrain import (
     PluginNotFoundError,
     RunConfig,
     ScalingConfig,
+    SerializationError,
     StorageError,
     TrainingFailedError,
 )
@@ -141,3 +143,18 @@ def test_command_runs_an_installed_trainer(
     assert "expected one of them" in capsys.readouterr().err
     assert main([*command, "unknown"]) != 0
     assert PluginNotFoundError.__name__ in capsys.readouterr().err
+
+
+class HoldsALock(drivetrain.Callback):
+    """A callback that cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def test_configuration_that_could_not_be_stored_must_be_passed_again(tmp_path: Path) -> None:
+    run_config = RunConfig(name="run", storage_path=tmp_path, verbose=0, callbacks=[HoldsALock()])
+    DataParallelTrainer(lambda: "trained", scaling_config=ScalingConfig(num_workers=0), run_config=run_config).fit()
+    with pytest.raises(SerializationError, match=r"expected the stored run_config.*restore\(path, run_config=\.\.\.\)"):
+        drivetrain.restore(tmp_path / "run")
+    assert drivetrain.restore(tmp_path / "run", run_config=run_config).fit().return_value == "trained"

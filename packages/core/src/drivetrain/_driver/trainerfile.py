@@ -18,6 +18,9 @@ from drivetrain.errors import SerializationError, StorageError
 
 __all__ = ["TrainerFile"]
 
+_CONFIGURATIONS = {"scaling_config", "run_config"}
+"""Arguments that every trainer has. A run must not resume with the default configuration instead of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerFile:
@@ -81,8 +84,13 @@ class TrainerFile:
         """Return the stored arguments with the given names.
 
         Raises:
-            SerializationError: an argument cannot be loaded in this process.
+            SerializationError: an argument cannot be loaded in this process, or a configuration was not stored.
         """
+        if missing := sorted((names & _CONFIGURATIONS) - self.parts.keys()):
+            raise SerializationError(
+                f"[DT-202] restore: expected the stored {missing[0]}, got none, because an object in it, such as a "
+                f"callback, could not be pickled. Pass it again: restore(path, {missing[0]}=...)"
+            )
         values: dict[str, Any] = {}
         for name in sorted(names & self.parts.keys()):
             try:

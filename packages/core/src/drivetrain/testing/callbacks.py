@@ -183,13 +183,13 @@ def check_hooks(callback: object) -> None:
 
 
 def check_pickling(value: object, field: str) -> None:
-    """Check that an object can be pickled. Otherwise, ``restore`` could not load the configuration that contains it."""
+    """Check that an object can be pickled. Otherwise, ``restore`` cannot load the configuration that contains it."""
     try:
         pickle.loads(dumps(value))
     except Exception as error:  # a user's object may raise any exception
         pytest.fail(
-            f"{type(value).__qualname__}: expected an object that can be pickled, got {one_line(error)}. Without it, "
-            f"restore() loses the configuration: {field}. Leave out connections and files in __getstate__()"
+            f"{type(value).__qualname__}: expected an object that can be pickled, got {one_line(error)}. Otherwise, "
+            f"restore() cannot load {field}. Leave out connections and files in __getstate__()"
         )
 
 

@@ -47,6 +47,7 @@ __all__ = ["TrackerConformance"]
 
 _METHODS = ("open", "rewind", "log", "save", "log_failure", "close")
 _END_S = 60.0
+_SUPER = "A tracker that overrides a hook of Callback must call super()"
 
 
 class TrackerConformance:
@@ -212,9 +213,6 @@ class TrackerConformance:
         on_driver = [problem for problem in spy.problems if "thread" in problem]
         assert not on_driver, "; ".join(on_driver)
         check_equal("the last step", result.metrics["step"], STEPS)
-
-
-_SUPER = "A tracker that overrides a hook of Callback must call super()"
 
 
 def _raise_connection_error() -> None:
