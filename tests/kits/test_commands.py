@@ -35,6 +35,13 @@ class TestExplain(CommandConformance):
     name = "explain"
 
 
+class TestNewPlugin(CommandConformance):
+    name = "new-plugin"
+
+    def make_arguments(self, run: Path) -> Sequence[str]:
+        return ["policy", "patient", "--directory", str(run.parent)]
+
+
 class TestPlugins(CommandConformance):
     name = "plugins"
 

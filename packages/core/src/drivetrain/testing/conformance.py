@@ -44,10 +44,11 @@ from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError, FailureKind, TrainingFailedError
 from drivetrain.interactive.trainer import Trainer
 from drivetrain.testing import jobs
+from drivetrain.testing.checks import forget_test_name
 from drivetrain.testing.leftovers import ProcessState
 from drivetrain.testing.wrapping import FailsInSetup, Observed, RunsInWorker, UnreachableGroup, Wrapped
 
-__all__ = ["BackendConformance", "check_overrides", "forget_test_name"]
+__all__ = ["BackendConformance", "check_overrides"]
 
 _START_TIMEOUT_S = 120.0
 _RESOURCES = {"CPU": 1}  # the number of threads is then the same in all runs, so they can share a fork server
@@ -371,14 +372,6 @@ class _UnknownError(Exception):
 
     def __repr__(self) -> str:
         return "an unknown exception"
-
-
-def forget_test_name() -> None:
-    """Remove an environment variable of pytest that differs between tests.
-
-    Workers inherit the environment, so each change of the variable would make the local runtime preload modules again.
-    """
-    os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
 def check_overrides(derived: type[object], kit: type[object]) -> None:

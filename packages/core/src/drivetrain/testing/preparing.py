@@ -33,7 +33,7 @@ from drivetrain._hooks.plugins import load_plugin
 from drivetrain._hooks.preparing import prepare
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import TrainingFailedError
-from drivetrain.testing.checks import check_equal
+from drivetrain.testing.checks import check_equal, forget_test_name
 from drivetrain.testing.conformance import check_overrides
 
 __all__ = ["PrepareConformance"]
@@ -91,6 +91,7 @@ class PrepareConformance:
         check_equal("the output of the process", printed, "False")
 
     def test_prepares_its_own_objects_once(self, tmp_path: Path) -> None:
+        forget_test_name()
         trainer = DataParallelTrainer(
             _prepare_twice,
             train_loop_config={"name": self.name, "make_objects": type(self).make_objects},

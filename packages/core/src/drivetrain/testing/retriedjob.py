@@ -17,6 +17,7 @@ from drivetrain._driver.trainer import DataParallelTrainer
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._worker.session import get_checkpoint, get_context, report
 from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
+from drivetrain.testing.checks import forget_test_name
 
 __all__ = ["CHECKPOINTS", "FAILS_AT", "STEPS", "IntendedError", "make_trainer", "run_two_workers", "train"]
 
@@ -43,6 +44,7 @@ def make_trainer(
         workers: the number of workers.
         **run_config: fields of the ``RunConfig``.
     """
+    forget_test_name()
     directory.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {
         "name": "run",

@@ -36,7 +36,8 @@ from drivetrain._runtimes.base import Runtime
 from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
 from drivetrain.errors import FailureKind, ResourceError, RunCancelledError, TrainingFailedError, WorkerDiedError
 from drivetrain.testing import jobs, runtimejobs
-from drivetrain.testing.conformance import check_overrides, forget_test_name
+from drivetrain.testing.checks import forget_test_name
+from drivetrain.testing.conformance import check_overrides
 from drivetrain.testing.drivers import start_driver
 
 __all__ = ["RuntimeCapability", "RuntimeConformance"]

@@ -27,7 +27,7 @@ from drivetrain._driver.trainer import DataParallelTrainer
 from drivetrain._hooks.plugins import load_plugin
 from drivetrain._worker.session import report
 from drivetrain.config import RunConfig, ScalingConfig
-from drivetrain.testing.checks import check_equal
+from drivetrain.testing.checks import check_equal, forget_test_name
 from drivetrain.testing.conformance import check_overrides
 from drivetrain.testing.retriedjob import IntendedError
 
@@ -106,6 +106,7 @@ class TrainableConformance:
 
 
 def _make_trainer(directory: Path) -> DataParallelTrainer:
+    forget_test_name()
     return DataParallelTrainer(
         _train,
         train_loop_config={"lr": 0.1, "steps": 2, "fails": False},

@@ -35,7 +35,8 @@ from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.layout import RUN_FILE
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError, DrivetrainError, TrainingFailedError
-from drivetrain.testing.conformance import check_overrides, forget_test_name
+from drivetrain.testing.checks import forget_test_name
+from drivetrain.testing.conformance import check_overrides
 
 __all__ = ["TrainerConformance"]
 
