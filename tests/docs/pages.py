@@ -65,4 +65,4 @@ class Page:
 
 
 PAGES = [Page(ROOT / "README.md"), *map(Page, sorted(DOCS.rglob("*.md")))]
-PROGRAMS = [page for page in PAGES if page.of_kind("python")]
+PROGRAMS = [page for page in PAGES if page.of_kind("python") or page.of_kind("console")]

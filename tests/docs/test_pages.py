@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import CODE, DOCS, PAGES, PROGRAMS, Page
+from tests.docs.example_plugins import EXAMPLES, included_examples, install_examples
+from tests.docs.pages import CODE, DOCS, PAGES, PROGRAMS, Block, Page
 from tests.s3 import FaultProxy, S3Server
 from tests.support import ROOT
 from tests.toml import tomllib
@@ -26,25 +27,23 @@ _MLFLOWS_WARNINGS = "error,ignore::DeprecationWarning"  # about its use of SQLAl
 _LONGEST_LINE = 88  # the width that a page shows without scrolling
 
 
-def run_script(
-    script: Path, directory: Path, *, environment: Mapping[str, str] | None = None, limit_s: float = 580
-) -> str:
+def run_script(script: Path, directory: Path, *, environment: Mapping[str, str] | None = None) -> str:
     """Run a script like a reader, in its own directory, and return its standard output."""
     finished = subprocess.run(
         [sys.executable, str(script)],
         cwd=directory,
         env={
             **os.environ,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "DRIVETRAIN_STORAGE_PATH": str(directory / "runs"),
             "PYTHONWARNINGS": "error",  # in the workers as well
-            "PYTHONPATH": os.pathsep.join([str(CODE / "tally"), *_declare_tally(directory)]),
             "OMP_NUM_THREADS": "1",
             **(environment or {}),
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=limit_s,
+        timeout=580,
         check=False,
     )
     assert finished.returncode == 0, f"{script.name} failed:\n{finished.stdout}\n{finished.stderr}"
@@ -52,27 +51,30 @@ def run_script(
     return finished.stdout
 
 
-def _declare_tally(directory: Path) -> Iterator[str]:
-    """Install the entry point of the documentation's example plugin, as its pyproject.toml declares it."""
-    project = tomllib.loads((CODE / "tally" / "pyproject.toml").read_text())["project"]
-    site = directory / "site-packages"
-    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    lines = []
-    for group, points in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    yield str(site)
-
-
 def as_script(page: Page) -> str:
-    """Return the Python blocks of a page as one script, with the line numbers of the page."""
+    """Return the Python and console blocks of a page as one script, with the line numbers of the page."""
     lines = [""] * page.text.count("\n")
     for block in page.of_kind("python"):
         code = block.content.splitlines()
         lines[block.line - 1 : block.line - 1 + len(code)] = code
+    for block in page.of_kind("console"):
+        lines[block.line - 1] = f"import subprocess, sys; sys.stdout.flush(); subprocess.run({commands(block)!r}, shell=True)"
     return "\n".join(lines) + "\n"
+
+
+def commands(block: Block) -> str:
+    """Return the commands of a console block, which begin with ``$``. The other lines are their output."""
+    return "\n".join(line[2:] for line in block.content.splitlines() if line.startswith("$ "))
+
+
+def shown_outputs(page: Page) -> Iterator[tuple[int, str]]:
+    """Return the outputs that a page shows, each with its line number."""
+    for block in page.of_kind("text output"):
+        yield block.line, block.content
+    for block in page.of_kind("console"):
+        for output in re.split(r"^\$ .*\n", block.content, flags=re.MULTILINE):
+            if output:
+                yield block.line, output
 
 
 def find_output(expected: str, printed: str) -> bool:
@@ -112,12 +114,12 @@ def test_blocks_of_a_page_run_and_print_the_shown_output(
     script = tmp_path / f"page_{page.path.stem}.py"  # a name that hides no package of the page's name
     script.write_text(as_script(page))
 
-    printed = run_script(script, tmp_path, environment={**bucket, **warnings_of_others})
+    plugins = install_examples(included_examples(page), tmp_path / "site-packages")
+    environment = {**bucket, **warnings_of_others, "PYTHONPATH": plugins}
+    printed = run_script(script, tmp_path, environment=environment)
 
-    for block in page.of_kind("text output"):
-        assert find_output(block.content, printed), (
-            f"{page}:{block.line} shows\n{block.content}\nbut the script printed\n{printed}"
-        )
+    for line, output in shown_outputs(page):
+        assert find_output(output, printed), f"{page}:{line} shows\n{output}\nbut the script printed\n{printed}"
 
 
 @pytest.mark.slow
@@ -136,7 +138,7 @@ def test_first_tutorial_can_be_repeated(tmp_path: Path) -> None:
 
 
 def test_every_block_has_a_kind_that_is_checked() -> None:
-    kinds = {"python", "shell", "none figure", "text output", "toml"}
+    kinds = {"python", "console", "shell", "none figure", "text output", "toml"}
     known_directives = re.compile(r"\{(toctree|eval-rst|include|literalinclude)\}")
     unknown = [
         f"{page}:{block.line} {block.info!r}"
@@ -167,7 +169,7 @@ def test_files_in_the_table_of_changes_exist() -> None:
 
 
 def test_code_and_figures_fit_on_the_page() -> None:
-    kinds = ("python", "shell", "none figure")
+    kinds = ("python", "console", "shell", "none figure")
     long = [
         f"{page}:{block.line}"
         for page in PAGES
@@ -180,15 +182,18 @@ def test_code_and_figures_fit_on_the_page() -> None:
 
 def test_included_files_are_executed_by_some_test() -> None:
     included = {
-        name for page in PAGES for block in page.blocks for name in re.findall(r"^\{literalinclude\} (\S+)", block.info)
+        (page.path.parent / name).resolve()
+        for page in PAGES
+        for block in page.blocks
+        for name in re.findall(r"^\{literalinclude\} (\S+)", block.info)
     }
     executed_elsewhere = {
         # test_porting.py
-        *("code/digits_before.py", "code/digits_after.py", "code/digits.diff"),
-        # test_backend_example.py, and the blocks of the page
-        *("code/tally/drivetrain_tally.py", "code/tally/test_drivetrain_tally.py", "code/tally/pyproject.toml"),
+        *(CODE / name for name in ("digits_before.py", "digits_after.py", "digits.diff")),
+        # test_example_plugins.py, and the blocks of the pages
+        *(path for example in EXAMPLES for path in (*example.glob("*.py"), example / "pyproject.toml")),
         # text: the exception tree
-        "../../packages/core/src/drivetrain/errors.py",
+        ROOT / "packages/core/src/drivetrain/errors.py",
     }
     assert included == executed_elsewhere
 
@@ -234,18 +239,6 @@ def test_example_of_the_readme_is_the_file_that_mypy_checks() -> None:
     assert example.content == (CODE / "readme.py").read_text(), "copy the README's example to docs/code/readme.py"
     mypy = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
     assert "docs/code/readme.py" in mypy["files"]
-
-
-def test_command_that_lists_plugins_shows_an_installed_one(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(CODE / "tally"), *_declare_tally(tmp_path)])
-    listed = subprocess.run(
-        [sys.executable, "-c", "import sys; from drivetrain._cli import main; sys.exit(main(['plugins']))"],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert re.search(r"^drivetrain-tally 0\.1\.0 .*\n  backend +tally$", listed, re.MULTILINE)
 
 
 def test_links_between_files_are_valid() -> None:

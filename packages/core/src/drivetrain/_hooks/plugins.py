@@ -156,6 +156,9 @@ def check_plugin(plugin: Plugin) -> Any:
     _require_version(plugin)
     loaded = plugin.load()
     problem = _find_problem(loaded, plugin.kind)
+    if plugin.kind == "prepare" and "." in plugin.name:  # it would never be called
+        root = plugin.name.partition(".")[0]
+        problem = f"expected the framework's root module as the name of the entry point. Name it {root!r}"
     if problem is not None:
         raise PluginBrokenError(
             f"[DT-602] the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version}, {plugin.target}: "

@@ -1,11 +1,11 @@
-"""tally, which sums numbers over all workers, and its backend for drivetrain."""
+"""tally, which sums numbers over all workers, and its backend and trainer for drivetrain."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 
-from drivetrain import Backend, BackendConfig, TrainContext, WorkerGroup
+from drivetrain import Backend, BackendConfig, DataParallelTrainer, TrainContext, WorkerGroup
 
 _listener: Listener | None = None  # on rank 0
 _connections: list[Connection] = []  # on rank 0, to all other ranks; on the others, to rank 0
@@ -93,3 +93,7 @@ class TallyConfig(BackendConfig):
     def create(self) -> Backend:
         """Return the backend."""
         return TallyBackend(self.host)
+
+
+class TallyTrainer(DataParallelTrainer, config=TallyConfig):
+    """Run a train function on workers that tally connects."""
