@@ -64,7 +64,7 @@ def train(function: Callable[[], object] = lambda: drivetrain.report({"loss": 1}
     scaling = {name: arguments.pop(name) for name in ("num_workers", "runtime") if name in arguments}
     run = {
         name: arguments.pop(name)
-        for name in ("callbacks", "failure_config", "storage_path", "storage_filesystem")
+        for name in ("callbacks", "failure_config", "start_timeout_s", "storage_path", "storage_filesystem")
         if name in arguments
     }
     drivetrain.DataParallelTrainer(

@@ -44,4 +44,5 @@ def other_parameters():
         def decide(self, failure):
             return True
 
+    Faulty.__qualname__ = "Faulty"
     train(fails, failure_config=FailureConfig(policy=Faulty()))
