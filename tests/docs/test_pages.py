@@ -58,7 +58,9 @@ def as_script(page: Page) -> str:
         code = block.content.splitlines()
         lines[block.line - 1 : block.line - 1 + len(code)] = code
     for block in page.of_kind("console"):
-        lines[block.line - 1] = f"import subprocess, sys; sys.stdout.flush(); subprocess.run({commands(block)!r}, shell=True)"
+        lines[block.line - 1] = (
+            f"import subprocess, sys; sys.stdout.flush(); subprocess.run({commands(block)!r}, shell=True)"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -178,6 +180,11 @@ def test_code_and_figures_fit_on_the_page() -> None:
         if block.info in kinds and max(map(len, block.content.splitlines())) > _LONGEST_LINE
     ]
     assert not long
+
+
+def test_files_of_example_plugins_fit_on_the_page() -> None:
+    files = [file for example in EXAMPLES for file in example.glob("*.py")]
+    assert not [file.name for file in files if max(map(len, file.read_text().splitlines())) > _LONGEST_LINE]
 
 
 def test_included_files_are_executed_by_some_test() -> None:

@@ -1,4 +1,7 @@
-"""Makes the mistakes of one page, and prints the messages of each as JSON. Usage: python -m tests.docs.mistakes PAGE."""
+"""Makes the mistakes of one page, and prints the messages of each as JSON.
+
+Usage: ``python -m tests.docs.mistakes PAGE``.
+"""
 
 import importlib
 import json

@@ -1,7 +1,7 @@
 import torch
 from drivetrain_fp16 import FP16Strategy
-from drivetrain_torch import prepare_model
 
+from drivetrain_torch import prepare_model
 from tests.docs.mistakes.making import install, load, mistake, train
 
 

@@ -15,12 +15,14 @@ class BestValue(Callback):
 
     def __init__(self, metric: str = "loss", mode: str = "min") -> None:
         if mode not in ("min", "max"):
-            raise ConfigurationError(f"BestValue(mode=...): expected 'min' or 'max', got {mode!r}")
+            raise ConfigurationError(
+                f"BestValue(mode=...): expected 'min' or 'max', got {mode!r}"
+            )
         self.metric = metric
         self.sign = 1 if mode == "min" else -1
 
     def on_run_start(self, run: Run) -> None:
-        """Forget the values of an earlier run: the same object may serve several runs."""
+        """Forget earlier runs: the same object may serve several of them."""
         self.best = math.inf
 
     def on_report(self, run: Run, report: Report) -> None:

@@ -22,7 +22,9 @@ class FP16Strategy(ParallelStrategy):
 
     def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
         """Wrap the model. Every worker calls this method."""
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+            fp16_compress_hook,
+        )
         from torch.nn.parallel import DistributedDataParallel
 
         wrapped = DistributedDataParallel(model, bucket_cap_mb=self.bucket_cap_mb)

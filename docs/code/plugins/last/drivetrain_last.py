@@ -16,7 +16,9 @@ def add_last(commands: Commands) -> None:
         "  drivetrain last digits\n  drivetrain last digits --metric loss --json",
     )
     parser.add_argument("run", help="the directory, URI or name of a run")
-    parser.add_argument("--metric", action="append", help="print only this metric; may be repeated")
+    parser.add_argument(
+        "--metric", action="append", help="print only this metric; may be repeated"
+    )
 
 
 def _last(arguments: argparse.Namespace) -> int:
@@ -24,5 +26,9 @@ def _last(arguments: argparse.Namespace) -> int:
     metrics = Result.from_path(run.root, run.filesystem.handle).metrics
     names = arguments.metric or [name for name in metrics if not name.startswith("_")]
     found = {name: metrics[name] for name in names if name in metrics}
-    emit(arguments, found, lambda: "\n".join(f"{name} = {value}" for name, value in found.items()))
+    emit(
+        arguments,
+        found,
+        lambda: "\n".join(f"{name} = {value}" for name, value in found.items()),
+    )
     return 0 if len(found) == len(names) else 1

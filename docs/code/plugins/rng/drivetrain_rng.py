@@ -1,4 +1,4 @@
-"""Gives each worker its own stream of NumPy's random numbers, for `drivetrain.prepare`."""
+"""Lets `drivetrain.prepare` give each worker its own stream of random numbers."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import drivetrain
 
 
 class RankGenerator(np.random.Generator):
-    """The random numbers of one rank, which are independent of those of the other ranks."""
+    """The random numbers of one rank, independent of those of the others."""
 
 
 def prepare(value: Any) -> Any:

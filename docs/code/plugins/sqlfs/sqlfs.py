@@ -1,4 +1,4 @@
-"""A filesystem of fsspec that stores files in an SQLite database: `sqlfs://runs?database=/data/runs.db`."""
+"""A filesystem of fsspec that stores files in an SQLite database."""
 
 import contextlib
 import io
@@ -32,12 +32,19 @@ class SQLiteFileSystem(AbstractFileSystem):
         start = f"{path}/" if path else ""
         found: dict[str, dict[str, Any]] = {}
         with self._connect() as database:
-            query = "select path, length(data) from files where path = ? or substr(path, 1, ?) = ?"
+            query = """
+                select path, length(data) from files
+                where path = ? or substr(path, 1, ?) = ?
+            """
             for name, size in database.execute(query, (path, len(start), start)):
                 inner, is_deeper, _ = name[len(start) :].partition("/")
                 kind = "directory" if is_deeper else "file"
                 entry = name if name == path else start + inner
-                found[entry] = {"name": entry, "size": 0 if is_deeper else size, "type": kind}
+                found[entry] = {
+                    "name": entry,
+                    "size": 0 if is_deeper else size,
+                    "type": kind,
+                }
         if not found:
             raise FileNotFoundError(path)
         return [found[name] if detail else name for name in sorted(found)]
@@ -46,7 +53,9 @@ class SQLiteFileSystem(AbstractFileSystem):
         if mode == "wb":
             return _NewFile(self, path)
         with self._connect() as database:
-            row = database.execute("select data from files where path = ?", (path,)).fetchone()
+            row = database.execute(
+                "select data from files where path = ?", (path,)
+            ).fetchone()
         if row is None:
             raise FileNotFoundError(path)
         return io.BytesIO(row[0])
@@ -55,12 +64,16 @@ class SQLiteFileSystem(AbstractFileSystem):
         """Rename a file in one transaction, and replace the target if it exists."""
         names = self._strip_protocol(path2), self._strip_protocol(path1)
         with self._connect() as database:
-            database.execute("update or replace files set path = ? where path = ?", names)
+            database.execute(
+                "update or replace files set path = ? where path = ?", names
+            )
 
     def rm_file(self, path: str) -> None:
         """Delete a file."""
         with self._connect() as database:
-            database.execute("delete from files where path = ?", (self._strip_protocol(path),))
+            database.execute(
+                "delete from files where path = ?", (self._strip_protocol(path),)
+            )
 
     def put(self, path: str, data: bytes) -> None:
         """Create or replace a file in one transaction."""
@@ -69,8 +82,11 @@ class SQLiteFileSystem(AbstractFileSystem):
 
     @contextlib.contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
-        # A new connection for each call: the workers are forked, and several threads use this object.
-        with contextlib.closing(sqlite3.connect(self.database, timeout=60)) as database, database:
+        # A new connection for each call: workers are forked, and threads share this object.
+        with (
+            contextlib.closing(sqlite3.connect(self.database, timeout=60)) as database,
+            database,
+        ):
             database.execute(_SCHEMA)
             yield database
 

@@ -43,14 +43,16 @@ class SQLiteTracker(TrackerCallback):
             self._database.execute(later, (self._run, iteration))
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Insert new values. Values that exist are replaced, because calls are retried."""
+        """Insert values. Existing ones are replaced, because calls are retried."""
         rows = [
             (self._run, entry.iteration, name, value)
             for entry in entries
             for name, value in numbers(entry.metrics).items()
         ]
         with self._database:
-            self._database.executemany("insert or replace into metrics values (?, ?, ?, ?)", rows)
+            self._database.executemany(
+                "insert or replace into metrics values (?, ?, ?, ?)", rows
+            )
 
     def close(self, error: BaseException | None) -> None:
         """Disconnect at the end of the run."""

@@ -19,20 +19,25 @@ class Table:
 
 @dataclass(frozen=True)
 class TableShard:
-    """The rows of one worker. It is pickled, so it contains the path and no connection."""
+    """The rows of one worker. It is pickled, so it contains no connection."""
 
     table: Table
     first: int
     rows: int
 
-    def iter_batches(self, *, batch_size: int | None = 256) -> Iterator[dict[str, list[Any]]]:
+    def iter_batches(
+        self, *, batch_size: int | None = 256
+    ) -> Iterator[dict[str, list[Any]]]:
         """Read the rows in batches: a list of values for each column."""
         connection = sqlite3.connect(self.table.path)
         query = f'select * from "{self.table.name}" order by rowid limit ? offset ?'
         cursor = connection.execute(query, (self.rows, self.first))
         names = [column[0] for column in cursor.description]
         while batch := cursor.fetchmany(batch_size or self.rows):
-            yield {name: list(values) for name, values in zip(names, zip(*batch), strict=True)}
+            yield {
+                name: list(values)
+                for name, values in zip(names, zip(*batch), strict=True)
+            }
         connection.close()
 
 
@@ -45,23 +50,34 @@ class TableDatasets(DatasetProvider):
         """Return True for objects of our class only."""
         return isinstance(dataset, Table)
 
-    def open(self, name: str, dataset: Table, *, keep_together: str | None = None) -> tuple[Table, int]:
+    def open(
+        self, name: str, dataset: Table, *, keep_together: str | None = None
+    ) -> tuple[Table, int]:
         """Count the rows, so that a mistake is found before any worker is started."""
-        super().open(name, dataset, keep_together=keep_together)  # refuses keep_together
+        super().open(
+            name, dataset, keep_together=keep_together
+        )  # refuses keep_together
         try:
             connection = sqlite3.connect(f"file:{dataset.path}?mode=ro", uri=True)
-            (rows,) = connection.execute(f'select count(*) from "{dataset.name}"').fetchone()
+            (rows,) = connection.execute(
+                f'select count(*) from "{dataset.name}"'
+            ).fetchone()
         except sqlite3.Error as error:
             raise ConfigurationError(
-                f"dataset {name!r}: expected a table {dataset.name!r} in {dataset.path}, got: {error}"
+                f"dataset {name!r}: expected a table {dataset.name!r} in {dataset.path}, "
+                f"got: {error}"
             ) from error
         connection.close()
         return dataset, rows
 
-    def split(self, opened: tuple[Table, int], request: SplitRequest) -> Sequence[Shard]:
+    def split(
+        self, opened: tuple[Table, int], request: SplitRequest
+    ) -> Sequence[Shard]:
         """Return a shard for each rank. All ranks get the same number of rows."""
         table, rows = opened
         if request.whole:
             return [TableShard(table, 0, rows)] * request.world_size
         size = rows // request.world_size
-        return [TableShard(table, rank * size, size) for rank in range(request.world_size)]
+        return [
+            TableShard(table, rank * size, size) for rank in range(request.world_size)
+        ]

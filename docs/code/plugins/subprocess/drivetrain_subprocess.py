@@ -1,4 +1,4 @@
-"""A runtime that starts each worker as a process of its own: `python -m drivetrain_subprocess`."""
+"""A runtime that starts each worker as a process: `python -m drivetrain_subprocess`."""
 
 import contextlib
 import json
@@ -31,9 +31,16 @@ class SubprocessRuntime(Runtime):
     def validate(self, scaling: ScalingConfig) -> None:
         """Check the configuration before anything is started."""
         if scaling.use_gpu:
-            raise ConfigurationError("the runtime 'subprocess': expected use_gpu=False, got True")
+            raise ConfigurationError(
+                "the runtime 'subprocess': expected use_gpu=False, got True"
+            )
 
-    def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:
+    def room(
+        self,
+        scaling: ScalingConfig,
+        running: Sequence[WorkerInfo],
+        avoided: frozenset[str],
+    ) -> int:
         """Return the number of workers for which there is room, for elastic runs."""
         return scaling.max_workers
 
@@ -64,18 +71,26 @@ class SubprocessGroup(RemoteGroup):
         """Start the processes, wait until they have connected, and give them ranks."""
         for index in range(self.spec.num_workers):
             self._start_process(index)
-        while missing := [index for index in range(len(self._processes)) if index not in self._connected]:
+        while missing := [
+            index
+            for index in range(len(self._processes))
+            if index not in self._connected
+        ]:
             for index in missing:
                 if (code := self._processes[index].poll()) is not None:
-                    raise WorkerDiedError(f"worker process {index} did not start: exit code {code}")
+                    raise WorkerDiedError(
+                        f"worker process {index} did not start: exit code {code}"
+                    )
             self.wait(f"worker processes {missing} to connect", ())
         processes = list(self._connected.values())
-        no_gpus: dict[int, tuple[str, ...]] = {process.index: () for process in processes}
+        no_gpus: dict[int, tuple[str, ...]] = {
+            process.index: () for process in processes
+        }
         self.assign_ranks(processes, no_gpus, first_node=socket.gethostname())
         self.set_up(range(len(processes)), {})
 
     def end(self) -> None:
-        """Let idle processes exit, and kill the others. Also called if `start` has failed."""
+        """Let idle processes exit, and kill the others, even if `start` has failed."""
         self.ignore_interrupts()
         if self.let_exit():
             self.wait_for_closed_connections(15.0)
@@ -90,16 +105,28 @@ class SubprocessGroup(RemoteGroup):
 
     def _start_process(self, index: int) -> None:
         address = self._listener.address
-        arguments = [address.host, address.port, address.token.hex(), index, list(self.spec.preload)]
+        arguments = [
+            address.host,
+            address.port,
+            address.token.hex(),
+            index,
+            list(self.spec.preload),
+        ]
         process = subprocess.Popen(
             [sys.executable, "-m", "drivetrain_subprocess"],
-            stdin=subprocess.PIPE,  # other users can read a command line, but not a pipe
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **self.spec.environment},
+            stdin=subprocess.PIPE,  # unlike a command line, other users cannot read it
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                **self.spec.environment,
+            },
             start_new_session=True,  # Ctrl-C in the terminal reaches only the driver
         )
         self._processes.append(process)
         exited = os.pidfd_open(process.pid)
-        self.watch(exited, partial(self._on_exit, exited))  # a process may exit before it connects
+        self.watch(
+            exited, partial(self._on_exit, exited)
+        )  # a process may exit before it connects
         assert process.stdin is not None
         process.stdin.write(json.dumps(arguments).encode())
         process.stdin.close()

@@ -10,8 +10,10 @@ from drivetrain.plugin import Trial
 Trainable = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
-def sweep(trainable: Trainable, configs: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the config with the lowest loss. This function knows nothing about drivetrain."""
+def sweep(
+    trainable: Trainable, configs: Iterable[Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Return the config with the lowest loss. It knows nothing about drivetrain."""
     return min(configs, key=lambda config: trainable(config)["loss"])
 
 
@@ -21,7 +23,7 @@ def make_trainable(
     argument: str | None = None,
     autoscaling: bool = False,
 ) -> Trainable:
-    """Return a function that runs the trainer with the config of a trial, and returns the metrics."""
+    """Return a function that runs the trainer with a trial's config."""
     started = 0
 
     def trainable(config: Mapping[str, Any]) -> Mapping[str, Any]:

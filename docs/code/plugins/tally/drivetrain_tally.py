@@ -1,14 +1,22 @@
-"""tally, which sums numbers over all workers, and its backend and trainer for drivetrain."""
+"""tally, which sums numbers over all workers, and its plugins for drivetrain."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 
-from drivetrain import Backend, BackendConfig, DataParallelTrainer, TrainContext, WorkerGroup
+from drivetrain import (
+    Backend,
+    BackendConfig,
+    DataParallelTrainer,
+    TrainContext,
+    WorkerGroup,
+)
 
 _listener: Listener | None = None  # on rank 0
-_connections: list[Connection] = []  # on rank 0, to all other ranks; on the others, to rank 0
+_connections: list[
+    Connection
+] = []  # on rank 0, to all other ranks; on the others, to rank 0
 
 
 def listen(host: str) -> int:
