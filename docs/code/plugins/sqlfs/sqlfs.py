@@ -82,7 +82,7 @@ class SQLiteFileSystem(AbstractFileSystem):
 
     @contextlib.contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
-        # A new connection for each call: workers are forked, and threads share this object.
+        # A new connection for each call, because of forks and threads.
         with (
             contextlib.closing(sqlite3.connect(self.database, timeout=60)) as database,
             database,

@@ -34,10 +34,8 @@ class TableShard:
         cursor = connection.execute(query, (self.rows, self.first))
         names = [column[0] for column in cursor.description]
         while batch := cursor.fetchmany(batch_size or self.rows):
-            yield {
-                name: list(values)
-                for name, values in zip(names, zip(*batch), strict=True)
-            }
+            columns = zip(*batch, strict=True)
+            yield dict(zip(names, map(list, columns), strict=True))
         connection.close()
 
 
@@ -64,8 +62,8 @@ class TableDatasets(DatasetProvider):
             ).fetchone()
         except sqlite3.Error as error:
             raise ConfigurationError(
-                f"dataset {name!r}: expected a table {dataset.name!r} in {dataset.path}, "
-                f"got: {error}"
+                f"dataset {name!r}: expected a table {dataset.name!r} in "
+                f"{dataset.path}, got: {error}"
             ) from error
         connection.close()
         return dataset, rows
