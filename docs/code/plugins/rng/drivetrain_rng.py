@@ -2,21 +2,19 @@
 
 from typing import Any
 
-import numpy as np
-
 import drivetrain
+from drivetrain.plugin import is_instance_of
 
-
-class RankGenerator(np.random.Generator):
-    """The random numbers of one rank, independent of those of the others."""
+_prepared: list[Any] = []  # generators cannot be marked in another way
 
 
 def prepare(value: Any) -> Any:
-    """Prepare a generator. Other objects of NumPy are not ours."""
-    if isinstance(value, RankGenerator):
-        return value
-    if not isinstance(value, np.random.Generator):
+    """Return a generator whose numbers are independent of those on other ranks."""
+    if not is_instance_of(value, "numpy.random", "Generator"):
         return NotImplemented
+    if any(value is generator for generator in _prepared):
+        return value
     context = drivetrain.get_context()
-    streams = value.bit_generator.spawn(context.get_world_size())
-    return RankGenerator(streams[context.get_world_rank()])
+    streams = value.spawn(context.get_world_size())
+    _prepared.append(streams[context.get_world_rank()])
+    return _prepared[-1]

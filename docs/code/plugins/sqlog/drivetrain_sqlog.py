@@ -1,16 +1,19 @@
-"""A tracker that writes the metrics of all runs of a user to one SQLite database."""
+"""A tracker that writes the metrics of runs to an SQLite database."""
 
+import contextlib
+import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from drivetrain import Run
 from drivetrain.plugin import Entry, TrackerCallback, numbers
 
 _SCHEMA = """
+create table if not exists runs (id text primary key, name text, status text);
 create table if not exists metrics (
     run text, iteration integer, name text, value real,
     primary key (run, iteration, name)
-)
+);
 """
 
 
@@ -29,18 +32,20 @@ class SQLiteTracker(TrackerCallback):
         self.path = path
 
     def open(self, run: Run) -> int | None:
-        """Connect, and return the last iteration that an earlier driver has logged."""
+        """Add the run, and return the last iteration that an earlier driver has logged."""
         self._run = run.id
-        self._database = sqlite3.connect(self.path)
-        self._database.execute(_SCHEMA)
-        last = "select max(iteration) from metrics where run = ?"
-        return self._database.execute(last, (run.id,)).fetchone()[0]
+        with self._connect() as database:
+            database.executescript(_SCHEMA)
+            added = (run.id, run.name, "running")
+            database.execute("insert or replace into runs values (?, ?, ?)", added)
+            last = "select max(iteration) from metrics where run = ?"
+            return database.execute(last, (run.id,)).fetchone()[0]
 
     def rewind(self, iteration: int) -> None:
         """Delete the iterations that will be reported again."""
         later = "delete from metrics where run = ? and iteration > ?"
-        with self._database:
-            self._database.execute(later, (self._run, iteration))
+        with self._connect() as database:
+            database.execute(later, (self._run, iteration))
 
     def log(self, entries: Sequence[Entry]) -> None:
         """Insert values. Existing ones are replaced, because calls are retried."""
@@ -48,12 +53,20 @@ class SQLiteTracker(TrackerCallback):
             (self._run, entry.iteration, name, value)
             for entry in entries
             for name, value in numbers(entry.metrics).items()
+            if not math.isnan(value)
         ]
-        with self._database:
-            self._database.executemany(
-                "insert or replace into metrics values (?, ?, ?, ?)", rows
-            )
+        with self._connect() as database:
+            insert = "insert or replace into metrics values (?, ?, ?, ?)"
+            database.executemany(insert, rows)
 
     def close(self, error: BaseException | None) -> None:
-        """Disconnect at the end of the run."""
-        self._database.close()
+        """Store how the run has ended."""
+        status = "finished" if error is None else "failed"
+        with self._connect() as database:
+            update = "update runs set status = ? where id = ?"
+            database.execute(update, (status, self._run))
+
+    @contextlib.contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(self.path)) as database, database:
+            yield database

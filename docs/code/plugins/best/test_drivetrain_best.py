@@ -1,0 +1,6 @@
+from drivetrain.testing import CallbackConformance
+
+
+class TestBestValue(CallbackConformance):
+    name = "best"
+    options = {"metric": "loss", "mode": "min"}

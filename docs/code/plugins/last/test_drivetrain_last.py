@@ -1,0 +1,8 @@
+from drivetrain.testing import CommandConformance
+
+
+class TestLast(CommandConformance):
+    name = "last"
+
+    def make_arguments(self, run):
+        return [str(run)]

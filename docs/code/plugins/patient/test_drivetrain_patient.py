@@ -1,0 +1,5 @@
+from drivetrain.testing import PolicyConformance
+
+
+class TestPatientPolicy(PolicyConformance):
+    name = "patient"

@@ -1,0 +1,8 @@
+from sqlfs import SQLiteFileSystem
+
+from drivetrain.testing import StorageConformance
+
+
+class TestSQLiteFileSystem(StorageConformance):
+    def make_filesystem(self, directory):
+        return SQLiteFileSystem(database=f"{directory}/files.db"), "runs"

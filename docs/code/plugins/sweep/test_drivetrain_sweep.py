@@ -1,0 +1,8 @@
+from drivetrain.testing import TrainableConformance
+
+
+class TestSweep(TrainableConformance):
+    name = "sweep"
+
+    def run_trial(self, trainable, config, directory):
+        return trainable(config)
