@@ -1,5 +1,5 @@
 from drivetrain import FailureConfig
-from tests.docs.mistakes.making import load, mistake, train
+from tests.docs.mistakes.making import install, load, mistake, train
 
 
 def fails():
@@ -11,16 +11,15 @@ def misspelled():
     load("policy", "class plugin:\n    def decides(self, failure, history): return True")
 
 
-@mistake("a class whose constructor requires arguments")
+@mistake("a required argument, but no options")
 def required_argument():
-    load(
-        "policy",
-        """
-        class plugin:
-            def __init__(self, limit): ...
-            def decide(self, failure, history): return True
-        """,
-    )
+    source = """
+    class plugin:
+        def __init__(self, limit): ...
+        def decide(self, failure, history): return True
+    """
+    install("policy", source)
+    train(failure_config=FailureConfig(policy="faulty"))
 
 
 @mistake('`policy="patiant"`')

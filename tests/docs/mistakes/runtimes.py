@@ -42,13 +42,13 @@ def detect_raises():
 
 @mistake("a process that exits before it connects")
 def process_exits():
-    start_instead(sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(3)")
+    start_instead(sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(3)")
     train(num_workers=2, runtime=SubprocessRuntime())
 
 
 @mistake("a process that never connects")
 def process_waits():
-    start_instead(sys.executable, "-c", "import sys, threading; sys.stdin.read(); threading.Event().wait()")
+    start_instead(sys.executable, "-c", "import sys; sys.stdin.read()")
     train(num_workers=2, runtime=SubprocessRuntime(), start_timeout_s=1.0)
 
 

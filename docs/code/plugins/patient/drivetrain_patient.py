@@ -26,4 +26,4 @@ class PatientPolicy:
         """Return False to end the run, or the seconds after which to retry."""
         if failure.kind is FailureKind.USER_ERROR or len(history) >= self.limit:
             return False
-        return min(self.max_s, self.first_s * 2 ** len(history))
+        return min(self.max_s, self.first_s * 2.0 ** len(history))

@@ -38,8 +38,9 @@ class SQLiteTracker(TrackerCallback):
             database.executescript(_SCHEMA)
             added = (run.id, run.name, "running")
             database.execute("insert or replace into runs values (?, ?, ?)", added)
-            last = "select max(iteration) from metrics where run = ?"
-            return database.execute(last, (run.id,)).fetchone()[0]
+            query = "select max(iteration) from metrics where run = ?"
+            last: int | None = database.execute(query, (run.id,)).fetchone()[0]
+            return last
 
     def rewind(self, iteration: int) -> None:
         """Delete the iterations that will be reported again."""

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -97,6 +99,8 @@ class SubprocessGroup(RemoteGroup):
         for process in self._processes:
             process.kill()
             process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
 
     def connection_closed(self, rank: int) -> None:
         """Report the exit code of a process that has closed its connection."""
@@ -128,8 +132,8 @@ class SubprocessGroup(RemoteGroup):
             exited, partial(self._on_exit, exited)
         )  # a process may exit before it connects
         assert process.stdin is not None
-        process.stdin.write(json.dumps(arguments).encode())
-        process.stdin.close()
+        process.stdin.write(json.dumps(arguments).encode() + b"\n")
+        process.stdin.flush()  # it stays open, so that the worker notices our exit
 
     def _on_exit(self, descriptor: int) -> None:
         self.forget(descriptor)
@@ -140,7 +144,20 @@ class SubprocessGroup(RemoteGroup):
             self._connected[introduction.index] = introduction
 
 
-if __name__ == "__main__":  # in the worker process
-    host, port, token, index, preload = json.load(sys.stdin)
-    sys.stdin.close()
+def _run_worker() -> None:
+    """Run a worker process. Its arguments arrive on the standard input."""
+    driver = os.fdopen(os.dup(0))
+    with open(os.devnull) as nothing:  # the train function cannot read from the driver
+        os.dup2(nothing.fileno(), 0)
+    host, port, token, index, preload = json.loads(driver.readline())
+
+    def exit_with_driver() -> None:
+        driver.read()  # until the driver has exited, even if it was killed
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=exit_with_driver, daemon=True).start()
     worker_main(DriverAddress(host, port, bytes.fromhex(token)), index, preload=preload)
+
+
+if __name__ == "__main__":
+    _run_worker()

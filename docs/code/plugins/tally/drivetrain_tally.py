@@ -23,12 +23,14 @@ def listen(host: str) -> int:
     """Open a port for the other ranks and return its number. Called on rank 0."""
     global _listener
     _listener = Listener((host, 0))
-    return _listener.address[1]
+    port: int = _listener.address[1]
+    return port
 
 
 def connect(host: str, port: int, rank: int, size: int) -> None:
     """Connect rank 0 with each of the other ranks. Called on every rank."""
     if rank == 0:
+        assert _listener is not None
         _connections.extend(_listener.accept() for _ in range(size - 1))
     else:
         _connections.append(Client((host, port)))
@@ -48,8 +50,9 @@ def all_sum(value: float) -> float:
     """Return the sum of the values of all ranks. Every rank has to call it."""
     if _listener is None:
         _connections[0].send(value)
-        return _connections[0].recv()
-    total = sum((connection.recv() for connection in _connections), start=value)
+        received: float = _connections[0].recv()
+        return received
+    total: float = sum((connection.recv() for connection in _connections), start=value)
     for connection in _connections:
         connection.send(total)
     return total

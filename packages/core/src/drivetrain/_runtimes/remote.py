@@ -108,6 +108,14 @@ class RemoteGroup(ConnectedGroup):
         self.workers = (*self.workers[:rank], replace(worker, **process.facts), *self.workers[rank + 1 :])
         self._add_process(rank, process)
 
+    def replace(self, ranks: Sequence[int]) -> None:
+        """See :meth:`drivetrain.plugin.Group.replace`. By default, the whole group is replaced instead.
+
+        Raises:
+            WorkerDiedError: always.
+        """
+        raise WorkerDiedError(f"this runtime replaces no single processes, got the lost ranks {list(ranks)}")
+
     def set_up(self, ranks: Sequence[int], environment: Mapping[int, Mapping[str, str]]) -> None:
         """Send processes the environment variables of their ranks, the driver's module path, and their log directory.
 
