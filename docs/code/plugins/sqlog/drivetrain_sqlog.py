@@ -32,7 +32,7 @@ class SQLiteTracker(TrackerCallback):
         self.path = path
 
     def open(self, run: Run) -> int | None:
-        """Add the run, and return the last iteration that an earlier driver has logged."""
+        """Add the run, and return the last iteration of an earlier driver."""
         self._run = run.id
         with self._connect() as database:
             database.executescript(_SCHEMA)

@@ -132,8 +132,9 @@ class SubprocessGroup(RemoteGroup):
             exited, partial(self._on_exit, exited)
         )  # a process may exit before it connects
         assert process.stdin is not None
-        process.stdin.write(json.dumps(arguments).encode() + b"\n")
-        process.stdin.flush()  # it stays open, so that the worker notices our exit
+        with contextlib.suppress(BrokenPipeError):  # it has exited already
+            process.stdin.write(json.dumps(arguments).encode() + b"\n")
+            process.stdin.flush()  # it stays open, so that the worker notices our exit
 
     def _on_exit(self, descriptor: int) -> None:
         self.forget(descriptor)
