@@ -39,14 +39,23 @@ def mistake(title: str) -> Callable[[Callable[[], object]], Callable[[], object]
     return register
 
 
-def install(kind: str, source: str, name: str = "faulty") -> None:
-    """Install the distribution ``faulty-plugin`` with one module, whose ``plugin`` is the target of an entry point."""
+def install(kind: str, source: str, name: str = "faulty", *, group: str | None = None, requires: str = "") -> None:
+    """Install the distribution ``faulty-plugin`` with one module, whose ``plugin`` is the target of an entry point.
+
+    Args:
+        kind: the kind of the plugin.
+        source: the source of the module.
+        name: the name of the entry point.
+        group: the group of the entry point; None for the group of the kind.
+        requires: the required versions of drivetrain, such as ``>=1``.
+    """
     site = Path(tempfile.mkdtemp(dir=Path.cwd()))
     (site / "faulty_plugin.py").write_text(IMPORTS + textwrap.dedent(source))
     info = site / "faulty_plugin-1.2.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-plugin\nVersion: 1.2\n")
-    (info / "entry_points.txt").write_text(f"[{KINDS[kind]}]\n{name} = faulty_plugin:plugin\n")
+    required = f"Requires-Dist: drivetrain{requires}\n"
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: faulty-plugin\nVersion: 1.2\n{required}")
+    (info / "entry_points.txt").write_text(f"[{group or KINDS[kind]}]\n{name} = faulty_plugin:plugin\n")
     sys.path.insert(0, str(site))
 
 
