@@ -17,7 +17,7 @@ References are followed by name, because ``import drivetrain`` re-exports nearly
 - fixtures, by the names of parameters, through the ``conftest.py`` files
 - strings: module names, names of entry points, paths of files and folders, and Python code (scripts that tests run)
 - path expressions such as ``ROOT / "docs"`` and ``Path(drivetrain.__file__).parent``
-- the Python blocks of a documentation page
+- the Python blocks of a documentation page, and the example plugins whose ``pyproject.toml`` the page includes
 
 A module that is imported while none of its names is used is not followed further than its own file. If it no longer
 imports, every selected test fails. Docstrings, annotations and ``TYPE_CHECKING`` blocks are not followed at all.
@@ -55,8 +55,10 @@ _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
 _PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)*")
 _IMPORT_IN_TEXT = re.compile(r"\b(?:from|import)\s+((?:drivetrain|tests)[\w.]*)(?:\s+import\s+\(?([\w, ]+))?")
 _CODE_BLOCK = re.compile(
-    r"(?P<skipped><!-- not executed: .*?-->\s*)?^```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
+    r"(?P<skipped><!-- not executed: .*?-->\s*)?^```(?P<kind>python|console)\n(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
 )
+_INSTALLED = re.compile(r"^```{literalinclude} (\.\./code/plugins/\w+)/pyproject\.toml$", re.MULTILINE)
 
 # The nodes of a module in addition to its names: the statements that run on import, those for a script, the names that
 # it exports, all of its submodules, and everything that it executes as a script or as a file of tests.
@@ -290,7 +292,7 @@ class Graph:
                     self._scripts[file.removesuffix(".py")] = module.name
                 trees.append((module, _parse(self._text(path), path)))
             elif path == "README.md" or (path.startswith("docs/") and path.endswith(".md")):
-                code = python_blocks(self._text(path))
+                code = page_code(self._text(path))
                 if code:
                     self.pages[path] = page = Module(path, path)
                     trees.append((page, _parse(code)))
@@ -621,9 +623,12 @@ def _chain(node: str, towards: dict[str, str]) -> list[str]:
     return chain
 
 
-def python_blocks(text: str) -> str:
-    """Return the Python blocks of a page that are executed."""
-    return "\n".join(match["code"] for match in _CODE_BLOCK.finditer(text) if not match["skipped"])
+def page_code(text: str) -> str:
+    """Return the code that a page executes, and the paths of the example plugins that are installed for it."""
+    blocks = [match for match in _CODE_BLOCK.finditer(text) if not match["skipped"]]
+    code = [match["code"] if match["kind"] == "python" else f"_ = {match['code']!r}" for match in blocks]
+    plugins = [f"_ = {f'docs/{found[3:]}'!r}" for found in _INSTALLED.findall(text)]
+    return "\n".join([*code, *plugins] if code else [])
 
 
 def _parse(text: str, path: str = "<string>") -> ast.Module:

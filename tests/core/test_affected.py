@@ -256,6 +256,12 @@ def test_page_selects_only_its_own_execution(here: Graph) -> None:
     assert pages_selected_here(here, "docs/storage.md") == {"docs/storage.md"}
 
 
+def test_example_plugin_selects_its_pages_and_its_kit(here: Graph) -> None:
+    plugin = "docs/code/plugins/patient/drivetrain_patient.py"
+    assert pages_selected_here(here, plugin) == {"docs/plugins/index.md", "docs/plugins/policies.md"}
+    assert "tests/docs/test_example_plugins.py" in files_selected_here(here, plugin)
+
+
 def test_test_file_selects_only_itself(here: Graph) -> None:
     assert files_selected_here(here, "tests/tf/test_keras.py") == {"tests/tf/test_keras.py"}
 
