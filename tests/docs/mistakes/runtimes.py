@@ -43,7 +43,7 @@ def detect_raises():
 @mistake("a process that exits before it connects")
 def process_exits():
     start_instead(sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(3)")
-    train(num_workers=2, runtime=SubprocessRuntime())
+    train(num_workers=1, runtime=SubprocessRuntime())
 
 
 @mistake("a process that never connects")
