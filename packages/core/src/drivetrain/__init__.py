@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         get_preemption_info,
         heartbeat,
         report,
+        shared_checkpoint,
     )
     from drivetrain.config import (
         CheckpointConfig,
@@ -85,7 +86,7 @@ else:
         "drivetrain._storage.committed": "CommittedCheckpoint",
         "drivetrain._wire.events": "PreemptionInfo",
         "drivetrain._worker.session": (
-            "get_checkpoint get_context get_dataset_shard get_preemption_info heartbeat report"
+            "get_checkpoint get_context get_dataset_shard get_preemption_info heartbeat report shared_checkpoint"
         ),
         "drivetrain.config": "CheckpointConfig CheckpointUploadMode FailureConfig RunConfig ScalingConfig SyncConfig",
         "drivetrain.errors": (
@@ -163,6 +164,7 @@ __all__ = [
     "report",
     "restore",
     "save_checkpoint",
+    "shared_checkpoint",
     "world_rank",
     "world_size",
 ]

@@ -7,7 +7,7 @@ import datetime
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivetrain._base.failure import one_line
 from drivetrain._base.metrics import find_metric, writable
@@ -18,6 +18,9 @@ from drivetrain._driver.states import StateMachine, Trigger
 from drivetrain._hooks.callback import Report
 from drivetrain._wire.events import Reported, ReportNumber, Uploaded
 from drivetrain.errors import CallbackError, CheckpointError, StorageError
+
+if TYPE_CHECKING:
+    from drivetrain._storage.filesystem import StoredFile
 
 __all__ = ["Delivery"]
 
@@ -168,13 +171,14 @@ class Delivery:
             raise CheckpointError(
                 f"[DT-411] checkpoint_dir_name: expected the same name on all ranks, got {', '.join(names)}"
             )
+        files = self._files_of_shared(matched) if matched.shared else matched.files
         metrics = dict(matched.metrics[min(matched.metrics)])
         metrics.update(combine(matched.metrics, matched.reduce))
         try:
             entry = self._services.checkpoints.commit(
                 index=matched.number,
                 iteration=matched.iteration,
-                files=matched.files,
+                files=files,
                 metrics=writable(metrics),
                 name=names[0],
             )
@@ -183,3 +187,28 @@ class Delivery:
                 self.flush()
             raise
         self._services.callbacks.call("on_checkpoint", entry)
+
+    def _files_of_shared(self, matched: MatchedReport) -> Mapping[int, Mapping[str, StoredFile]]:
+        """Return the uploaded files of a checkpoint that all ranks have saved together.
+
+        In a local run directory, no rank has uploaded files. Otherwise, one rank of each node has uploaded all files of
+        its node, and only the files of these ranks are returned.
+
+        Raises:
+            CheckpointError: a rank has not reported the checkpoint.
+        """
+        ranks = range(len(self._ranks))
+        if missing := [rank for rank in ranks if rank not in matched.directories]:
+            raise CheckpointError(
+                f"[DT-417] shared_checkpoint(): expected every rank to report {min(matched.directories.values())}, got "
+                f"no report from {', '.join(f'rank {rank}' for rank in missing)}. Make every rank save and report it"
+            )
+        if self._services.run.storage.is_local:
+            return matched.files
+        uploaded = {rank: files for rank, files in matched.files.items() if files}
+        nodes = {self._ranks[rank].worker.node_id for rank in ranks}
+        if without := nodes - {self._ranks[rank].worker.node_id for rank in uploaded}:
+            raise CheckpointError(
+                f"[DT-417] shared_checkpoint(): expected files from every node, got none from {', '.join(without)}"
+            )
+        return uploaded

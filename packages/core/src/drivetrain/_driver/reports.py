@@ -43,6 +43,7 @@ class MatchedReport:
         directories: for each rank that reported a checkpoint, the name of the checkpoint's directory.
         reduce: the requested reductions, by metric.
         held_from: the time in seconds at which the first of these reports arrived.
+        shared: True if all ranks have saved the checkpoint together.
     """
 
     number: int
@@ -53,6 +54,7 @@ class MatchedReport:
     directories: dict[int, str] = field(default_factory=dict)
     reduce: dict[str, str] = field(default_factory=dict)
     held_from: float = 0.0
+    shared: bool = False
 
 
 class ReportMatcher:
@@ -104,6 +106,7 @@ class ReportMatcher:
         held.iteration = min(held.iteration, event.iteration)
         if event.directory is not None:
             held.directories[event.rank] = event.directory
+            held.shared |= event.shared
             if event.files is None:
                 held.uploading.add(event.rank)
             else:

@@ -88,7 +88,8 @@ class Reported(NamedTuple):
     often. ``time`` is Unix time in seconds, on the rank's clock. ``reduce`` maps names of metrics to the way to combine
     them over the ranks. ``directory`` is the name of the checkpoint's directory in the run directory, or None without a
     checkpoint. ``files`` maps relative paths to the uploaded files, or is None while they are being uploaded. A
-    ``quiet`` report exists only for its checkpoint: it is not an iteration, and callbacks do not receive it.
+    ``quiet`` report exists only for its checkpoint: it is not an iteration, and callbacks do not receive it. A
+    checkpoint is ``shared`` if all ranks have saved it together, so all must report it.
     """
 
     rank: int
@@ -100,6 +101,7 @@ class Reported(NamedTuple):
     reduce: Mapping[str, str] | None
     directory: str | None = None
     quiet: bool = False
+    shared: bool = False
 
 
 class Uploaded(NamedTuple):

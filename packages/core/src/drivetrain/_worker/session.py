@@ -20,6 +20,7 @@ from drivetrain._wire.events import Event, PreemptionInfo, Reported, ReportNumbe
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.metrics import check_reductions, plain_metrics
 from drivetrain._worker.preemption import Preemption
+from drivetrain._worker.shared import open_shared_directory
 from drivetrain._worker.uploads import UploadRequest, Uploads
 from drivetrain.config import CheckpointUploadMode
 from drivetrain.errors import SessionError, StorageError
@@ -35,6 +36,7 @@ __all__ = [
     "get_preemption_info",
     "heartbeat",
     "report",
+    "shared_checkpoint",
 ]
 
 _DIRECTORY_NAME = re.compile(r"(?!checkpoint_\d+$|result.*\.json$)[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
@@ -140,11 +142,7 @@ class Session:
             quiet: True if the report exists only for its checkpoint. It is not an iteration, callbacks do not receive
                 it, and its metrics are only used to compare checkpoints.
         """
-        if os.getpid() != self._process:
-            raise SessionError(
-                "[DT-804] report(): expected a call in the worker process, got one in a child process, such as a "
-                "data loader's worker. Call report() from the train function"
-            )
+        self._require_own_process("report")
         values = plain_metrics(metrics)
         if reduce is not None:
             check_reductions(reduce, values)
@@ -154,22 +152,54 @@ class Session:
             number, iteration = self._number + 1, self._iteration + (not quiet)
             rank = self.context.worker.rank
             if upload is None:
+                self._uploads.require_no_sharing()
                 self._number, self._iteration = number, iteration
                 self._outbox.emit(Reported(rank, number, iteration, time.time(), values, None, reduce, None, quiet))
                 return
-            storage = self.context.storage
-            storage.require_run(self.context.run_id, self._task.options.driver_count)
+            self._require_run()
             self._add_positions(upload.checkpoint)
             prepared = self._uploads.prepare(upload, number)
-            stored = checkpoint_in(storage, prepared.directory)
-            files, directory = prepared.files, prepared.directory
+            stored = checkpoint_in(self.context.storage, prepared.directory)
+            files, directory, shared = prepared.files, prepared.directory, prepared.shared
             self._number, self._iteration = number, iteration
-            self._outbox.emit(Reported(rank, number, iteration, time.time(), values, files, reduce, directory, quiet))
+            now = time.time()
+            self._outbox.emit(Reported(rank, number, iteration, now, values, files, reduce, directory, quiet, shared))
             if prepared.pending is None:
                 self._note_stored(number, stored)
             else:
                 self._uploads.begin(prepared, lambda files: self._on_uploaded(number, stored, files))
             self._on_checkpoint()
+
+    @contextlib.contextmanager
+    def shared_checkpoint(self) -> Iterator[Checkpoint]:
+        """Create the directory of a shared checkpoint for the duration of a ``with`` block."""
+        self._require_own_process("shared_checkpoint")
+        self._uploads.require_no_sharing()
+        self._require_run()
+        number = self._number + 1
+        directory = open_shared_directory(self.context, self._task.options.driver_count, number)
+        with self._uploads.share(directory) as sharing:
+            try:
+                yield directory.checkpoint
+            finally:
+                if not sharing.is_reported:  # no other checkpoint may use the directory, which may contain files
+                    with self._lock:
+                        self._number = max(self._number, number)
+        if not sharing.is_reported:
+            raise SessionError(
+                "[DT-810] shared_checkpoint(): expected report(..., checkpoint=checkpoint) in the with block, on every "
+                "rank, got none"
+            )
+
+    def _require_own_process(self, function: str) -> None:
+        if os.getpid() != self._process:
+            raise SessionError(
+                f"[DT-804] {function}(): expected a call in the worker process, got one in a child process, such as a "
+                f"data loader's worker. Call {function}() from the train function"
+            )
+
+    def _require_run(self) -> None:
+        self.context.storage.require_run(self.context.run_id, self._task.options.driver_count)
 
     def _add_positions(self, checkpoint: Checkpoint) -> None:
         """Add to a checkpoint the position of every dataset whose ``state_dict()`` was called since the last report.
@@ -189,6 +219,7 @@ class Session:
             StorageError: an upload failed.
         """
         self._uploads.drain()
+        self._uploads.delete_abandoned()
         self._outbox.flush()
 
     def abandon(self, error: BaseException) -> None:
@@ -327,6 +358,41 @@ def report(
         delete_local=delete_local_checkpoint_after_upload,
     )
     session.report(metrics, request, reduce)
+
+
+@contextlib.contextmanager
+def shared_checkpoint() -> Iterator[Checkpoint]:
+    """Provide a directory in which all ranks save one checkpoint together, for the duration of a ``with`` block.
+
+    For frameworks whose ranks save collectively, such as Orbax and ``torch.distributed.checkpoint``. Every rank enters
+    the block, passes ``checkpoint.path`` to the framework, and reports the checkpoint once the framework has written
+    this rank's files. The checkpoint is committed when every rank has reported it.
+
+    If all workers can reach the run directory as a local path, ``checkpoint.path`` is in the run directory, and nothing
+    is copied. Otherwise, it is a temporary directory that all workers of a node share. When the last of them reports
+    the checkpoint, it uploads the directory, and the files of all nodes are merged.
+
+    The next report of every rank must be that of the checkpoint, inside the block. Its upload mode can be ``"sync"``
+    or ``"async"``. Leaving the block by an exception abandons the checkpoint. Its directory is deleted later, but never
+    used for another checkpoint.
+
+    Yields:
+        The checkpoint to report. Its ``path`` is the directory, which is the same for all workers of a node.
+
+    Raises:
+        SessionError: the call is outside a train function or inside another block, or the block is left without a
+            report of the checkpoint.
+        StorageError: the directory cannot be created.
+
+    Example:
+        In a train function, on every rank::
+
+            with drivetrain.shared_checkpoint() as checkpoint:
+                torch.distributed.checkpoint.save(state, checkpoint_id=checkpoint.path)
+                drivetrain.report({"loss": loss}, checkpoint=checkpoint)
+    """
+    with active_session("shared_checkpoint").shared_checkpoint() as checkpoint:
+        yield checkpoint
 
 
 def get_checkpoint() -> Checkpoint | None:

@@ -1,6 +1,6 @@
 """Upload the files of a reported checkpoint to the storage, before ``report`` returns or in the background.
 
-There are four ways to store the files, and a class for each of them:
+There are five ways to store the files, and a class for each of them:
 
 - :class:`_InPlace`: the files are in the run directory already.
 - :class:`_FromSource`: the files are copied or moved from the reported directory before ``report`` returns. An
@@ -10,6 +10,7 @@ There are four ways to store the files, and a class for each of them:
   directory will be deleted anyway) and stored from there in the background. Meanwhile, the train function may change
   the reported directory.
 - :class:`_ByFunction`: the user's function stores the files.
+- :class:`_FromShared`: the files of all ranks of a node are stored from the directory that the ranks share.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import posixpath
 import secrets
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -29,10 +30,11 @@ from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem, StoredFile
 from drivetrain._storage.layout import LISTING_FILE, announcement_name, checkpoint_name, is_reserved
 from drivetrain._storage.node import share_directory
+from drivetrain._worker.shared import SharedDirectory
 from drivetrain.config import CheckpointConfig, CheckpointUploadMode
-from drivetrain.errors import CheckpointError, StorageError
+from drivetrain.errors import CheckpointError, SessionError, StorageError
 
-__all__ = ["Upload", "UploadRequest", "Uploads"]
+__all__ = ["Sharing", "Upload", "UploadRequest", "Uploads"]
 
 UploadFunction = Callable[[Checkpoint, str], Checkpoint]
 
@@ -57,11 +59,28 @@ class Upload(NamedTuple):
         directory: the name of its directory in the run directory.
         files: the stored files by relative path; None if they are stored in the background.
         pending: stores the files in the background; None if they are stored already.
+        shared: True if all ranks have saved the checkpoint together.
     """
 
     directory: str
     files: dict[str, StoredFile] | None
     pending: _Method | None
+    shared: bool = False
+
+
+@dataclass(slots=True)
+class Sharing:
+    """A call of ``shared_checkpoint`` on this rank.
+
+    Attributes:
+        directory: the directory that the ranks share.
+        cleanup: releases the directory.
+        is_reported: True if this rank has reported the checkpoint.
+    """
+
+    directory: SharedDirectory
+    cleanup: contextlib.ExitStack
+    is_reported: bool = False
 
 
 class _Method(Protocol):
@@ -206,6 +225,24 @@ class _ByFunction:
         return files
 
 
+@dataclass(frozen=True, slots=True)
+class _FromShared:
+    """Stores the files of a shared directory, and releases the directory."""
+
+    source: str
+    directory: SharedDirectory
+    cleanup: contextlib.ExitStack
+    destination: _Destination
+    low_priority: bool
+
+    def store(self) -> dict[str, StoredFile]:
+        with self.cleanup:
+            name = self.directory.name
+            files = self.destination.put(self.source, name, give_away=False, low_priority=self.low_priority)
+            self.directory.delete_files()
+        return files
+
+
 class Uploads:
     """The uploads of one rank.
 
@@ -223,6 +260,44 @@ class Uploads:
         self._threads: list[threading.Thread] = []
         self._failures: list[Exception] = []
         self._used: set[str] = set()
+        self._sharing: Sharing | None = None
+        self._abandoned: list[str] = []
+
+    @contextlib.contextmanager
+    def share(self, directory: SharedDirectory) -> Iterator[Sharing]:
+        """Make a shared directory the only checkpoint that can be reported during a ``with`` block.
+
+        If it is not reported, its files are deleted by a later call, because other ranks may still be writing to it.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.callback(directory.close)
+            self.delete_abandoned()
+            sharing = self._sharing = Sharing(directory, stack)
+            try:
+                yield sharing
+            finally:
+                self._sharing = None
+                if not sharing.is_reported:
+                    self._abandoned.append(directory.name)
+
+    def require_no_sharing(self) -> None:
+        """Check that no shared checkpoint waits to be reported.
+
+        Raises:
+            SessionError: a block of ``shared_checkpoint`` is active, and its checkpoint is not reported yet.
+        """
+        if self._sharing is not None and not self._sharing.is_reported:
+            raise SessionError(
+                "[DT-810] shared_checkpoint(): expected the next report to be that of the shared checkpoint, got "
+                "another call. Call report(..., checkpoint=checkpoint) in the with block first"
+            )
+
+    def delete_abandoned(self) -> None:
+        """Delete the files of shared checkpoints that were not reported. The start of an attempt deletes the rest."""
+        abandoned, self._abandoned = self._abandoned, []
+        for name in abandoned:
+            with contextlib.suppress(StorageError):  # another rank may be deleting the same files
+                self._storage.delete(name)
 
     def raise_failure(self) -> None:
         """Raise an error if a background upload has failed since the last call.
@@ -250,6 +325,9 @@ class Uploads:
             StorageError: the files could not be stored.
         """
         checkpoint = request.checkpoint
+        if self._sharing is not None and checkpoint == self._sharing.directory.checkpoint:
+            return self._prepare_shared(request, index, self._sharing)
+        self.require_no_sharing()
         if request.delete_local and self._is_of_run(checkpoint):
             request = replace(request, delete_local=False)  # the run may have to resume from this checkpoint
         if request.mode is CheckpointUploadMode.NO_UPLOAD and request.function is None:
@@ -275,6 +353,28 @@ class Uploads:
         if in_background:
             return Upload(directory, None, method)
         return Upload(directory, method.store(), None)
+
+    def _prepare_shared(self, request: UploadRequest, index: int, sharing: Sharing) -> Upload:
+        directory = sharing.directory
+        if sharing.is_reported or directory.name != checkpoint_name(index):
+            raise SessionError("[DT-810] report(): expected one report of the shared checkpoint, got another one before")
+        if request.directory or request.function or request.mode is CheckpointUploadMode.NO_UPLOAD:
+            raise SessionError(
+                "[DT-810] report(): expected only checkpoint_upload_mode='sync' or 'async' as options for a shared "
+                "checkpoint, got another option. Leave out checkpoint_dir_name and checkpoint_upload_fn"
+            )
+        files: dict[str, StoredFile] | None = {}
+        pending = None
+        if (source := directory.take_files()) is not None:
+            in_background = request.mode is CheckpointUploadMode.ASYNC
+            method = _FromShared(source, directory, contextlib.ExitStack(), self._destination, in_background)
+            if in_background:
+                files, pending = None, replace(method, cleanup=sharing.cleanup.pop_all())
+            else:
+                files = method.store()
+        sharing.is_reported = True
+        self._used.add(directory.name)
+        return Upload(directory.name, files, pending, shared=True)
 
     def begin(self, upload: Upload, deliver: Callable[[dict[str, StoredFile]], None]) -> None:
         """Store the files of an upload in the background. Wait first if too many uploads are in flight.

@@ -2,7 +2,7 @@
 
 In each step, each rank extends a chain of hashes, and reports its state with a checkpoint. The checkpoint contains the
 state, a file that is equal on all ranks, and a file so large that a crash can interrupt its upload. The steps use both
-upload modes in turn. A resumed job recomputes all files of the checkpoint, and compares them with the stored files.
+upload modes in turn, and every third step uses a shared checkpoint. A resumed job recomputes all files of the checkpoint, and compares them with the stored files.
 """
 
 from __future__ import annotations
@@ -35,18 +35,29 @@ def train(config: dict[str, Any]) -> str:
     step = _restore(config["world_size"])
     while step < config["steps"]:
         step += 1
+        mode = "async" if step % 4 in (2, 3) else "sync"
+        metrics = {"step": step, "state": _state(rank, step)}
+        if step % 3 == 0:
+            with drivetrain.shared_checkpoint() as checkpoint:
+                _write_files(Path(checkpoint.path), rank, step)
+                drivetrain.report(metrics, checkpoint, checkpoint_upload_mode=mode)
+            continue
         directory = Path(tempfile.mkdtemp(prefix=f"step_{step}_"))
-        for name, content in _files_of(rank, step).items():
-            (directory / name).parent.mkdir(exist_ok=True)
-            (directory / name).write_bytes(content)
+        _write_files(directory, rank, step)
         drivetrain.report(
-            {"step": step, "state": _state(rank, step)},
+            metrics,
             drivetrain.Checkpoint.from_directory(directory),
             checkpoint_dir_name=None if step % _NAMED_EVERY else f"step_{step}",
-            checkpoint_upload_mode="async" if step % 4 in (2, 3) else "sync",
+            checkpoint_upload_mode=mode,
             delete_local_checkpoint_after_upload=step % 2 == 0,
         )
     return _state(rank, step)
+
+
+def _write_files(directory: Path, rank: int, step: int) -> None:
+    for name, content in _files_of(rank, step).items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(content)
 
 
 def _restore(world_size: int) -> int:
