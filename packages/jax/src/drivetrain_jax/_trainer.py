@@ -1,0 +1,55 @@
+"""``JaxTrainer``: the trainer with the JAX backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain import DataParallelTrainer
+from drivetrain_jax._config import JaxConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from typing_extensions import Unpack
+
+    from drivetrain.plugin import TrainerArguments
+
+__all__ = ["JaxTrainer"]
+
+
+class JaxTrainer(DataParallelTrainer, config=JaxConfig):
+    """Run a JAX train function on every worker. In it, ``jax.devices()`` contains the devices of all workers.
+
+    Args:
+        train_loop_per_worker: the train function. It takes no argument, or the config.
+        jax_config: settings of JAX.
+        **arguments: see :class:`~drivetrain.DataParallelTrainer`.
+
+    Raises:
+        ConfigurationError: an argument has the wrong type, or the function cannot be called as described.
+
+    Example:
+        >>> import drivetrain
+        >>> def train_func():
+        ...     import jax
+        ...
+        ...     drivetrain.report({"workers": jax.process_count()})
+        >>> trainer = JaxTrainer(
+        ...     train_func,
+        ...     scaling_config=drivetrain.ScalingConfig(num_workers=2),
+        ...     run_config=drivetrain.RunConfig(verbose=0),
+        ... )
+        >>> trainer.fit().metrics["workers"]
+        2
+    """
+
+    if TYPE_CHECKING:  # the base class implements the constructor; this declares the configuration's name and type
+
+        def __init__(
+            self,
+            train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+            *,
+            jax_config: JaxConfig | None = None,
+            **arguments: Unpack[TrainerArguments],
+        ) -> None: ...
