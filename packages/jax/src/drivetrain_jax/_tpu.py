@@ -32,12 +32,12 @@ def process_ids(found: Sequence[Mapping[str, str]]) -> list[int]:
     """
     if not any("TPU_WORKER_ID" in variables or "CLOUD_TPU_TASK_ID" in variables for variables in found):
         return list(range(len(found)))
-    ids = []
+    ids, expected = [], 0
     for variables in found:
         own = variables.get("CLOUD_TPU_TASK_ID", variables.get("TPU_WORKER_ID", "0"))
         peers = variables.get("TPU_PROCESS_ADDRESSES", variables.get("TPU_WORKER_HOSTNAMES", "")).split(",")
         ids.append(int(variables.get(_SLICE, 0)) * len(peers) + int(own))
-        expected = int(variables.get(_SLICES, 1)) * len(peers)
+        expected = max(expected, int(variables.get(_SLICES, 1)) * len(peers))
     if sorted(ids) != list(range(expected)):
         raise ConfigurationError(
             f"the jax backend: expected one worker for each of the {expected} TPU processes (TPU_WORKER_HOSTNAMES, "
