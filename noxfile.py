@@ -34,7 +34,7 @@ PACKAGES = [
     f"packages/{name}"
     for name in (
         *("core", "data", "ray", "track", "tune", "torch"),
-        *("lightning", "hf", "tf", "gbdt", "horovod"),
+        *("lightning", "hf", "tf", "gbdt", "horovod", "jax"),
     )
 ]
 
@@ -58,6 +58,7 @@ XGBOOST = "xgboost-cpu==3.2.0"  # a hundredth of the size of the one with CUDA, 
 LIGHTGBM = "lightgbm==4.7.0"
 TENSORFLOW = "tensorflow-cpu==2.21.0"  # smaller than the one with CUDA, same import
 WHOLE_TENSORFLOW = "tensorflow==2.21.0"  # the dependency of packages/tf
+JAX = ("jax==0.10.2", "orbax-checkpoint==0.12.8")
 TF_KERAS = "tf-keras==2.21.0"  # Keras 2; like our own package it depends on the complete TensorFlow
 NOTEBOOK = ("nbclient==0.11.0", "ipykernel==7.4.0")  # executes notebooks in the tests
 MATPLOTLIB = "matplotlib==3.11.2"
@@ -73,7 +74,7 @@ TERMINAL = (RICH, "pyte==0.8.2", "tqdm")
 
 # Packages that the tests use in addition to PyTorch and the frameworks built on it, on every interpreter.
 TEST_DEPENDENCIES = [
-    *(XGBOOST, LIGHTGBM, TENSORFLOW, RAY_TUNE, OPTUNA, PYARROW, MATPLOTLIB, SHTAB, RCLONE, S3FS),
+    *(XGBOOST, LIGHTGBM, TENSORFLOW, *JAX, RAY_TUNE, OPTUNA, PYARROW, MATPLOTLIB, SHTAB, RCLONE, S3FS),
     *(*DATA, *TRACKERS, *TERMINAL, *NOTEBOOK),
     *("scikit-learn", "pandas", "psutil", "pytest", "pytest-timeout", "pytest-xdist"),
 ]
@@ -85,7 +86,7 @@ BUILD = ("hatchling", "editables")
 EDITABLE = ["-e", "packages/core", "-e", "packages/torch"]
 PLUGINS = [
     option
-    for name in ("data", "ray", "track", "tune", "lightning", "hf", "gbdt", "horovod")
+    for name in ("data", "ray", "track", "tune", "lightning", "hf", "gbdt", "horovod", "jax")
     for option in ("-e", f"packages/{name}")
 ]
 
@@ -124,6 +125,7 @@ ISOLATED = {
     "gbdt": "drivetrain[lightgbm,data]",
     "tf": "drivetrain[tensorflow]",
     "horovod": "drivetrain[horovod]",
+    "jax": "drivetrain[jax]",
 }
 NEED_TORCH = ("torch", "lightning", "hf")
 # `check` runs these next to the tests of `dev`: most of them need their own environment.
@@ -297,10 +299,10 @@ def affected(session: nox.Session) -> None:
 
 
 # Of these, the newest releases do not support Python 3.10: there, pip chooses the newest that does.
-NOT_ON_310 = ("polars", "pillow", "matplotlib", "ipykernel")
-PACKAGES_WITHOUT_TORCH = ("core", "data", "ray", "track", "tune", "gbdt")
+NOT_ON_310 = ("polars", "pillow", "matplotlib", "ipykernel", "jax", "orbax-checkpoint")
+PACKAGES_WITHOUT_TORCH = ("core", "data", "ray", "track", "tune", "gbdt", "jax")
 # Without PyTorch: the index has its CPU build only for Python 3.11, and the other build brings gigabytes of CUDA.
-WITHOUT_TORCH = ("core", "views", "data", "track", "tune", "ray", "gbdt", "tf", "contract", "crash", "faults")
+WITHOUT_TORCH = ("core", "views", "data", "track", "tune", "ray", "gbdt", "tf", "jax", "contract", "crash", "faults")
 
 
 @nox.session(python=["3.10", "3.12", "3.13"])

@@ -11,6 +11,7 @@ import drivetrain_data
 import drivetrain_gbdt
 import drivetrain_hf
 import drivetrain_horovod
+import drivetrain_jax
 import drivetrain_lightning
 import drivetrain_ray
 import drivetrain_tf
@@ -71,6 +72,7 @@ def _load_names_for_annotations() -> None:
         drivetrain_hf,
         drivetrain_tf,
         drivetrain_horovod,
+        drivetrain_jax,
     ):
         for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if info.name.endswith("._warmup"):  # has side effects that are meant for workers

@@ -229,9 +229,9 @@ def test_plugin_for_boosted_trees_selects_only_its_own_tests_and_pages(here: Gra
     assert pages_selected_here(here, module) == {"docs/xgboost-lightgbm.md", "docs/ray-tune.md"}
 
 
-@pytest.mark.parametrize("plugin", ["horovod", "gbdt", "lightning", "hf"])
+@pytest.mark.parametrize("plugin", ["horovod", "gbdt", "lightning", "hf", "jax"])
 def test_plugin_selects_no_test_of_another_plugin(here: Graph, plugin: str) -> None:
-    plugins = {"horovod", "gbdt", "lightning", "hf", "tf"}
+    plugins = {"horovod", "gbdt", "lightning", "hf", "tf", "jax"}
     sources = [file for file in here.by_path if file.startswith(f"packages/{plugin}/src/")]
     assert sources
     for source in sources:
@@ -248,7 +248,7 @@ def test_tracker_selects_no_training_tests_of_frameworks(here: Graph) -> None:
 
 def test_engine_selects_every_test_that_trains(here: Graph) -> None:
     files = files_selected_here(here, "packages/core/src/drivetrain/_driver/controller.py")
-    for folder in ("contract", "crash", "faults", "torch", "tf", "gbdt", "hf", "horovod", "lightning", "tune"):
+    for folder in ("contract", "crash", "faults", "torch", "tf", "gbdt", "hf", "horovod", "lightning", "tune", "jax"):
         assert [file for file in files if file.startswith(f"tests/{folder}/")], folder
 
 

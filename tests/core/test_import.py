@@ -16,7 +16,7 @@ from drivetrain import errors, plugin
 PACKAGE = Path(drivetrain.__file__).parent
 PACKAGES = Path(__file__).parents[2] / "packages"
 SOURCES = {str(file.relative_to(PACKAGES)): file for file in sorted(PACKAGES.glob("*/src/**/*.py"))}
-HEAVY = {"torch", "ray", "numpy", "pandas", "pyarrow", "fsspec", "rich", "tensorflow", "pytest", "optuna"}
+HEAVY = {"torch", "ray", "numpy", "pandas", "pyarrow", "fsspec", "rich", "tensorflow", "jax", "pytest", "optuna"}
 MAX_MODULES = 90
 
 # From the bottom up: a module imports only from its own folder and from rows above its row in this list.

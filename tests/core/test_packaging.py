@@ -44,7 +44,7 @@ def installed_distribution(package: str) -> importlib.metadata.Distribution:
 def test_all_packages_of_the_design_exist() -> None:
     assert set(PROJECTS) == {
         *("core", "data", "ray", "track", "tune", "torch"),
-        *("lightning", "hf", "tf", "gbdt", "horovod"),
+        *("lightning", "hf", "tf", "gbdt", "horovod", "jax"),
     }
     assert PROJECTS["core"]["name"] == "drivetrain"
     for package in PROJECTS.keys() - {"core"}:

@@ -13,6 +13,7 @@ import drivetrain_data
 import drivetrain_gbdt
 import drivetrain_hf
 import drivetrain_horovod
+import drivetrain_jax
 import drivetrain_lightning
 import drivetrain_tf
 import drivetrain_torch
@@ -21,6 +22,7 @@ PACKAGES = (
     drivetrain_data,
     *(drivetrain, drivetrain_torch, drivetrain_lightning, drivetrain_hf, drivetrain_tf, drivetrain_gbdt),
     drivetrain_horovod,
+    drivetrain_jax,
 )
 
 

@@ -23,6 +23,7 @@ _MODULES = (
     *("drivetrain_torch", "drivetrain_lightning", "drivetrain_gbdt.xgboost", "drivetrain_gbdt.lightgbm"),
     *("drivetrain_hf.transformers", "drivetrain_hf.accelerate", "drivetrain_hf.deepspeed", "drivetrain_horovod"),
     *("drivetrain_tf", "drivetrain_tf.keras", "drivetrain_torch.testing"),
+    "drivetrain_jax",
 )
 
 

@@ -88,7 +88,7 @@ def check_missing_packages_are_reported_with_the_command_to_install_them(storage
     except DrivetrainError as error:
         message = str(error)
     assert 'pip install "drivetrain[ray-tune]"' in message, message
-    for name in ("torch", "torch_xla", "tensorflow", "xgboost", "lightgbm", "horovod"):
+    for name in ("torch", "torch_xla", "tensorflow", "xgboost", "lightgbm", "horovod", "jax"):
         try:
             DataParallelTrainer(train_func, backend_config=name)
             message = "no error"
