@@ -4,6 +4,7 @@ python examples/jax_digits.py --runtime local --num-workers 2
 """
 
 import argparse
+import itertools
 import os
 import sys
 
@@ -32,7 +33,7 @@ def make_model(sizes=(64, 64, 10)):
     rng = np.random.default_rng(0)
     return [
         {"w": rng.normal(0, inputs**-0.5, (inputs, outputs)).astype("float32"), "b": np.zeros(outputs, "float32")}
-        for inputs, outputs in zip(sizes, sizes[1:], strict=False)
+        for inputs, outputs in itertools.pairwise(sizes)
     ]
 
 

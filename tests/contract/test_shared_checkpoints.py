@@ -138,7 +138,7 @@ def test_rank_that_fails_during_the_save_ends_the_wait_of_the_others(
                 raise ZeroDivisionError("during the save")
             wait_for_release(config["gate"])  # the barrier of the framework
 
-    with pytest.raises(TrainingFailedError, match="rank 1 .*during the save") as caught:
+    with pytest.raises(TrainingFailedError, match=r"rank 1 .*during the save") as caught:
         runtime.fit(train, {"gate": gate.path}, **storage)
 
     assert isinstance(caught.value.__cause__, ZeroDivisionError)

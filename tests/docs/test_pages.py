@@ -199,6 +199,8 @@ def test_included_files_are_executed_by_some_test() -> None:
         *(CODE / name for name in ("digits_before.py", "digits_after.py", "digits.diff")),
         # test_example_plugins.py, and the blocks of the pages
         *(path for example in EXAMPLES for path in (*example.glob("*.py"), example / "pyproject.toml")),
+        # tests/jax/test_training.py
+        ROOT / "examples/jax_digits.py",
         # text: the exception tree
         ROOT / "packages/core/src/drivetrain/errors.py",
     }

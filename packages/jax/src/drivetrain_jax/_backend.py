@@ -84,7 +84,7 @@ class JaxBackend(Backend):
         other workers.
 
         Raises:
-            ConfigurationError: JAX was used before the workers were connected, or finds no GPU on a worker that has one.
+            ConfigurationError: JAX was used before the workers were connected, or finds none of the worker's GPUs.
         """
         import jax
 

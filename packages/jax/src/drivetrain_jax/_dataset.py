@@ -69,8 +69,8 @@ class _GlobalBatches:
             for name, column in batch.items():
                 if column.dtype.kind not in "biufcV":  # V: the small floats of ml_dtypes
                     raise ConfigurationError(
-                        f"prepare_dataset_shard: expected numeric columns, got {name!r} of type {column.dtype}. Convert "
-                        "the column, or leave it out of the dataset"
+                        f"prepare_dataset_shard: expected numeric columns, got {name!r} of type {column.dtype}. "
+                        "Convert the column, or leave it out of the dataset"
                     )
             yield {
                 name: jax.make_array_from_process_local_data(self.sharding, column) for name, column in batch.items()

@@ -48,7 +48,7 @@ class SharedDirectory(Protocol):
         ...
 
 
-def open_shared_directory(context: TrainContext, driver_count: int, number: int) -> SharedDirectory:
+def open_shared_directory(context: TrainContext, driver_count: int | None, number: int) -> SharedDirectory:
     """Create the directory for a checkpoint, or open it if another rank has created it.
 
     Args:

@@ -357,7 +357,9 @@ class Uploads:
     def _prepare_shared(self, request: UploadRequest, index: int, sharing: Sharing) -> Upload:
         directory = sharing.directory
         if sharing.is_reported or directory.name != checkpoint_name(index):
-            raise SessionError("[DT-810] report(): expected one report of the shared checkpoint, got another one before")
+            raise SessionError(
+                "[DT-810] report(): expected one report of the shared checkpoint, got another one before"
+            )
         if request.directory or request.function or request.mode is CheckpointUploadMode.NO_UPLOAD:
             raise SessionError(
                 "[DT-810] report(): expected only checkpoint_upload_mode='sync' or 'async' as options for a shared "

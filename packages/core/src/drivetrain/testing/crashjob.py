@@ -2,7 +2,8 @@
 
 In each step, each rank extends a chain of hashes, and reports its state with a checkpoint. The checkpoint contains the
 state, a file that is equal on all ranks, and a file so large that a crash can interrupt its upload. The steps use both
-upload modes in turn, and every third step uses a shared checkpoint. A resumed job recomputes all files of the checkpoint, and compares them with the stored files.
+upload modes in turn, and every third step uses a shared checkpoint. A resumed job recomputes all files of the
+checkpoint, and compares them with the stored files.
 """
 
 from __future__ import annotations
