@@ -32,8 +32,10 @@ from drivetrain import (
     get_context,
     get_preemption_info,
     report,
+    shared_checkpoint,
 )
 from drivetrain_ray import RayRuntime
+from tests.s3 import FaultProxy, S3Server
 from tests.support import Pipe, wait_for_release
 
 CLONE_NEWNS = 0x00020000
@@ -77,7 +79,10 @@ def fit(function, storage_path, scaling, *, config=None, callbacks=(), **options
 
 
 def lost_node_is_replaced(storage_path):
-    with cluster_of({"num_cpus": 1}, {"num_cpus": 1}, {"num_cpus": 1}) as cluster:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(S3Server(Path(storage_path, "s3")))
+        os.environ.update(server.environment)  # before the workers start
+        cluster = stack.enter_context(cluster_of({"num_cpus": 1}, {"num_cpus": 1}, {"num_cpus": 1}))
         watcher = GroupWatcher()
         second_reports = []
 
@@ -96,7 +101,37 @@ def lost_node_is_replaced(storage_path):
             callbacks=[watcher],
             failure_config=FailureConfig(max_failures=1),
         )
-        return {"failures": watcher.failures, "metrics": result.metrics, "groups": len(watcher.groups)}
+        shared = save_together(server)
+        return {"failures": watcher.failures, "metrics": result.metrics, "groups": len(watcher.groups), **shared}
+
+
+def save_part():
+    rank = get_context().get_world_rank()
+    with shared_checkpoint() as checkpoint:
+        found = sorted(file.name for file in Path(checkpoint.path).iterdir())
+        Path(checkpoint.path, f"{rank}.txt").write_text("part")
+        report({"others_are_hidden": f"{1 - rank}.txt" not in found}, checkpoint=checkpoint)
+
+
+def save_together(server):
+    """Save a checkpoint in a bucket from two nodes, whose workers do not share a directory."""
+    from pyarrow.fs import S3FileSystem
+
+    with FaultProxy(server, markers=True) as proxy:
+        server.make_bucket("bucket")
+        filesystem = S3FileSystem(
+            access_key=server.access_key,
+            secret_key=server.secret_key,
+            endpoint_override=proxy.endpoint,
+            region="us-east-1",
+            allow_delayed_open=True,
+        )
+        scaling = ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD")
+        result = fit(save_part, "bucket", scaling, storage_filesystem=filesystem)
+        result.checkpoint.verify()
+        with result.checkpoint.as_directory() as directory:
+            files = sorted(file.name for file in Path(directory).glob("*.txt"))
+        return {"shared_files": files, "others_are_hidden": result.metrics["others_are_hidden"]}
 
 
 class Workers(Callback):

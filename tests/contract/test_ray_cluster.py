@@ -37,6 +37,8 @@ def test_lost_node_is_a_worker_failure_and_the_run_continues_elsewhere(tmp_path)
     assert results["metrics"]["count"] == 4
     assert results["metrics"]["attempt"] == 1
     assert results["metrics"]["_training_iteration"] == 4, "the second attempt continued from the second report"
+    assert results["shared_files"] == ["0.txt", "1.txt"], "the nodes uploaded the parts of a shared checkpoint"
+    assert results["others_are_hidden"]
 
 
 @pytest.fixture(scope="module")

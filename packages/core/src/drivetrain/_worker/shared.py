@@ -7,6 +7,7 @@ uploads the files, which are complete by then.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
@@ -119,6 +120,8 @@ class _OnNode:
             self._stack.close()
         else:
             _open.append(self)
+            atexit.unregister(_close_unneeded)
+            atexit.register(_close_unneeded)
 
     @property
     def is_complete(self) -> bool:
@@ -127,7 +130,7 @@ class _OnNode:
 
 
 _open: list[_OnNode] = []
-"""The directories that this process has not released yet. They are released when the process exits at the latest."""
+"""The directories that this process has not released yet. They are released when the process exits, at the latest."""
 
 
 def _close_unneeded() -> None:
