@@ -9,7 +9,7 @@ import signal
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from drivetrain import Backend, ConfigurationError, FailureKind, ScalingConfig, TrainContext, WorkerGroup, WorkerInfo
 from drivetrain.plugin import ProcessValue, node_accelerators, reserve_port, temporary_environment
@@ -32,18 +32,19 @@ _was_connected = ProcessValue[bool]("drivetrain_jax.was_connected")
 
 @dataclass(frozen=True)
 class JaxBackend(Backend):
-    """The backend that :class:`~drivetrain_jax.JaxConfig` creates."""
+    """The backend that :class:`~drivetrain_jax.JaxConfig` creates.
+
+    Attributes:
+        platform: see :class:`~drivetrain_jax.JaxConfig`.
+        environment: the variable that selects the platform. JAX reads it when it is imported.
+    """
 
     platform: str | None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     name = "jax"
     # Safe to import before a fork: JAX starts its threads when a device is first used, not on import.
     preload = ("jax", "jax.numpy")
-
-    @property
-    def environment(self) -> Mapping[str, str]:  # type: ignore[override]
-        """The variable that selects the platform. JAX reads it when it is imported."""
-        return {"JAX_PLATFORMS": self.platform} if self.platform else {}
 
     def validate(self, scaling: ScalingConfig) -> None:
         """Check that the workers have whole GPUs if JAX is to use GPUs, and none otherwise."""
@@ -54,7 +55,10 @@ class JaxBackend(Backend):
                 f"got {gpus:g}. Set use_gpu={not gpus} in ScalingConfig, or choose another platform"
             )
         if gpus % 1:
-            raise ConfigurationError(f"the jax backend: expected whole GPUs for each worker, got {gpus:g} GPUs")
+            raise ConfigurationError(
+                f"the jax backend: expected whole GPUs for each worker, got {gpus:g}. Set "
+                'resources_per_worker={"GPU": 1} in ScalingConfig'
+            )
 
     def rank_environment(self, worker: WorkerInfo, workers: Sequence[WorkerInfo]) -> Mapping[str, str]:
         """Let the workers of a node see each other's GPUs. :meth:`session` selects a worker's own GPUs."""
@@ -140,9 +144,8 @@ def _connect(context: TrainContext, rendezvous: Mapping[str, str]) -> None:
         if "before any JAX" not in str(error):
             raise
         raise ConfigurationError(
-            "the jax backend: expected a process in which JAX has not used a device, got one in which the workers were "
-            "connected too late, probably because a module that the train function imports creates an array. Create "
-            "it in the train function"
+            "the jax backend: expected a process in which JAX has not used a device, got one in which it has, probably "
+            "because a module that the train function imports creates an array. Create it in the train function"
         ) from error
     _was_connected.value = True
     if handler is not None:

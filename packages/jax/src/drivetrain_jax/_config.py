@@ -37,4 +37,4 @@ class JaxConfig(BackendConfig):
 
     def create(self) -> Backend:
         """Create the backend with this configuration."""
-        return JaxBackend(self.platform)
+        return JaxBackend(self.platform, {"JAX_PLATFORMS": self.platform} if self.platform else {})

@@ -42,6 +42,7 @@ def process_ids(found: Sequence[Mapping[str, str]]) -> list[int]:
         raise ConfigurationError(
             f"the jax backend: expected one worker for each of the {expected} TPU processes (TPU_WORKER_HOSTNAMES, "
             f"{_SLICES}), got {len(found)} workers on the processes {sorted(ids)}. Set "
-            f"ScalingConfig(num_workers={expected}) and place one worker on each host"
+            f"ScalingConfig(num_workers={expected}) and place one worker on each host. To train on CPUs, set "
+            'JaxConfig(platform="cpu")'
         )
     return ids

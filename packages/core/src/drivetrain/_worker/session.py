@@ -188,7 +188,7 @@ class Session:
         if not sharing.is_reported:
             raise SessionError(
                 "[DT-810] shared_checkpoint(): expected report(..., checkpoint=checkpoint) in the with block, on every "
-                "rank, got none"
+                "rank, got none. Move the report into the block"
             )
 
     def _require_own_process(self, function: str) -> None:

@@ -358,7 +358,8 @@ class Uploads:
         directory = sharing.directory
         if sharing.is_reported or directory.name != checkpoint_name(index):
             raise SessionError(
-                "[DT-810] report(): expected one report of the shared checkpoint, got another one before"
+                "[DT-810] report(): expected one report of the shared checkpoint, got another report before it. Report "
+                "the checkpoint once, first in the with block"
             )
         if request.directory or request.function or request.mode is CheckpointUploadMode.NO_UPLOAD:
             raise SessionError(
