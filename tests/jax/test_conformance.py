@@ -1,5 +1,10 @@
-from drivetrain.testing import BackendConformance
-from drivetrain_jax import JaxConfig
+"""The conformance kits for the JAX backend and its trainer."""
+
+from typing import Any
+
+import drivetrain
+from drivetrain.testing import BackendConformance, TrainerConformance
+from drivetrain_jax import JaxConfig, JaxTrainer
 
 
 def all_sum(value: float) -> float:
@@ -9,6 +14,20 @@ def all_sum(value: float) -> float:
     return float(multihost_utils.process_allgather(jnp.float32(value)).sum())
 
 
-class TestJaxBackend(BackendConformance):
+class TestJax(BackendConformance):
     config = JaxConfig()
+    framework = "jax"
     all_sum = staticmethod(all_sum)
+
+
+def train(config: dict[str, Any]) -> None:
+    drivetrain.report({"loss": config["loss"]})
+
+
+class TestJaxTrainer(TrainerConformance):
+    trainer = JaxTrainer
+    name = "jax"
+
+    def arguments(self) -> dict[str, Any]:
+        config = JaxConfig(platform="cpu")
+        return {"train_loop_per_worker": train, "train_loop_config": {"loss": 0.5}, "jax_config": config}
