@@ -55,7 +55,7 @@ CLASSES_WITH_MANY_ATTRIBUTES: dict[str, int] = {}
 PUBLIC_NAMES = set(
     """
     Backend BackendConfig BackendError Callback CallbackError Checkpoint CheckpointConfig CheckpointError
-    CheckpointUploadMode
+    CheckpointUploadMode CommandRuntime
     CommittedCheckpoint ConfigurationError DataParallelTrainer DrivetrainError Failure FailureConfig FailureKind
     FailurePolicy PluginBrokenError PluginError PluginNotFoundError PreemptionInfo RemoteError Report ResourceError
     Result Run RunConfig RunCancelledError RunExistsError RunHandle RunInUseError ScalingConfig SerializationError

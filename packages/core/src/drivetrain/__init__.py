@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from drivetrain._hooks.dataset import DatasetShard
     from drivetrain._hooks.policy import FailurePolicy
     from drivetrain._hooks.preparing import prepare
+    from drivetrain._runtimes.command.runtime import CommandRuntime
     from drivetrain._storage.checkpoint import Checkpoint
     from drivetrain._storage.committed import CommittedCheckpoint
     from drivetrain._wire.events import PreemptionInfo
@@ -82,6 +83,7 @@ else:
         "drivetrain._hooks.dataset": "DatasetShard",
         "drivetrain._hooks.policy": "FailurePolicy",
         "drivetrain._hooks.preparing": "prepare",
+        "drivetrain._runtimes.command.runtime": "CommandRuntime",
         "drivetrain._storage.checkpoint": "Checkpoint",
         "drivetrain._storage.committed": "CommittedCheckpoint",
         "drivetrain._wire.events": "PreemptionInfo",
@@ -114,6 +116,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointStrategy",
     "CheckpointUploadMode",
+    "CommandRuntime",
     "CommittedCheckpoint",
     "ConfigurationError",
     "DataConfig",

@@ -21,14 +21,12 @@ ready, the driver continues to use the first server, so no group waits for these
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import importlib
 import os
 import pickle
 import pkgutil
-import random
 import select
 import signal
 import socket
@@ -36,11 +34,18 @@ import struct
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from drivetrain._runtimes.processes import (
+    adopt_orphans,
+    children,
+    die_with_parent,
+    fork_process,
+    kill_group,
+    reseed,
+)
 from drivetrain._wire.frames import Channel
 from drivetrain._worker.leaving import ExitHandlers, finish_process
 from drivetrain._worker.main import serve
@@ -50,8 +55,6 @@ __all__ = ["ForkRequest", "main", "receive", "send"]
 
 _HEADER = struct.Struct(">I")
 _MAX_DESCRIPTORS = 8
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _WARMUP_NICENESS = 5  # a lower priority than that of workers
 _SUCCESSOR_EXIT_S = 5.0
 _ORPHANS_EXIT_S = 5.0
@@ -137,8 +140,8 @@ class _Server:
 
     def run(self) -> NoReturn:
         """Serve the driver until it exits or closes the connection. Then kill all children, and exit."""
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self._own_children = _children()  # such as the resource tracker of multiprocessing
+        adopt_orphans()
+        self._own_children = children()  # such as the resource tracker of multiprocessing
         try:
             self._loop()
         finally:
@@ -162,7 +165,7 @@ class _Server:
 
     def _kill_children(self) -> None:
         for pid in self._tokens:
-            _kill_group(pid, signal.SIGKILL)
+            kill_group(pid, signal.SIGKILL)
         for pid in self._tokens:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
@@ -174,9 +177,9 @@ class _Server:
 
     def _kill_orphans(self) -> bool:
         """Kill the processes that workers have left. Return False if there are none."""
-        orphans = _children() - self._own_children - self._tokens.keys()
+        orphans = children() - self._own_children - self._tokens.keys()
         for pid in orphans:
-            _kill_group(pid, signal.SIGKILL)
+            kill_group(pid, signal.SIGKILL)
         return bool(orphans)
 
     def _handle(self) -> bool:
@@ -192,9 +195,9 @@ class _Server:
 
     def _fork_successor(self, modules: Sequence[str], control: int) -> None:
         parent = os.getpid()
-        pid = _fork_process()
+        pid = fork_process()
         if pid == 0:
-            _die_with_parent(parent)
+            die_with_parent(parent)
             self._close()
             server = _Server(socket.socket(fileno=control), self._driver)
             server.warm_up(modules)
@@ -223,7 +226,7 @@ class _Server:
 
     def _fork(self, token: int, request: ForkRequest, descriptors: Sequence[int]) -> None:
         gc.freeze()
-        pid = _fork_process()
+        pid = fork_process()
         if pid == 0:
             self._become_worker(request, descriptors)
         for descriptor in descriptors:
@@ -236,7 +239,7 @@ class _Server:
         try:
             server_pid = os.getppid()
             os.setsid()  # its own process group, so that it can be killed together with its children
-            _die_with_parent(server_pid)
+            die_with_parent(server_pid)
             gc.enable()
             self._close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -252,7 +255,7 @@ class _Server:
             os.environ.update(request.environment)
             os.chdir(request.working_directory)
             sys.path[:] = request.module_path
-            _reseed()
+            reseed()
             handlers = ExitHandlers()
             with socket.socket(fileno=connection) as to_driver:
                 serve(Channel(to_driver))
@@ -278,7 +281,7 @@ class _Server:
                 break
             is_worker = exited.si_pid in self._tokens
             if is_worker:
-                _kill_group(exited.si_pid, signal.SIGKILL)
+                kill_group(exited.si_pid, signal.SIGKILL)
             _, status = os.waitpid(exited.si_pid, 0)
             if is_worker:
                 token = self._tokens.pop(exited.si_pid)
@@ -330,12 +333,6 @@ def _wait_until_ended(thread: threading.Thread) -> None:
         time.sleep(_CHECK_S)
 
 
-def _fork_process() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about threads, from 3.12 on
-        return os.fork()
-
-
 def _forks_cleanly() -> bool:
     """Return True if this process has only one thread.
 
@@ -343,47 +340,11 @@ def _forks_cleanly() -> bool:
     """
     if len(os.listdir("/proc/self/task")) == 1:
         return True
-    pid = _fork_process()
+    pid = fork_process()
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
     return len(os.listdir("/proc/self/task")) == 1
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value)
-
-
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def _children() -> set[int]:
-    """Return the children of this process. Not every kernel lists them, so this reads the parent of each process."""
-    children: set[int] = set()
-    for name in os.listdir("/proc") if _has_children() else ():
-        with contextlib.suppress(OSError):  # not a process, or it has exited
-            with open(f"/proc/{name}/stat") as file:
-                parent = file.read().rpartition(")")[2].split()[1]
-            if int(parent) == os.getpid():
-                children.add(int(name))
-    return children
-
-
-def _die_with_parent(parent: int) -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the call of prctl()
-        os._exit(1)
-
-
-def _kill_group(pid: int, number: int) -> None:
-    for kill in (os.killpg, os.kill):  # os.kill() is for a worker that has not created its process group yet
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, number)
 
 
 def _redirect(output: int) -> None:
@@ -396,10 +357,3 @@ def _redirect(output: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-
-
-def _reseed() -> None:
-    """Seed the global random generators from the operating system, as in a process that was not forked."""
-    random.seed()
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
-        numpy_random.seed()

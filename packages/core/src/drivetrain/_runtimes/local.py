@@ -23,12 +23,12 @@ from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes import forkserver
 from drivetrain._runtimes.base import GroupSpec, Runtime, rank_environment
 from drivetrain._runtimes.connected import ConnectedGroup
-from drivetrain._runtimes.resources import OomCounter, partition_gpus, threads_per_worker, visible_gpus
+from drivetrain._runtimes.resources import OomCounter, explain_exit, partition_gpus, threads_per_worker, visible_gpus
 from drivetrain._wire.commands import JoinRun
 from drivetrain._worker.leaving import EXIT_LIMIT_S
 from drivetrain._worker.output import OutputPipe, open_log
 from drivetrain._worker.stacks import collect_stacks
-from drivetrain.errors import FailureKind, WaitTimeoutError, WorkerDiedError
+from drivetrain.errors import WaitTimeoutError, WorkerDiedError
 
 if TYPE_CHECKING:
     from drivetrain.config import ScalingConfig
@@ -440,7 +440,7 @@ class LocalGroup(ConnectedGroup):
             self._await_exit_code(rank)
         else:
             self._read_output(rank)
-            self.note_exit(rank, exit_code, *self._explain_exit(exit_code))
+            self.note_exit(rank, exit_code, *explain_exit(exit_code, self._oom_kills))
 
     def _await_exit_code(self, rank: int) -> None:
         """Wait for the exit code of a process that the server has reaped, before the consequences are processed."""
@@ -451,13 +451,6 @@ class LocalGroup(ConnectedGroup):
     def _await_server(self, seconds: float) -> bool:
         """Wait until the server has sent a message. Return False after the timeout."""
         return _poll(self._server.control, select.POLLIN, seconds)
-
-    def _explain_exit(self, exit_code: int) -> tuple[str, FailureKind]:
-        if exit_code == -signal.SIGKILL and self._oom_kills.has_increased():
-            return "was killed by the kernel because memory ran out (SIGKILL)", FailureKind.OUT_OF_MEMORY
-        if exit_code == -signal.SIGTERM:  # batch systems and clouds stop processes with this signal
-            return "", FailureKind.PREEMPTION
-        return "", FailureKind.INFRASTRUCTURE
 
     def _show(self, pipe: OutputPipe) -> None:
         pipe.read()

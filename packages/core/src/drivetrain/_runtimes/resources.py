@@ -7,13 +7,22 @@ import itertools
 import math
 import os
 import re
+import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from drivetrain.config import ScalingConfig
-from drivetrain.errors import ResourceError
+from drivetrain.errors import FailureKind, ResourceError
 
-__all__ = ["OomCounter", "accelerator_sort_key", "order_nodes", "partition_gpus", "threads_per_worker", "visible_gpus"]
+__all__ = [
+    "OomCounter",
+    "accelerator_sort_key",
+    "explain_exit",
+    "order_nodes",
+    "partition_gpus",
+    "threads_per_worker",
+    "visible_gpus",
+]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _DEVICES = Path("/dev")
@@ -109,6 +118,15 @@ class OomCounter:
 
     def _count(self) -> int:
         return (_read_oom_kills(self._file) if self._file is not None else None) or 0
+
+
+def explain_exit(exit_code: int, oom_kills: OomCounter) -> tuple[str, FailureKind]:
+    """Return why a process on this machine was killed, empty if unknown, and the category of the failure."""
+    if exit_code == -signal.SIGKILL and oom_kills.has_increased():
+        return "was killed by the kernel because memory ran out (SIGKILL)", FailureKind.OUT_OF_MEMORY
+    if exit_code == -signal.SIGTERM:  # batch systems and clouds stop processes with this signal
+        return "", FailureKind.PREEMPTION
+    return "", FailureKind.INFRASTRUCTURE
 
 
 def _oom_files() -> Iterator[Path]:

@@ -1,0 +1,290 @@
+"""The commands and supervisors of a run, which all its worker groups use one after another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import TYPE_CHECKING
+
+from drivetrain._runtimes.command.launcher import Guard, Launcher
+from drivetrain._runtimes.command.shares import VisibleDevices
+from drivetrain._runtimes.command.supervisor import (
+    ANY_INDEX,
+    SendStacks,
+    StartWorker,
+    StopWorker,
+    Terminating,
+    WorkerExited,
+    detect_lost_peer,
+)
+from drivetrain._runtimes.command.template import Template
+from drivetrain._runtimes.command.token import TOKEN_VARIABLE, TokenFile
+from drivetrain._wire.frames import Inbox, frame
+from drivetrain._wire.handshake import Introduction, WorkerListener
+
+if TYPE_CHECKING:
+    from drivetrain._base.console import Console
+
+__all__ = ["Launch", "LaunchSpec", "Supervisor"]
+
+_STOP_WAIT_S = 10.0
+_EXIT_WAIT_S = 15.0
+"""Seconds that a command has to exit after its supervisors. Batch systems need some seconds to end a job."""
+_TERMINATE_WAIT_S = 5.0
+_KILL_WAIT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchSpec:
+    """What a launch starts.
+
+    Attributes:
+        template: the template of the command line.
+        hosts: the hosts on which workers are started in turn; empty if the template has no ``{host}``.
+        num_workers: the number of workers.
+        address: the IP address of this machine on which to wait for connections.
+        token_directory: the directory of the file with the token; None to pass the token in the environment.
+    """
+
+    template: Template
+    hosts: tuple[str, ...]
+    num_workers: int
+    address: str
+    token_directory: Path | None
+
+
+class Supervisor:
+    """The driver's connection to a supervisor.
+
+    Args:
+        introduction: the first message of the supervisor.
+
+    Attributes:
+        visible: the devices that the worker can use.
+        exited: how the latest worker has exited; None if it is running, or was not started.
+        is_running: True from the request to start a worker until its exit.
+        is_lost: True if the connection was closed.
+        is_terminating: True if the supervisor received SIGTERM.
+    """
+
+    def __init__(self, introduction: Introduction) -> None:
+        self.visible: VisibleDevices = introduction.details
+        self.exited: WorkerExited | None = None
+        self.is_running = self.is_lost = self.is_terminating = False
+        detect_lost_peer(introduction.connection)
+        self._inbox = Inbox(introduction.connection)
+
+    @property
+    def connection(self) -> socket.socket:
+        """The driver's end of the connection."""
+        return self._inbox.socket
+
+    def read(self) -> None:
+        """Handle the available events of the supervisor."""
+        for event in self._inbox.read():
+            match event:
+                case WorkerExited():
+                    self.exited, self.is_running = event, False
+                case Terminating():
+                    self.is_terminating = True
+        if self._inbox.closed:
+            self.is_lost, self.is_running = True, False
+
+    def send(self, request: StartWorker | StopWorker | SendStacks) -> None:
+        """Send a request without waiting for a response. Any thread may call this method."""
+        if isinstance(request, StartWorker):
+            self.exited, self.is_running = None, True
+        with contextlib.suppress(OSError):  # the loss of the connection is noticed when it is read
+            self.connection.sendall(frame(request))
+
+
+class Launch:
+    """Starts the commands, and waits for the supervisors and workers to connect.
+
+    Args:
+        spec: what to start.
+        console: shows the output of the commands.
+
+    Attributes:
+        spec: what was started.
+        supervisors: the connected supervisors, by the index of the worker.
+        workers: the introductions of the workers, by index; the latest one of each index.
+        nodes: the nodes of the previous group, in the order of their ranks.
+
+    Raises:
+        ConfigurationError: the program or the file with the token cannot be used.
+    """
+
+    def __init__(self, spec: LaunchSpec, console: Console) -> None:
+        self.spec = spec
+        self.supervisors: dict[int, Supervisor] = {}
+        self.workers: dict[int, Introduction] = {}
+        self.nodes: Sequence[str] = ()
+        self._console = console
+        self._launchers: list[Launcher] = []
+        self._token_file: TokenFile | None = None
+        self._closing = contextlib.ExitStack()
+        self._selector = self._closing.enter_context(selectors.DefaultSelector())
+        try:
+            self._listener = WorkerListener(spec.address, expected=2 * spec.num_workers)
+            self._closing.callback(self._listener.close)
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            if spec.token_directory is not None:
+                self._token_file = TokenFile(spec.token_directory, self._listener.address.token)
+                self._closing.callback(self._token_file.delete)
+            self._guard = Guard([str(self._token_file.path)] if self._token_file is not None else [])
+            self._closing.callback(self._guard.close)
+            self._closing.callback(self._end_commands)
+            for index in [ANY_INDEX] if spec.template.starts_all_workers else range(spec.num_workers):
+                self._start(index)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_usable(self) -> bool:
+        """True if another group can use the supervisors: all are connected, idle, and not about to be terminated."""
+        unusable = any(each.is_lost or each.is_terminating or each.is_running for each in self.supervisors.values())
+        return len(self.supervisors) == self.spec.num_workers and not unusable
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when :meth:`handle` has something to do."""
+        return self._selector.fileno()
+
+    def handle(self, timeout_s: float | None = 0.0) -> None:
+        """Wait until something happens, and handle it: connections, events of supervisors, output, and exits."""
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+
+    def find_failure(self) -> str | None:
+        """Return why not all workers can be started, or None: a command has exited early, or a supervisor is lost."""
+        for number, launcher in enumerate(self._launchers):
+            indices = range(self.spec.num_workers) if self.spec.template.starts_all_workers else (number,)
+            missing = [index for index in indices if index not in self.supervisors]
+            lost = [index for index in indices if index in self.supervisors and self.supervisors[index].is_lost]
+            if lost or (missing and launcher.has_exited):
+                self.handle()  # the last output
+                return launcher.describe()
+        return None
+
+    def describe(self, index: int | None = None) -> str:
+        """Return the state and the last output of the command for a worker, or of the first one that is not ready."""
+        number = 0 if index is None or self.spec.template.starts_all_workers else index
+        if index is None:
+            number = next((k for k in range(1, len(self._launchers)) if k not in self.supervisors), number)
+        return self._launchers[number].describe()
+
+    def has_command_exited(self, index: int) -> bool:
+        """Return True if the command that started a worker has exited."""
+        return self._launchers[0 if self.spec.template.starts_all_workers else index].has_exited
+
+    def note_connected(self) -> None:
+        """Delete the file with the token, because all supervisors have read it. They pass the token to the workers."""
+        if self._token_file is not None:
+            self._token_file.delete()
+
+    def stop_workers(self) -> None:
+        """Kill the workers, and wait until they have exited, for a limited time."""
+        for supervisor in self.supervisors.values():
+            if supervisor.is_running:
+                supervisor.send(StopWorker())
+        deadline = time.monotonic() + _STOP_WAIT_S
+        while any(each.is_running for each in self.supervisors.values()) and time.monotonic() < deadline:
+            self.handle(deadline - time.monotonic())
+
+    def close(self) -> None:
+        """End the workers, the supervisors and the commands, and release everything else. May be called repeatedly."""
+        self._closing.close()
+
+    def _start(self, index: int) -> None:
+        spec, address = self.spec, self._listener.address
+        worker = [sys.executable, "-m", "drivetrain._runtimes.command", address.host, str(address.port), str(index)]
+        environment = dict(os.environ)
+        if self._token_file is not None:
+            worker.append(str(self._token_file.path))
+        else:
+            environment[TOKEN_VARIABLE] = address.token.hex()
+        host = spec.hosts[index % len(spec.hosts)] if spec.hosts else ""
+        command = spec.template.fill(num_workers=spec.num_workers, worker=worker, host=host)
+        shown = spec.template.fill(num_workers=spec.num_workers, worker=["{worker}"], host=host)
+        launcher = Launcher(command, " ".join(map(_quote, shown)), environment, self._console)
+        self._guard.note_start(launcher.pid)
+        self._launchers.append(launcher)
+        self._selector.register(launcher.pidfd, selectors.EVENT_READ, lambda: self._on_exit(launcher))
+        self._selector.register(launcher.output, selectors.EVENT_READ, lambda: self._on_output(launcher))
+
+    def _on_exit(self, launcher: Launcher) -> None:
+        if launcher.has_exited:
+            self._guard.note_exit(launcher.pid)
+            self._selector.unregister(launcher.pidfd)
+
+    def _on_output(self, launcher: Launcher) -> None:
+        if not launcher.read():
+            self._selector.unregister(launcher.output)
+
+    def _accept(self) -> None:
+        introduction = self._listener.accept()
+        if introduction is None:
+            return
+        if not isinstance(introduction.details, VisibleDevices):
+            self.workers[introduction.index] = introduction
+            return
+        index = introduction.index
+        if index == ANY_INDEX:
+            index = next((number for number in range(self.spec.num_workers) if number not in self.supervisors), index)
+        if index not in range(self.spec.num_workers) or index in self.supervisors:
+            introduction.connection.close()
+            self._console.print(
+                f"`{self.spec.template.text}` has started more than {self.spec.num_workers} workers; a process on "
+                f"{introduction.facts['hostname']} is not used. Add {{n}} to the command if it starts all workers",
+                error=True,
+            )
+            return
+        supervisor = self.supervisors[index] = Supervisor(introduction)
+        self._selector.register(supervisor.connection, selectors.EVENT_READ, lambda: self._read(supervisor))
+
+    def _read(self, supervisor: Supervisor) -> None:
+        supervisor.read()
+        if supervisor.is_lost:
+            self._selector.unregister(supervisor.connection)
+
+    def _end_commands(self) -> None:
+        """End the supervisors, which kill their workers, and then the commands, which usually exit by themselves."""
+        self._selector.unregister(self._listener)
+        for supervisor in self.supervisors.values():
+            with contextlib.suppress(OSError):
+                supervisor.connection.shutdown(socket.SHUT_WR)
+        if len(self.supervisors) == self.spec.num_workers:
+            self._await_exits(_EXIT_WAIT_S)
+        for number, seconds in ((SIGTERM, _TERMINATE_WAIT_S), (SIGKILL, _KILL_WAIT_S)):
+            for launcher in self._launchers:
+                if number == SIGKILL or not launcher.has_exited:
+                    launcher.send_signal(number)
+            self._await_exits(seconds)
+        for supervisor in self.supervisors.values():
+            supervisor.connection.close()
+        for launcher in self._launchers:
+            launcher.close()
+
+    def _await_exits(self, seconds: float) -> None:
+        """Wait until all supervisors and commands have exited, for a limited time."""
+        deadline = time.monotonic() + seconds
+        while not all(each.is_lost for each in self.supervisors.values()) or not all(
+            launcher.has_exited for launcher in self._launchers
+        ):
+            if (remaining := deadline - time.monotonic()) <= 0:
+                return
+            self.handle(remaining)
+
+
+def _quote(word: str) -> str:
+    return word if word == "{worker}" else shlex.quote(word)

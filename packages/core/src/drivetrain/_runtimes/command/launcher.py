@@ -1,0 +1,165 @@
+"""A running command, and its output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from drivetrain._base.failure import describe_exit
+from drivetrain._runtimes.command import guard
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain._base.console import Console
+
+__all__ = ["Guard", "Launcher"]
+
+_READ_BYTES = 1 << 16
+_KEPT_LINES = 20
+_MAX_LINE = 1000
+_CLOSE_WAIT_S = 1.0
+
+
+class Launcher:
+    """A command that starts one worker, or all of them. Its output is shown, and the last lines are kept for errors.
+
+    Args:
+        command: the command line.
+        name: the command line for messages.
+        environment: the environment of the command.
+        console: shows the output.
+
+    Attributes:
+        pidfd: a descriptor that becomes readable when the command exits.
+        output: a descriptor from which the output can be read.
+
+    Raises:
+        ConfigurationError: the program cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], name: str, environment: Mapping[str, str], console: Console) -> None:
+        self._console = console
+        self._name = name
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._rest = b""
+        self.output, output = os.pipe()
+        os.set_blocking(self.output, False)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # only the driver handles Ctrl-C in the terminal
+            )
+        except OSError as error:
+            os.close(self.output)
+            raise ConfigurationError(
+                f"[DT-113] CommandRuntime: expected a program that can be started, got {command[0]!r} ({error})"
+            ) from error
+        finally:
+            os.close(output)
+        self.pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also the id of the process group."""
+        return self._process.pid
+
+    @property
+    def has_exited(self) -> bool:
+        """True if the command has exited. It is reaped later: until then, the id of its group cannot be reused."""
+        return bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def read(self) -> bool:
+        """Show the available output. Return False if the output has ended."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.output, _READ_BYTES):
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                if len(self._rest) > _MAX_LINE:
+                    lines, self._rest = [*lines, self._rest], b""
+                self._show(lines)
+            return False
+        return True
+
+    def describe(self) -> str:
+        """Return the command, its exit code if it has exited, and the last lines of its output."""
+        self.read()
+        if self._rest:
+            self._show([self._rest])
+            self._rest = b""
+        how = describe_exit(self._exit_code()) if self.has_exited else "is running"
+        output = "its output ended with:\n" + "\n".join(self._lines) if self._lines else "it printed nothing"
+        return f"the command `{self._name}` {how}; {output}"
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process group of the command."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def close(self) -> None:
+        """Show the remaining output, reap the process, and close the descriptors."""
+        self.read()
+        self._process.poll()
+        os.close(self.pidfd)
+        os.close(self.output)
+
+    def _exit_code(self) -> int | None:
+        try:
+            exited = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # other code of the driver has reaped it
+            return None
+        if exited is None:
+            return None
+        return exited.si_status if exited.si_code == os.CLD_EXITED else -exited.si_status
+
+    def _show(self, lines: Sequence[bytes]) -> None:
+        shown = [line.decode(errors="replace").rstrip()[:_MAX_LINE] for line in lines]
+        if shown:
+            self._lines.extend(shown)
+            self._console.print("\n".join(shown), error=True)
+
+
+class Guard:
+    """A process that terminates the commands if this process is killed.
+
+    Args:
+        files: files that it deletes in this case.
+    """
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *files],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def note_start(self, group: int) -> None:
+        """Note that a process group was started."""
+        self._write(f"+{group}\n")
+
+    def note_exit(self, group: int) -> None:
+        """Note that a process group has exited."""
+        self._write(f"-{group}\n")
+
+    def close(self) -> None:
+        """End the process. It terminates the groups that have not exited, for example after a second Ctrl-C."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_WAIT_S)
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            os.write(self._process.stdin.fileno(), line.encode())

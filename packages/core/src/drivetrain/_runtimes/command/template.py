@@ -1,0 +1,120 @@
+"""The template of a command line: parsed like a shell does it, but never executed by a shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import string
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain.errors import ConfigurationError
+
+__all__ = ["Template", "check_hosts"]
+
+_FIELDS = ("host", "n", "worker")
+_HOST = re.compile(r"[\w.@:%\[\]-]+")
+_EXAMPLE = '"srun -n {n} {worker}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A parsed template.
+
+    Attributes:
+        text: the template, for messages.
+        words: the words of the command line, which may contain fields.
+        fields: the names of the fields.
+    """
+
+    text: str
+    words: tuple[str, ...]
+    fields: frozenset[str]
+
+    @classmethod
+    def parse(cls, text: str) -> Template:
+        """Parse a template.
+
+        Raises:
+            ConfigurationError: the template has unbalanced quotes or braces, an unknown field, or no ``{worker}``.
+        """
+        if not isinstance(text, str):
+            raise _invalid(f"expected a command line such as {_EXAMPLE}, got {text!r}")
+        try:
+            words = tuple(shlex.split(text))
+            fields = [_field(*part) for word in words for part in string.Formatter().parse(word)]
+        except ValueError as error:
+            raise _invalid(f"{error} in {text!r}. Close quotes, and write literal braces as {{{{ and }}}}") from error
+        names = frozenset(name for name in fields if name is not None)
+        if unknown := sorted(names - set(_FIELDS)):
+            raise _invalid(f"expected the fields {{host}}, {{n}} and {{worker}}, got {{{unknown[0]}}} in {text!r}")
+        if "worker" not in names:
+            raise _invalid(f"expected the field {{worker}}, as in {_EXAMPLE}, got {text!r}")
+        if {"host", "n"} <= names:
+            raise _invalid(
+                f"expected {{n}}, to start all workers at once, or {{host}}, to start one worker on each host, "
+                f"got both in {text!r}"
+            )
+        return cls(text, words, names)
+
+    @property
+    def starts_all_workers(self) -> bool:
+        """True if one command starts all workers; False if the command is started once for each worker."""
+        return "n" in self.fields
+
+    @property
+    def program(self) -> str:
+        """The name or the path of the program; with fields if it contains fields."""
+        return self.words[0]
+
+    def fill(self, *, num_workers: int, worker: Sequence[str], host: str = "") -> list[str]:
+        """Return the command line.
+
+        A word that consists of ``{worker}`` alone is replaced by the words of the worker's command. Inside of a longer
+        word, which is usually a command for a shell, ``{worker}`` is replaced by the shell-quoted command.
+
+        Args:
+            num_workers: the value of ``{n}``.
+            worker: the command that starts one worker.
+            host: the value of ``{host}``.
+        """
+        values = {"n": num_workers, "host": host, "worker": shlex.join(worker)}
+        filled: list[str] = []
+        for word in self.words:
+            filled += worker if word == "{worker}" else [word.format(**values)]
+        return filled
+
+
+def _field(literal: str, name: str | None, spec: str | None, conversion: str | None) -> str | None:
+    """Return the name of a field, including anything that is not part of a plain name; None for text only."""
+    if name is None:
+        return None
+    return name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+
+
+def check_hosts(hosts: Iterable[Any], template: Template) -> tuple[str, ...]:
+    """Check the hosts for a template. They become arguments of the command, so they must not look like options.
+
+    Raises:
+        ConfigurationError: a host is invalid, or there are no hosts although the template contains ``{host}``, or
+            there are hosts that the template does not use.
+    """
+    if isinstance(hosts, str):
+        raise _invalid(f"hosts: expected a list of host names, got {hosts!r}")
+    hosts = tuple(hosts)
+    for host in hosts:
+        if not isinstance(host, str) or not _HOST.fullmatch(host) or host.startswith("-"):
+            raise _invalid(f"hosts: expected names such as 'node1' or 'user@node1', got {host!r}")
+    if "host" in template.fields and not hosts:
+        raise _invalid(
+            f"expected hosts for {template.text!r}, got none. Set hosts=[...], or the environment variable "
+            "DRIVETRAIN_HOSTS to host names separated by commas"
+        )
+    if hosts and "host" not in template.fields:
+        raise _invalid(f"hosts: expected the field {{host}} in the template, got {template.text!r}")
+    return hosts
+
+
+def _invalid(problem: str) -> ConfigurationError:
+    return ConfigurationError(f"[DT-113] CommandRuntime: {problem}")

@@ -1,0 +1,77 @@
+"""What the processes that fork workers have in common: they adopt and kill the processes that workers leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import sys
+import warnings
+
+__all__ = ["adopt_orphans", "children", "die_with_parent", "fork_process", "kill_group", "reseed"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Make the kernel turn each descendant of this process whose parent exits into a child of this process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def fork_process() -> int:
+    """Fork this process, as :func:`os.fork` does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads, from 3.12 on
+        return os.fork()
+
+
+def die_with_parent(parent: int) -> None:
+    """Make the kernel kill this process when its parent exits. Exit if the parent has already exited.
+
+    Args:
+        parent: the pid of the parent.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent died before the call of prctl()
+        os._exit(1)
+
+
+def children() -> set[int]:
+    """Return the children of this process. Not every kernel lists them, so this reads the parent of each process."""
+    found: set[int] = set()
+    for name in os.listdir("/proc") if _has_children() else ():
+        with contextlib.suppress(OSError):  # not a process, or it has exited
+            with open(f"/proc/{name}/stat") as file:
+                parent = file.read().rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid():
+                found.add(int(name))
+    return found
+
+
+def kill_group(pid: int, number: int) -> None:
+    """Send a signal to a child and, once it has created its process group, to this group."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, number)
+
+
+def reseed() -> None:
+    """Seed the global random generators from the operating system, as in a process that was not forked."""
+    random.seed()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value)
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
