@@ -1,7 +1,6 @@
 """The runtimes under test. A test that takes ``runtime`` runs on every one of them, with the same body.
 
-A scenario that a runtime cannot support by nature declares it in its parametrisation: ``with_processes`` if it requires
-worker processes, such as a worker's death or several ranks; ``on_this_machine_alone`` if no cluster can guarantee it.
+A scenario that not every runtime can support selects runtimes by their capabilities; see ``runtimes.py``.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,11 @@ from typing import Any
 import pytest
 
 from drivetrain import BackendConfig, Callback, DataConfig, DataParallelTrainer, Result, RunConfig, ScalingConfig
+from tests.contract.runtimes import ALL, CAPABILITIES
 from tests.support import Driver, Pipe, open_pipe
+
+COMMAND = "{worker}"
+"""The template of the runtime ``command``: the workers are started on this machine, one after another."""
 
 
 @dataclass
@@ -27,7 +30,11 @@ class RuntimeUnderTest:
     @property
     def has_processes(self) -> bool:
         """True if the train function runs in any number of worker processes."""
-        return self.name != "inprocess"
+        return self.supports("processes")
+
+    def supports(self, capability: str) -> bool:
+        """Return True if this runtime has a capability of ``runtimes.py``."""
+        return capability in CAPABILITIES[self.name]
 
     def world(self, workers: int = 2) -> int:
         """Return the world size of a run that requests this number of workers."""
@@ -88,16 +95,16 @@ class RuntimeUnderTest:
         return driver
 
 
-INPROCESS = pytest.param("inprocess", id="inprocess")
-LOCAL = pytest.param("local", id="local")
-RAY = pytest.param("ray", id="ray", marks=pytest.mark.ray)
-
-
-@pytest.fixture(params=[INPROCESS, LOCAL, RAY])
-def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RuntimeUnderTest]:
+@pytest.fixture(params=ALL)
+def runtime(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RuntimeUnderTest]:
     environment = {}
     if request.param == "ray":
         environment["RAY_ADDRESS"] = request.getfixturevalue("ray_address")
+    if request.param == "command":
+        environment["DRIVETRAIN_COMMAND"] = COMMAND
+        monkeypatch.setenv("DRIVETRAIN_COMMAND", COMMAND)
     under_test = RuntimeUnderTest(request.param, tmp_path, environment)
     yield under_test
     for driver in under_test.drivers:

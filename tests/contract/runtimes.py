@@ -1,14 +1,42 @@
-"""Markers that select the runtimes which can support a scenario."""
+"""The runtimes under test, their capabilities, and markers that select the runtimes which can support a scenario."""
+
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-_RAY = pytest.param("ray", id="ray", marks=pytest.mark.ray)
+CAPABILITIES = {
+    "inprocess": {"driver", "exit status"},
+    "local": {"processes", "parent", "pipes", "exit status"},
+    "command": {"processes", "parent", "exit status"},
+    "ray": {"processes"},
+}
+"""What each runtime supports.
 
-with_processes = pytest.mark.parametrize("runtime", ["local", _RAY], indirect=True)
-"""Requires worker processes: one that dies, several ranks, output that is separate from the driver's."""
+- ``driver``: the train function runs in the driver's own process.
+- ``processes``: worker processes: one that dies, several ranks, output that is separate from the driver's.
+- ``parent``: the parent of a worker belongs to drivetrain. So the exit code of the worker is known, also before the
+  reactions of other ranks, and its descendants are killed.
+- ``pipes``: output of workers is shown even if it is not written to log files.
+- ``exit status``: the exit status of a driver shows the signal that has ended it.
+"""
 
-in_this_process = pytest.mark.parametrize("runtime", ["inprocess"], indirect=True)
-"""Only possible in the driver's own process."""
+_MARKS: dict[str, Any] = {"ray": pytest.mark.ray}
 
-on_this_machine = pytest.mark.parametrize("runtime", ["local"], indirect=True)
-"""Only guaranteed by the local runtime: knowledge of a parent process, and output, which Ray forwards differently."""
+
+def supporting(*capabilities: str) -> pytest.MarkDecorator:
+    """Select the runtimes with all these capabilities."""
+    return pytest.mark.parametrize("runtime", list(_runtimes(*capabilities)), indirect=True)
+
+
+def _runtimes(*capabilities: str) -> Iterator[Any]:
+    for name, supported in CAPABILITIES.items():
+        if supported.issuperset(capabilities):
+            yield pytest.param(name, id=name, marks=_MARKS.get(name, ()))
+
+
+ALL = list(_runtimes())
+
+with_processes = supporting("processes")
+with_parent = supporting("parent")
+in_this_process = supporting("driver")

@@ -13,8 +13,8 @@ import pytest
 
 import drivetrain
 from drivetrain import Backend, FailureConfig, FailureKind, RemoteError, Result, TrainingFailedError, WorkerDiedError
-from tests.contract.conftest import LOCAL, RuntimeUnderTest
-from tests.contract.runtimes import on_this_machine, with_processes
+from tests.contract.conftest import RuntimeUnderTest
+from tests.contract.runtimes import with_parent, with_processes
 from tests.support import DEADLINE_S, Collector, Pipe, read_lines, release, send_line, wait_for_release
 
 
@@ -104,7 +104,7 @@ def test_dead_process_is_a_worker_death_whatever_its_exit_code_and_ends_the_othe
     assert isinstance(cause, WorkerDiedError)
     assert cause.rank == failed.value.rank == 1
     assert failed.value.kind is FailureKind.INFRASTRUCTURE
-    if runtime.name == "local":
+    if runtime.supports("parent"):
         assert cause.exit_code == exit_code
     assert Result.from_path(runtime.storage_path / "run").metrics["step"] == 0
 
@@ -264,7 +264,7 @@ def test_backend_failure_on_one_rank_is_an_ordinary_failure_with_its_phase(
     assert failed.value.rank == runtime.world() - 1
 
 
-@on_this_machine
+@with_parent
 def test_last_output_of_a_dead_worker_is_in_the_error(runtime: RuntimeUnderTest, pipe: Pipe) -> None:
     def train(config: dict) -> None:
         print("my last words", flush=True)
@@ -422,7 +422,7 @@ except drivetrain.TrainingFailedError as error:
 """
 
 
-@pytest.mark.parametrize("runtime", [LOCAL], indirect=True)
+@with_parent
 @pytest.mark.skipif(not os.access(MEMORY_GROUPS, os.W_OK), reason="control groups of version 1 are not writable")
 def test_process_killed_by_the_kernel_for_its_memory_is_distinguished_from_other_kills(
     runtime: RuntimeUnderTest,
@@ -441,7 +441,7 @@ def test_process_killed_by_the_kernel_for_its_memory_is_distinguished_from_other
     assert "was killed by the kernel because memory ran out" in output
 
 
-@on_this_machine
+@with_parent
 def test_process_that_dies_slowly_is_the_cause_of_its_peers_errors(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
     line = tmp_path / "line"
     os.mkfifo(line)

@@ -5,7 +5,7 @@ import pytest
 
 import drivetrain
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import in_this_process, on_this_machine, with_processes
+from tests.contract.runtimes import in_this_process, supporting, with_processes
 
 
 def talk() -> None:
@@ -37,7 +37,7 @@ def test_output_of_rank_0_is_shown_in_whole_lines_with_its_rank(
     assert sorted(shown) == sorted(f"[rank 0] rank 0 {line}" for line in LINES)
 
 
-@on_this_machine
+@supporting("pipes")
 @pytest.mark.parametrize(("shown_ranks", "expected"), [("all", {0, 1}), ("none", set())])
 def test_output_of_the_configured_ranks_is_shown(
     runtime: RuntimeUnderTest, capfd: pytest.CaptureFixture[str], shown_ranks: str, expected: set[int]

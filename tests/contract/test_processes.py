@@ -10,7 +10,7 @@ import pytest
 
 import drivetrain
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import in_this_process, with_processes
+from tests.contract.runtimes import in_this_process, with_parent, with_processes
 from tests.support import Collector, Pipe, release, send_line, wait_for_release, wait_until_exited
 
 FIT = """
@@ -165,7 +165,7 @@ def test_ctrl_c_raises_keyboard_interrupt_and_leaves_no_process(
 
     status, output, errors = driver.wait()
     # Python exits by the signal; if Ray is loaded, its exit handlers change the exit code to 1.
-    assert status == (1 if runtime.name == "ray" else -signal.SIGINT), errors
+    assert status == (-signal.SIGINT if runtime.supports("exit status") else 1), errors
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert "fit() returned" not in output
     wait_until_exited(pids)
@@ -195,8 +195,9 @@ def test_driver_that_catches_ctrl_c_gets_its_handler_back_and_leaves_no_worker(
 
 
 @pytest.mark.parametrize("end", ["returns", "raises", "is killed"])
-def test_end_of_a_local_run_leaves_no_process_that_a_worker_has_started_in_its_own_session(
-    tmp_path: Path, pipe: Pipe, end: str
+@with_parent
+def test_end_of_a_run_leaves_no_process_that_a_worker_has_started_in_its_own_session(
+    runtime: RuntimeUnderTest, pipe: Pipe, end: str
 ) -> None:
     path = pipe.path
     wait = "import signal; signal.pause()"
@@ -217,7 +218,6 @@ def test_end_of_a_local_run_leaves_no_process_that_a_worker_has_started_in_its_o
             os.kill(os.getpid(), signal.SIGKILL)
 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    runtime = RuntimeUnderTest("local", tmp_path)
     result = runtime.trainer(train, workers=1).fit(raise_on_failure=False)
 
     assert (result.error is None) == (end == "returns")

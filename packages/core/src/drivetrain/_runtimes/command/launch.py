@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shlex
 import socket
 import sys
 import time
@@ -215,8 +214,8 @@ class Launch:
             environment[TOKEN_VARIABLE] = address.token.hex()
         host = spec.hosts[index % len(spec.hosts)] if spec.hosts else ""
         command = spec.template.fill(num_workers=spec.num_workers, worker=worker, host=host)
-        shown = spec.template.fill(num_workers=spec.num_workers, worker=["{worker}"], host=host)
-        launcher = Launcher(command, " ".join(map(_quote, shown)), environment, self._console)
+        name = f"`{spec.template.text}`" + (f" for host {host}" if host else "")
+        launcher = Launcher(command, name, environment, self._console)
         self._guard.note_start(launcher.pid)
         self._launchers.append(launcher)
         self._selector.register(launcher.pidfd, selectors.EVENT_READ, lambda: self._on_exit(launcher))
@@ -284,7 +283,3 @@ class Launch:
             if (remaining := deadline - time.monotonic()) <= 0:
                 return
             self.handle(remaining)
-
-
-def _quote(word: str) -> str:
-    return word if word == "{worker}" else shlex.quote(word)

@@ -91,14 +91,14 @@ class Launcher:
         return True
 
     def describe(self) -> str:
-        """Return the command, its exit code if it has exited, and the last lines of its output."""
+        """Return the command, its exit code if it has exited, and the last lines of its output, in one line."""
         self.read()
         if self._rest:
             self._show([self._rest])
             self._rest = b""
         how = describe_exit(self._exit_code()) if self.has_exited else "is running"
-        output = "its output ended with:\n" + "\n".join(self._lines) if self._lines else "it printed nothing"
-        return f"the command `{self._name}` {how}; {output}"
+        output = f"its output ended with: {' | '.join(self._lines)}" if self._lines else "it printed nothing"
+        return f"the command {self._name} {how}; {output}"
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process group of the command."""
