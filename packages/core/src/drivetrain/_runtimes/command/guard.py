@@ -1,6 +1,8 @@
 """Terminates the commands of a run if the driver is killed. A script that needs only the standard library.
 
-A command whose workers are connected ends when they exit, but one that still waits for free nodes would wait on.
+A command whose workers are connected ends when they exit, but one that still waits for free nodes would wait on. The
+guard also terminates commands that the driver loses track of, for example because of Ctrl-C at an unfortunate moment.
+
 The arguments are the process id of the driver, and the files to delete. Each line of stdin is ``+`` or ``-`` and the id
 of a process group: one that has been started, or one that has exited.
 """

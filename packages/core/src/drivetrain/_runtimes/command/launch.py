@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Launch", "LaunchSpec", "Supervisor"]
 
 _STOP_WAIT_S = 10.0
-_EXIT_WAIT_S = 15.0
-"""Seconds that a command has to exit after its supervisors. Batch systems need some seconds to end a job."""
+_EXIT_WAIT_S = 5.0
+"""Seconds that a command has to exit after its supervisors."""
 _TERMINATE_WAIT_S = 5.0
 _KILL_WAIT_S = 5.0
 
@@ -120,7 +120,7 @@ class Launch:
         nodes: the nodes of the previous group, in the order of their ranks.
 
     Raises:
-        ConfigurationError: the program or the file with the token cannot be used.
+        ConfigurationError: the file with the token cannot be created.
     """
 
     def __init__(self, spec: LaunchSpec, console: Console) -> None:
@@ -217,6 +217,7 @@ class Launch:
         name = f"`{spec.template.text}`" + (f" for host {host}" if host else "")
         launcher = Launcher(command, name, environment, self._console)
         self._guard.note_start(launcher.pid)
+        launcher.run()
         self._launchers.append(launcher)
         self._selector.register(launcher.pidfd, selectors.EVENT_READ, lambda: self._on_exit(launcher))
         self._selector.register(launcher.output, selectors.EVENT_READ, lambda: self._on_output(launcher))

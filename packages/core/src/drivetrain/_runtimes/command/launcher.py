@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from drivetrain._base.failure import describe_exit
 from drivetrain._runtimes.command import guard
-from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from drivetrain._base.console import Console
@@ -25,10 +24,14 @@ _READ_BYTES = 1 << 16
 _KEPT_LINES = 20
 _MAX_LINE = 1000
 _CLOSE_WAIT_S = 1.0
+_WAIT_FOR_A_LINE = 'read -r _ && exec "$@" < /dev/null'
+"""Executes its arguments, which the shell does not change, after a line on stdin; exits if stdin is closed before."""
 
 
 class Launcher:
     """A command that starts one worker, or all of them. Its output is shown, and the last lines are kept for errors.
+
+    The process waits for :meth:`run` before it executes the command.
 
     Args:
         command: the command line.
@@ -39,9 +42,6 @@ class Launcher:
     Attributes:
         pidfd: a descriptor that becomes readable when the command exits.
         output: a descriptor from which the output can be read.
-
-    Raises:
-        ConfigurationError: the program cannot be started.
     """
 
     def __init__(self, command: Sequence[str], name: str, environment: Mapping[str, str], console: Console) -> None:
@@ -53,18 +53,13 @@ class Launcher:
         os.set_blocking(self.output, False)
         try:
             self._process = subprocess.Popen(
-                command,
+                ["sh", "-c", _WAIT_FOR_A_LINE, "sh", *command],
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # only the driver handles Ctrl-C in the terminal
             )
-        except OSError as error:
-            os.close(self.output)
-            raise ConfigurationError(
-                f"[DT-113] CommandRuntime: expected a program that can be started, got {command[0]!r} ({error})"
-            ) from error
         finally:
             os.close(output)
         self.pidfd = os.pidfd_open(self._process.pid)
@@ -78,6 +73,13 @@ class Launcher:
     def has_exited(self) -> bool:
         """True if the command has exited. It is reaped later: until then, the id of its group cannot be reused."""
         return bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def run(self) -> None:
+        """Execute the command. Until then, the process exits if this process is killed or loses the object."""
+        assert self._process.stdin is not None
+        with self._process.stdin as stdin, contextlib.suppress(BrokenPipeError):
+            stdin.write(b"\n")
+            stdin.flush()
 
     def read(self) -> bool:
         """Show the available output. Return False if the output has ended."""
@@ -93,11 +95,9 @@ class Launcher:
     def describe(self) -> str:
         """Return the command, its exit code if it has exited, and the last lines of its output, in one line."""
         self.read()
-        if self._rest:
-            self._show([self._rest])
-            self._rest = b""
+        lines = [*self._lines, *_decode([self._rest] if self._rest else [])]
         how = describe_exit(self._exit_code()) if self.has_exited else "is running"
-        output = f"its output ended with: {' | '.join(self._lines)}" if self._lines else "it printed nothing"
+        output = f"its output ended with: {' | '.join(lines)}" if lines else "it printed nothing"
         return f"the command {self._name} {how}; {output}"
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -108,6 +108,7 @@ class Launcher:
     def close(self) -> None:
         """Show the remaining output, reap the process, and close the descriptors."""
         self.read()
+        self._show([self._rest] if self._rest else [])
         self._process.poll()
         os.close(self.pidfd)
         os.close(self.output)
@@ -122,10 +123,13 @@ class Launcher:
         return exited.si_status if exited.si_code == os.CLD_EXITED else -exited.si_status
 
     def _show(self, lines: Sequence[bytes]) -> None:
-        shown = [line.decode(errors="replace").rstrip()[:_MAX_LINE] for line in lines]
-        if shown:
+        if shown := _decode(lines):
             self._lines.extend(shown)
             self._console.print("\n".join(shown), error=True)
+
+
+def _decode(lines: Sequence[bytes]) -> list[str]:
+    return [line.decode(errors="replace").rstrip()[:_MAX_LINE] for line in lines]
 
 
 class Guard:
