@@ -11,7 +11,7 @@ CAPABILITIES = {
     "command": {"processes", "parent", "exit status"},
     "ray": {"processes"},
 }
-"""What each runtime supports.
+"""The scenarios that each runtime supports.
 
 - ``driver``: the train function runs in the driver's own process.
 - ``processes``: worker processes: one that dies, several ranks, output that is separate from the driver's.

@@ -29,6 +29,7 @@ from drivetrain import (
     TrainingFailedError,
     WorkerDiedError,
 )
+from drivetrain._cli import main
 from drivetrain._runtimes.command.address import own_address
 from drivetrain._runtimes.command.shares import Share, VisibleDevices, divide
 from drivetrain._runtimes.command.template import Template
@@ -520,3 +521,44 @@ def test_end_of_the_driver_ends_workers_of_a_remote_command(
     driver.wait()
     wait_until_exited(pids)
     driver.wait_until_nothing_is_left()
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "found"),
+    [
+        ("sh -c {worker}", "ok", "uses /"),
+        ("{worker}", "ok", "uses the workers' own interpreter"),
+        ("no-such-program {worker}", "problem", "'no-such-program', which is not on PATH"),
+        ("ssh {host} {worker}", "problem", "expected hosts"),
+        ("srun", "problem", "expected the field {worker}"),
+    ],
+)
+def test_doctor_checks_the_template(monkeypatch: pytest.MonkeyPatch, command: str, status: str, found: str) -> None:
+    monkeypatch.delenv("DRIVETRAIN_HOSTS", raising=False)
+    monkeypatch.setenv("DRIVETRAIN_COMMAND", command)
+
+    (finding,) = CommandRuntime.diagnose(None)
+
+    assert finding.status == status
+    assert found in finding.found
+
+
+def test_doctor_checks_nothing_without_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DRIVETRAIN_COMMAND", raising=False)
+    assert list(CommandRuntime.diagnose(None)) == []
+
+
+def test_command_line_selects_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.py").write_text("def train():\n    import drivetrain\n    drivetrain.report({'x': 1})\n")
+    monkeypatch.setenv("DRIVETRAIN_COMMAND", "{worker}")
+    monkeypatch.chdir(tmp_path)
+
+    monkeypatch.setenv("DRIVETRAIN_STORAGE_PATH", str(tmp_path))
+
+    status = main(["run", "job.py:train", "--num-workers", "2", "--runtime", "command", "--name", "run"])
+
+    assert status == 0
+    assert Result.from_path(tmp_path / "run").metrics["x"] == 1

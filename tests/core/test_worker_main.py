@@ -27,7 +27,7 @@ worker_main(DriverAddress(sys.argv[1], int(sys.argv[2]), token), int(sys.argv[3]
 """
 
 
-class CommandGroup(RemoteGroup):
+class MinimalGroup(RemoteGroup):
     def __init__(self, spec: GroupSpec, listener: WorkerListener) -> None:
         super().__init__(spec, time.monotonic() + spec.start_timeout_s)
         self.listener = listener
@@ -63,8 +63,8 @@ class CommandGroup(RemoteGroup):
             process.wait()
 
 
-class CommandRuntime(Runtime):
-    name = "command"
+class MinimalRuntime(Runtime):
+    name = "minimal"
 
     def validate(self, scaling: ScalingConfig) -> None:
         pass
@@ -73,11 +73,11 @@ class CommandRuntime(Runtime):
         return scaling.max_workers
 
     @contextlib.contextmanager
-    def launch(self, spec: GroupSpec) -> Iterator[CommandGroup]:
+    def launch(self, spec: GroupSpec) -> Iterator[MinimalGroup]:
         with contextlib.ExitStack() as acquired:
             listener = WorkerListener("127.0.0.1")
             acquired.callback(listener.close)
-            group = CommandGroup(spec, listener)
+            group = MinimalGroup(spec, listener)
             acquired.callback(group.close_connections)
             acquired.callback(group.end)
             group.start()
@@ -104,7 +104,7 @@ def report_place() -> str:
 
 
 def fit(function: object, directory: Path) -> drivetrain.Result:
-    scaling = ScalingConfig(num_workers=2, runtime=CommandRuntime())
+    scaling = ScalingConfig(num_workers=2, runtime=MinimalRuntime())
     run = RunConfig(name="run", storage_path=str(directory), verbose=0)
     return DataParallelTrainer(function, scaling_config=scaling, run_config=run).fit()
 

@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain import Checkpoint, DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
+from drivetrain import (
+    Checkpoint,
+    CommandRuntime,
+    DataParallelTrainer,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+)
 from drivetrain._wire import handshake
-from tests.core.test_worker_main import CommandRuntime
 
 VARIABLE = "CANARY_OF_THE_ENVIRONMENT"
 TOKEN = b"canary-of-the-token-of-32-bytes!"
@@ -40,18 +47,23 @@ def train(config: dict[str, str]) -> list[bytes]:
 
 
 def fit(name: str, directory: Path) -> Result:
-    runtime = CommandRuntime() if name == "processes that connect" else name
+    commands = {
+        "command": CommandRuntime("{worker}"),
+        "command with a file": CommandRuntime("{worker}", token_directory=directory),
+    }
     return DataParallelTrainer(
         train,
         train_loop_config={"directory": str(directory), "runtime": name},
-        scaling_config=ScalingConfig(num_workers=2, runtime=runtime),
+        scaling_config=ScalingConfig(num_workers=2, runtime=commands.get(name, name)),
         run_config=RunConfig(
             name="run", storage_path=str(directory), verbose=0, failure_config=FailureConfig(max_failures=2)
         ),
     ).fit()
 
 
-@pytest.mark.parametrize("name", ["local", "processes that connect", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize(
+    "name", ["local", "command", "command with a file", pytest.param("ray", marks=pytest.mark.ray)]
+)
 def test_no_file_of_a_run_and_no_command_line_has_a_token_or_a_variable(
     name: str,
     request: pytest.FixtureRequest,

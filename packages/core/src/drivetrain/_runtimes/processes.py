@@ -1,4 +1,4 @@
-"""What the processes that fork workers have in common: they adopt and kill the processes that workers leave behind."""
+"""Helpers for processes that fork workers, and that adopt and kill the processes that workers leave behind."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _KILL_WAIT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """What a launch starts.
+    """The commands and workers that a launch starts.
 
     Attributes:
         template: the template of the command line.
@@ -110,11 +110,11 @@ class Launch:
     """Starts the commands, and waits for the supervisors and workers to connect.
 
     Args:
-        spec: what to start.
+        spec: the commands and workers to start.
         console: shows the output of the commands.
 
     Attributes:
-        spec: what was started.
+        spec: the commands and workers that were started.
         supervisors: the connected supervisors, by the index of the worker.
         workers: the introductions of the workers, by index; the latest one of each index.
         nodes: the nodes of the previous group, in the order of their ranks.
