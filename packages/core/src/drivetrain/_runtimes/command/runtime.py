@@ -71,6 +71,7 @@ class CommandRuntime(Runtime):
         ConfigurationError: an argument or an environment variable is invalid.
 
     Example:
+        >>> from drivetrain import CommandRuntime, ScalingConfig
         >>> runtime = CommandRuntime("srun -n {n} {worker}")
         >>> ScalingConfig(num_workers=8, runtime=runtime).max_workers
         8

@@ -137,16 +137,18 @@ def main(arguments: Sequence[str]) -> NoReturn:
             path of the file that contains the token.
     """
     host, port, index, *files = arguments
+    status = 1
     try:
         address = DriverAddress(host, int(port), read_token(files[0] if files else None))
         visible = VisibleDevices(socket.gethostname(), tuple(visible_gpus()), tuple(sorted(os.sched_getaffinity(0))))
         connection = connect_to_driver(address, int(index), node_id=None, ip=None, details=visible, stacks=-1)
         detect_lost_peer(connection)
         _Supervisor(address, connection).run()
+        status = 0
     except (ConfigurationError, ConnectionError) as error:
         print(f"drivetrain: {error}", file=sys.stderr)
-        sys.exit(1)
-    sys.exit(0)
+    flush_output()
+    os._exit(status)  # the kernel closes the connection
 
 
 def detect_lost_peer(connection: socket.socket) -> None:
