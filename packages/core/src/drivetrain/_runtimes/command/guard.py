@@ -15,7 +15,8 @@ import sys
 import time
 
 _GRACE_S = 10.0
-_CHECK_S = 0.1
+_KILL_WAIT_S = 5.0
+_CHECK_S = 0.05
 
 
 def main(driver: int, *files: str) -> None:
@@ -25,11 +26,12 @@ def main(driver: int, *files: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(file)
     groups = [int(line[1:]) for line in lines if line.startswith(b"+") and b"-" + line[1:] not in lines]
-    deadline = time.monotonic() + _GRACE_S
-    number = int(signal.SIGTERM)
-    while groups := [group for group in groups if _send(group, number)]:
-        time.sleep(_CHECK_S)
-        number = int(signal.SIGKILL) if time.monotonic() > deadline else 0
+    for number, seconds in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _KILL_WAIT_S)):
+        groups = [group for group in groups if _send(group, number)]
+        deadline = time.monotonic() + seconds
+        while groups and time.monotonic() < deadline:
+            time.sleep(_CHECK_S)
+            groups = [group for group in groups if _send(group, 0)]
 
 
 def _read_until_exit(driver: int) -> list[bytes]:

@@ -219,13 +219,8 @@ class Launch:
         self._guard.note_start(launcher.pid)
         launcher.run()
         self._launchers.append(launcher)
-        self._selector.register(launcher.pidfd, selectors.EVENT_READ, lambda: self._on_exit(launcher))
+        self._selector.register(launcher.pidfd, selectors.EVENT_READ, lambda: self._selector.unregister(launcher.pidfd))
         self._selector.register(launcher.output, selectors.EVENT_READ, lambda: self._on_output(launcher))
-
-    def _on_exit(self, launcher: Launcher) -> None:
-        if launcher.has_exited:
-            self._guard.note_exit(launcher.pid)
-            self._selector.unregister(launcher.pidfd)
 
     def _on_output(self, launcher: Launcher) -> None:
         if not launcher.read():
@@ -273,6 +268,8 @@ class Launch:
         for supervisor in self.supervisors.values():
             supervisor.connection.close()
         for launcher in self._launchers:
+            if launcher.has_exited:
+                self._guard.note_exit(launcher.pid)
             launcher.close()
 
     def _await_exits(self, seconds: float) -> None:

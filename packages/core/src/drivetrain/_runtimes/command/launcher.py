@@ -23,7 +23,6 @@ __all__ = ["Guard", "Launcher"]
 _READ_BYTES = 1 << 16
 _KEPT_LINES = 20
 _MAX_LINE = 1000
-_CLOSE_WAIT_S = 1.0
 _WAIT_FOR_A_LINE = 'read -r _ && exec "$@" < /dev/null'
 """Executes its arguments, which the shell does not change, after a line on stdin; exits if stdin is closed before."""
 
@@ -157,11 +156,10 @@ class Guard:
         self._write(f"-{group}\n")
 
     def close(self) -> None:
-        """End the process. It terminates the groups that have not exited, for example after a second Ctrl-C."""
+        """End the process. It first terminates the groups that have not exited, for example after a second Ctrl-C."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_CLOSE_WAIT_S)
+        self._process.wait()
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None

@@ -142,13 +142,14 @@ def main(arguments: Sequence[str]) -> NoReturn:
         address = DriverAddress(host, int(port), read_token(files[0] if files else None))
         visible = VisibleDevices(socket.gethostname(), tuple(visible_gpus()), tuple(sorted(os.sched_getaffinity(0))))
         connection = connect_to_driver(address, int(index), node_id=None, ip=None, details=visible, stacks=-1)
-        detect_lost_peer(connection)
-        _Supervisor(address, connection).run()
+        with connection:
+            detect_lost_peer(connection)
+            _Supervisor(address, connection).run()
         status = 0
     except (ConfigurationError, ConnectionError) as error:
         print(f"drivetrain: {error}", file=sys.stderr)
     flush_output()
-    os._exit(status)  # the kernel closes the connection
+    os._exit(status)
 
 
 def detect_lost_peer(connection: socket.socket) -> None:
@@ -196,6 +197,8 @@ class _Supervisor:
                     return
         finally:
             self._kill_children()
+            self._wake_read.close()
+            self._wake_write.close()
 
     def _perform_next(self) -> bool:
         """Perform the next request of the driver. Return False if the connection was closed."""
