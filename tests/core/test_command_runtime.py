@@ -347,6 +347,11 @@ def test_workers_connect_to_the_given_address(tmp_path: Path) -> None:
     assert fit(train, tmp_path, CommandRuntime("{worker}", host="127.0.0.1")).return_value == "127.0.0.1"
 
 
+def test_address_of_another_machine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"host: expected .*, got '203\.0\.113\.7'"):
+        fit(do_nothing, tmp_path, CommandRuntime("{worker}", host="203.0.113.7"))
+
+
 # Commands that fail
 
 

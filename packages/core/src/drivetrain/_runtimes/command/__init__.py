@@ -6,5 +6,5 @@ connection to the driver closes, the supervisor kills the worker and everything 
 
 Modules, from the bottom up: ``template`` (the command line), ``shares`` (GPUs and CPUs of the workers), ``supervisor``
 (the process on the worker's node), ``token`` (how it gets the driver's token), ``launcher`` (a running command),
-``launch`` (all commands and supervisors of a run), ``group`` and ``runtime``.
+``commands`` (all of a run), ``launch`` (the commands and the connections to supervisors), ``group`` and ``runtime``.
 """

@@ -117,6 +117,7 @@ class CommandGroup(RemoteGroup):
     def _start_workers(self, indices: Collection[int]) -> None:
         """Start the workers with these indices, and wait until they have connected."""
         launch = self._launch
+        launch.is_starting_workers = True
         for index in indices:
             launch.workers.pop(index, None)
             share = self._shares[index]
@@ -138,6 +139,7 @@ class CommandGroup(RemoteGroup):
                     how = exited.reason or describe_exit(exited.exit_code)
                     raise WorkerDiedError(f"[DT-310] worker {index} {how} during its start; {launch.describe(index)}")
             self.wait(f"workers {missing} to start; {launch.describe(missing[0])}", ())
+        launch.is_starting_workers = False
 
     def _require_commands(self) -> None:
         """Raise an error if a command has exited early, because its workers will never connect."""
@@ -147,8 +149,8 @@ class CommandGroup(RemoteGroup):
     def _on_launch(self) -> None:
         """Handle connections, output and exits, and record which workers of this group have exited."""
         self._launch.handle()
-        for rank in list(self.rank_of.values()):
-            supervisor = self._supervisor(rank)
+        for index, rank in list(self.rank_of.items()):
+            supervisor = self._launch.supervisors[index]
             if supervisor.exited is not None or supervisor.is_lost:
                 self._settle(rank)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING
 
-from drivetrain._runtimes.command.launcher import Guard, Launcher
+from drivetrain._runtimes.command.commands import Commands
 from drivetrain._runtimes.command.shares import VisibleDevices
 from drivetrain._runtimes.command.supervisor import (
     ANY_INDEX,
@@ -29,6 +29,7 @@ from drivetrain._runtimes.command.template import Template
 from drivetrain._runtimes.command.token import TOKEN_VARIABLE, TokenFile
 from drivetrain._wire.frames import Inbox, frame
 from drivetrain._wire.handshake import Introduction, WorkerListener
+from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from drivetrain._base.console import Console
@@ -118,9 +119,12 @@ class Launch:
         supervisors: the connected supervisors, by the index of the worker.
         workers: the introductions of the workers, by index; the latest one of each index.
         nodes: the nodes of the previous group, in the order of their ranks.
+        is_starting_workers: True from the request to start workers until all of them have connected. If this takes too
+            long, a worker may connect when it is no longer expected.
+        lost: the indices of the supervisors whose connection was closed.
 
     Raises:
-        ConfigurationError: the file with the token cannot be created.
+        ConfigurationError: the address, or the file with the token, cannot be used.
     """
 
     def __init__(self, spec: LaunchSpec, console: Console) -> None:
@@ -128,21 +132,22 @@ class Launch:
         self.supervisors: dict[int, Supervisor] = {}
         self.workers: dict[int, Introduction] = {}
         self.nodes: Sequence[str] = ()
+        self.is_starting_workers = False
+        self.lost: set[int] = set()
         self._console = console
-        self._launchers: list[Launcher] = []
-        self._token_file: TokenFile | None = None
         self._closing = contextlib.ExitStack()
         self._selector = self._closing.enter_context(selectors.DefaultSelector())
         try:
-            self._listener = WorkerListener(spec.address, expected=2 * spec.num_workers)
+            self._listener = _listen(spec)
             self._closing.callback(self._listener.close)
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._token_file: TokenFile | None = None
             if spec.token_directory is not None:
                 self._token_file = TokenFile(spec.token_directory, self._listener.address.token)
                 self._closing.callback(self._token_file.delete)
-            self._guard = Guard([str(self._token_file.path)] if self._token_file is not None else [])
-            self._closing.callback(self._guard.close)
-            self._closing.callback(self._end_commands)
+            files = [str(self._token_file.path)] if self._token_file is not None else []
+            self._commands = Commands(self._selector, console, files)
+            self._closing.callback(self._end)
             for index in [ANY_INDEX] if spec.template.starts_all_workers else range(spec.num_workers):
                 self._start(index)
         except BaseException:
@@ -152,8 +157,9 @@ class Launch:
     @property
     def is_usable(self) -> bool:
         """True if another group can use the supervisors: all are connected, idle, and not about to be terminated."""
-        unusable = any(each.is_lost or each.is_terminating or each.is_running for each in self.supervisors.values())
-        return len(self.supervisors) == self.spec.num_workers and not unusable
+        if self.lost or self.is_starting_workers or len(self.supervisors) < self.spec.num_workers:
+            return False
+        return not any(each.is_running or each.is_terminating for each in self.supervisors.values())
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when :meth:`handle` has something to do."""
@@ -166,25 +172,25 @@ class Launch:
 
     def find_failure(self) -> str | None:
         """Return why not all workers can be started, or None: a command has exited early, or a supervisor is lost."""
-        for number, launcher in enumerate(self._launchers):
-            indices = range(self.spec.num_workers) if self.spec.template.starts_all_workers else (number,)
-            missing = [index for index in indices if index not in self.supervisors]
-            lost = [index for index in indices if index in self.supervisors and self.supervisors[index].is_lost]
-            if lost or (missing and launcher.has_exited):
-                self.handle()  # the last output
-                return launcher.describe()
-        return None
+        ended = {self._command_of(index) for index in self.lost}
+        if self.spec.template.starts_all_workers:
+            ended |= self._commands.exited if len(self.supervisors) < self.spec.num_workers else set()
+        else:
+            ended |= self._commands.exited - self.supervisors.keys()
+        if not ended:
+            return None
+        self.handle()  # the last output
+        return self._commands.describe(min(ended))
 
     def describe(self, index: int | None = None) -> str:
         """Return the state and the last output of the command for a worker, or of the first one that is not ready."""
-        number = 0 if index is None or self.spec.template.starts_all_workers else index
         if index is None:
-            number = next((k for k in range(1, len(self._launchers)) if k not in self.supervisors), number)
-        return self._launchers[number].describe()
+            index = next((number for number in range(self.spec.num_workers) if number not in self.supervisors), 0)
+        return self._commands.describe(self._command_of(index))
 
     def has_command_exited(self, index: int) -> bool:
         """Return True if the command that started a worker has exited."""
-        return self._launchers[0 if self.spec.template.starts_all_workers else index].has_exited
+        return self._command_of(index) in self._commands.exited
 
     def note_connected(self) -> None:
         """Delete the file with the token, because all supervisors have read it. They pass the token to the workers."""
@@ -215,16 +221,11 @@ class Launch:
         host = spec.hosts[index % len(spec.hosts)] if spec.hosts else ""
         command = spec.template.fill(num_workers=spec.num_workers, worker=worker, host=host)
         name = f"`{spec.template.text}`" + (f" for host {host}" if host else "")
-        launcher = Launcher(command, name, environment, self._console)
-        self._guard.note_start(launcher.pid)
-        launcher.run()
-        self._launchers.append(launcher)
-        self._selector.register(launcher.pidfd, selectors.EVENT_READ, lambda: self._selector.unregister(launcher.pidfd))
-        self._selector.register(launcher.output, selectors.EVENT_READ, lambda: self._on_output(launcher))
+        self._commands.start(command, name, environment)
 
-    def _on_output(self, launcher: Launcher) -> None:
-        if not launcher.read():
-            self._selector.unregister(launcher.output)
+    def _command_of(self, index: int) -> int:
+        """Return the number of the command that starts a worker."""
+        return 0 if self.spec.template.starts_all_workers else index
 
     def _accept(self) -> None:
         introduction = self._listener.accept()
@@ -233,9 +234,7 @@ class Launch:
         if not isinstance(introduction.details, VisibleDevices):
             self.workers[introduction.index] = introduction
             return
-        index = introduction.index
-        if index == ANY_INDEX:
-            index = next((number for number in range(self.spec.num_workers) if number not in self.supervisors), index)
+        index = len(self.supervisors) if introduction.index == ANY_INDEX else introduction.index
         if index not in range(self.spec.num_workers) or index in self.supervisors:
             introduction.connection.close()
             self._console.print(
@@ -245,39 +244,52 @@ class Launch:
             )
             return
         supervisor = self.supervisors[index] = Supervisor(introduction)
-        self._selector.register(supervisor.connection, selectors.EVENT_READ, lambda: self._read(supervisor))
+        self._selector.register(supervisor.connection, selectors.EVENT_READ, lambda: self._read(index))
 
-    def _read(self, supervisor: Supervisor) -> None:
+    def _read(self, index: int) -> None:
+        supervisor = self.supervisors[index]
         supervisor.read()
         if supervisor.is_lost:
+            self.lost.add(index)
             self._selector.unregister(supervisor.connection)
 
-    def _end_commands(self) -> None:
+    def _end(self) -> None:
         """End the supervisors, which kill their workers, and then the commands, which usually exit by themselves."""
         self._selector.unregister(self._listener)
         for supervisor in self.supervisors.values():
             with contextlib.suppress(OSError):
                 supervisor.connection.shutdown(socket.SHUT_WR)
-        if len(self.supervisors) == self.spec.num_workers:
-            self._await_exits(_EXIT_WAIT_S)
-        for number, seconds in ((SIGTERM, _TERMINATE_WAIT_S), (SIGKILL, _KILL_WAIT_S)):
-            for launcher in self._launchers:
-                if number == SIGKILL or not launcher.has_exited:
-                    launcher.send_signal(number)
-            self._await_exits(seconds)
-        for supervisor in self.supervisors.values():
-            supervisor.connection.close()
-        for launcher in self._launchers:
-            if launcher.has_exited:
-                self._guard.note_exit(launcher.pid)
-            launcher.close()
+        try:
+            if len(self.supervisors) == self.spec.num_workers:
+                self._await_exits(_EXIT_WAIT_S)
+            if self._is_running:
+                self._commands.signal(SIGTERM)
+                self._await_exits(_TERMINATE_WAIT_S)
+            self._commands.signal(SIGKILL)
+            self._await_exits(_KILL_WAIT_S)
+        finally:
+            for supervisor in self.supervisors.values():
+                supervisor.connection.close()
+            for worker in self.workers.values():
+                worker.connection.close()
+            self.supervisors.clear()
+            self._commands.close()
+
+    @property
+    def _is_running(self) -> bool:
+        return self._commands.are_running or len(self.lost) < len(self.supervisors)
 
     def _await_exits(self, seconds: float) -> None:
         """Wait until all supervisors and commands have exited, for a limited time."""
         deadline = time.monotonic() + seconds
-        while not all(each.is_lost for each in self.supervisors.values()) or not all(
-            launcher.has_exited for launcher in self._launchers
-        ):
-            if (remaining := deadline - time.monotonic()) <= 0:
-                return
+        while self._is_running and (remaining := deadline - time.monotonic()) > 0:
             self.handle(remaining)
+
+
+def _listen(spec: LaunchSpec) -> WorkerListener:
+    try:
+        return WorkerListener(spec.address, expected=2 * spec.num_workers)
+    except OSError as error:
+        raise ConfigurationError(
+            f"[DT-113] CommandRuntime: host: expected an IP address of this machine, got {spec.address!r} ({error})"
+        ) from error

@@ -7,18 +7,16 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from drivetrain._base.failure import describe_exit
-from drivetrain._runtimes.command import guard
 
 if TYPE_CHECKING:
     from drivetrain._base.console import Console
 
-__all__ = ["Guard", "Launcher"]
+__all__ = ["Launcher"]
 
 _READ_BYTES = 1 << 16
 _KEPT_LINES = 20
@@ -129,39 +127,3 @@ class Launcher:
 
 def _decode(lines: Sequence[bytes]) -> list[str]:
     return [line.decode(errors="replace").rstrip()[:_MAX_LINE] for line in lines]
-
-
-class Guard:
-    """A process that terminates the commands if this process is killed.
-
-    Args:
-        files: files that it deletes in this case.
-    """
-
-    def __init__(self, files: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *files],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def note_start(self, group: int) -> None:
-        """Note that a process group was started."""
-        self._write(f"+{group}\n")
-
-    def note_exit(self, group: int) -> None:
-        """Note that a process group has exited."""
-        self._write(f"-{group}\n")
-
-    def close(self) -> None:
-        """End the process. It first terminates the groups that have not exited, for example after a second Ctrl-C."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _write(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            os.write(self._process.stdin.fileno(), line.encode())
