@@ -1,5 +1,6 @@
 """The conformance kit for runtimes, applied to the runtimes of the core, and the kit's own rules."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +15,18 @@ class TestLocal(RuntimeConformance):
 
 class TestInProcess(RuntimeConformance):
     runtime = "inprocess"
+
+
+class TestCommand(RuntimeConformance):
+    runtime = "command"
+    capabilities = frozenset(RuntimeCapability) - {RuntimeCapability.ELASTIC}
+
+    @pytest.fixture(autouse=True)
+    def template(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DRIVETRAIN_COMMAND", "{worker}")
+
+    def driver_environment(self) -> Mapping[str, str]:
+        return {"DRIVETRAIN_COMMAND": "{worker}"}
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ class MinimalRuntime(Runtime):
             yield group
 
 
-class TestCommandRuntime(RuntimeConformance):
-    runtime = CommandRuntime
+class TestMinimalRuntime(RuntimeConformance):
+    runtime = MinimalRuntime
     capabilities = frozenset(
         {
             RuntimeCapability.PROCESSES,

@@ -8,7 +8,14 @@ from typing import Any, ClassVar
 from acme_lines import LineDatasets, LineFile
 from acme_sqlite import SqliteFileSystem
 
-from drivetrain.testing import CallbackConformance, DatasetConformance, PolicyConformance, StorageConformance
+from drivetrain.testing import (
+    CallbackConformance,
+    DatasetConformance,
+    PolicyConformance,
+    RuntimeCapability,
+    RuntimeConformance,
+    StorageConformance,
+)
 from drivetrain_torch.testing import StrategyConformance
 
 
@@ -38,3 +45,8 @@ class TestAverageGradients(StrategyConformance):
 class TestSqliteFileSystem(StorageConformance):
     def make_filesystem(self, directory: Path) -> tuple[Any, str]:
         return SqliteFileSystem(str(directory / "files.db")), "runs"
+
+
+class TestProcesses(RuntimeConformance):
+    runtime = "acme_processes"
+    capabilities = frozenset(RuntimeCapability)
