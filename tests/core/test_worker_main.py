@@ -92,6 +92,7 @@ class TestMinimalRuntime(RuntimeConformance):
             RuntimeCapability.EXIT_CODES,
             RuntimeCapability.OUTPUT,
             RuntimeCapability.ELASTIC,
+            RuntimeCapability.ENDS_WITH_DRIVER,
         }
     )
 

@@ -3,11 +3,9 @@
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -134,7 +132,7 @@ class SubprocessGroup(RemoteGroup):
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has exited already
             process.stdin.write(json.dumps(arguments).encode() + b"\n")
-            process.stdin.flush()  # it stays open, so that the worker notices our exit
+            process.stdin.flush()
 
     def _on_exit(self, descriptor: int) -> None:
         self.forget(descriptor)
@@ -147,16 +145,9 @@ class SubprocessGroup(RemoteGroup):
 
 def _run_worker() -> None:
     """Run a worker process. Its arguments arrive on the standard input."""
-    driver = os.fdopen(os.dup(0))
+    host, port, token, index, preload = json.loads(sys.stdin.readline())
     with open(os.devnull) as nothing:  # the train function cannot read from the driver
         os.dup2(nothing.fileno(), 0)
-    host, port, token, index, preload = json.loads(driver.readline())
-
-    def exit_with_driver() -> None:
-        driver.read()  # until the driver has exited, even if it was killed
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=exit_with_driver, daemon=True).start()
     worker_main(DriverAddress(host, port, bytes.fromhex(token)), index, preload=preload)
 
 

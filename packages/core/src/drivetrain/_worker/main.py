@@ -38,6 +38,9 @@ from drivetrain.errors import ConfigurationError
 
 __all__ = ["serve", "worker_main"]
 
+_ORPHAN_LIMIT_S = 5.0
+"""Seconds for which the main thread may continue after the driver has closed the connection."""
+
 
 def worker_main(
     address: DriverAddress,
@@ -84,7 +87,8 @@ def serve(channel: Channel) -> None:
     """Perform the driver's commands until the connection closes. Call it on the main thread.
 
     Another thread receives the commands, so that the train function can be notified while it runs. A process may run
-    one train function after another.
+    one train function after another. If the connection closes because the driver was killed, a train function that
+    still runs has no purpose: the process is killed after a few seconds.
 
     Raises:
         ConfigurationError: the driver refuses this process.
@@ -95,6 +99,7 @@ def serve(channel: Channel) -> None:
         threading.Thread(target=listener.run, daemon=True, name="drivetrain commands").start()
         while (perform := listener.for_main_thread.get()) is not None:
             perform()
+        listener.main_thread_left.set()
     if listener.refusal is not None:
         raise ConfigurationError(listener.refusal)
 
@@ -114,6 +119,7 @@ class _Listener:
 
     def __init__(self, channel: Channel, signals: Signals) -> None:
         self.for_main_thread: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self.main_thread_left = threading.Event()
         self.refusal: str | None = None
         self._running: RunningTask | None = None
         self._channel = channel
@@ -137,10 +143,18 @@ class _Listener:
                 if self._channel.fileno() in ready:
                     command: Command | None = self._channel.receive()
                     if command is None:
+                        self._end_without_driver()
                         return
                     self._dispatch(command)
         finally:
             self.for_main_thread.put(None)
+
+    def _end_without_driver(self) -> None:
+        """Let the main thread finish its command, and kill this process if that takes too long."""
+        self.for_main_thread.put(None)
+        if not self.main_thread_left.wait(_ORPHAN_LIMIT_S):
+            is_leader = os.getpgrp() == os.getpid()  # of a group that contains only this process and its children
+            os.kill(0 if is_leader else os.getpid(), signal.SIGKILL)
 
     def _dispatch(self, command: Command) -> None:
         """Perform a command, or pass it to the main thread. This is the only place that lists all types of commands."""
