@@ -104,7 +104,7 @@ def test_unknown_runtime_is_refused_with_a_list_of_the_installed_ones(storage_pa
     scaling = ScalingConfig(runtime="slurm")
     refuse(
         ConfigurationError,
-        "'slurm' is installed. Installed: 'inprocess', 'local', 'ray'",
+        "'slurm' is installed. Installed: 'command', 'inprocess', 'local', 'ray'",
         storage_path,
         scaling=scaling,
     )

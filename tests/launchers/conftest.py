@@ -42,6 +42,7 @@ NodeName=n1 NodeHostname={host} Port={ports[1]} CPUs=4 RealMemory=500 State=UNKN
 NodeName=n2 NodeHostname={host} Port={ports[2]} CPUs=4 RealMemory=500 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+START_DEADLINE_S = 90.0  # a daemon that starts before another one is ready retries with growing delays
 SLURM_PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
 
 
@@ -106,7 +107,7 @@ def _running(command: list[str], directory: Path, environment: Mapping[str, str]
 
 def _await_nodes(environment: Mapping[str, str], directory: Path) -> None:
     """Wait until both nodes run jobs. A job waits for nodes itself, but not for the controller."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + START_DEADLINE_S
     while True:
         command = ["srun", f"--immediate={DEADLINE_S:.0f}", "-N", "2", "true"]
         probe = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

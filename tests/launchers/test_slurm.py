@@ -40,7 +40,8 @@ given = json.loads(sys.argv[1])
 def train():
     send_line(given["pipe"], os.getpid())
     send_line(given["pipe"], os.environ["SLURM_JOB_ID"])
-    signal.pause()
+    while True:
+        signal.pause()  # returns when SIGTERM arrives
 
 DataParallelTrainer(
     train,
