@@ -216,6 +216,17 @@ def test_error_during_termination_does_not_hide_the_earlier_failure(tmp_path: Pa
     assert isinstance(failed.value.__cause__, ValueError)
 
 
+def test_error_in_launch_names_the_runtime(tmp_path: Path) -> None:
+    class Breaks(ScriptedRuntime):
+        def launch(self, spec: Any) -> Any:
+            raise KeyError("region")
+
+    with pytest.raises(TrainingFailedError, match="runtime 'scripted' failed in launch: KeyError: 'region'") as failed:
+        fit(tmp_path, Breaks(2))
+
+    assert isinstance(failed.value.__cause__, KeyError)
+
+
 @pytest.mark.parametrize(("limit", "avoided"), [(2, [set(), set(), {"here"}]), (None, [set(), set(), set()])])
 def test_node_is_avoided_after_too_many_lost_processes(
     tmp_path: Path, limit: int | None, avoided: list[set[str]]

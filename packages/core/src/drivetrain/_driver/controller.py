@@ -164,9 +164,11 @@ class Controller:
     def _run_attempt(self, number: int) -> Ending:
         avoided = avoided_nodes(self._history, self._run.run_config.failure_config.max_node_failures)
         ending: Ending | None = None
+        source: str | None = f"[DT-602] runtime {self._runtime.name!r} failed in launch"
         try:
             spec = self._group_spec(avoided)
             with self._runtime.launch(spec) as group:
+                source = None
                 _check_group(self._runtime, group, spec)
                 ending = self._drive(group, number, avoided)
             return ending
@@ -176,7 +178,7 @@ class Controller:
             if isinstance(ending, AttemptFailed):  # the first failure remains the root cause
                 self._print_error(error)
                 return ending
-            return AttemptFailed(failure_in_driver(error))
+            return AttemptFailed(failure_in_driver(error, source))
 
     def _drive(self, group: Group, number: int, avoided: frozenset[str]) -> Ending:
         """Run an attempt with a worker group, then close everything that the attempt opened.

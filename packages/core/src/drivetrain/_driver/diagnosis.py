@@ -14,7 +14,14 @@ from drivetrain._storage.layout import LOGS
 from drivetrain._wire.events import Event, Exited, Failed, PhaseEntered, RankState, Reported
 from drivetrain._worker.output import tail_log
 from drivetrain._worker.stacks import NO_RESPONSE
-from drivetrain.errors import BackendError, CallbackError, FailureKind, WaitTimeoutError, WorkerDiedError
+from drivetrain.errors import (
+    BackendError,
+    CallbackError,
+    DrivetrainError,
+    FailureKind,
+    WaitTimeoutError,
+    WorkerDiedError,
+)
 
 __all__ = ["Diagnosis", "failure_in_driver"]
 
@@ -160,8 +167,13 @@ class Diagnosis:
         return failure.time + self._clock_lags[self._ranks[failure.rank].worker.node_id]
 
 
-def failure_in_driver(error: Exception) -> Failure:
-    """Return the failure for an exception that a callback, backend, runtime or storage raised in the driver."""
+def failure_in_driver(error: Exception, source: str | None = None) -> Failure:
+    """Return the failure for an exception that a callback, backend, runtime or storage raised in the driver.
+
+    Args:
+        error: the exception.
+        source: what raised it, for the summary; None if the exception says so.
+    """
     if isinstance(error, (BackendError, CallbackError)):
         cause = error.__cause__ or error
         return Failure(kind=classify(cause), summary=str(error), exception=cause)
@@ -170,7 +182,10 @@ def failure_in_driver(error: Exception) -> Failure:
         kind = FailureKind.HANG
     elif isinstance(error, WorkerDiedError):
         kind = FailureKind.INFRASTRUCTURE
-    return Failure(kind=kind, summary=one_line(error), exception=error)
+    summary = one_line(error)
+    if source is not None and not isinstance(error, DrivetrainError):
+        summary = f"{source}: {summary}"
+    return Failure(kind=kind, summary=summary, exception=error)
 
 
 def _rank_names(ranks: Sequence[int]) -> str:
