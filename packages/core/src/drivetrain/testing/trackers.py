@@ -99,19 +99,19 @@ class TrackerConformance:
 
     def test_is_created_without_a_run(self, tmp_path: Path) -> None:
         with assert_nothing_left(tmp_path / "temporary", of="the constructor"):
-            tracker = self.make_tracker(tmp_path / "service")
+            tracker = self._make(tmp_path / "service")
         assert isinstance(tracker, TrackerCallback), (
             f"make_tracker(): expected a drivetrain.plugin.TrackerCallback, got {tracker!r}"
         )
 
     def test_hooks_are_spelled_correctly_and_accept_their_arguments(self, tmp_path: Path) -> None:
-        check_hooks(self.make_tracker(tmp_path / "service"))
+        check_hooks(self._make(tmp_path / "service"))
 
     def test_can_be_pickled_with_the_configuration_of_the_run(self, tmp_path: Path) -> None:
-        check_pickling(self.make_tracker(tmp_path / "service"), "RunConfig(callbacks=...)")
+        check_pickling(self._make(tmp_path / "service"), "RunConfig(callbacks=...)")
 
     def test_methods_are_called_in_order_on_one_thread(self, tmp_path: Path) -> None:
-        spy = _Spy(self.make_tracker(tmp_path / "service"))
+        spy = _Spy(self._make(tmp_path / "service"))
         run_two_workers(tmp_path / "runs", failures=1, callbacks=[spy.tracker])
         spy.assert_no_problems()
         assert spy.calls[:1] == ["open"], f"expected open() to be called first, got {spy.calls}. {_SUPER}"
@@ -122,16 +122,13 @@ class TrackerConformance:
 
     @pytest.mark.parametrize("method", ["open", "log", "close"])
     def test_service_that_is_unreachable_does_not_affect_the_run(self, tmp_path: Path, method: str) -> None:
-        tracker = self.make_tracker(tmp_path / "service")
-        close, spy = tracker.close, _Spy(tracker)
-        spy.before(method, _raise_connection_error)
+        spy = _Spy(self._make(tmp_path / "service"))
+        spy.make_unreachable(method)
         self._assert_unaffected(spy, tmp_path)
-        if method == "close":
-            close(None)
 
     @pytest.mark.parametrize("method", ["open", "log", "close"])
     def test_service_that_hangs_does_not_affect_the_run(self, tmp_path: Path, method: str) -> None:
-        spy = _Spy(self.make_tracker(tmp_path / "service"))
+        spy = _Spy(self._make(tmp_path / "service"))
         spy.tracker.drain_timeout_s = 0.2
         released = threading.Event()
         spy.before(method, lambda: released.wait(_END_S))
@@ -142,7 +139,7 @@ class TrackerConformance:
         assert spy.closed.wait(_END_S), f"expected close() to be called when the service responds again. {_SUPER}"
 
     def test_service_receives_each_metric(self, tmp_path: Path) -> None:
-        spy = _Spy(self.make_tracker(tmp_path / "service"))
+        spy = _Spy(self._make(tmp_path / "service"))
         result = run_two_workers(tmp_path / "runs", callbacks=[spy.tracker])
         spy.assert_no_problems()
         metrics = self.read_metrics(tmp_path / "service", result)
@@ -164,11 +161,11 @@ class TrackerConformance:
         assert texts <= {"in words"}, f"text: expected the text, or no values, got {texts}"
 
     def test_resumed_run_continues_the_same_run_of_the_service(self, tmp_path: Path) -> None:
-        tracker = self.make_tracker(tmp_path / "service")
+        tracker = self._make(tmp_path / "service")
         make_trainer(tmp_path / "runs", failures=1, failure_config=FailureConfig(), callbacks=[tracker]).fit(
             raise_on_failure=False
         )
-        spy = _Spy(self.make_tracker(tmp_path / "service"))
+        spy = _Spy(self._make(tmp_path / "service"))
         result = run_two_workers(tmp_path / "runs", resume="must", callbacks=[spy.tracker])
         spy.assert_no_problems()
         steps = self.read_metrics(tmp_path / "service", result).get("step", [])
@@ -184,7 +181,7 @@ class TrackerConformance:
                 tmp_path / f"runs_{failures}",
                 failures=failures,
                 failure_config=FailureConfig(),
-                callbacks=[self.make_tracker(service)],
+                callbacks=[self._make(service)],
             )
             status = self.read_status(service, trainer.fit(raise_on_failure=False))
             assert status == expected, f"expected the status {expected!r} from the argument of close(), got {status!r}"
@@ -194,7 +191,7 @@ class TrackerConformance:
     ) -> None:
         if not self.secret:
             pytest.skip(f"{type(self).__name__} declares no secret")
-        tracker = self.make_tracker(tmp_path / "service")
+        tracker = self._make(tmp_path / "service")
         result = run_two_workers(tmp_path / "runs", failures=1, callbacks=[tracker])
         for text, where in ((repr(tracker), "repr()"), *zip(capfd.readouterr(), ("stdout", "stderr"), strict=True)):
             assert self.secret not in text, f"the secret is in the tracker's {where}"
@@ -203,20 +200,20 @@ class TrackerConformance:
         assert not found, f"the secret is in these files of the run directory: {', '.join(found)}"
 
     def test_leaves_nothing_behind(self, tmp_path: Path) -> None:
-        run_two_workers(tmp_path / "before", callbacks=[self.make_tracker(tmp_path / "service_before")])
-        tracker = self.make_tracker(tmp_path / "service")
+        run_two_workers(tmp_path / "before", callbacks=[self._make(tmp_path / "service_before")])
+        tracker = self._make(tmp_path / "service")
         with assert_nothing_left(tmp_path / "temporary", of=type(tracker).__name__):
             run_two_workers(tmp_path / "runs", failures=1, callbacks=[tracker])
+
+    def _make(self, directory: Path) -> TrackerCallback:
+        directory.mkdir(parents=True, exist_ok=True)
+        return self.make_tracker(directory)
 
     def _assert_unaffected(self, spy: _Spy, directory: Path) -> None:
         result = run_two_workers(directory / "runs", callbacks=[spy.tracker])
         on_driver = [problem for problem in spy.problems if "thread" in problem]
         assert not on_driver, "; ".join(on_driver)
         check_equal("the last step", result.metrics["step"], STEPS)
-
-
-def _raise_connection_error() -> None:
-    raise ConnectionError("the conformance kit makes the service unreachable")
 
 
 class _Spy:
@@ -240,6 +237,19 @@ class _Spy:
             if threading.get_ident() != self._driver:
                 function()
             return original(*arguments)
+
+        setattr(self.tracker, method, call)
+
+    def make_unreachable(self, method: str) -> None:
+        """Make a method of the tracker raise an exception. ``close`` still releases the tracker's resources."""
+        original = getattr(self.tracker, method)
+
+        def call(*arguments: Any) -> Any:
+            is_on_driver = threading.get_ident() == self._driver
+            if is_on_driver or method == "close":
+                original(*arguments)
+            if not is_on_driver:
+                raise ConnectionError("the conformance kit makes the service unreachable")
 
         setattr(self.tracker, method, call)
 
