@@ -179,6 +179,11 @@ MISTAKES = {
         "trainer", "plugin = object()", "expected a drivetrain.DataParallelTrainer class, got an object"
     ),
     "trainer: an unrelated class": Mistake("trainer", "class plugin: ...", "got the class plugin without fit()"),
+    "trainer: a constructor without the arguments of restore": Mistake(
+        "trainer",
+        "class plugin(DataParallelTrainer):\n    def __init__(self, function): super().__init__(function)",
+        "plugin.__init__: expected the parameters scaling_config, run_config, which restore() passes",
+    ),
     "trainable: not a function": Mistake("trainable", "plugin = 'tune'", "expected a function, got an object of str"),
     "prepare: not a function": Mistake("prepare", "plugin = {}", "expected a function, got an object of dict"),
     "strategy: no class": Mistake(

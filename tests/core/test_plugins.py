@@ -128,7 +128,7 @@ def test_command_lists_what_every_distribution_provides_and_its_problems(
     problem = shown["broken-plugin"][1]
     assert problem.startswith("  ! backend shaky is broken: ModuleNotFoundError(")
     assert shown["drivetrain"][0] == f"drivetrain {drivetrain.__version__}"
-    assert "  runtime    inprocess, local" in shown["drivetrain"]
+    assert "  runtime    command, inprocess, local" in shown["drivetrain"]
     assert main(["plugins"]) == 1
     assert capsys.readouterr().out.endswith("\n\n1 problem, marked with !\n")
 

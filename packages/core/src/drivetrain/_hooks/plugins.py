@@ -204,6 +204,11 @@ def _find_problem(loaded: Any, kind: str) -> str | None:
         return None
     if loaded is not BackendConfig and getattr(loaded, "create", None) is BackendConfig.create:
         return f"{loaded.__qualname__} does not implement create(){_hint(loaded, ['create'])}"
+    if kind == "trainer" and (refused := _refused_arguments(loaded)):
+        return (
+            f"{loaded.__qualname__}.__init__: expected the parameters {', '.join(refused)}, which restore() passes. Add "
+            "**arguments, and pass them on"
+        )
     if abstract := sorted(getattr(loaded, "__abstractmethods__", ())):
         return f"{loaded.__qualname__} does not implement {_methods(abstract)}{_hint(loaded, abstract)}"
     if expected.is_created and (needed := _required_arguments(loaded)):
@@ -239,6 +244,14 @@ def _hint(loaded: Any, missing: Sequence[str]) -> str:
     own = [name for name in dir(loaded) if not name.startswith("_") and name not in missing]
     pairs = [(name, close[0]) for name in missing if (close := difflib.get_close_matches(name, own, n=1, cutoff=0.75))]
     return "".join(f". Is {found}() meant to be {name}()?" for name, found in pairs[:1])
+
+
+def _refused_arguments(trainer: type) -> list[str]:
+    """Return the arguments of every trainer that the constructor of a trainer does not accept."""
+    parameters = inspect.signature(trainer.__init__).parameters  # type: ignore[misc]  # of a class that was checked
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return []
+    return [name for name in ("scaling_config", "run_config") if name not in parameters]
 
 
 def _required_arguments(kind: type) -> list[str]:
