@@ -206,8 +206,8 @@ def _find_problem(loaded: Any, kind: str) -> str | None:
         return f"{loaded.__qualname__} does not implement create(){_hint(loaded, ['create'])}"
     if kind == "trainer" and (refused := _refused_arguments(loaded)):
         return (
-            f"{loaded.__qualname__}.__init__: expected the parameters {', '.join(refused)}, which restore() passes. Add "
-            "**arguments, and pass them on"
+            f"{loaded.__qualname__}.__init__: expected the parameters {', '.join(refused)}, which restore() passes. "
+            "Add **arguments, and pass them on"
         )
     if abstract := sorted(getattr(loaded, "__abstractmethods__", ())):
         return f"{loaded.__qualname__} does not implement {_methods(abstract)}{_hint(loaded, abstract)}"
