@@ -19,7 +19,7 @@ from drivetrain import (
     TrainingFailedError,
 )
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import on_this_machine, with_processes
+from tests.contract.runtimes import with_processes
 from tests.contract.test_checkpoints import directories
 from tests.contract.test_s3 import Bucket, bucket, server  # noqa: F401 - the fixtures
 from tests.s3 import SlowDown
@@ -174,7 +174,7 @@ def test_abandoned_checkpoint_is_deleted_and_the_next_one_uses_a_new_directory(
     assert [metrics["_training_iteration"] for _, metrics in result.best_checkpoints] == [1, 2]
 
 
-@on_this_machine
+@with_processes
 def test_rank_that_leaves_without_a_report_is_an_error(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     def train(config: dict) -> None:
         with drivetrain.shared_checkpoint() as checkpoint:
@@ -189,7 +189,7 @@ def test_rank_that_leaves_without_a_report_is_an_error(runtime: RuntimeUnderTest
     assert isinstance(caught.value.__cause__, SessionError)
 
 
-@on_this_machine
+@with_processes
 def test_rank_that_does_not_take_part_is_an_error_and_nothing_is_committed(
     runtime: RuntimeUnderTest, storage: dict
 ) -> None:
@@ -236,7 +236,7 @@ def test_rank_that_reports_long_before_the_others_loses_no_files(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@on_this_machine
+@with_processes
 def test_upload_that_fails_is_the_error_of_the_run(
     runtime: RuntimeUnderTest,
     bucket: Bucket,  # noqa: F811
