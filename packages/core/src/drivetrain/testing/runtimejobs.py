@@ -136,16 +136,20 @@ def report_with_replacement(config: dict[str, Any]) -> int:
     """Report, lose the process of rank 1, and report again when a new process has replaced it.
 
     Args:
-        config: ``"joined"`` is the path of a named pipe, which rank 0 reads and the new process writes.
+        config: ``"joined"`` is the path of a named pipe. Rank 0 first writes to it for the process that will be lost,
+            and then reads from it until the new process has joined.
     """
     is_new = KeepsOthers.VARIABLE in os.environ
     if not is_new:
         report({"step": 1, "pid": os.getpid()})
+    pipe = Path(config["joined"])
     if get_context().get_world_rank() == 0:
-        Path(config["joined"]).read_text()
+        pipe.write_text("rank 0 is training, so it can continue if rank 1 is lost")
+        pipe.read_text()
     elif is_new:
-        Path(config["joined"]).write_text("joined")
+        pipe.write_text("joined")
     else:
+        pipe.read_text()
         os.kill(os.getpid(), signal.SIGKILL)
     report({"step": 2, "pid": os.getpid()})
     return os.getpid()
