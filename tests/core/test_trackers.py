@@ -25,6 +25,7 @@ from drivetrain import (
 )
 from drivetrain._driver.callbacks import make_callbacks
 from drivetrain.loggers import CSVLoggerCallback, Entry, JsonLoggerCallback, ProgressCallback, TrackerCallback
+from tests.core.conftest import Install
 from tests.support import Pipe, release, wait_for_release
 
 REPORTS = 5
@@ -273,19 +274,16 @@ def test_tracker_without_its_package_names_the_package_before_the_start() -> Non
         Missing()
 
 
-def test_callback_with_required_arguments_must_be_given_as_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NeedsArguments(Callback):
-        def __init__(self, where: str) -> None:
-            self.where = where
-
-    monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: NeedsArguments)
-    with pytest.raises(
-        PluginBrokenError, match=r"Pass its options, as in .*'needs_arguments', .*, or an object: .*NeedsArguments\("
-    ):
-        make_callbacks(RunConfig(callbacks=["needs_arguments"]))
-    monkeypatch.setattr("drivetrain._driver.callbacks.load_plugin", lambda kind, name: dict)
-    with pytest.raises(PluginBrokenError, match=r"expected a drivetrain.Callback, got \{\}"):
-        make_callbacks(RunConfig(callbacks=["dict"]))
+def test_callback_with_required_arguments_needs_options(install: Install) -> None:
+    source = (
+        "from drivetrain import Callback\n"
+        "class NeedsArguments(Callback):\n"
+        "    def __init__(self, where): self.where = where\n"
+    )
+    install("needy-plugin", "needy_plugin", source, {"drivetrain.callbacks": {"needy": "needy_plugin:NeedsArguments"}})
+    with pytest.raises(PluginBrokenError, match=r"as in \('needy', .*, or an object: .*NeedsArguments\("):
+        make_callbacks(RunConfig(callbacks=["needy"]))
+    assert make_callbacks(RunConfig(callbacks=[("needy", {"where": "here"})]))
 
 
 @pytest.mark.parametrize("wrong", [{"ranks": "rank1"}, {"drain_timeout_s": -1}])
