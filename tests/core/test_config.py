@@ -121,6 +121,14 @@ def test_scaling_config_copies_the_resources() -> None:
     assert config.num_cpus_per_worker == 1.0
 
 
+def test_secret_options_of_a_policy_are_not_shown_even_after_a_restore() -> None:
+    config = RunConfig(failure_config=FailureConfig(policy=("backoff", {"token": "s3cret"})))
+
+    for each in (config, dataclasses.replace(pickle.loads(pickle.dumps(config)), name="restored")):
+        assert "s3cret" not in repr(each)
+        assert each.failure_config.policy == ("backoff", {"token": "s3cret"})
+
+
 def test_secret_options_of_a_callback_are_not_shown() -> None:
     config = RunConfig(callbacks=[("webhook", {"url": "https://host/", "token": "s3cret", "tokenizer": "bpe"})])
 

@@ -87,8 +87,22 @@ class IsGenerator(Backend):
         yield
 
 
+class WithoutSelf(Callback):
+    @staticmethod
+    def on_report(run: Any, report: Any) -> None:  # type: ignore[override]
+        pass
+
+    @classmethod
+    def on_checkpoint(cls, run: Any, checkpoint: Any) -> None:
+        pass
+
+    def on_run_start(*everything: Any) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
-    ("plugin", "interface"), [(Renames(), Callback), (Renames, Callback), (IsGenerator(), Backend)]
+    ("plugin", "interface"),
+    [(Renames(), Callback), (Renames, Callback), (IsGenerator(), Backend), (WithoutSelf, Callback)],
 )
 def test_other_ways_to_accept_the_same_arguments_are_fine(plugin: Any, interface: type) -> None:
     assert find_wrong_method(plugin, interface) is None

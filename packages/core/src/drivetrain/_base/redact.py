@@ -56,13 +56,13 @@ def redact(text: str) -> str:
 
 
 class MaskedOptions(dict[str, Any]):
-    """Options whose ``repr()`` shows ``***`` instead of the values of secret options. It is pickled as a plain dict."""
+    """Options whose ``repr()`` shows ``***`` instead of the values of secret options."""
 
     def __repr__(self) -> str:
         return repr({name: "***" if _is_secret(name) else value for name, value in self.items()})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
+        return MaskedOptions, (dict(self),)
 
 
 def _redact_user_info(match: re.Match[str]) -> str:

@@ -21,7 +21,7 @@ def find_wrong_method(plugin: object, interface: type) -> str | None:
         declared, own = getattr(interface, name), getattr(kind, name, None)
         if name.startswith("_") or not inspect.isroutine(declared) or not inspect.isroutine(own) or own == declared:
             continue
-        problem = find_wrong_function(own, declared)
+        problem = _find_difference(own, _signature_of_call(kind, name), _signature_of_call(interface, name))
         if problem is not None:
             return f"{kind.__qualname__}.{name}: {problem}"
     return None
@@ -29,11 +29,34 @@ def find_wrong_method(plugin: object, interface: type) -> str | None:
 
 def find_wrong_function(function: Callable[..., Any], declared: Callable[..., Any]) -> str | None:
     """Return why a function cannot be called like another one; None if it can, or if its parameters are unknown."""
+    return _find_difference(function, _signature(function), _signature(declared))
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of a function; None if it is implemented in C and has none."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _signature_of_call(kind: type, name: str) -> inspect.Signature | None:
+    """Return the signature with which a method of an object is called: without ``self``."""
+    signature = _signature(getattr(kind, name))
+    if signature is None or isinstance(inspect.getattr_static(kind, name), (staticmethod, classmethod)):
+        return signature
+    first, *others = signature.parameters.values() or [None]
+    if first is not None and first.kind is first.VAR_POSITIONAL:
+        others = [first, *others]
+    return signature.replace(parameters=others)
+
+
+def _find_difference(
+    function: Callable[..., Any], own: inspect.Signature | None, expected: inspect.Signature | None
+) -> str | None:
     if inspect.iscoroutinefunction(function):
         return "expected a normal function, got one with `async def`"
-    try:
-        own, expected = inspect.signature(function), inspect.signature(declared)
-    except (TypeError, ValueError):  # a function that is implemented in C
+    if own is None or expected is None:
         return None
     parameters = expected.parameters.values()
     positional = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
@@ -46,10 +69,6 @@ def find_wrong_function(function: Callable[..., Any], declared: Callable[..., An
 
 
 def _names(signature: inspect.Signature) -> str:
-    """Return the names of the parameters, without ``self`` and annotations."""
-    kept = [
-        each.replace(annotation=each.empty, default=each.empty)
-        for name, each in signature.parameters.items()
-        if name != "self"
-    ]
+    """Return the names of the parameters, without annotations and default values."""
+    kept = [each.replace(annotation=each.empty, default=each.empty) for each in signature.parameters.values()]
     return str(inspect.Signature(kept))[1:-1]

@@ -141,13 +141,21 @@ class _Listener:
                 if self._signals.fileno() in ready and self._signals.take():
                     self._on_sigterm()
                 if self._channel.fileno() in ready:
-                    command: Command | None = self._channel.receive()
+                    command = self._receive()
                     if command is None:
                         self._end_without_driver()
                         return
                     self._dispatch(command)
         finally:
             self.for_main_thread.put(None)
+
+    def _receive(self) -> Command | None:
+        """Return the next command; None if the connection is closed, or the machine of the driver was lost."""
+        try:
+            command: Command | None = self._channel.receive()
+        except OSError:
+            return None
+        return command
 
     def _end_without_driver(self) -> None:
         """Let the main thread finish its command, and kill this process if that takes too long."""
