@@ -188,7 +188,7 @@ def test_batches_are_global_arrays_of_the_rows_of_all_workers(fit: Fit) -> None:
         epochs = [[(batch["x"].shape, int(total(batch["x"]))) for batch in batches] for _ in range(2)]
         mesh = Mesh(np.array(jax.devices()).reshape(2, 1), ("rows", "columns"))
         sharding = NamedSharding(mesh, PartitionSpec("rows", "columns"))
-        given = prepare_dataset_shard(shard, sharding=sharding, batch_size=5, drop_last=False)
+        given = prepare_dataset_shard(shard, sharding=sharding, batch_size=5)
         return {
             "epochs": epochs,
             "devices": len(next(iter(batches))["x"].sharding.device_set),
@@ -202,8 +202,18 @@ def test_batches_are_global_arrays_of_the_rows_of_all_workers(fit: Fit) -> None:
         assert [shape for shape, _ in epoch] == [(8, 1)] * 3, "4 rows of each of the 2 workers"
     assert found["epochs"][0] == found["epochs"][1]
     assert found["devices"] == 2
-    assert found["given"] == [True, True, True]
-    assert found["shapes"] == [(10, 1), (10, 1), (6, 1)]
+    assert found["given"] == [True, True]
+    assert found["shapes"] == [(10, 1), (10, 1)]
+
+
+def test_batches_that_could_differ_in_size_between_workers_are_refused(fit: Fit) -> None:
+    def train() -> None:
+        shard = drivetrain.get_dataset_shard("train")
+        for options in ({"batch_size": 2, "drop_last": False}, {"batch_size": None}):
+            with pytest.raises(drivetrain.ConfigurationError, match="so that the batches of all workers have the same"):
+                prepare_dataset_shard(shard, **options)
+
+    fit(train, datasets={"train": {"x": np.arange(7)}})
 
 
 def test_data_that_jax_cannot_use_is_an_error_that_names_it(fit: Fit) -> None:

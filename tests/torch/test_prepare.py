@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import drivetrain
 from drivetrain import ConfigurationError, DataParallelTrainer, Result, RunConfig, ScalingConfig, TrainingFailedError
-from drivetrain_torch import prepare_model
+from drivetrain_torch import ParallelStrategy, prepare_model
 
 
 class Net(torch.nn.Linear):
@@ -51,6 +51,25 @@ def test_prepared_objects_are_returned_unchanged(fit: Callable[..., Result], str
         loader = drivetrain.prepare(make_loader())
         assert drivetrain.prepare(model) is model
         assert drivetrain.prepare(loader) is loader
+
+    fit(train)
+
+
+def test_models_in_unknown_wrappers_are_returned_unchanged(fit: Callable[..., Result]):
+    class Wrapper(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+    class OtherStrategy(ParallelStrategy):
+        def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+            return Wrapper(model)
+
+    def train() -> None:
+        of_other_strategy = prepare_model(Net(2, 2), parallel_strategy=OtherStrategy())
+        around_ddp = Wrapper(prepare_model(Net(2, 2)))  # like a compiled model
+        for model in (of_other_strategy, around_ddp):
+            assert drivetrain.prepare(model) is model
 
     fit(train)
 

@@ -66,11 +66,11 @@ class JaxBackend(Backend):
 
     def rendezvous(self, group: WorkerGroup) -> Sequence[Mapping[str, str]]:
         """Choose the process ids and the coordinator's address. A single worker needs neither."""
-        if len(group.workers) == 1:
-            return [{}]
         on_tpu = self.platform in (None, "tpu")
         found = group.run(tpu_variables) if on_tpu else [{} for _ in group.workers]
         ids = process_ids(found)
+        if len(ids) == 1:
+            return [{}]
         first = ids.index(0)
         (port,) = group.run(reserve_port, ranks=[first])
         address = f"{group.workers[first].ip}:{port}"

@@ -22,8 +22,8 @@ def prepare_dataset_shard(
     Args:
         shard: a shard from :func:`drivetrain.get_dataset_shard`.
         sharding: how the devices of all workers hold the arrays. None divides the rows evenly among the devices.
-        drop_last: drop the last batch if it is not full. The workers' last batches can differ in size, and each new
-            size compiles the computation again.
+        drop_last: drop the last batch if it is not full. Only a single worker can keep it: the last batches of several
+            workers can differ in size, and JAX would compute wrong results from them without an error.
         **options: see ``iter_batches`` of the shard. ``batch_size`` is the number of rows of this worker in a batch, so
             a batch has as many rows as all workers have together.
 
@@ -31,8 +31,8 @@ def prepare_dataset_shard(
         The batches. Each iteration over the returned object reads one epoch.
 
     Raises:
-        ConfigurationError: the shard has no ``iter_batches``, a worker's rows cannot be divided among its devices, or a
-            column is not numeric.
+        ConfigurationError: the shard has no ``iter_batches``, the workers' batches could differ in size, a worker's
+            rows cannot be divided among its devices, or a column is not numeric.
 
     Example:
         In a train function::
@@ -47,6 +47,12 @@ def prepare_dataset_shard(
             f"prepare_dataset_shard: expected a shard from drivetrain.get_dataset_shard(), got {shard!r}"
         )
     rows = options.get("batch_size")
+    if jax.process_count() > 1 and (not drop_last or options.get("batch_size", 1) is None):
+        raise ConfigurationError(
+            "prepare_dataset_shard: expected drop_last=True and a batch_size, so that the batches of all workers have "
+            f"the same size, got drop_last={drop_last}, batch_size={rows}. To use all rows, choose a batch_size that "
+            "divides the number of rows of each worker"
+        )
     if sharding is None and rows is not None and rows % jax.local_device_count():
         raise ConfigurationError(
             "prepare_dataset_shard(batch_size=...): expected a multiple of the number of this worker's devices, "

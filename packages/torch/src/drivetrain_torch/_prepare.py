@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from drivetrain import ConfigurationError, PluginNotFoundError, get_context
 from drivetrain.plugin import load_plugin
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from drivetrain_torch._loader import PreparedLoader
 
 __all__ = ["enable_reproducibility", "prepare", "prepare_data_loader", "prepare_model"]
+
+_wrapped_models: WeakSet[torch.nn.Module] = WeakSet()
+"""The models that strategies have wrapped, also those of third parties, whose classes are unknown."""
 
 
 def prepare_model(
@@ -61,7 +65,9 @@ def prepare_model(
         model = model.to(device)
     if strategy is None or get_context().get_world_size() == 1:
         return model
-    return strategy.wrap(model, device)
+    wrapped = strategy.wrap(model, device)
+    _wrapped_models.add(wrapped)
+    return wrapped
 
 
 def _make_strategy(given: str | ParallelStrategy | None, options: Mapping[str, Any]) -> ParallelStrategy | None:
@@ -161,9 +167,13 @@ def _is_parallel(model: torch.nn.Module) -> bool:
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.nn.parallel import DistributedDataParallel
 
+    if model in _wrapped_models:
+        return True
     wrappers = (DistributedDataParallel, FullyShardedDataParallel)
-    # Before torch 2.5, the class DTensor has no public name.
-    return isinstance(model, wrappers) or any(type(each).__name__ == "DTensor" for each in model.parameters())
+    return any(isinstance(each, wrappers) for each in model.modules()) or any(
+        type(each).__name__ == "DTensor"  # before torch 2.5, this class has no public name
+        for each in model.parameters()
+    )
 
 
 def _has_state_elsewhere(optimizer: torch.optim.Optimizer) -> bool:

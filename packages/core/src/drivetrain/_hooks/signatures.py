@@ -45,10 +45,9 @@ def _signature_of_call(kind: type, name: str) -> inspect.Signature | None:
     signature = _signature(getattr(kind, name))
     if signature is None or isinstance(inspect.getattr_static(kind, name), (staticmethod, classmethod)):
         return signature
-    first, *others = signature.parameters.values() or [None]
-    if first is not None and first.kind is first.VAR_POSITIONAL:
-        others = [first, *others]
-    return signature.replace(parameters=others)
+    parameters = list(signature.parameters.values())
+    takes_any_number = bool(parameters) and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
+    return signature if takes_any_number else signature.replace(parameters=parameters[1:])
 
 
 def _find_difference(

@@ -209,7 +209,8 @@ class Session:
         resumable = {name: shard for name, shard in self._task.datasets.items() if isinstance(shard, DatasetShard)}
         states = {name: shard.take_state() for name, shard in resumable.items()}
         positions = {name: state for name, state in states.items() if state is not None}
-        if positions:
+        shared = self._uploads.shared_directory(checkpoint)
+        if positions and (shared is None or shared.adds_positions):
             checkpoint.update_metadata({POSITIONS: positions})
 
     def finish(self) -> None:

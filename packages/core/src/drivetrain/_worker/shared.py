@@ -16,7 +16,6 @@ from typing import Protocol
 from drivetrain._base.crashpoints import reach
 from drivetrain._hooks.context import TrainContext
 from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
-from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import walk_local
 from drivetrain._storage.layout import checkpoint_name
 from drivetrain._storage.node import share_directory
@@ -31,10 +30,13 @@ class SharedDirectory(Protocol):
     Attributes:
         name: the name of the checkpoint's directory in the run directory.
         checkpoint: the directory to which this rank writes.
+        adds_positions: True if this rank adds the positions of datasets to the metadata. The others of the directory do
+            not, because all positions are the same, and two ranks cannot update one file at the same time.
     """
 
     name: str
     checkpoint: Checkpoint
+    adds_positions: bool
 
     def take_files(self) -> str | None:
         """Record that this rank has written its files. Return the directory to upload; None if there is none."""
@@ -61,7 +63,7 @@ def open_shared_directory(context: TrainContext, driver_count: int | None, numbe
         StorageError: the directory cannot be created.
     """
     if context.storage.is_local:
-        return _InRunDirectory(context.storage, checkpoint_name(number))
+        return _InRunDirectory(context, checkpoint_name(number))
     _close_unneeded()
     # Several nodes of a test cluster may be on one machine, so the node is part of the key.
     key = f"{context.run_id}-{driver_count}-{context.attempt}-{number}-{context.worker.node_rank}"
@@ -71,10 +73,11 @@ def open_shared_directory(context: TrainContext, driver_count: int | None, numbe
 class _InRunDirectory:
     """The checkpoint's directory in a local run directory. Its files are stored already."""
 
-    def __init__(self, storage: Storage, name: str) -> None:
+    def __init__(self, context: TrainContext, name: str) -> None:
         self.name = name
-        self.checkpoint = checkpoint_in(storage, name)
-        storage.call(f"create {name}", lambda: os.makedirs(self.checkpoint.path, exist_ok=True))
+        self.checkpoint = checkpoint_in(context.storage, name)
+        self.adds_positions = context.worker.rank == 0
+        context.storage.call(f"create {name}", lambda: os.makedirs(self.checkpoint.path, exist_ok=True))
         reach("before upload")
 
     def take_files(self) -> None:
@@ -93,6 +96,7 @@ class _OnNode:
 
     def __init__(self, context: TrainContext, name: str, key: str) -> None:
         self.name = name
+        self.adds_positions = context.worker.local_rank == 0
         self._rank, self._ranks_on_node = context.worker.rank, context.local_world_size
         self._stack = contextlib.ExitStack()
         self._directory = self._stack.enter_context(share_directory("uploads", key))

@@ -280,6 +280,11 @@ class Uploads:
                 if not sharing.is_reported:
                     self._abandoned.append(directory.name)
 
+    def shared_directory(self, checkpoint: Checkpoint) -> SharedDirectory | None:
+        """Return the shared directory that a checkpoint refers to; None if it is not a shared checkpoint."""
+        sharing = self._sharing
+        return sharing.directory if sharing is not None and checkpoint == sharing.directory.checkpoint else None
+
     def require_no_sharing(self) -> None:
         """Check that no shared checkpoint waits to be reported.
 
@@ -325,7 +330,7 @@ class Uploads:
             StorageError: the files could not be stored.
         """
         checkpoint = request.checkpoint
-        if self._sharing is not None and checkpoint == self._sharing.directory.checkpoint:
+        if self._sharing is not None and self.shared_directory(checkpoint) is not None:
             return self._prepare_shared(request, index, self._sharing)
         self.require_no_sharing()
         if request.delete_local and self._is_of_run(checkpoint):
