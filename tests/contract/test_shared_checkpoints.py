@@ -1,6 +1,7 @@
 """Checkpoints that all ranks save together into one directory, as Orbax does, on a local directory and in a bucket."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.contract.runtimes import with_processes
 from tests.contract.test_checkpoints import directories
 from tests.contract.test_s3 import Bucket, bucket, server  # noqa: F401 - the fixtures
 from tests.s3 import SlowDown
-from tests.support import Pipe, release, wait_for_release
+from tests.support import Pipe, release, wait_for_release, wait_until_exited
 
 on_one_machine = pytest.mark.parametrize("runtime", ["inprocess", "local"], indirect=True)
 """A rank's handling of its own calls, which does not depend on the runtime."""
@@ -233,6 +234,36 @@ def test_rank_that_reports_long_before_the_others_loses_no_files(
     assert [contents(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
         {"0.txt": f"{step}", "1.txt": f"{step}"} for step in range(2)
     ]
+
+
+@with_processes
+def test_rank_that_is_lost_after_its_report_takes_only_that_checkpoint_with_it(
+    runtime: RuntimeUnderTest,
+    bucket: Bucket,  # noqa: F811
+    gate: Pipe,
+) -> None:
+    """Rank 0 opens the directory after rank 1 was killed, when nothing protects the files of rank 1 any more."""
+
+    def train(config: dict) -> int:
+        context = drivetrain.get_context()
+        if context.attempt == 0 and context.get_world_rank() == 0:
+            pid = int(Path(config["pid"]).read_text()) if wait_for_release(config["gate"]) is None else 0
+            wait_for_release(config["gate"])
+            wait_until_exited([int(Path(config["pid"]).read_text())])
+        with drivetrain.shared_checkpoint() as checkpoint:
+            Path(checkpoint.path, f"{context.get_world_rank()}.txt").write_text(f"{context.attempt}")
+            drivetrain.report({"step": 1}, checkpoint=checkpoint)
+        if context.attempt == 0 and context.get_world_rank() == 1:
+            Path(config["pid"]).write_text(str(os.getpid()))
+            release(config["gate"])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return context.attempt
+
+    config = {"gate": gate.path, "pid": str(runtime.storage_path / "pid")}
+    result = runtime.fit(train, config, failure_config=FailureConfig(max_failures=1), **bucket.options)
+
+    assert result.return_value == 1
+    assert contents(result.checkpoint) == {"0.txt": "1", "1.txt": "1"}
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -156,8 +156,7 @@ class Delivery:
             if matched.uploading:
                 self._uploading[matched.number] = matched
             elif matched.directories:
-                self._commit(matched)
-                committed = True
+                committed |= self._commit(matched)
         return committed
 
     def _deliver_waiting(self) -> None:
@@ -165,13 +164,16 @@ class Delivery:
         event.metrics.update(self._combined.pop(event.number, {}))
         self._deliver(event)
 
-    def _commit(self, matched: MatchedReport) -> None:
+    def _commit(self, matched: MatchedReport) -> bool:
+        """Commit the checkpoint of a report; return False if a lost process has taken files of it with it."""
         names = sorted(set(matched.directories.values()))
         if len(names) > 1:
             raise CheckpointError(
                 f"[DT-411] checkpoint_dir_name: expected the same name on all ranks, got {', '.join(names)}"
             )
         files = self._files_of_shared(matched) if matched.shared else matched.files
+        if files is None:
+            return False
         metrics = dict(matched.metrics[min(matched.metrics)])
         metrics.update(combine(matched.metrics, matched.reduce))
         try:
@@ -187,12 +189,15 @@ class Delivery:
                 self.flush()
             raise
         self._services.callbacks.call("on_checkpoint", entry)
+        return True
 
-    def _files_of_shared(self, matched: MatchedReport) -> Mapping[int, Mapping[str, StoredFile]]:
+    def _files_of_shared(self, matched: MatchedReport) -> Mapping[int, Mapping[str, StoredFile]] | None:
         """Return the uploaded files of a checkpoint that all ranks have saved together.
 
         In a local run directory, no rank has uploaded files. Otherwise, one rank of each node has uploaded all files of
-        its node, and only the files of these ranks are returned.
+        its node, and only the files of these ranks are returned. None means that a process of a node was lost after it
+        had reported the checkpoint, and before the last process of the node uploaded it. The event that the process has
+        exited follows.
 
         Raises:
             CheckpointError: a rank has not reported the checkpoint.
@@ -208,7 +213,10 @@ class Delivery:
         uploaded = {rank: files for rank, files in matched.files.items() if files}
         nodes = {self._ranks[rank].worker.node_id for rank in ranks}
         if without := nodes - {self._ranks[rank].worker.node_id for rank in uploaded}:
-            raise CheckpointError(
-                f"[DT-417] shared_checkpoint(): expected files from every node, got none from {', '.join(without)}"
+            self._services.run.console.print(
+                f"{min(matched.directories.values())} is not committed, because no process of {', '.join(without)} has "
+                "uploaded it",
+                error=True,
             )
+            return None
         return uploaded
