@@ -68,7 +68,11 @@ MISTAKES = {
     ),
     "backend: a function": Mistake("backend", "def plugin(): ...", "got the function plugin. Register the class"),
     "backend: a module": Mistake("backend", "plugin = contextlib", "got the module contextlib. Register the class"),
-    "backend: an unrelated class": Mistake("backend", "class plugin: ...", "got the class plugin without create()"),
+    "backend: an unrelated class": Mistake(
+        "backend",
+        "class plugin:\n    def create(self): ...",
+        "expected a subclass of drivetrain.BackendConfig, got the class plugin. Derive it from BackendConfig",
+    ),
     "backend: a configuration without create": Mistake(
         "backend", "class plugin(BackendConfig): ...", "plugin does not implement create()"
     ),
@@ -113,18 +117,15 @@ MISTAKES = {
     "runtime: a name": Mistake("runtime", "plugin = 'cloud'", "got an object of str. Register the class itself"),
     "callback: an unrelated class": Mistake(
         "callback",
-        "class plugin: ...",
-        "expected a drivetrain.Callback class, got the class plugin without on_report()",
-    ),
-    "callback: a misspelled hook": Mistake(
-        "callback",
-        "class plugin:\n    def on_reports(self, run, report): ...",
-        "without on_report(). Is on_reports() meant to be on_report()?",
+        "class plugin:\n    def on_report(self, run, report): ...",
+        "expected a subclass of drivetrain.Callback, got the class plugin. Derive it from Callback",
     ),
     "callback: an object": Mistake("callback", "plugin = Callback()", "got an object of Callback. Register the class"),
     "callback: a function": Mistake("callback", "def plugin(run, report): ...", "got the function plugin. Register"),
     "dataset: an unrelated class": Mistake(
-        "dataset", "class plugin: ...", "got the class plugin without accepts(), open(), split()"
+        "dataset",
+        DATASET.replace("(DatasetProvider)", "") + "plugin = Rows",
+        "expected a subclass of drivetrain.plugin.DatasetProvider, got the class Rows. Derive it from DatasetProvider",
     ),
     "dataset: a missing method": Mistake(
         "dataset", DATASET.replace("split", "divide") + "plugin = Rows", "Rows does not implement split()"
@@ -154,6 +155,11 @@ MISTAKES = {
         "policy",
         "class plugin:\n    def decide(self, failure): return True",
         "plugin.decide: expected the parameters (failure, history), got (failure)",
+    ),
+    "policy: a function with a missing parameter": Mistake(
+        "policy",
+        "def plugin(failure): return True",
+        "the function plugin: expected the parameters (failure, history), got (failure)",
     ),
     "policy: a coroutine function": Mistake(
         "policy",
@@ -195,6 +201,20 @@ MISTAKES = {
         "without wrap(). Is warp() meant to be wrap()?",
     ),
     "command: not a function": Mistake("command", "plugin = 1", "expected a function, got an object of int"),
+    "command: no parameter": Mistake(
+        "command",
+        "def plugin(): ...",
+        "TypeError: plugin() takes 0 positional arguments but 1 was given. Expected a function with the parameter",
+    ),
+    "command: exit": Mistake("command", "def plugin(commands): sys.exit(3)", "SystemExit: 3. Expected a function"),
+    "command: nothing is added": Mistake(
+        "command", "def plugin(commands): ...", "expected a function that adds the command 'faulty', got none"
+    ),
+    "command: a name that is taken": Mistake(
+        "command",
+        "def plugin(commands): commands.add_parser('runs')",
+        "expected a function that adds the command 'faulty', got 'runs'. Name the entry point like its command",
+    ),
 }
 
 
@@ -226,6 +246,9 @@ def test_mistake_is_explained_in_one_line(name: str, install: Install) -> None:
         ("dataset", DATASET + "plugin = Rows"),
         ("policy", "class plugin:\n    def decide(self, failure, history): return True"),
         ("policy", "def plugin(failure, history): return True"),
+        ("policy", "class Count:\n    def decide(self, failure, history): return True\nplugin = Count()"),
+        ("policy", "import functools\nplugin = functools.partial(lambda limit, failure, history: True, 3)"),
+        ("command", "def plugin(commands): commands.add_parser('good')"),
         ("trainer", "plugin = DataParallelTrainer"),
         ("trainable", "def plugin(trainer, *, argument, autoscaling): ..."),
     ],

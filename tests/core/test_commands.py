@@ -67,6 +67,34 @@ def test_broken_command_is_named_when_it_is_selected(broken: str, capsys: pytest
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("def add(): ...", "TypeError: add() takes 0 positional arguments but 1 was given"),
+        ("def add(commands): raise SystemExit(3)", "SystemExit: 3"),
+        ("def add(commands): commands.add_parser('runs')", "adds the command 'faulty', got 'runs'"),
+    ],
+)
+def test_command_whose_function_fails_breaks_no_other_command(
+    source: str, reason: str, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("faulty-dist", "faulty_command", source, {"drivetrain.commands": {"faulty": "faulty_command:add"}})
+    sys.modules.pop("faulty_command", None)
+
+    assert main(["completion", "bash"]) == 0
+    assert "_shtab_drivetrain_runs" in capsys.readouterr().out
+    for arguments, status in ((["--help"], 0), (["rnus"], 2)):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == status
+        capsys.readouterr()
+    for command in ("faulty", "plugins"):
+        assert main([command]) != 0
+        text = " ".join("".join(capsys.readouterr()).split())
+        assert "[DT-602] the command 'faulty' of faulty-dist 1.2, faulty_command:add: " in text
+        assert reason in text
+
+
 def test_unknown_command_lists_the_known_ones(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["show-ids"])

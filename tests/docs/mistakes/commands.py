@@ -21,3 +21,8 @@ def other_name():
     """
     install("command", source, name="lst")
     main(["lst"])
+
+
+@mistake("a function without the parameter `commands`")
+def no_parameter():
+    load("command", "def plugin(): ...")

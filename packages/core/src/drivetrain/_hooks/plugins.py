@@ -9,15 +9,15 @@ runtimes, which are asked whether they accept a dataset or are selected by the e
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from drivetrain._base.failure import one_line
+from drivetrain._hooks.requirements import find_problem
 from drivetrain._version import __version__
 from drivetrain.errors import DrivetrainError, PluginBrokenError, PluginError, PluginNotFoundError
 
@@ -54,36 +54,6 @@ KINDS = {
     "trainable": "drivetrain.trainables",
     "command": "drivetrain.commands",
 }
-
-
-class _Expected(NamedTuple):
-    """The requirements for the objects to which the entry points of a group refer.
-
-    Attributes:
-        what: a description for messages.
-        methods: alternatives; the object must have all methods of one of them.
-        is_class: True if the object must be a class.
-        is_created: True if drivetrain creates an object of the class without arguments.
-    """
-
-    what: str
-    methods: tuple[tuple[str, ...], ...]
-    is_class: bool = True
-    is_created: bool = True
-
-
-_EXPECTED = {
-    "backend": _Expected("a drivetrain.BackendConfig class", (("create",), ("rendezvous", "session"))),
-    "trainer": _Expected("a drivetrain.DataParallelTrainer class", (("fit", "restore"),), is_created=False),
-    "callback": _Expected("a drivetrain.Callback class", (("on_report",),), is_created=False),
-    "dataset": _Expected("a drivetrain.plugin.DatasetProvider class", (("accepts", "open", "split"),)),
-    "runtime": _Expected("a drivetrain.plugin.Runtime class", (("validate", "room", "launch"),)),
-    "strategy": _Expected("a drivetrain_torch.ParallelStrategy class", (("wrap",),)),
-    "policy": _Expected(
-        "a drivetrain.FailurePolicy, or a function", (("decide",), ("__call__",)), is_class=False, is_created=False
-    ),
-}
-_FUNCTION = _Expected("a function", (("__call__",),), is_class=False, is_created=False)
 
 _RUNTIME_EXTRAS = ("ray",)
 """The extras of the core that install a runtime with the same name."""
@@ -155,10 +125,7 @@ def check_plugin(plugin: Plugin) -> Any:
     """
     _require_version(plugin)
     loaded = plugin.load()
-    problem = _find_problem(loaded, plugin.kind)
-    if plugin.kind == "prepare" and "." in plugin.name:  # it would never be called
-        root = plugin.name.partition(".")[0]
-        problem = f"expected the framework's root module as the name of the entry point. Name it {root!r}"
+    problem = find_problem(loaded, plugin.kind, plugin.name)
     if problem is not None:
         raise PluginBrokenError(
             f"[DT-602] the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version}, {plugin.target}: "
@@ -179,88 +146,6 @@ def _require_version(plugin: Plugin) -> None:
             f"drivetrain{required}, but {__version__} is installed. Install versions that fit together: "
             f"pip install --upgrade drivetrain {plugin.distribution}"
         )
-
-
-def _find_problem(loaded: Any, kind: str) -> str | None:
-    """Return what is wrong with the object of a plugin, or None."""
-    from drivetrain._hooks.backend import BackendConfig
-    from drivetrain._hooks.callback import Callback
-    from drivetrain._hooks.dataset import DatasetProvider
-    from drivetrain._hooks.policy import FailurePolicy
-    from drivetrain._hooks.signatures import find_wrong_method
-
-    expected = _EXPECTED.get(kind, _FUNCTION)
-    is_class = isinstance(loaded, type)
-    if expected.is_class and not is_class:
-        return f"expected {expected.what}, got {_describe(loaded)}. Register the class itself"
-    missing = [[name for name in names if not _has_method(loaded, name)] for names in expected.methods]
-    if all(missing):
-        nearest = min(missing, key=len)
-        return f"expected {expected.what}, got {_describe(loaded)} without {_methods(nearest)}{_hint(loaded, nearest)}"
-    interfaces: dict[str, type] = {"callback": Callback, "dataset": DatasetProvider, "policy": FailurePolicy}
-    if kind in interfaces and (wrong := find_wrong_method(loaded, interfaces[kind])):
-        return wrong
-    if not is_class:
-        return None
-    if loaded is not BackendConfig and getattr(loaded, "create", None) is BackendConfig.create:
-        return f"{loaded.__qualname__} does not implement create(){_hint(loaded, ['create'])}"
-    if kind == "trainer" and (refused := _refused_arguments(loaded)):
-        return (
-            f"{loaded.__qualname__}.__init__: expected the parameters {', '.join(refused)}, which restore() passes. "
-            "Add **arguments, and pass them on"
-        )
-    if abstract := sorted(getattr(loaded, "__abstractmethods__", ())):
-        return f"{loaded.__qualname__} does not implement {_methods(abstract)}{_hint(loaded, abstract)}"
-    if expected.is_created and (needed := _required_arguments(loaded)):
-        return (
-            f"expected a class that can be created without arguments, got {loaded.__qualname__}({', '.join(needed)}). "
-            "Give the arguments default values"
-        )
-    return None
-
-
-def _has_method(loaded: Any, name: str) -> bool:
-    # Every class has a method __call__ of its metaclass, which is not meant here.
-    where = loaded.__mro__ if isinstance(loaded, type) else (*type(loaded).__mro__, loaded)
-    return callable(getattr(loaded, name, None)) and any(name in getattr(place, "__dict__", ()) for place in where)
-
-
-def _describe(loaded: Any) -> str:
-    if isinstance(loaded, type):
-        return f"the class {loaded.__qualname__}"
-    if inspect.isroutine(loaded) or inspect.ismodule(loaded):
-        return f"the {'module' if inspect.ismodule(loaded) else 'function'} {loaded.__name__}"
-    return f"an object of {type(loaded).__qualname__}"
-
-
-def _methods(names: Sequence[str]) -> str:
-    return ", ".join(f"{name}()" for name in names)
-
-
-def _hint(loaded: Any, missing: Sequence[str]) -> str:
-    """Name the method that may be a misspelled version of a missing one."""
-    import difflib  # rarely needed, and slow to import
-
-    own = [name for name in dir(loaded) if not name.startswith("_") and name not in missing]
-    pairs = [(name, close[0]) for name in missing if (close := difflib.get_close_matches(name, own, n=1, cutoff=0.75))]
-    return "".join(f". Is {found}() meant to be {name}()?" for name, found in pairs[:1])
-
-
-def _refused_arguments(trainer: type) -> list[str]:
-    """Return the arguments of every trainer that the constructor of a trainer does not accept."""
-    parameters = inspect.signature(trainer.__init__).parameters  # type: ignore[misc]  # of a class that was checked
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return []
-    return [name for name in ("scaling_config", "run_config") if name not in parameters]
-
-
-def _required_arguments(kind: type) -> list[str]:
-    try:
-        parameters = inspect.signature(kind).parameters.values()
-    except (TypeError, ValueError):  # a class that is implemented in C
-        return []
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
 
 
 def find_misspelled_groups() -> list[tuple[str, str, str]]:
