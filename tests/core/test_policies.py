@@ -166,7 +166,22 @@ def test_object_that_cannot_decide_is_refused(policy: Any) -> None:
 def test_decision_that_is_neither_a_bool_nor_a_delay_ends_the_run(tmp_path: Path, decision: Any) -> None:
     with pytest.raises(TrainingFailedError, match=f"expected True, False or seconds >= 0, got {decision!r}") as failed:
         fit(fail, tmp_path, lambda latest, history: decision)
+    assert "The run is not retried" in str(failed.value)
     assert isinstance(failed.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("policy", ["vague", ("vague", {"value": "often"})])
+def test_wrong_decision_of_a_policy_that_is_selected_by_name_names_it(
+    tmp_path: Path, install: Install, policy: Any
+) -> None:
+    source = (
+        "class Vague:\n"
+        "    def __init__(self, value=None): self.value = value\n"
+        "    def decide(self, failure, history): return self.value\n"
+    )
+    install("vague-plugin", "vague_plugin", source, {"drivetrain.policies": {"vague": "vague_plugin:Vague"}})
+    with pytest.raises(TrainingFailedError, match=r"\[DT-605\] policy 'vague': expected True.* The run is not retried"):
+        fit(fail, tmp_path, policy)
 
 
 def test_policy_that_raises_does_not_hide_the_failure(tmp_path: Path) -> None:
@@ -222,6 +237,11 @@ def test_options_are_passed_to_a_callback_that_is_selected_by_name(install: Inst
         make_callbacks(RunConfig(callbacks=[("hook", {"uri": "here"})]))
 
 
+def test_class_of_a_callback_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigurationError, match=r"got the class Collector\. Write Collector\(\)"):
+        RunConfig(callbacks=[Collector])  # type: ignore[list-item]
+
+
 def test_options_that_are_not_a_mapping_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="a pair of a name and a mapping with options"):
         RunConfig(callbacks=[("hook", "here")])  # type: ignore[list-item]
@@ -233,6 +253,14 @@ def test_method_that_looks_like_a_hook_is_reported() -> None:
 
     with pytest.warns(UserWarning, match=r"Misspelled.on_reports\(\) is never called.*Did you mean 'on_report'"):
         make_callbacks(RunConfig(callbacks=[Misspelled()]))
+
+    class OfAnotherTool(Callback):
+        def on_epoch_end(self, run: Any) -> None: ...
+
+    with pytest.warns(
+        UserWarning, match=r"on_epoch_end\(\) is never called.* The hooks are: on_checkpoint, on_failure"
+    ):
+        make_callbacks(RunConfig(callbacks=[OfAnotherTool()]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_callbacks(RunConfig(callbacks=[Collector()]))

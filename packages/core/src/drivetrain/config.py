@@ -204,6 +204,11 @@ def _callbacks(subject: str, value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigurationError(f"[DT-101] {subject}: expected a list of callbacks or names, got {value!r}")
     for callback in value:
+        if isinstance(callback, type):
+            name = callback.__qualname__
+            raise ConfigurationError(
+                f"[DT-101] {subject}: expected an object or a name, got the class {name}. Write {name}()"
+            )
         if not isinstance(callback, str) and not _is_name_with_options(subject, callback):
             _object_with("on_report", "Callback objects, names, or pairs of a name and options")(subject, callback)
 

@@ -64,7 +64,7 @@ def unknown_hooks(callback: object) -> list[str]:
         if name.startswith("on_") and name not in hooks and callable(getattr(type(callback), name)):
             import difflib  # rarely needed, and slow to import
 
-            closest = difflib.get_close_matches(name, hooks, n=1)
+            closest = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
             hint = f" Did you mean {closest[0]!r}?" if closest else f" The hooks are: {', '.join(sorted(hooks))}."
             owner = type(callback).__qualname__
             messages.append(f"{owner}.{name}() is never called, because Callback has no such hook.{hint}")

@@ -122,7 +122,7 @@ class Controller:
     def _retry_or_give_up(self, ending: AttemptFailed) -> RunFailed | None:
         """Ask the policy whether to retry a failed attempt; return None for a retry, else the outcome of the run."""
         failure = self._with_progress(ending.failure)
-        decision = ask(self._policy, failure, self._history) if _can_retry(failure) else Decision(None)
+        decision = self._ask_policy(failure) if _can_retry(failure) else Decision(None)
         retrying, notes = decision.delay_s is not None, ending.notes + decision.notes
         callback_error = self._services.callbacks.close("on_failure", failure, retrying)
         if callback_error is not None:
@@ -249,6 +249,9 @@ class Controller:
             ]
         )
 
+    def _ask_policy(self, failure: Failure) -> Decision:
+        return ask(self._policy, self._run.run_config.failure_config, failure, self._history)
+
     def _follow(self, group: Group, attempt: Attempt, number: int) -> Ending:
         """Follow an attempt to its end. Replace lost ranks if the backend supports replacement."""
         while True:
@@ -257,7 +260,7 @@ class Controller:
             if not isinstance(ending, AttemptFailed) or not lost:
                 return ending
             ending = replace(ending, failure=self._with_progress(ending.failure))
-            decision = ask(self._policy, ending.failure, self._history)
+            decision = self._ask_policy(ending.failure)
             if decision.delay_s is None:
                 return replace(ending, notes=ending.notes + decision.notes)
             self._pause(decision.delay_s)

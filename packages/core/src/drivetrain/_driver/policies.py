@@ -38,10 +38,9 @@ def make_policy(config: FailureConfig) -> FailurePolicy:
     given: Any = config.policy
     if given is None:
         return RetryBudget(config)
-    where = "FailureConfig(policy=...)"
+    where = _describe(config)
     if isinstance(given, (str, tuple)):
         name, options = (given, {}) if isinstance(given, str) else given
-        where = f"policy {name!r}"
         given = create_plugin("policy", name, options)
     elif isinstance(given, type):
         given = create_object(given, where, "Pass an object instead", {})
@@ -58,15 +57,33 @@ def make_policy(config: FailureConfig) -> FailurePolicy:
     return policy
 
 
-def ask(policy: FailurePolicy, failure: Failure, history: Sequence[Failure]) -> Decision:
-    """Ask a policy. If it raises or returns something else than a decision, the run ends, and a note says why."""
+def _describe(config: FailureConfig) -> str:
+    """Return the place where the policy is configured, for messages; the name of the policy if it has one."""
+    given = config.policy
+    if isinstance(given, (str, tuple)):
+        return f"policy {(given if isinstance(given, str) else given[0])!r}"
+    return "FailureConfig(policy=...)"
+
+
+def ask(policy: FailurePolicy, config: FailureConfig, failure: Failure, history: Sequence[Failure]) -> Decision:
+    """Ask a policy. If it raises or returns something else than a decision, the run ends, and a note says why.
+
+    Args:
+        policy: the policy.
+        config: the configuration that selects it.
+        failure: see :meth:`FailurePolicy.decide`.
+        history: see :meth:`FailurePolicy.decide`.
+    """
     try:
         decided: object = policy.decide(failure, history)
     except Exception as error:  # raised by a user's policy
-        return Decision(None, (f"also: [DT-605] FailureConfig(policy=...) raised {one_line(error)}",))
+        return _refuse(config, f" raised {one_line(error)}")
     if isinstance(decided, bool):
         return Decision(0.0 if decided else None)
     if isinstance(decided, (int, float)) and 0 <= decided < math.inf:
         return Decision(float(decided))
-    note = f"also: [DT-605] FailureConfig(policy=...): expected True, False or seconds >= 0, got {decided!r:.200}"
-    return Decision(None, (note,))
+    return _refuse(config, f": expected True, False or seconds >= 0, got {decided!r:.200}")
+
+
+def _refuse(config: FailureConfig, problem: str) -> Decision:
+    return Decision(None, (f"also: [DT-605] {_describe(config)}{problem}. The run is not retried",))
