@@ -9,7 +9,7 @@ import pytest
 
 from drivetrain import PluginError, PluginNotFoundError
 from drivetrain._cli import main
-from drivetrain._hooks.plugins import KINDS, check_plugin, find_misspelled_groups, list_plugins, load_plugin
+from drivetrain._hooks.plugins import KINDS, check_plugin, find_unknown_groups, list_plugins, load_plugin
 from tests.core.conftest import Install
 
 IMPORTS = """
@@ -281,24 +281,30 @@ def test_plugin_whose_requirements_are_met_is_loaded(requires: list[str], instal
 
 
 @pytest.mark.parametrize(
-    ("group", "closest"),
+    ("group", "advice"),
     [
-        ("drivetrain.backend", "drivetrain.backends"),
-        ("drivetrian.callbacks", "drivetrain.callbacks"),
-        ("drivetrain_runtimes", "drivetrain.runtimes"),
-        ("Drivetrain.Policies", "drivetrain.policies"),
+        ("drivetrain.backend", "Did you mean 'drivetrain.backends'?"),
+        ("drivetrian.callbacks", "Did you mean 'drivetrain.callbacks'?"),
+        ("drivetrain_runtimes", "Did you mean 'drivetrain.runtimes'?"),
+        ("Drivetrain.Policies", "Did you mean 'drivetrain.policies'?"),
+        ("drivetrain.hooks", f"Groups: {', '.join(KINDS.values())}"),
     ],
 )
-def test_misspelled_group_is_shown_with_the_closest_one(
-    group: str, closest: str, install: Install, capsys: pytest.CaptureFixture[str]
+def test_unknown_group_is_shown_with_the_known_ones(
+    group: str, advice: str, install: Install, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert find_misspelled_groups() == []
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert find_unknown_groups() == []
     install("lost-plugin", "lost_plugin", "", {group: {"lost": "lost_plugin:plugin"}})
 
-    assert find_misspelled_groups() == [("lost-plugin", group, closest)]
+    assert find_unknown_groups() == [("lost-plugin", group, ("lost",), advice)]
     assert main(["plugins"]) != 0
     shown = capsys.readouterr().out
-    assert f"lost-plugin\n  ! ignored: unknown group {group!r}. Did you mean {closest!r}?" in shown
+    assert f"lost-plugin\n  ! ignored: unknown group {group!r}. {advice}\n" in shown
+    with pytest.raises(PluginNotFoundError) as error:
+        load_plugin("callback", "lost")
+    reason = f"lost-plugin registers 'lost' in the unknown group {group!r}, which is ignored. {advice}"
+    assert str(error.value).endswith(f". {reason}")
 
 
 def test_command_shows_required_versions_and_problems(

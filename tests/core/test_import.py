@@ -33,7 +33,7 @@ ROWS = """
     _views
     _driver
     interactive _cli
-    testing
+    testing __main__
 """
 ROW_OF = {name: row for row, line in enumerate(ROWS.strip().split("\n")) for name in line.split()}
 FACADES = ("__init__", "plugin")  # they only re-export; no module of the package imports them

@@ -195,7 +195,7 @@ def test_invalid_name_is_refused_with_a_valid_one(
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        ("callback", "csv", "drivetrain 0.1.0 provides the callback 'csv'. Choose another name"),
+        ("callback", "csv", "drivetrain 0.1.0 provides the callback 'csv'. Choose another name\n"),
         ("tracker", "csv", "provides the callback 'csv'"),
         ("callback", "torch", "there is a distribution drivetrain-torch. Choose another name"),
         ("callback", "lightning", "there is a distribution drivetrain-lightning"),  # whether installed or not

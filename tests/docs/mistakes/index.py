@@ -15,6 +15,12 @@ def misspelled_group():
     main(["plugins"])
 
 
+@mistake("another unknown group that begins with `drivetrain.`")
+def unknown_group():
+    install("policy", POLICY, group="drivetrain.hooks")
+    main(["plugins"])
+
+
 @mistake("a name that another distribution has registered")
 def used_name():
     install("policy", POLICY, name="patient")

@@ -23,10 +23,10 @@ from typing import Any
 from drivetrain._cli.output import BAD, OK, Commands, add_command, emit, find_storage
 from drivetrain._hooks.finding import Finding
 from drivetrain._hooks.plugins import (
-    KINDS,
     Plugin,
     check_plugin,
-    find_misspelled_groups,
+    check_plugins,
+    find_unknown_groups,
     install_commands,
     list_plugins,
     missing_runtimes,
@@ -209,17 +209,16 @@ def _frameworks() -> Iterator[Finding]:
 
 def _plugins() -> Iterator[Finding]:
     names, broken = [], False
-    for plugin in [plugin for kind in KINDS for plugin in list_plugins(kind)]:
-        try:
-            check_plugin(plugin)
+    for plugin, error in check_plugins():
+        if error is None:
             names.append(f"{plugin.kind} {plugin.name}")
-        except PluginError as error:
+        else:
             broken = True
             advice = f"upgrade or uninstall {plugin.distribution}"
             yield Finding(f"plugin {plugin.name}", "problem", str(error), advice)
-    for distribution, group, closest in find_misspelled_groups():
-        found = f"{distribution} registers plugins in the unknown group {group!r}, which is ignored"
-        yield Finding("plugins", "warning", found, f"did its author mean {closest!r}?")
+    for group in find_unknown_groups():
+        found = f"{group.distribution} registers plugins in the unknown group {group.name!r}, which is ignored"
+        yield Finding("plugins", "warning", found, group.advice)
     if not broken:
         yield Finding("plugins", "ok", ", ".join(names))
 

@@ -161,10 +161,11 @@ def _check_unused(scaffold: Scaffold, name: str) -> None:
     for kind in scaffold.entry_points:
         for plugin in list_plugins(kind):
             if plugin.name == name:
+                built_in = plugin.distribution == "drivetrain"
+                remedy = "" if built_in else f", or uninstall {plugin.distribution}"
                 raise ConfigurationError(
                     f"[DT-610] NAME: expected a name that is not in use, got {name!r}: {plugin.distribution} "
-                    f"{plugin.version} provides the {kind} {name!r}. Choose another name, or uninstall "
-                    f"{plugin.distribution}"
+                    f"{plugin.version} provides the {kind} {name!r}. Choose another name{remedy}"
                 )
     distribution = f"drivetrain-{name}"
     if distribution in own_distributions() or _is_installed(distribution):

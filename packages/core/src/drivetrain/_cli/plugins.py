@@ -8,10 +8,9 @@ from itertools import groupby
 from typing import Any
 
 from drivetrain._cli.output import BAD, OK, Commands, add_command, emit
-from drivetrain._hooks.plugins import API_VERSION, KINDS, Plugin, check_plugin, find_misspelled_groups, list_plugins
+from drivetrain._hooks.plugins import API_VERSION, KINDS, Plugin, check_plugins, find_unknown_groups
 from drivetrain._version import __version__
 from drivetrain._views.terminal import wrapped
-from drivetrain.errors import PluginError
 
 __all__ = ["add_plugins"]
 
@@ -36,31 +35,17 @@ def _plugins(arguments: argparse.Namespace) -> int:
 
 
 def _installed() -> Iterator[dict[str, Any]]:
-    for kind in KINDS:
-        plugins = list_plugins(kind)
-        names = [plugin.name for plugin in plugins]
-        for plugin in plugins:
-            required = plugin.required_version()
-            status = _check(plugin, is_unique=names.count(plugin.name) == 1)
-            yield {
-                "kind": plugin.kind,
-                "name": plugin.name,
-                "distribution": plugin.distribution,
-                "version": plugin.version,
-                "requires": required,
-                "api": _api_version(plugin, required),
-                "status": status,
-            }
-
-
-def _check(plugin: Plugin, *, is_unique: bool) -> str:
-    if not is_unique:
-        return "broken: several distributions register this name"
-    try:
-        check_plugin(plugin)
-    except PluginError as error:
-        return f"broken: {repr(error.__cause__) if error.__cause__ else error}"
-    return _INSTALLED
+    for plugin, error in check_plugins():
+        required = plugin.required_version()
+        yield {
+            "kind": plugin.kind,
+            "name": plugin.name,
+            "distribution": plugin.distribution,
+            "version": plugin.version,
+            "requires": required,
+            "api": _api_version(plugin, required),
+            "status": _INSTALLED if error is None else f"broken: {error}",
+        }
 
 
 def _api_version(plugin: Plugin, required: str) -> int | None:
@@ -77,12 +62,12 @@ def _api_version(plugin: Plugin, required: str) -> int | None:
 
 
 def _ignored() -> Iterator[dict[str, Any]]:
-    for distribution, group, closest in find_misspelled_groups():
+    for group in find_unknown_groups():
         yield {
             **dict.fromkeys(("kind", "name", "version", "requires"), ""),
-            "distribution": distribution,
+            "distribution": group.distribution,
             "api": None,
-            "status": f"ignored: unknown group {group!r}. Did you mean {closest!r}?",
+            "status": f"ignored: unknown group {group.name!r}. {group.advice}",
         }
 
 

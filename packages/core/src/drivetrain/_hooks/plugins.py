@@ -12,9 +12,9 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from drivetrain._base.failure import one_line
 from drivetrain._hooks.requirements import find_problem
@@ -25,10 +25,12 @@ __all__ = [
     "API_VERSION",
     "KINDS",
     "Plugin",
+    "UnknownGroup",
     "check_plugin",
+    "check_plugins",
     "create_object",
     "create_plugin",
-    "find_misspelled_groups",
+    "find_unknown_groups",
     "install_commands",
     "installed_plugins",
     "is_configured",
@@ -148,12 +150,24 @@ def _require_version(plugin: Plugin) -> None:
         )
 
 
-def find_misspelled_groups() -> list[tuple[str, str, str]]:
-    """Return the entry-point groups that look like misspelled versions of ours.
+class UnknownGroup(NamedTuple):
+    """An entry-point group that drivetrain ignores, although its name suggests that it is one of ours.
 
-    Returns:
-        For each of them, the name of the distribution, the name of the group, and the closest correct name.
+    Attributes:
+        distribution: the name of the distribution that registers entry points in it.
+        name: the name of the group.
+        plugins: the names of the entry points.
+        advice: the closest correct name, or the list of groups, as a sentence.
     """
+
+    distribution: str
+    name: str
+    plugins: tuple[str, ...]
+    advice: str
+
+
+def find_unknown_groups() -> list[UnknownGroup]:
+    """Return the groups that begin with ``drivetrain.`` or look like misspelled versions of ours."""
     import difflib
     from importlib.metadata import distributions
 
@@ -161,8 +175,11 @@ def find_misspelled_groups() -> list[tuple[str, str, str]]:
     for distribution in distributions():
         for group in {point.group for point in distribution.entry_points} - set(KINDS.values()):
             normalized = group.lower().replace("-", ".").replace("_", ".").replace(":", ".")
-            if close := difflib.get_close_matches(normalized, KINDS.values(), n=1, cutoff=0.85):
-                found.add((distribution.name, group, close[0]))
+            closest = difflib.get_close_matches(normalized, KINDS.values(), n=1, cutoff=0.85)
+            if closest or group.startswith("drivetrain."):
+                advice = f"Did you mean {closest[0]!r}?" if closest else f"Groups: {', '.join(KINDS.values())}"
+                names = tuple(sorted(point.name for point in distribution.entry_points if point.group == group))
+                found.add(UnknownGroup(distribution.name, group, names, advice))
     return sorted(found)
 
 
@@ -208,13 +225,32 @@ def load_plugin(kind: str, name: str) -> Any:
         candidates = [plugin for plugin in installed if plugin.name == name]
         if not candidates:
             raise PluginNotFoundError(_explain_missing(kind, name, installed))
+    return _check_unique(candidates)
+
+
+def check_plugins() -> Iterator[tuple[Plugin, PluginError | None]]:
+    """Yield each installed plugin with the error that selecting it by its name raises; None if it can be used."""
+    for kind in KINDS:
+        installed = list_plugins(kind)
+        for plugin in installed:
+            try:
+                _check_unique([each for each in installed if each.name == plugin.name])
+            except PluginError as error:
+                yield plugin, error
+            else:
+                yield plugin, None
+
+
+def _check_unique(candidates: Sequence[Plugin]) -> Any:
+    """Check and return the plugin of a kind and name. If several distributions provide it, raise an error."""
+    first = candidates[0]
     if len(candidates) > 1:
         providers = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in candidates)
         raise PluginError(
-            f"[DT-603] {kind} {name!r}: expected one distribution that provides it, got {providers}. Uninstall "
-            "one of them"
+            f"[DT-603] {first.kind} {first.name!r}: expected one distribution that provides it, got {providers}. "
+            "Uninstall one of them"
         )
-    return check_plugin(candidates[0])
+    return check_plugin(first)
 
 
 def create_plugin(kind: str, name: str, options: Mapping[str, Any]) -> Any:
@@ -290,7 +326,13 @@ def _explain_missing(kind: str, name: str, installed: Sequence[Plugin]) -> str:
     if (extra := _extra_of(name)) is not None:
         return f'{message}. Run: pip install "drivetrain[{extra}]"'
     if closest := difflib.get_close_matches(name, [plugin.name for plugin in installed], n=1):
-        return f"{message}. Did you mean {closest[0]!r}?"
+        message += f". Did you mean {closest[0]!r}?"
+    for group in find_unknown_groups():
+        if name in group.plugins:
+            message += (
+                f"{'' if message.endswith('?') else '.'} {group.distribution} registers {name!r} in the unknown group "
+                f"{group.name!r}, which is ignored. {group.advice}"
+            )
     return message
 
 
