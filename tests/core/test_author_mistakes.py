@@ -208,12 +208,12 @@ MISTAKES = {
     ),
     "command: exit": Mistake("command", "def plugin(commands): sys.exit(3)", "SystemExit: 3. Expected a function"),
     "command: nothing is added": Mistake(
-        "command", "def plugin(commands): ...", "expected a function that adds the command 'faulty', got none"
+        "command", "def plugin(commands): ...", "expected a function that adds only the command 'faulty', got none"
     ),
     "command: a name that is taken": Mistake(
         "command",
         "def plugin(commands): commands.add_parser('runs')",
-        "expected a function that adds the command 'faulty', got 'runs'. Name the entry point like its command",
+        "expected a function that adds only the command 'faulty', got 'runs'. Add one command, with the name",
     ),
 }
 

@@ -72,7 +72,7 @@ def test_broken_command_is_named_when_it_is_selected(broken: str, capsys: pytest
     [
         ("def add(): ...", "TypeError: add() takes 0 positional arguments but 1 was given"),
         ("def add(commands): raise SystemExit(3)", "SystemExit: 3"),
-        ("def add(commands): commands.add_parser('runs')", "adds the command 'faulty', got 'runs'"),
+        ("def add(commands): commands.add_parser('runs')", "adds only the command 'faulty', got 'runs'"),
     ],
 )
 def test_command_whose_function_fails_breaks_no_other_command(

@@ -137,7 +137,10 @@ def _find_wrong_command(function: Any, name: str) -> str | None:
         return f"{one_line(error)}. Expected a function with the parameter (commands) that adds a command"
     if list(commands.choices) != [name]:
         added = ", ".join(map(repr, commands.choices)) or "none"
-        return f"expected a function that adds the command {name!r}, got {added}. Name the entry point like its command"
+        return (
+            f"expected a function that adds only the command {name!r}, got {added}. Add one command, with the name of "
+            "the entry point"
+        )
     return None
 
 
