@@ -1,14 +1,20 @@
 """``drivetrain.restore``, ``drivetrain runs resume`` and ``drivetrain run --trainer`` find the class of a trainer."""
 
+import contextlib
 import json
+import os
 import tempfile
 import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import drivetrain
 from drivetrain import (
+    Backend,
+    BackendConfig,
     ConfigurationError,
     DataParallelTrainer,
     PluginError,
@@ -17,9 +23,11 @@ from drivetrain import (
     ScalingConfig,
     SerializationError,
     StorageError,
+    TrainContext,
     TrainingFailedError,
 )
 from drivetrain._cli import main
+from drivetrain.plugin import temporary_environment
 from tests.core.conftest import Install
 
 TRAINER = """
@@ -158,3 +166,38 @@ def test_configuration_that_could_not_be_stored_must_be_passed_again(tmp_path: P
     with pytest.raises(SerializationError, match=r"expected the stored run_config.*restore\(path, run_config=\.\.\.\)"):
         drivetrain.restore(tmp_path / "run")
     assert drivetrain.restore(tmp_path / "run", run_config=run_config).fit().return_value == "trained"
+
+
+class LimitBackend(Backend):
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    @contextlib.contextmanager
+    def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
+        with temporary_environment({"LIMIT": str(self.limit)}):
+            yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitConfig(BackendConfig):
+    limit: int = 1
+    lock: object = None
+
+    def create(self) -> Backend:
+        return LimitBackend(self.limit)
+
+
+class LimitTrainer(DataParallelTrainer, config=LimitConfig):
+    """A trainer whose backend has a limit."""
+
+
+@pytest.mark.parametrize("kind", [DataParallelTrainer, LimitTrainer])
+def test_backend_that_could_not_be_stored_must_be_passed_again(kind: type[DataParallelTrainer], tmp_path: Path) -> None:
+    argument = "backend_config" if kind is DataParallelTrainer else "limit_config"
+    backend = {argument: LimitConfig(limit=7, lock=threading.Lock())}
+    run_config = RunConfig(name="run", storage_path=tmp_path, verbose=0)
+    scaling_config = ScalingConfig(num_workers=0)
+    kind(lambda: os.environ["LIMIT"], scaling_config=scaling_config, run_config=run_config, **backend).fit()
+    with pytest.raises(SerializationError, match=rf"expected the stored {argument}.*restore\(path, {argument}="):
+        kind.restore(tmp_path / "run")
+    assert kind.restore(tmp_path / "run", **backend).fit().return_value == "7"

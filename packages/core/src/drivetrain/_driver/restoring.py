@@ -43,7 +43,8 @@ def restore(
         ConfigurationError: the trainer's class is not registered, or an argument has the wrong type.
         PluginError: the trainer's class cannot be loaded, or several distributions have registered it.
         StorageError: the directory contains no run, or no arguments that can be read.
-        SerializationError: a stored argument cannot be loaded in this process; pass it again.
+        SerializationError: a configuration could not be stored, or a stored argument cannot be loaded in this process;
+            pass it again.
 
     Example:
         Continue a run from its latest checkpoint::

@@ -301,13 +301,15 @@ class DataParallelTrainer(KeepsArguments):
         Raises:
             StorageError: the directory contains no run, or no arguments that can be read.
             ConfigurationError: an argument has the wrong type.
-            SerializationError: a stored argument cannot be loaded in this process; pass it again.
+            SerializationError: a configuration could not be stored, or a stored argument cannot be loaded in this
+                process; pass it again.
         """
         stored = TrainerFile.read(path, storage_filesystem)
         if train_loop_per_worker is not None:
             arguments["train_loop_per_worker"] = train_loop_per_worker
-        known = ("train_loop_config", "scaling_config", "run_config", "metadata", cls._config_argument)
-        values = stored.load({"train_loop_per_worker", *known} - arguments.keys())
+        configurations = {"scaling_config", "run_config", cls._config_argument}
+        known = {"train_loop_per_worker", "train_loop_config", "metadata"} | configurations
+        values = stored.load(known - arguments.keys(), configurations=configurations)
         values.update(arguments)
         where = os.fspath(path)
         values["run_config"] = replace(

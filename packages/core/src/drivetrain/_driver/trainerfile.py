@@ -18,9 +18,6 @@ from drivetrain.errors import SerializationError, StorageError
 
 __all__ = ["TrainerFile"]
 
-_CONFIGURATIONS = {"scaling_config", "run_config"}
-"""Arguments that every trainer has. A run must not resume with the default configuration instead of its own."""
-
 
 @dataclass(frozen=True, slots=True)
 class TrainerFile:
@@ -80,16 +77,21 @@ class TrainerFile:
         """Return the content of the file."""
         return pickle.dumps({"version": VERSION, "parts": dict(self.parts)})
 
-    def load(self, names: set[str]) -> dict[str, Any]:
+    def load(self, names: set[str], *, configurations: set[str]) -> dict[str, Any]:
         """Return the stored arguments with the given names.
+
+        Args:
+            names: the names of the arguments.
+            configurations: the names of configurations. A run must not resume with the default configuration instead
+                of its own.
 
         Raises:
             SerializationError: an argument cannot be loaded in this process, or a configuration was not stored.
         """
-        if missing := sorted((names & _CONFIGURATIONS) - self.parts.keys()):
+        if missing := sorted((names & configurations) - self.parts.keys()):
             raise SerializationError(
                 f"[DT-202] restore: expected the stored {missing[0]}, got none, because an object in it, such as a "
-                f"callback, could not be pickled. Pass it again: restore(path, {missing[0]}=...)"
+                f"callback or a lock, could not be pickled. Pass it again: restore(path, {missing[0]}=...)"
             )
         values: dict[str, Any] = {}
         for name in sorted(names & self.parts.keys()):
