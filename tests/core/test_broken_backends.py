@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,6 +76,7 @@ def fit(backend: Any, tmp_path: Path, function: Any = lambda: "trained", **run_c
         (None, "expected a list with one mapping per rank, got None"),
         ({0: {}, 1: {}}, "expected a list with one mapping per rank, got {0"),
         (["host", "port"], "expected a list with one mapping per rank, got ['host'"),
+        ({"a": 1}, "expected a list with one mapping per rank, got {'a': 1}"),
     ],
 )
 def test_error_in_rendezvous_names_the_backend_and_the_method(tmp_path: Path, answer: Any, message: str) -> None:
@@ -82,6 +84,59 @@ def test_error_in_rendezvous_names_the_backend_and_the_method(tmp_path: Path, an
         fit(Broken(answer), tmp_path)
     assert f"[DT-607] backend 'broken' failed in rendezvous: {message}" in str(failed.value)
     assert isinstance(failed.value.__cause__, type(answer) if isinstance(answer, Exception) else BackendError)
+
+
+@pytest.mark.parametrize("mapping", [{"port": 1}, {1: "port"}])
+def test_rendezvous_must_return_mappings_of_strings(tmp_path: Path, mapping: Any) -> None:
+    message = f"failed in rendezvous (rank 1): expected a mapping from names to strings, got {mapping}"
+    with pytest.raises(TrainingFailedError, match=re.escape(message)):
+        fit(Broken([{}, mapping]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("session", "problem"),
+    [
+        (lambda self, context, rendezvous: (yield), "got a generator. Decorate it with @contextlib.contextmanager"),
+        (lambda self, context, rendezvous: None, "got None. Add a yield, and decorate it"),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_session_must_return_a_context_manager(tmp_path: Path, session: Any, problem: str, num_workers: int) -> None:
+    trainer = DataParallelTrainer(
+        lambda: "trained",
+        backend_config=attribute("session", session)([{}] * max(1, num_workers)),
+        scaling_config=ScalingConfig(num_workers=num_workers),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    )
+    message = rf"\[DT-607\] backend 'broken' failed in session \(rank \d\): expected a context manager, {problem}"
+    with pytest.raises(TrainingFailedError, match=message) as failed:
+        trainer.fit()
+    assert isinstance(failed.value.__cause__, BackendError)
+
+
+class Misspells(Broken):
+    def rank_enviroment(self, worker: Any, workers: Any) -> Mapping[str, str]:
+        return {}
+
+
+class HasFurtherMethods(Broken):
+    def rank_environment(self, worker: Any, workers: Any) -> Mapping[str, str]:
+        return self.rank_environments()[0]
+
+    def rank_environments(self) -> list[dict[str, str]]:
+        return [{}]
+
+    def find_port(self) -> int:
+        return 1
+
+
+def test_misspelled_optional_method_causes_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"'broken': Misspells\.rank_enviroment\(\) is never.* rank_environment\(\)\?"):
+        make_trainer(Misspells(), tmp_path)
+
+
+def test_backend_may_have_further_methods(tmp_path: Path) -> None:
+    make_trainer(HasFurtherMethods(), tmp_path)
 
 
 def fail_on_rank_1() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from drivetrain import Backend, BackendConfig, FailureKind, ScalingConfig, TrainContext, WorkerGroup
+from drivetrain import Backend, BackendConfig, FailureKind, ScalingConfig, TrainContext, WorkerGroup, WorkerInfo
 from drivetrain.testing import BackendConformance
 from tests.kits.eager_backend import EagerConfig
 from tests.kits.sound_backend import ConfigOf, SoundBackend
@@ -136,6 +136,15 @@ class ReturnsNumbers(SoundBackend):
 
 class TestReturnsNumbers(BackendConformance):
     config = ConfigOf(kind=ReturnsNumbers)
+
+
+class MisspellsRankEnvironment(SoundBackend):
+    def rank_enviroment(self, worker: WorkerInfo, workers: Sequence[WorkerInfo]) -> Mapping[str, str]:
+        return {"RANK": str(workers.index(worker))}
+
+
+class TestMisspellsRankEnvironment(BackendConformance):
+    config = ConfigOf(kind=MisspellsRankEnvironment)
 
 
 class NeedsTwoWorkers(SoundBackend):

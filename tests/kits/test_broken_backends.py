@@ -32,7 +32,10 @@ BROKEN = {
         "expected 2 mappings, one per rank, got 1"
     ),
     ("TestReturnsNumbers", "test_rendezvous_returns_mappings_of_strings[local-1]"): (
-        "rendezvous(), rank 0: expected strings as values, got port=1234"
+        "failed in rendezvous (rank 0): expected a mapping from names to strings, got {'port': 1234}"
+    ),
+    ("TestMisspellsRankEnvironment", "test_names_of_optional_methods_are_spelled_correctly"): (
+        "MisspellsRankEnvironment.rank_enviroment() is never called. Did you mean rank_environment()?"
     ),
     ("TestNeedsTwoWorkers", "test_train_function_runs_on_every_rank_on_the_main_thread[local-1]"): (
         "failed in rendezvous: IndexError"

@@ -63,6 +63,24 @@ def few_mappings():
     train(num_workers=2, backend_config=Broken())
 
 
+@mistake("numbers in the mappings of `rendezvous()`")
+def numbers_in_mapping():
+    class Broken(Faulty):
+        def rendezvous(self, group):
+            return [{"port": 29500} for _ in group.workers]
+
+    train(num_workers=2, backend_config=Broken())
+
+
+@mistake("`rendevous()` instead of `rendezvous()`")
+def misspelled_method():
+    class TallyBackend(Faulty):
+        def rendevous(self, group): ...
+
+    TallyBackend.__qualname__ = "TallyBackend"
+    train(backend_config=TallyBackend())
+
+
 @mistake("an exception in `rendezvous()`")
 def raises():
     class Broken(Faulty):

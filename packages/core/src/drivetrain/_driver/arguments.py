@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 from drivetrain._hooks.backend import Backend, BackendConfig, NoBackend
 from drivetrain._hooks.data_config import DataConfig
 from drivetrain._hooks.plugins import load_plugin
-from drivetrain._hooks.signatures import find_wrong_method
+from drivetrain._hooks.signatures import find_misspelled_method, find_wrong_method
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError
@@ -197,4 +198,6 @@ def resolve_backend(given: BackendConfig | Backend | str) -> Backend:
         )
     if (problem := find_wrong_method(backend, Backend)) is not None:
         raise ConfigurationError(f"[DT-607] backend {backend.name!r}: {problem}")
+    if (misspelled := find_misspelled_method(backend, Backend)) is not None:
+        warnings.warn(f"backend {backend.name!r}: {misspelled}", stacklevel=2)
     return backend

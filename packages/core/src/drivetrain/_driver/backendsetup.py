@@ -92,7 +92,7 @@ class BackendSetup:
         """Let the backend prepare the ranks, and return its mapping for each rank.
 
         Raises:
-            BackendError: the backend raised an exception, or did not return one mapping per rank.
+            BackendError: the backend raised an exception, or did not return one mapping of strings per rank.
             WaitTimeoutError: the backend did not return within ``RunConfig(start_timeout_s=...)``.
         """
         backend, size = self._backend, len(self._group.workers)
@@ -101,6 +101,8 @@ class BackendSetup:
             raise _error(backend, "rendezvous", f"expected a list with one mapping per rank, got {found!r:.200}")
         if len(found) != size:
             raise _error(backend, "rendezvous", f"expected {size} mappings, one per rank, got {len(found)}")
+        for rank, mapping in enumerate(found):
+            _check_strings(backend, "rendezvous", mapping, rank)
         return found
 
     def rejoin(self, lost: Sequence[int]) -> Future[Sequence[Mapping[str, str]]]:
@@ -225,9 +227,13 @@ def _call(backend: Backend, method: str, function: Callable[[], object]) -> obje
 
 
 def _variables(backend: Backend, source: str, found: object) -> dict[str, str]:
+    return dict(_check_strings(backend, source, found))
+
+
+def _check_strings(backend: Backend, source: str, found: object, rank: int | None = None) -> Mapping[str, str]:
     if not isinstance(found, Mapping) or not all(isinstance(part, str) for pair in found.items() for part in pair):
-        raise _error(backend, source, f"expected a mapping from names to strings, got {found!r:.200}")
-    return dict(found)
+        raise _error(backend, source, f"expected a mapping from names to strings, got {found!r:.200}", rank)
+    return found
 
 
 def _error(backend: Backend, method: str, problem: str, rank: int | None = None) -> BackendError:

@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["find_wrong_function", "find_wrong_method"]
+__all__ = ["find_misspelled_method", "find_wrong_function", "find_wrong_method"]
+
+_MIN_SIMILARITY = 0.8  # a plugin may have further methods of its own
 
 
 def find_wrong_method(plugin: object, interface: type) -> str | None:
@@ -24,6 +26,27 @@ def find_wrong_method(plugin: object, interface: type) -> str | None:
         problem = _find_difference(own, _signature_of_call(kind, name), _signature_of_call(interface, name))
         if problem is not None:
             return f"{kind.__qualname__}.{name}: {problem}"
+    return None
+
+
+def find_misspelled_method(plugin: object, interface: type) -> str | None:
+    """Return what is wrong if a method of a plugin has almost the name of an optional one; None if there is none.
+
+    Args:
+        plugin: an object of a class.
+        interface: the class that declares the methods.
+    """
+    kind = type(plugin)
+    own = [name for name in dir(kind) if not name.startswith("_") and inspect.isroutine(getattr(kind, name))]
+    further = [name for name in own if not hasattr(interface, name)]
+    if not further:
+        return None
+    import difflib  # rarely needed, and slow to import
+
+    inherited = [name for name in own if getattr(kind, name) == getattr(interface, name, None)]
+    for name in further:
+        if closest := difflib.get_close_matches(name, inherited, n=1, cutoff=_MIN_SIMILARITY):
+            return f"{kind.__qualname__}.{name}() is never called. Did you mean {closest[0]}()?"
     return None
 
 

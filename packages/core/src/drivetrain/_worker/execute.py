@@ -11,7 +11,8 @@ import pickle
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +20,14 @@ import cloudpickle
 
 from drivetrain._base.failure import capture_failure
 from drivetrain._hooks.backend import Backend
+from drivetrain._hooks.context import TrainContext
 from drivetrain._wire.commands import CountSteps, Renumber, RunningTaskCommand, StopAfter
 from drivetrain._wire.events import Failed, PhaseEntered, Pickled, RankState, Renumbered, Returned
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.preemption import Preemption
 from drivetrain._worker.session import Outbox, Session, activate
 from drivetrain._worker.workspace import open_workspace
-from drivetrain.errors import FailureKind
+from drivetrain.errors import BackendError, FailureKind
 
 __all__ = [
     "Finished",
@@ -133,7 +135,7 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
         running.enter(RankState.SETTING_UP)
         with open_workspace(task.context, task.options) as (context, on_checkpoint):
             session = running.session = Session(task, context, running.outbox, running.preemption, on_checkpoint)
-            with activate(session), task.backend.session(context, task.rendezvous):
+            with activate(session), _session_of(task.backend, context, task.rendezvous):
                 running.enter(RankState.TRAINING)
                 try:
                     try:
@@ -176,6 +178,23 @@ def report_outcome(
             event = Failed(running.rank, outcome.time, outcome.state, capture_failure(outcome.error), outcome.kind)
     settle_output()
     running.outbox.emit(event)
+
+
+def _session_of(backend: Backend, context: TrainContext, rendezvous: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Return the context manager of a backend.
+
+    Raises:
+        BackendError: the backend returned something else.
+    """
+    session: object = backend.session(context, rendezvous)
+    if isinstance(session, AbstractContextManager):
+        return session
+    if isinstance(session, Generator):
+        problem = "got a generator. Decorate it with @contextlib.contextmanager"
+    else:
+        problem = f"got {session!r:.200}. Add a yield, and decorate it with @contextlib.contextmanager"
+    where = f"backend {backend.name!r} failed in session (rank {context.get_world_rank()})"
+    raise BackendError(f"[DT-607] {where}: expected a context manager, {problem}")
 
 
 def _classify(backend: Backend, error: BaseException) -> FailureKind | None:

@@ -40,6 +40,7 @@ from drivetrain._driver.trainer import DataParallelTrainer
 from drivetrain._hooks.backend import Backend, BackendConfig
 from drivetrain._hooks.callback import Callback
 from drivetrain._hooks.context import AttemptInfo, WorkerInfo
+from drivetrain._hooks.signatures import find_misspelled_method
 from drivetrain.config import FailureConfig, RunConfig, ScalingConfig
 from drivetrain.errors import ConfigurationError, FailureKind, TrainingFailedError
 from drivetrain.interactive.trainer import Trainer
@@ -178,6 +179,10 @@ class BackendConformance:
         for backend in (first, second):
             assert isinstance(backend, Backend), f"create(): expected a Backend, got {backend!r}"
         assert first.name != Backend.name, f"{type(first).__name__}.name: expected the backend's name, got the default"
+
+    def test_names_of_optional_methods_are_spelled_correctly(self) -> None:
+        misspelled = find_misspelled_method(self.config.create(), Backend)
+        assert misspelled is None, misspelled
 
     def test_config_and_backend_can_be_pickled(self) -> None:
         for name, value in (("config", self.config), ("backend", self.config.create())):
