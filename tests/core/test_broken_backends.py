@@ -139,6 +139,35 @@ def test_backend_may_have_further_methods(tmp_path: Path) -> None:
     make_trainer(HasFurtherMethods(), tmp_path)
 
 
+class HoldsALock(FailsToClose):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class StartsATracker(FailsToClose):
+    def rendezvous(self, group: Any) -> Sequence[Mapping[str, str]]:
+        self.tracker = threading.Lock()
+        return super().rendezvous(group)
+
+
+PICKLING = (
+    r"\[DT-607\] backend 'broken': expected a backend that can be pickled, got \w+ \(TypeError: .*lock.*\)\. "
+    r"Create such objects in session\(\)"
+)
+
+
+def test_backend_that_cannot_be_pickled_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=PICKLING):
+        fit(HoldsALock(), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_backend_that_cannot_be_pickled_after_rendezvous_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TrainingFailedError, match=PICKLING) as failed:
+        fit(StartsATracker(), tmp_path)
+    assert isinstance(failed.value.__cause__, TypeError)
+
+
 def fail_on_rank_1() -> None:
     if os.environ["RANK"] == "1":
         raise ZeroDivisionError("no device")
@@ -174,16 +203,17 @@ def test_rendezvous_that_never_returns_ends_in_time_and_shows_where_it_is(tmp_pa
     assert failed.value.kind is FailureKind.HANG
 
 
-def test_cancel_interrupts_a_rendezvous_that_never_returns(tmp_path: Path) -> None:
+class Enters(NeverReturns):
     entered = threading.Event()
 
-    class Enters(NeverReturns):
-        def rendezvous(self, group: Any) -> Sequence[Mapping[str, str]]:
-            entered.set()
-            return super().rendezvous(group)
+    def rendezvous(self, group: Any) -> Sequence[Mapping[str, str]]:
+        self.entered.set()
+        return super().rendezvous(group)
 
+
+def test_cancel_interrupts_a_rendezvous_that_never_returns(tmp_path: Path) -> None:
     run = make_trainer(Enters(), tmp_path).start()
-    assert entered.wait(60)
+    assert Enters.entered.wait(60)
     run.cancel()
     with pytest.raises(RunCancelledError):
         run.result(30)

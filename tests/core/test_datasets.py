@@ -20,6 +20,7 @@ from drivetrain import (
     PluginError,
     RunConfig,
     ScalingConfig,
+    TrainingFailedError,
 )
 from drivetrain.plugin import OpenedDataset, required_runtime
 from tests.core.conftest import Install
@@ -155,11 +156,82 @@ def test_broken_provider_affects_no_dataset_that_another_accepts(how: str, lette
         DataConfig().open({"train": object()})
 
 
-def test_provider_that_returns_a_wrong_number_of_shards_is_broken(install: Install) -> None:
-    source = LETTERS.replace("for part in parts]", "for part in 'abc']")
-    install("odd-plugin", "odd", source, {"drivetrain.datasets": {"odd": "odd:LetterDatasets"}})
-    with pytest.raises(PluginBrokenError, match=r"'train': expected 2 shards, one per rank, .*LetterD.*got 3"):
-        DataConfig().configure({"train": __import__("odd").Letters("abc")}, 2)
+ODD = {
+    "accepts": (
+        "return isinstance(dataset, Letters)",
+        "isinstance(dataset, Letters)",
+        "expected True or False, got None",
+    ),
+    "open": ("return dataset.text", "raise KeyError('x')", "KeyError: 'x'"),
+    "split raises": ("parts = [", "raise KeyError('x')\n        parts = [", "KeyError: 'x'"),
+    "split returns None": ("return [Shard", "[Shard", "expected a list with one shard per rank, got None"),
+    "split returns dict": ("return [", "return {}\n        [", "expected a list with one shard per rank, got {}"),
+    "split returns too many": ("for part in parts]", "for part in 'abc']", "expected 2 shards, one per rank, got 3"),
+    "split returns rows": (
+        "return [Shard",
+        "return parts\n        [Shard",
+        "expected shards with .*iter_batches.*'ac'",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ODD)
+def test_mistake_of_a_provider_is_named_with_the_dataset_and_the_method(how: str, install: Install) -> None:
+    right, wrong, problem = ODD[how]
+    module = f"odd_{how.replace(' ', '_')}"
+    install(
+        "odd-plugin",
+        module,
+        LETTERS.replace(right, wrong),
+        {"drivetrain.datasets": {"odd": f"{module}:LetterDatasets"}},
+    )
+    message = rf"\[DT-.*dataset 'train': .*'odd' of odd-plugin 1\.2 failed in {how.partition(' ')[0]}\(\): {problem}"
+    with pytest.raises(PluginBrokenError, match=message) as raised:
+        DataConfig().configure({"train": __import__(module).Letters("abc")}, 2)
+    assert isinstance(raised.value.__cause__, KeyError) == ("KeyError" in problem)
+
+
+def test_refusal_of_a_provider_is_not_changed(install: Install) -> None:
+    source = LETTERS.replace("return dataset.text", "raise __import__('drivetrain').ConfigurationError('no letters')")
+    install("strict-plugin", "strict", source, {"drivetrain.datasets": {"strict": "strict:LetterDatasets"}})
+    with pytest.raises(ConfigurationError, match=r"^no letters$"):
+        DataConfig().open({"train": __import__("strict").Letters("abc")})
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "problem"),
+    [
+        (
+            "parts = [",
+            "raise KeyError('x')\n        parts = [",
+            r"the provider 'bad' of .* failed in split\(\): KeyError: 'x'",
+        ),
+        (
+            "self.text, self.name",
+            "self.lock = __import__('threading').Lock()\n        self.text, self.name",
+            r"expected shards that can be pickled, got Shard \(TypeError: .*lock.*\)\. Open files in iter_batches\(\)",
+        ),
+    ],
+)
+def test_run_names_the_dataset_of_a_mistake(
+    right: str, wrong: str, problem: str, install: Install, tmp_path: Path
+) -> None:
+    module = "bad_raises" if "raise" in wrong else "bad_lock"
+    install(
+        "bad-plugin",
+        module,
+        LETTERS.replace(right, wrong),
+        {"drivetrain.datasets": {"bad": f"{module}:LetterDatasets"}},
+    )
+    trainer = DataParallelTrainer(
+        print,
+        datasets={"train": __import__(module).Letters("abc")},
+        scaling_config=ScalingConfig(num_workers=1, runtime="local"),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0),
+    )
+    with pytest.raises(TrainingFailedError, match=rf"^\[DT-602\] dataset 'train': {problem}") as failed:
+        trainer.fit()
+    assert isinstance(failed.value.__cause__, KeyError if "raise" in wrong else TypeError)
 
 
 def test_provider_declares_the_runtimes_that_can_read_its_shards(install: Install, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import threading
 
 from drivetrain import Backend, BackendConfig
 from tests.docs.mistakes.making import load, mistake, train
@@ -61,6 +62,16 @@ def few_mappings():
             return [{}]
 
     train(num_workers=2, backend_config=Broken())
+
+
+@mistake("a lock in an attribute of the backend")
+def lock_in_attribute():
+    class TallyBackend(Faulty):
+        def __init__(self):
+            self.lock = threading.Lock()
+
+    TallyBackend.__qualname__ = "TallyBackend"
+    train(num_workers=2, backend_config=TallyBackend())
 
 
 @mistake("numbers in the mappings of `rendezvous()`")

@@ -40,6 +40,26 @@ def few_shards():
     train(num_workers=2, datasets={"train": make_table()})
 
 
+@mistake("an exception in `split()`")
+def split_raises():
+    TableDatasets.split = lambda self, opened, request: {}["rows"]
+    train(num_workers=2, datasets={"train": make_table()})
+
+
+@mistake("shards that hold an open file or a connection")
+def connected_shards():
+    class Connected:
+        def __init__(self):
+            self.database = sqlite3.connect("data.db")
+
+        def iter_batches(self, *, batch_size=256):
+            return self.database.execute("select * from train")
+
+    Connected.__qualname__ = "Connected"
+    TableDatasets.split = lambda self, opened, request: [Connected() for _ in range(request.world_size)]
+    train(num_workers=2, datasets={"train": make_table()})
+
+
 @mistake("two providers accept the object")
 def two_providers():
     install("dataset", TABLES)
@@ -49,6 +69,12 @@ def two_providers():
 @mistake("`accepts()` raises, and no other provider accepts the object")
 def accepts_raises():
     install("dataset", TABLES.replace("isinstance(dataset, Table)", "dataset.columns"))
+    train(datasets={"train": {1, 2}})
+
+
+@mistake("`accepts()` without `return`")
+def accepts_returns_nothing():
+    install("dataset", TABLES.replace("return isinstance", "isinstance"))
     train(datasets={"train": {1, 2}})
 
 

@@ -21,7 +21,7 @@ from drivetrain._driver.diagnosis import failure_in_driver
 from drivetrain._driver.outcomes import AttemptFailed, Ending, Grow, RunFailed, Succeeded
 from drivetrain._driver.policies import Decision, ask
 from drivetrain._driver.services import RunServices
-from drivetrain._driver.tasks import TaskFactory, scaling_for
+from drivetrain._driver.tasks import TaskFactory, require_pickling_of_task, scaling_for
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._hooks.policy import FailurePolicy, avoided_nodes
@@ -172,9 +172,9 @@ class Controller:
                 _check_group(self._runtime, group, spec)
                 ending = self._drive(group, number, avoided)
             return ending
-        except (RunCancelledError, ConfigurationError, PluginError, ResourceError):
-            raise
-        except Exception as error:  # raised by a backend, a callback or the runtime
+        except Exception as error:  # raised by a backend, a callback, a dataset provider or the runtime
+            if _prevents_attempts(error):
+                raise
             if isinstance(ending, AttemptFailed):  # the first failure remains the root cause
                 self._print_error(error)
                 return ending
@@ -242,12 +242,16 @@ class Controller:
         checkpoint: Checkpoint | None,
         last_report: ReportNumber,
     ) -> None:
-        group.train(
-            [
-                self._tasks.make(group, rank, mapping, attempt=attempt, checkpoint=checkpoint, last_report=last_report)
-                for rank, mapping in zip(ranks, rendezvous, strict=True)
-            ]
-        )
+        tasks = [
+            self._tasks.make(group, rank, mapping, attempt=attempt, checkpoint=checkpoint, last_report=last_report)
+            for rank, mapping in zip(ranks, rendezvous, strict=True)
+        ]
+        try:
+            group.train(tasks)
+        except Exception:  # an object of a plugin may raise any exception when it is pickled
+            for task in tasks:
+                require_pickling_of_task(task, self._runtime.reduce)
+            raise
 
     def _ask_policy(self, failure: Failure) -> Decision:
         return ask(self._policy, self._run.run_config.failure_config, failure, self._history)
@@ -372,6 +376,13 @@ def group_spec(config: RunConfig, scaling: ScalingConfig, backend: Backend, inte
         interrupts=interrupts,
         run_resources=contextlib.ExitStack(),
     )
+
+
+def _prevents_attempts(error: Exception) -> bool:
+    """Return True if an error would occur in each attempt."""
+    if isinstance(error, PluginBrokenError) and error.__cause__ is not None:
+        return False  # the plugin raised an exception, for example because a storage was unreachable
+    return isinstance(error, (RunCancelledError, ConfigurationError, PluginError, ResourceError))
 
 
 def _check_group(runtime: Runtime, group: Group, spec: GroupSpec) -> None:

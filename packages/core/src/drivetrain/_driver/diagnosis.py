@@ -19,6 +19,7 @@ from drivetrain.errors import (
     CallbackError,
     DrivetrainError,
     FailureKind,
+    PluginBrokenError,
     WaitTimeoutError,
     WorkerDiedError,
 )
@@ -174,7 +175,7 @@ def failure_in_driver(error: Exception, source: str | None = None) -> Failure:
         error: the exception.
         source: what raised it, for the summary; None if the exception says so.
     """
-    if isinstance(error, (BackendError, CallbackError)):
+    if isinstance(error, (BackendError, CallbackError, PluginBrokenError)):
         cause = error.__cause__ or error
         return Failure(kind=classify(cause), summary=str(error), exception=cause)
     kind = classify(error)

@@ -20,7 +20,7 @@ from drivetrain._driver.outcomes import RunFailed, Succeeded
 from drivetrain._driver.policies import make_policy
 from drivetrain._driver.result import Result, last_metrics
 from drivetrain._driver.services import RunServices
-from drivetrain._driver.tasks import TaskFactory
+from drivetrain._driver.tasks import TaskFactory, require_pickling
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.callback import Callback, Callbacks
 from drivetrain._hooks.context import Run, Trial, WorkerInfo
@@ -100,6 +100,8 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
     function = pickle_function(job.function, job.config, runtime.reduce)
     runtime.validate(job.scaling)
     validate(job.backend, job.scaling)
+    if not runtime.in_driver:
+        require_pickling(job.backend, runtime.reduce)
     datasets = job.data_config.open(check_runtime(job.datasets, runtime.name))
     callbacks = make_callbacks(job.run_config, default_callbacks(job.backend))
     policy = make_policy(job.run_config.failure_config)

@@ -7,16 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from drivetrain._base.failure import one_line
+from drivetrain._base.pickling import dumps
 from drivetrain._driver.progress import HangLimits
 from drivetrain._driver.services import RunServices
+from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import TrainContext, WorkerInfo
 from drivetrain._runtimes.base import Group
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._wire.events import ReportNumber
 from drivetrain._wire.task import SessionOptions, TrainTask
 from drivetrain.config import ScalingConfig
+from drivetrain.errors import BackendError, PluginBrokenError
 
-__all__ = ["TaskFactory", "scaling_for"]
+__all__ = ["TaskFactory", "require_pickling", "require_pickling_of_task", "scaling_for"]
 
 
 class TaskFactory:
@@ -102,6 +106,43 @@ class TaskFactory:
             datasets=self._shards[rank],
             needs_value=self._all_values or rank == 0,
         )
+
+
+def require_pickling(backend: Backend, reduce: Callable[[Any], Any]) -> None:
+    """Check that a backend can be sent to the workers.
+
+    Args:
+        backend: the backend.
+        reduce: see :meth:`drivetrain.plugin.Runtime.reduce`.
+
+    Raises:
+        BackendError: it cannot be pickled.
+    """
+    try:
+        dumps(backend, reduce)
+    except Exception as error:  # a plugin's object may raise any exception
+        raise BackendError(
+            f"[DT-607] backend {backend.name!r}: expected a backend that can be pickled, got "
+            f"{type(backend).__qualname__} ({one_line(error)}). Create such objects in session()"
+        ) from error
+
+
+def require_pickling_of_task(task: TrainTask, reduce: Callable[[Any], Any]) -> None:
+    """Check that the objects of plugins in a task can be sent to a worker.
+
+    Raises:
+        BackendError: the backend cannot be pickled.
+        PluginBrokenError: a shard of a dataset cannot be pickled.
+    """
+    require_pickling(task.backend, reduce)
+    for name, shard in task.datasets.items():
+        try:
+            dumps(shard, reduce)
+        except Exception as error:  # a plugin's object may raise any exception
+            raise PluginBrokenError(
+                f"[DT-602] dataset {name!r}: expected shards that can be pickled, got {type(shard).__qualname__} "
+                f"({one_line(error)}). Open files in iter_batches()"
+            ) from error
 
 
 def scaling_for(scaling: ScalingConfig, size: int) -> ScalingConfig:

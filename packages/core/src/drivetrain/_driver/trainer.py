@@ -185,6 +185,7 @@ class DataParallelTrainer(KeepsArguments):
             ResourceError: the run requests more resources than exist, or than become free in time.
             PluginError: the runtime or a callback is not installed, or cannot be loaded; nothing was started.
             SerializationError: the train function or its config cannot be pickled; nothing was started.
+            BackendError: the backend cannot be pickled, or failed in ``validate()``; nothing was started.
             RunExistsError: a run with that name exists and resuming was not requested; that run was not changed.
             RunInUseError: another driver is working on the run.
             StorageError: the run directory cannot be written.

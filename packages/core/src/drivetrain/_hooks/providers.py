@@ -6,14 +6,16 @@ provider accepts.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from drivetrain._base.failure import one_line
 from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest
 from drivetrain._hooks.plugins import Plugin, check_plugin, install_commands, installed_plugins
-from drivetrain.errors import ConfigurationError, PluginBrokenError, PluginError, PluginNotFoundError
+from drivetrain.errors import ConfigurationError, DrivetrainError, PluginBrokenError, PluginError, PluginNotFoundError
 
 __all__ = ["OpenedDataset", "Providers", "check_runtime", "required_runtime"]
 
@@ -27,24 +29,31 @@ class OpenedDataset:
     Attributes:
         provider: the provider that opened the dataset.
         value: the return value of the provider's :meth:`DatasetProvider.open`.
+        origin: the name and the distribution of the provider, for error messages.
     """
 
     provider: DatasetProvider
     value: Any
+    origin: str
 
     def split(self, request: SplitRequest) -> list[Shard]:
         """Split the dataset into one shard per rank.
 
         Raises:
-            PluginBrokenError: the provider did not return one shard per rank.
+            PluginBrokenError: the provider raised an exception, or did not return one shard per rank.
         """
-        shards = list(self.provider.split(self.value, request))
-        if len(shards) != request.world_size:
-            raise PluginBrokenError(
-                f"[DT-602] dataset {request.name!r}: expected {request.world_size} shards, one per rank, from "
-                f"{type(self.provider).__qualname__}.split(), got {len(shards)}"
-            )
-        return shards
+        with _named(request.name, self.origin, "split"):
+            found: object = self.provider.split(self.value, request)
+            shards = list(found) if isinstance(found, Iterable) and not isinstance(found, (Mapping, str)) else None
+        if shards is None:
+            problem = f"expected a list with one shard per rank, got {found!r:.200}"
+        elif len(shards) != request.world_size:
+            problem = f"expected {request.world_size} shards, one per rank, got {len(shards)}"
+        elif wrong := [shard for shard in shards if not callable(getattr(shard, "iter_batches", None))]:
+            problem = f"expected shards with a method iter_batches(), got {wrong[0]!r:.200}"
+        else:
+            return shards
+        raise _broken(request.name, self.origin, "split", problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,11 @@ class _Installed:
 
     def __str__(self) -> str:
         return f"{self.plugin.name!r} of {self.plugin.distribution} {self.plugin.version}"
+
+    def open(self, name: str, dataset: object, keep_together: str | None) -> OpenedDataset:
+        with _named(name, str(self), "open"):
+            value = self.provider.open(name, dataset, keep_together=keep_together)
+        return OpenedDataset(self.provider, value, str(self))
 
 
 class Providers:
@@ -80,7 +94,8 @@ class Providers:
             PluginNotFoundError: no provider accepts it, and a package that may contain a suitable provider is not
                 installed.
             PluginError: several providers accept it.
-            PluginBrokenError: no provider accepts it, and an installed provider is broken.
+            PluginBrokenError: no provider accepts it, and an installed provider is broken; or the provider raised an
+                exception.
         """
         accepting = self.accepting(dataset)
         if not accepting:
@@ -90,8 +105,7 @@ class Providers:
                 f"[DT-603] dataset {name!r}: expected one provider that accepts a {type(dataset).__qualname__}, got "
                 f"{' and '.join(map(str, accepting))}. Uninstall one of them"
             )
-        provider = accepting[0].provider
-        return OpenedDataset(provider, provider.open(name, dataset, keep_together=keep_together))
+        return accepting[0].open(name, dataset, keep_together)
 
     def default_options(self) -> Any | None:
         """Return the default ``execution_options`` of the first provider that has any, or None."""
@@ -99,15 +113,18 @@ class Providers:
         return next((option for option in options if option is not None), None)
 
     def _accepts(self, installed: _Installed, dataset: object) -> bool:
+        cause: Exception | None = None
         try:
-            return bool(installed.provider.accepts(dataset))
+            accepted: object = installed.provider.accepts(dataset)
+            if isinstance(accepted, bool):
+                return accepted
+            problem = f"expected True or False, got {accepted!r:.200}"
         except Exception as error:  # another package may raise anything
-            broken = PluginBrokenError(
-                f"[DT-602] the dataset provider {installed} raised in accepts(): {type(error).__name__}: {error}"
-            )
-            broken.__cause__ = error
-            self._broken[installed.plugin.target] = broken
-            return False
+            cause, problem = error, one_line(error)
+        broken = PluginBrokenError(f"[DT-602] the dataset provider {installed} failed in accepts(): {problem}")
+        broken.__cause__ = cause
+        self._broken[installed.plugin.target] = broken
+        return False
 
     def _not_accepted(self, name: str, dataset: object) -> Exception:
         module, kind = type(dataset).__module__, type(dataset).__qualname__
@@ -125,6 +142,21 @@ class Providers:
         if commands := install_commands(_EXTRA, module.partition(".")[0]):
             return PluginNotFoundError(f"{message}. Run: {' or '.join(commands)}")
         return ConfigurationError(message)
+
+
+@contextlib.contextmanager
+def _named(dataset: str, origin: str, method: str) -> Iterator[None]:
+    """Name the dataset, the provider and the method in an exception other than ours."""
+    try:
+        yield
+    except DrivetrainError:
+        raise
+    except Exception as error:  # another package may raise anything
+        raise _broken(dataset, origin, method, one_line(error)) from error
+
+
+def _broken(dataset: str, origin: str, method: str, problem: str) -> PluginBrokenError:
+    return PluginBrokenError(f"[DT-602] dataset {dataset!r}: the provider {origin} failed in {method}(): {problem}")
 
 
 def required_runtime(datasets: Mapping[str, Any]) -> str | None:
