@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,7 +195,7 @@ class LimitTrainer(DataParallelTrainer, config=LimitConfig):
 @pytest.mark.parametrize("kind", [DataParallelTrainer, LimitTrainer])
 def test_backend_that_could_not_be_stored_must_be_passed_again(kind: type[DataParallelTrainer], tmp_path: Path) -> None:
     argument = "backend_config" if kind is DataParallelTrainer else "limit_config"
-    backend = {argument: LimitConfig(limit=7, lock=threading.Lock())}
+    backend: dict[str, Any] = {argument: LimitConfig(limit=7, lock=threading.Lock())}
     run_config = RunConfig(name="run", storage_path=tmp_path, verbose=0)
     scaling_config = ScalingConfig(num_workers=0)
     kind(lambda: os.environ["LIMIT"], scaling_config=scaling_config, run_config=run_config, **backend).fit()
