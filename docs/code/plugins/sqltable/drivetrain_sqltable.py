@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,14 +30,13 @@ class TableShard:
         self, *, batch_size: int | None = 256
     ) -> Iterator[dict[str, list[Any]]]:
         """Read the rows in batches: a list of values for each column."""
-        connection = sqlite3.connect(self.table.path)
         query = f'select * from "{self.table.name}" order by rowid limit ? offset ?'
-        cursor = connection.execute(query, (self.rows, self.first))
-        names = [column[0] for column in cursor.description]
-        while batch := cursor.fetchmany(batch_size or self.rows):
-            columns = zip(*batch, strict=True)
-            yield dict(zip(names, map(list, columns), strict=True))
-        connection.close()
+        with closing(sqlite3.connect(self.table.path)) as connection:
+            cursor = connection.execute(query, (self.rows, self.first))
+            names = [column[0] for column in cursor.description]
+            while batch := cursor.fetchmany(batch_size or self.rows):
+                columns = zip(*batch, strict=True)
+                yield dict(zip(names, map(list, columns), strict=True))
 
 
 class TableDatasets(DatasetProvider):
