@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivetrain import ConfigurationError
 from drivetrain.plugin import DatasetProvider, SplitRequest
 
 
@@ -19,52 +17,36 @@ class Numbers:
 
 @dataclass
 class NumberShard:
-    """Every ``step``-th number, starting with ``first``; all ranks get the same number of batches."""
+    """Every ``step``-th number, starting with ``first``; all ranks get the same number of batches.
+
+    Attributes:
+        start: the number at which the next iteration starts.
+        position: the number of numbers that all ranks together have read.
+    """
 
     rows: int
     first: int = 0
     step: int = 1
     group_size: int = 1
-    skipped: int = 0
-    position: Mapping[str, Any] | None = None
-    batches: int = 0
+    start: int = 0
+    position: int = 0
     states: list[dict[str, Any]] = field(default_factory=list)
 
-    def numbers(self) -> list[int]:
-        return [n for n in range(self.rows) if n // self.group_size % self.step == self.first]
-
     def iter_batches(self, *, batch_size: int | None = 256) -> Iterator[dict[str, list[int]]]:
-        skipped, self.skipped, self.batches = self.skipped, 0, self.skipped
-        numbers, size = self.numbers(), batch_size or self.rows
-        if skipped and self.position is not None:
-            numbers = self.unread(self.position, size)
-            skipped = 0
-        count = math.ceil(math.ceil(self.rows / self.step) / size)
-        for start in range(skipped * size, len(numbers), size):
-            self.batches += 1
-            part = numbers[start : start + size]
+        start, self.start = self.start, 0
+        size = (batch_size or max(1, self.rows)) * self.step
+        for number in range(start, self.rows, size):
+            self.position = min(number + size, self.rows)
+            part = [n for n in range(number, self.position) if n // self.group_size % self.step == self.first]
             yield {"id": part, "group": [n // 10 for n in part]}
-        if len(numbers) <= (count - 1) * size and self.group_size == 1 and not skipped:
-            yield {"id": [], "group": []}
-        self.batches = 0
-
-    def unread(self, position: Mapping[str, Any], size: int) -> list[int]:
-        """Return this rank's part of the rows that the workers of another world size have not read."""
-        read = {
-            n
-            for rank in range(position["world_size"])
-            for n in list(range(rank, self.rows, position["world_size"]))[: position["batches"] * size]
-        }
-        return [n for n in range(self.rows) if n not in read][self.first :: self.step]
+        self.position = 0
 
     def state_dict(self) -> dict[str, Any]:
-        self.states = [{"batches": self.batches, "world_size": self.step}]
+        self.states = [{"read": self.position}]
         return self.states[0]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["world_size"] != self.step and self.position != state:
-            raise ConfigurationError("load_state_dict(): expected the position of the checkpoint")
-        self.skipped = state["batches"]
+        self.start = self.position = state["read"]
 
     def take_state(self) -> dict[str, Any] | None:
         return self.states.pop() if self.states else None
@@ -72,6 +54,7 @@ class NumberShard:
 
 class NumberDatasets(DatasetProvider):
     accepted = "numbers"
+    shard = NumberShard
 
     def accepts(self, dataset: object) -> bool:
         return isinstance(dataset, Numbers)
@@ -81,19 +64,18 @@ class NumberDatasets(DatasetProvider):
 
     def split(self, opened: tuple[Numbers, int], request: SplitRequest) -> Sequence[Any]:
         numbers, group_size = opened
+        ranks, world_size = range(request.world_size), request.world_size
         if request.whole:
-            return [NumberShard(numbers.rows) for _ in range(request.world_size)]
-        return [
-            NumberShard(
-                numbers.rows, rank, request.world_size, group_size, position=self.position_for_another_size(request)
-            )
-            for rank in range(request.world_size)
-        ]
+            return [self.shard(numbers.rows) for _ in ranks]
+        return [self.shard(numbers.rows, rank, world_size, group_size) for rank in ranks]
 
-    @staticmethod
-    def position_for_another_size(request: SplitRequest) -> Mapping[str, Any] | None:
-        same = request.position is None or request.position["world_size"] == request.world_size
-        return None if same else request.position
+
+class OmitsRows(NumberDatasets):
+    """Gives all ranks the same number of rows."""
+
+    def split(self, opened: tuple[Numbers, int], request: SplitRequest) -> Sequence[Any]:
+        rows = opened[0].rows
+        return super().split((Numbers(rows if request.whole else rows - rows % request.world_size), opened[1]), request)
 
 
 class AcceptsAnything(NumberDatasets):
@@ -143,8 +125,7 @@ class ReadOnce(NumberShard):
 
 
 class OneEpoch(NumberDatasets):
-    def split(self, opened: tuple[Numbers, int], request: SplitRequest) -> Sequence[Any]:
-        return [ReadOnce(opened[0].rows, rank, request.world_size) for rank in range(request.world_size)]
+    shard = ReadOnce
 
 
 class IgnoresGroups(NumberDatasets):
@@ -152,11 +133,72 @@ class IgnoresGroups(NumberDatasets):
         return dataset, 1
 
 
+class ContinuingShard(NumberShard):
+    def iter_batches(self, *, batch_size: int | None = 256) -> Iterator[dict[str, list[int]]]:
+        self.start = self.position
+        yield from super().iter_batches(batch_size=batch_size)
+
+
+class ContinuesAfterABreak(NumberDatasets):
+    shard = ContinuingShard
+
+
 class IgnoresState(NumberShard):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.skipped = 0
+        pass
 
 
 class ForgetsItsPosition(NumberDatasets):
+    shard = IgnoresState
+
+
+class RankState(NumberShard):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "rank": self.first}
+
+
+class SavesTheRank(NumberDatasets):
+    shard = RankState
+
+
+class SkipsInSplit(NumberDatasets):
+    shard = IgnoresState
+
     def split(self, opened: tuple[Numbers, int], request: SplitRequest) -> Sequence[Any]:
-        return [IgnoresState(opened[0].rows, rank, request.world_size) for rank in range(request.world_size)]
+        shards = super().split(opened, request)
+        for shard in shards:
+            shard.start = (request.position or {"read": 0})["read"]
+        return shards
+
+
+class CurrentPosition(NumberShard):
+    def take_state(self) -> dict[str, Any] | None:
+        return {"read": self.position} if super().take_state() else None
+
+
+class TakesTheCurrentPosition(NumberDatasets):
+    shard = CurrentPosition
+
+
+class StoredForever(NumberShard):
+    def take_state(self) -> dict[str, Any] | None:
+        return self.states[0] if self.states else None
+
+
+class TakesAPositionTwice(NumberDatasets):
+    shard = StoredForever
+
+
+class CountsFromTheStart(NumberShard):
+    resumed_at = 0
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.resumed_at = state["read"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"read": self.position - self.resumed_at}
+
+
+class ResumesOnce(NumberDatasets):
+    shard = CountsFromTheStart
