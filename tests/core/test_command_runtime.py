@@ -136,6 +136,8 @@ def do_nothing(config: dict[str, Any]) -> None:
         ("pdsh -w node[1-{n}] {worker}", ["pdsh", "-w", "node[1-2]", *WORKER]),
         ("""run --json '{{"n": {n}}}' {worker}""", ["run", "--json", '{"n": 2}', *WORKER]),
         ("{worker}", WORKER),
+        ("bash -c 'exec {worker} 2>&1'", ["bash", "-c", "exec '/usr/bin/python 3' -m worker 2>&1"]),
+        ("strace -c {worker}", ["strace", "-c", *WORKER]),
         ("echo $HOME; {worker}", ["echo", "$HOME;", *WORKER]),
     ],
 )
@@ -155,6 +157,11 @@ def test_template_becomes_a_command_line_without_a_shell(template: str, command:
         ({"template": "sh -c '{worker}"}, "No closing quotation"),
         ({"template": ""}, r"expected the field \{worker\}"),
         ({"template": 3}, "got 3"),
+        ({"template": "{worker} {n}"}, r"expected \{worker\} as the last word, got '\{n\}' after it"),
+        ({"template": "{worker} --foo"}, "got '--foo' after it"),
+        ({"template": "nohup {worker} &"}, "got '&' after it"),
+        ({"template": "bash -c '{worker}'"}, r"expected 'exec \{worker\}' after bash -c, got '\{worker\}'"),
+        ({"template": "ssh {host} /bin/sh -lc {worker}", "hosts": ["a"]}, "after /bin/sh -lc"),
         ({"template": "srun -w {host} -n {n} {worker}", "hosts": ["a"]}, "got both"),
         ({"template": "ssh {host} {worker}"}, "expected hosts"),
         ({"template": "ssh {host} {worker}", "hosts": []}, "expected hosts"),
@@ -203,7 +210,7 @@ def test_hosts_and_the_directory_of_the_token_come_from_the_environment(monkeypa
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"num_workers": (1, 2)}, "a command cannot find free resources"),
+        ({"num_workers": (1, 2)}, r"a command cannot find free resources.* Pass one number, or use another runtime"),
         ({"num_workers": 0}, "at least 1"),
         ({"spare_workers": 1}, "expected 0"),
         ({"trainer_resources": {"CPU": 1}}, "the command selects resources"),
@@ -534,7 +541,7 @@ def test_end_of_the_driver_ends_workers_of_a_remote_command(
 @pytest.mark.parametrize(
     ("command", "status", "found"),
     [
-        ("sh -c {worker}", "ok", "uses /"),
+        ("sh -c 'exec {worker}'", "ok", "uses /"),
         ("{worker}", "ok", "uses the workers' own interpreter"),
         ("no-such-program {worker}", "problem", "'no-such-program', which is not on PATH"),
         ("ssh {host} {worker}", "problem", "expected hosts"),

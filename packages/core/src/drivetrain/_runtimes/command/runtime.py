@@ -119,9 +119,11 @@ class CommandRuntime(Runtime):
     def validate(self, scaling: ScalingConfig) -> None:
         """Check that the program is installed, and that the configuration is one that a command can implement."""
         if scaling.min_workers != scaling.max_workers:
-            raise _unsupported("num_workers", "one number, because a command cannot find free resources", scaling)
+            raise _unsupported(
+                "num_workers", "one number, because a command cannot find free resources", scaling, "Pass one number"
+            )
         if scaling.max_workers == 0:
-            raise _unsupported("num_workers", "at least 1", scaling)
+            raise _unsupported("num_workers", "at least 1", scaling, "Pass 1 or more")
         if scaling.spare_workers:
             raise _unsupported("spare_workers", "0", scaling)
         for name in ("trainer_resources", "accelerator_type"):
@@ -198,8 +200,8 @@ class CommandRuntime(Runtime):
         return path
 
 
-def _unsupported(name: str, expected: str, scaling: ScalingConfig) -> ConfigurationError:
+def _unsupported(name: str, expected: str, scaling: ScalingConfig, advice: str = "Remove it") -> ConfigurationError:
     return ConfigurationError(
         f"[DT-114] ScalingConfig({name}=...): expected {expected} with the command runtime, got "
-        f"{getattr(scaling, name)!r}. Remove it, or use another runtime"
+        f"{getattr(scaling, name)!r}. {advice}, or use another runtime"
     )

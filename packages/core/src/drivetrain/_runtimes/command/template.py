@@ -15,6 +15,7 @@ __all__ = ["Template", "check_hosts"]
 
 _FIELDS = ("host", "n", "worker")
 _HOST = re.compile(r"[\w.@:%\[\]-]+")
+_SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
 _EXAMPLE = '"srun -n {n} {worker}"'
 
 
@@ -37,7 +38,8 @@ class Template:
         """Parse a template.
 
         Raises:
-            ConfigurationError: the template has unbalanced quotes or braces, an unknown field, or no ``{worker}``.
+            ConfigurationError: the template has unbalanced quotes or braces, an unknown field, or no ``{worker}``; or a
+                word ``{worker}`` is in the wrong place.
         """
         if not isinstance(text, str):
             raise _invalid(f"expected a command line such as {_EXAMPLE}, got {text!r}")
@@ -56,6 +58,7 @@ class Template:
                 f"expected {{n}}, to start all workers at once, or {{host}}, to start one worker on each host, "
                 f"got both in {text!r}"
             )
+        _check_position(words)
         return cls(text, words, names)
 
     @property
@@ -84,6 +87,23 @@ class Template:
         for word in self.words:
             filled += worker if word == "{worker}" else [word.format(**values)]
         return filled
+
+
+def _check_position(words: Sequence[str]) -> None:
+    """Check the position of a word that consists of ``{worker}`` alone, which becomes several words.
+
+    Raises:
+        ConfigurationError: other words follow, which the worker would receive as arguments; or the word is a shell's
+            command, of which the shell would execute only the first word.
+    """
+    if "{worker}" not in words:
+        return
+    position = words.index("{worker}")
+    if position + 1 < len(words):
+        raise _invalid(f"expected {{worker}} as the last word, got {words[position + 1]!r} after it")
+    program, option = ["", "", *words[:position]][-2:]
+    if program.rpartition("/")[2] in _SHELLS and re.fullmatch("-[a-z]*c", option):
+        raise _invalid(f"expected 'exec {{worker}}' after {program} {option}, got '{{worker}}'")
 
 
 def _field(literal: str, name: str | None, spec: str | None, conversion: str | None) -> str | None:
