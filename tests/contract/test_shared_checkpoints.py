@@ -314,30 +314,35 @@ def report_under_another_name(checkpoint: Checkpoint) -> None:
     drivetrain.report({}, checkpoint=checkpoint, checkpoint_dir_name="best")
 
 
+def report_with_deletion(checkpoint: Checkpoint) -> None:
+    drivetrain.report({}, checkpoint=checkpoint, delete_local_checkpoint_after_upload=True)
+
+
 def share_another(checkpoint: Checkpoint) -> None:
     with drivetrain.shared_checkpoint():
         pass
 
 
 @pytest.mark.parametrize(
-    "misuse",
+    ("misuse", "named"),
     [
-        report_metrics,
-        report_another_checkpoint,
-        report_nothing,
-        report_twice,
-        report_without_upload,
-        report_under_another_name,
-        share_another,
+        (report_metrics, ""),
+        (report_another_checkpoint, ""),
+        (report_nothing, ""),
+        (report_twice, ""),
+        (report_without_upload, r"got checkpoint_upload_mode='none'\. Leave out this option"),
+        (report_under_another_name, r"got checkpoint_dir_name='best'\. Leave out"),
+        (report_with_deletion, r"got delete_local_checkpoint_after_upload=True\. Leave out"),
+        (share_another, ""),
     ],
 )
 @on_one_machine
-def test_misuse_is_an_error_that_names_the_correct_call(runtime: RuntimeUnderTest, misuse: Any) -> None:
+def test_misuse_is_an_error_that_names_the_correct_call(runtime: RuntimeUnderTest, misuse: Any, named: str) -> None:
     def train() -> None:
         with drivetrain.shared_checkpoint() as checkpoint:
             misuse(checkpoint)
 
-    with pytest.raises(TrainingFailedError, match=r"\[DT-810\]") as caught:
+    with pytest.raises(TrainingFailedError, match=rf"\[DT-810\].*{named}") as caught:
         runtime.fit(train)
 
     assert isinstance(caught.value.__cause__, SessionError)

@@ -106,7 +106,7 @@ def run_here(function: Callable[[], Any], tmp_path: Path) -> Any:
         ({"metrics": {"a": 1}, "reduce": {"b": "mean"}}, "a number reported as 'b', got 'no such metric'"),
         ({"metrics": {"a": "text"}, "reduce": {"a": "mean"}}, "a number reported as 'a', got 'text'"),
         ({"metrics": {"a": True}, "reduce": {"a": "mean"}}, "a number reported as 'a', got True"),
-        ({"metrics": {}, "checkpoint": "directory"}, "expected a Checkpoint, got 'directory'"),
+        ({"metrics": {}, "checkpoint": "directory"}, "got 'directory'. Use Checkpoint.from_directory(path)"),
     ],
 )
 def test_report_refuses_invalid_arguments_and_the_run_continues(
@@ -122,6 +122,15 @@ def test_report_refuses_invalid_arguments_and_the_run_continues(
 
     assert words in result.return_value
     assert result.metrics["_training_iteration"] == 1
+
+
+def test_report_of_a_shared_checkpoint_without_its_with_block_is_refused(tmp_path: Path) -> None:
+    def train() -> str:
+        with pytest.raises(SessionError) as refused:
+            drivetrain.report({}, checkpoint=drivetrain.shared_checkpoint())  # type: ignore[arg-type]
+        return str(refused.value)
+
+    assert "write `with shared_checkpoint() as checkpoint:`" in run_here(train, tmp_path).return_value
 
 
 def test_report_from_a_child_process_is_refused(tmp_path: Path) -> None:

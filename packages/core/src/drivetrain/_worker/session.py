@@ -335,8 +335,7 @@ def report(
         return
     if not isinstance(checkpoint, Checkpoint):
         raise SessionError(
-            f"[DT-805] report(checkpoint=...): expected a Checkpoint, got {checkpoint!r}. Use "
-            "Checkpoint.from_directory(path)"
+            f"[DT-805] report(checkpoint=...): expected a Checkpoint, got {checkpoint!r}. {_advice(checkpoint)}"
         )
     try:
         mode = CheckpointUploadMode(checkpoint_upload_mode)
@@ -359,6 +358,13 @@ def report(
         delete_local=delete_local_checkpoint_after_upload,
     )
     session.report(metrics, request, reduce)
+
+
+def _advice(value: object) -> str:
+    """Return how to create the checkpoint to report, for an error about a value that is none."""
+    if isinstance(value, contextlib.AbstractContextManager):
+        return "Use Checkpoint.from_directory(path), or write `with shared_checkpoint() as checkpoint:`"
+    return "Use Checkpoint.from_directory(path)"
 
 
 @contextlib.contextmanager

@@ -51,6 +51,16 @@ class UploadRequest:
     function: UploadFunction | None = None
     delete_local: bool = False
 
+    def options_for_own_checkpoint(self) -> list[str]:
+        """Return the options of ``report`` that were passed and that a shared checkpoint does not support."""
+        options = {
+            f"checkpoint_dir_name={self.directory!r}": self.directory is not None,
+            "checkpoint_upload_mode='none'": self.mode is CheckpointUploadMode.NO_UPLOAD,
+            "checkpoint_upload_fn": self.function is not None,
+            "delete_local_checkpoint_after_upload=True": self.delete_local,
+        }
+        return [option for option, is_passed in options.items() if is_passed]
+
 
 class Upload(NamedTuple):
     """A reported checkpoint.
@@ -366,10 +376,10 @@ class Uploads:
                 "[DT-810] report(): expected one report of the shared checkpoint, got another report before it. Report "
                 "the checkpoint once, first in the with block"
             )
-        if request.directory or request.function or request.mode is CheckpointUploadMode.NO_UPLOAD:
+        if other := request.options_for_own_checkpoint():
             raise SessionError(
                 "[DT-810] report(): expected only checkpoint_upload_mode='sync' or 'async' as options for a shared "
-                "checkpoint, got another option. Leave out checkpoint_dir_name and checkpoint_upload_fn"
+                f"checkpoint, got {', '.join(other)}. Leave out {'this option' if len(other) == 1 else 'these options'}"
             )
         files: dict[str, StoredFile] | None = {}
         pending = None
