@@ -55,6 +55,11 @@ class Storage:
         filesystem: the filesystem of the directory.
         root: the path of the directory on the filesystem.
         limits: the limits of transfers, such as the deadline; None for the defaults.
+
+    Attributes:
+        root: the path of the directory on the filesystem.
+        filesystem: the filesystem of the directory. Its attribute ``handle`` is the object of fsspec or pyarrow that
+            functions such as :meth:`Result.from_path() <drivetrain.Result.from_path>` accept as ``storage_filesystem``.
     """
 
     def __init__(self, filesystem: Filesystem, root: str, limits: Limits | None = None) -> None:
