@@ -466,6 +466,37 @@ def test_loss_of_a_supervisor_ends_its_worker_and_starts_a_new_command(tmp_path:
     wait_until_exited(pipe.receive_pids(1))
 
 
+class EndSupervisors(drivetrain.Callback):
+    """Kills the supervisors between two attempts."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.pipe = pipe
+
+    def on_failure(self, run: Any, failure: Any, retrying: bool) -> None:
+        supervisors = self.pipe.receive_pids(2)
+        for pid in supervisors:
+            os.kill(pid, signal.SIGKILL)
+        wait_until_exited(supervisors)
+
+
+def fail_once(config: dict[str, Any]) -> int:
+    context = drivetrain.get_context()
+    send_line(config["directory"] + "/pipe", os.getppid())
+    if context.attempt == 0:
+        raise ValueError("the first attempt")
+    return context.attempt
+
+
+def test_command_that_ends_between_two_attempts_costs_no_attempt(tmp_path: Path, pipe: Pipe) -> None:
+    collector = Collector()
+    options = {"failure_config": FailureConfig(max_failures=1), "callbacks": [EndSupervisors(pipe), collector]}
+
+    assert fit(fail_once, tmp_path, "{worker}", **options).return_value == 1
+
+    (failure,) = collector.failures
+    assert "the first attempt" in failure.summary
+
+
 def end_the_supervisor(config: dict[str, Any]) -> str:
     context = drivetrain.get_context()
     drivetrain.report({})

@@ -161,6 +161,8 @@ class CommandRuntime(Runtime):
         wanted = self._launch_spec(spec.num_workers)
         launch = _launches.get(spec.run_resources)
         if launch is not None:
+            if launch.is_usable:
+                launch.handle()  # since the end of the previous group, nothing has read its descriptors
             avoids = any(each.visible.node_id in spec.avoided for each in launch.supervisors.values())
             if launch.spec == wanted and launch.is_usable and not avoids:
                 return launch
