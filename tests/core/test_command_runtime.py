@@ -313,7 +313,6 @@ def visible(gpus: str, cpus: int = 4, node: str = "a") -> VisibleDevices:
     [
         (0, [visible("0 1"), visible("0 1")], [(), ()]),
         (1, [visible("0 1"), visible("0 1")], [("0",), ("1",)]),
-        (1, [visible("0"), visible("0")], [("0",), ("0",)]),  # each process has its own device 0
         (1, [visible("0", node="a"), visible("0", node="b")], [("0",), ("0",)]),
         (1, [visible("2"), visible("3")], [("2",), ("3",)]),
         (2, [visible("0 1 2 3"), visible("0 1 2 3")], [("0", "1"), ("2", "3")]),
@@ -325,14 +324,41 @@ def test_gpus_are_divided_among_workers_that_see_the_same_ones(
     gpus_per_worker: float, seen: list[VisibleDevices], shares: list[tuple[str, ...]]
 ) -> None:
     scaling = ScalingConfig(use_gpu=gpus_per_worker > 0, resources_per_worker={"GPU": gpus_per_worker or 0})
-    assert [share.gpus for share in divide(scaling, dict(enumerate(seen))).values()] == shares
+    for may_be_confined in (False, True):
+        divided = divide(scaling, dict(enumerate(seen)), may_be_confined=may_be_confined)
+        assert [share.gpus for share in divided.values()] == shares
+
+
+def test_workers_of_one_command_that_see_a_single_gpu_have_gpus_of_their_own() -> None:
+    scaling = ScalingConfig(use_gpu=True)
+    seen = {0: visible("0"), 1: visible("0")}  # Slurm can give each task a GPU of its own, with the id 0
+    assert [share.gpus for share in divide(scaling, seen, may_be_confined=True).values()] == [("0",), ("0",)]
+    with pytest.raises(ResourceError, match=r"2 workers .* require 2 GPUs on node 'a', where they can use 1"):
+        divide(scaling, seen, may_be_confined=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "hosts"), [("{worker}", None), ("sh -c 'exec \"$@\"' {host} {worker}", ["localhost"])]
+)
+def test_workers_of_several_commands_do_not_share_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, hosts: list[str] | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ResourceError, match=r"\[DT-301\] 2 workers with 1 GPUs each require 2 GPUs") as raised:
+        fit(
+            do_nothing,
+            tmp_path,
+            CommandRuntime(command, hosts=hosts),
+            scaling=ScalingConfig(num_workers=2, use_gpu=True),
+        )
+    assert raised.value.code == "DT-301"
 
 
 def test_threads_are_an_equal_part_of_the_cpus_that_workers_share() -> None:
     seen = {0: visible("", 8), 1: visible("", 8), 2: visible("", 8, "b"), 3: visible("", 3)}
-    assert [share.threads for share in divide(ScalingConfig(), seen).values()] == [4, 4, 8, 3]
+    assert [share.threads for share in divide(ScalingConfig(), seen, may_be_confined=True).values()] == [4, 4, 8, 3]
     fixed = ScalingConfig(resources_per_worker={"CPU": 2})
-    assert divide(fixed, seen)[0] == Share((), 2)
+    assert divide(fixed, seen, may_be_confined=True)[0] == Share((), 2)
 
 
 # Addresses

@@ -55,7 +55,9 @@ class CommandGroup(RemoteGroup):
             self.wait(f"{missing} of {count} workers to connect to {launch.spec.address}; {launch.describe()}", ())
         launch.note_connected()
         self._shares = divide(
-            self.spec.scaling, {index: supervisor.visible for index, supervisor in launch.supervisors.items()}
+            self.spec.scaling,
+            {index: supervisor.visible for index, supervisor in launch.supervisors.items()},
+            may_be_confined=launch.spec.template.starts_all_workers,
         )
         self._start_workers(range(count))
         launch.nodes = self.assign_ranks(

@@ -133,7 +133,7 @@ class CommandRuntime(Runtime):
             raise _unsupported("placement_strategy", "'PACK', because the command selects nodes", scaling)
         if set(scaling.resources_per_worker or ()) - _RESOURCES:
             raise _unsupported("resources_per_worker", "only CPU and GPU, as the command selects others", scaling)
-        divide(scaling, {})
+        divide(scaling, {}, may_be_confined=False)
         self._require_program()
 
     def room(self, scaling: ScalingConfig, running: Sequence[WorkerInfo], avoided: frozenset[str]) -> int:

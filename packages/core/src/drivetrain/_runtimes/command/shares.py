@@ -43,12 +43,15 @@ class Share(NamedTuple):
     threads: int
 
 
-def divide(scaling: ScalingConfig, visible: Mapping[int, VisibleDevices]) -> dict[int, Share]:
+def divide(scaling: ScalingConfig, visible: Mapping[int, VisibleDevices], *, may_be_confined: bool) -> dict[int, Share]:
     """Return the share of each worker.
 
     Args:
         scaling: the resources of each worker.
         visible: for each worker's index, the devices that its process can use.
+        may_be_confined: True if the launcher may have confined each worker to its own GPUs, which then have the same
+            ids in all workers of a node. If the workers of a node see exactly as many GPUs as one of them requires,
+            each of them gets these GPUs.
 
     Raises:
         ResourceError: the workers of a node require more GPUs than they can use, or an impossible number.
@@ -59,7 +62,7 @@ def divide(scaling: ScalingConfig, visible: Mapping[int, VisibleDevices]) -> dic
     gpus: dict[int, tuple[str, ...]] = dict.fromkeys(visible, ())
     if each:
         for sharers in _groups({index: (devices.node_id, devices.gpus) for index, devices in visible.items()}):
-            gpus |= _divide_gpus(each, sharers, visible[sharers[0]])
+            gpus |= _divide_gpus(each, sharers, visible[sharers[0]], may_be_confined)
     threads: dict[int, int] = {}
     for sharers in _groups({index: (devices.node_id, devices.cpus) for index, devices in visible.items()}):
         cpus = scaling.num_cpus_per_worker or len(visible[sharers[0]].cpus) / len(sharers)
@@ -75,10 +78,12 @@ def _groups(keys: Mapping[int, Hashable]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _divide_gpus(each: float, sharers: Sequence[int], visible: VisibleDevices) -> dict[int, tuple[str, ...]]:
-    """Return the GPUs of workers that see the same GPUs. As many GPUs as one worker needs are left to the launcher."""
+def _divide_gpus(
+    each: float, sharers: Sequence[int], visible: VisibleDevices, may_be_confined: bool
+) -> dict[int, tuple[str, ...]]:
+    """Return the GPUs of workers that see the same GPUs."""
     gpus, count = visible.gpus, max(1, int(each))
-    if len(gpus) == count:
+    if may_be_confined and len(gpus) == count:
         return dict.fromkeys(sharers, gpus)
     per_gpu = math.floor(1 / each + 1e-9) if each < 1 else 1
     needed = math.ceil(len(sharers) / per_gpu) * count
