@@ -8,7 +8,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from drivetrain._base.failure import describe_exit
 from drivetrain._runtimes.base import GroupSpec
@@ -44,7 +44,7 @@ class CommandGroup(RemoteGroup):
         self._launch = launch
         self._shares: dict[int, Share] = {}
         self._closed: set[int] = set()  # ranks whose connection is closed
-        self._settling: set[int] = set()
+        self._unsettled: dict[int, float] = {}  # when the exit of a rank was noticed first, on the monotonic clock
 
     def start(self) -> None:
         """Wait for the supervisors, start the workers, and wait until they are ready to receive the train function."""
@@ -106,7 +106,7 @@ class CommandGroup(RemoteGroup):
     def connection_closed(self, rank: int) -> None:
         """Wait for the supervisor's report about the exit of the process."""
         self._closed.add(rank)
-        self._settle(rank)
+        self._settle([rank])
 
     def end(self) -> None:
         """Let the processes exit if their train functions have returned, and kill them otherwise."""
@@ -151,39 +151,54 @@ class CommandGroup(RemoteGroup):
     def _on_launch(self) -> None:
         """Handle connections, output and exits, and record which workers of this group have exited."""
         self._launch.handle()
-        for index, rank in list(self.rank_of.items()):
-            supervisor = self._launch.supervisors[index]
-            if supervisor.exited is not None or supervisor.is_lost:
-                self._settle(rank)
+        supervisors = self._launch.supervisors
+        self._settle(
+            rank for index, rank in self.rank_of.items() if supervisors[index].exited or supervisors[index].is_lost
+        )
 
-    def _settle(self, rank: int) -> None:
-        """Record the exit of a worker, once its connection is closed and its supervisor has reported the exit.
+    def _settle(self, ranks: Iterable[int]) -> None:
+        """Record the exits of workers, once their connections are closed and their supervisors have reported the exits.
 
-        The report may overtake the last messages of the worker, because they arrive over another connection.
+        The report may overtake the last messages of the worker, because they arrive over another connection. A wait for
+        it may call this method again for other ranks. Only the outermost call waits: for all ranks together, and with a
+        stack whose depth does not depend on their number.
         """
-        if rank in self._settling:  # a caller of this call does it
+        is_outermost = not self._unsettled
+        for rank in ranks:
+            if not self.has_exited(rank):
+                self._unsettled.setdefault(rank, time.monotonic())
+        if not is_outermost:
             return
-        self._settling.add(rank)
-        supervisor, began = self._supervisor(rank), time.monotonic()
-        while not self.has_exited(rank):
-            waited = time.monotonic() - began
-            if waited < _NOTICE_WAIT_S and not (rank in self._closed and self._is_explained(rank, waited)):
-                self.handle_ready(_NOTICE_WAIT_S - waited if not supervisor.is_lost else _COMMAND_WAIT_S)
-            elif supervisor.exited is not None:
-                self.note_exit(rank, supervisor.exited.exit_code, supervisor.exited.reason, supervisor.exited.kind)
-            elif supervisor.is_lost:
-                kind = FailureKind.PREEMPTION if supervisor.is_terminating else FailureKind.INFRASTRUCTURE
-                self.note_exit(rank, None, f"was lost: {self._launch.describe(self._index(rank))}", kind)
-            else:
-                self.note_exit(rank, None, "closed its connection to the driver")
-        self._settling.discard(rank)
+        try:
+            while self._unsettled:
+                now = time.monotonic()
+                waits = {rank: began + self._wait_s(rank) - now for rank, began in self._unsettled.items()}
+                for rank in [rank for rank, wait_s in waits.items() if wait_s <= 0]:
+                    self._record_exit(rank)
+                    del self._unsettled[rank], waits[rank]
+                if waits:
+                    self.handle_ready(min(waits.values()))
+        finally:
+            self._unsettled.clear()
 
-    def _is_explained(self, rank: int, waited_s: float) -> bool:
-        """Return True if it is known how a worker has exited, as far as it will be known."""
+    def _wait_s(self, rank: int) -> float:
+        """Return how long to wait for the cause of an exit, from the first notice, as far as it is known now."""
         supervisor = self._supervisor(rank)
-        if supervisor.is_lost and supervisor.exited is None:
-            return waited_s >= _COMMAND_WAIT_S or self._launch.has_command_exited(self._index(rank))
-        return supervisor.exited is not None
+        if rank not in self._closed or not (supervisor.exited or supervisor.is_lost):
+            return _NOTICE_WAIT_S
+        if supervisor.exited or self._launch.has_command_exited(self._index(rank)):
+            return 0.0
+        return _COMMAND_WAIT_S
+
+    def _record_exit(self, rank: int) -> None:
+        supervisor = self._supervisor(rank)
+        if supervisor.exited is not None:
+            self.note_exit(rank, supervisor.exited.exit_code, supervisor.exited.reason, supervisor.exited.kind)
+        elif supervisor.is_lost:
+            kind = FailureKind.PREEMPTION if supervisor.is_terminating else FailureKind.INFRASTRUCTURE
+            self.note_exit(rank, None, f"was lost: {self._launch.describe(self._index(rank))}", kind)
+        else:
+            self.note_exit(rank, None, "closed its connection to the driver")
 
     def _index(self, rank: int) -> int:
         return next(index for index, own in self.rank_of.items() if own == rank)
