@@ -6,6 +6,7 @@ The launchers are small shell scripts. ``tests/launchers`` uses real ones, and `
 import os
 import pickle
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,10 +31,12 @@ from drivetrain import (
     WorkerDiedError,
 )
 from drivetrain._cli import main
+from drivetrain._runtimes.command import guard
 from drivetrain._runtimes.command.address import own_address
 from drivetrain._runtimes.command.shares import Share, VisibleDevices, divide
 from drivetrain._runtimes.command.template import Template
-from tests.support import Collector, Driver, Pipe, open_pipe, send_line, wait_for_release, wait_until_exited
+from drivetrain._runtimes.processes import fork_process
+from tests.support import DEADLINE_S, Collector, Driver, Pipe, open_pipe, send_line, wait_for_release, wait_until_exited
 
 WORKER = ["/usr/bin/python 3", "-m", "worker"]
 TWO = ScalingConfig(num_workers=2)
@@ -47,7 +50,7 @@ exec env -i PATH="$PATH" HOME="$HOME" sh -c "cd / && exec $*"
 
 DRIVER = """
 import json, os, signal, sys
-from drivetrain import CommandRuntime, DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain import Callback, CommandRuntime, DataParallelTrainer, RunConfig, ScalingConfig
 from tests.support import send_line
 
 given = json.loads(sys.argv[1])
@@ -56,12 +59,20 @@ def train():
     send_line(given["pipe"], os.getpid())
     signal.pause()
 
+class ForkChild(Callback):
+    def on_group_start(self, run, attempt, workers):
+        if given["forks"] and os.fork() == 0:
+            send_line(given["pipe"], os.getpid())
+            signal.pause()
+
 DataParallelTrainer(
     train,
     scaling_config=ScalingConfig(
         num_workers=2, runtime=CommandRuntime(given["command"], token_directory=given["directory"])
     ),
-    run_config=RunConfig(name="run", storage_path=given["directory"], verbose=0, start_timeout_s=60),
+    run_config=RunConfig(
+        name="run", storage_path=given["directory"], verbose=0, start_timeout_s=60, callbacks=[ForkChild()]
+    ),
 ).fit()
 """
 
@@ -86,12 +97,12 @@ def script(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def start_driver(tmp_path: Path, pipe: Pipe) -> Iterator[Callable[[str], Driver]]:
+def start_driver(tmp_path: Path, pipe: Pipe) -> Iterator[Callable[..., Driver]]:
     """Start a driver whose train function waits, with a template."""
     drivers: list[Driver] = []
 
-    def start(command: str) -> Driver:
-        given = {"command": command, "directory": str(tmp_path), "pipe": pipe.path}
+    def start(command: str, *, forks: bool = False) -> Driver:
+        given = {"command": command, "directory": str(tmp_path), "pipe": pipe.path, "forks": forks}
         drivers.append(Driver(tmp_path, DRIVER, given, {}))
         return drivers[-1]
 
@@ -563,7 +574,7 @@ def test_workers_continue_if_the_command_is_killed(tmp_path: Path, script: Calla
 
 @pytest.mark.parametrize("end", ["interrupt", "kill"])
 def test_end_of_the_driver_ends_a_command_that_has_not_started_workers(
-    tmp_path: Path, start_driver: Callable[[str], Driver], script: Callable[..., str], pipe: Pipe, end: str
+    tmp_path: Path, start_driver: Callable[..., Driver], script: Callable[..., str], pipe: Pipe, end: str
 ) -> None:
     driver = start_driver(script(f"trap '' HUP; echo $$ > {pipe.path}; sleep 1000 & wait"))
     pids = pipe.receive_pids(1)
@@ -579,7 +590,7 @@ def test_end_of_the_driver_ends_a_command_that_has_not_started_workers(
 
 @pytest.mark.parametrize("end", ["interrupt", "kill", "terminate"])
 def test_end_of_the_driver_ends_workers_of_a_remote_command(
-    start_driver: Callable[[str], Driver], script: Callable[..., str], pipe: Pipe, end: str
+    start_driver: Callable[..., Driver], script: Callable[..., str], pipe: Pipe, end: str
 ) -> None:
     # Like a remote daemon, this shell starts the workers in sessions of their own.
     driver = start_driver(script('shift; setsid -f "$@"; setsid -f "$@"; sleep 1000'))
@@ -590,6 +601,53 @@ def test_end_of_the_driver_ends_workers_of_a_remote_command(
     driver.wait()
     wait_until_exited(pids)
     driver.wait_until_nothing_is_left()
+
+
+def test_end_of_the_driver_ends_workers_although_its_forked_child_continues(
+    start_driver: Callable[..., Driver], pipe: Pipe
+) -> None:
+    driver = start_driver("{worker}", forks=True)
+    pids = pipe.receive_pids(3)
+    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    (child,) = [pid for pid, parent in parents.items() if parent == driver.process.pid]
+
+    driver.kill()
+
+    wait_until_exited(parents.keys() - {child})
+    assert Path(f"/proc/{child}").exists()
+    os.kill(child, signal.SIGKILL)
+    driver.wait()
+    driver.wait_until_nothing_is_left()
+
+
+class ForkChild(drivetrain.Callback):
+    """Forks a process that outlives the run."""
+
+    child = 0
+
+    def on_group_start(self, run: Any, attempt: int, workers: Any) -> None:
+        self.child = fork_process()
+        if self.child == 0:
+            signal.pause()
+
+
+def test_run_ends_although_a_forked_child_of_the_driver_continues(tmp_path: Path) -> None:
+    callback = ForkChild()
+    try:
+        fit(do_nothing, tmp_path, "{worker}", callbacks=[callback])
+        assert os.waitpid(callback.child, os.WNOHANG) == (0, 0)
+    finally:
+        os.kill(callback.child, signal.SIGKILL)
+        os.waitpid(callback.child, 0)
+
+
+def test_guard_ends_although_another_process_keeps_its_pipe_open() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())], stdin=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(guard.END.encode())
+        assert process.wait(DEADLINE_S) == 0
 
 
 # The command line

@@ -9,8 +9,18 @@ import random
 import signal
 import sys
 import warnings
+from typing import Protocol
+from weakref import WeakSet
 
-__all__ = ["adopt_orphans", "children", "die_with_parent", "fork_process", "kill_group", "reseed"]
+__all__ = [
+    "adopt_orphans",
+    "children",
+    "close_in_forked_children",
+    "die_with_parent",
+    "fork_process",
+    "kill_group",
+    "reseed",
+]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -26,6 +36,30 @@ def fork_process() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about threads, from 3.12 on
         return os.fork()
+
+
+class _Closable(Protocol):
+    def close(self) -> object: ...
+
+
+_closed_in_children: WeakSet[_Closable] = WeakSet()
+
+
+def close_in_forked_children(connection: _Closable) -> None:
+    """Close a socket or an unbuffered pipe in each child that this process forks, even if other code forks it.
+
+    Otherwise, the other end of the connection would not notice the exit of this process while the child is running.
+    """
+    _closed_in_children.add(connection)
+
+
+def _close_connections() -> None:
+    for connection in list(_closed_in_children):
+        connection.close()
+    _closed_in_children.clear()
+
+
+os.register_at_fork(after_in_child=_close_connections)
 
 
 def die_with_parent(parent: int) -> None:

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 
 from drivetrain._runtimes.command import guard
 from drivetrain._runtimes.command.launcher import Launcher
+from drivetrain._runtimes.processes import close_in_forked_children
 
 if TYPE_CHECKING:
     from drivetrain._base.console import Console
 
 __all__ = ["Commands"]
+
+_EXIT_WAIT_S = 5.0
+"""Seconds that the guard has to exit after the longest time that the termination of the commands can take."""
 
 
 class Commands:
@@ -96,11 +100,14 @@ class _Guard:
     def __init__(self, files: Sequence[str]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *files],
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        close_in_forked_children(self._process.stdin)
 
     def note_start(self, group: int) -> None:
         """Note that a process group was started."""
@@ -113,8 +120,13 @@ class _Guard:
     def close(self) -> None:
         """End the process. It first terminates the groups that have not exited, for example after a second Ctrl-C."""
         assert self._process.stdin is not None
+        self._write(guard.END)
         self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(guard.MAX_DURATION_S + _EXIT_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None

@@ -4,7 +4,7 @@ A command whose workers are connected ends when they exit, but one that still wa
 guard also terminates commands that the driver loses track of, for example because of Ctrl-C at an unfortunate moment.
 
 The arguments are the process id of the driver, and the files to delete. Each line of stdin is ``+`` or ``-`` and the id
-of a process group: one that has been started, or one that has exited.
+of a process group: one that has been started, or one that has exited. The line :data:`END` is the last one.
 """
 
 import contextlib
@@ -14,8 +14,14 @@ import signal
 import sys
 import time
 
+END = "end\n"
+"""The last line of a driver that has not been killed. A process that the driver has forked may keep the pipe open."""
+
 _GRACE_S = 10.0
 _KILL_WAIT_S = 5.0
+MAX_DURATION_S = _GRACE_S + _KILL_WAIT_S
+"""The longest time in seconds that the guard needs to terminate the groups."""
+
 _CHECK_S = 0.05
 
 
@@ -35,11 +41,11 @@ def main(driver: int, *files: str) -> None:
 
 
 def _read_until_exit(driver: int) -> list[bytes]:
-    """Return the lines of stdin. A process that the driver has forked may keep the pipe open."""
+    """Return the lines of stdin until the driver exits, closes the pipe, or writes the last line."""
     data = b""
     with contextlib.suppress(ProcessLookupError):
         exited = os.pidfd_open(driver)
-        while exited not in select.select([0, exited], [], [])[0]:
+        while not data.endswith(END.encode()) and exited not in select.select([0, exited], [], [])[0]:
             part = os.read(0, 4096)
             if not part:
                 break

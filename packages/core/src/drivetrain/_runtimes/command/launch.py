@@ -27,6 +27,7 @@ from drivetrain._runtimes.command.supervisor import (
 )
 from drivetrain._runtimes.command.template import Template
 from drivetrain._runtimes.command.token import TOKEN_VARIABLE, TokenFile
+from drivetrain._runtimes.processes import close_in_forked_children
 from drivetrain._wire.frames import Inbox, frame
 from drivetrain._wire.handshake import Introduction, WorkerListener
 from drivetrain.errors import ConfigurationError
@@ -81,6 +82,7 @@ class Supervisor:
         self.exited: WorkerExited | None = None
         self.is_running = self.is_lost = self.is_terminating = False
         detect_lost_peer(introduction.connection)
+        close_in_forked_children(introduction.connection)
         self._inbox = Inbox(introduction.connection)
 
     @property
