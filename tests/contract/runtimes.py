@@ -7,7 +7,7 @@ import pytest
 
 CAPABILITIES = {
     "inprocess": {"driver", "exit status"},
-    "local": {"processes", "parent", "pipes", "exit status"},
+    "local": {"processes", "parent", "exit status"},
     "command": {"processes", "parent", "exit status"},
     "ray": {"processes"},
 }
@@ -17,7 +17,6 @@ CAPABILITIES = {
 - ``processes``: worker processes: one that dies, several ranks, output that is separate from the driver's.
 - ``parent``: the parent of a worker belongs to drivetrain. So the exit code of the worker is known, also before the
   reactions of other ranks, and its descendants are killed.
-- ``pipes``: output of workers is shown even if it is not written to log files.
 - ``exit status``: the exit status of a driver shows the signal that has ended it.
 """
 

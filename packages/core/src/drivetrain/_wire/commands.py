@@ -46,9 +46,10 @@ class JoinRun:
 
     Attributes:
         rank: the rank of this worker.
-        log_directory: the directory for the file to which the process's output is redirected. The output is not
-            redirected if this is None, or if the directory belongs to a run directory that does not exist on this node.
-        shown: True to send the redirected output to the driver too.
+        log_directory: the directory for the file to which the process's output is redirected; None to write no file. If
+            it belongs to a run directory that does not exist on this node, no file is written either.
+        shown: True to send the output to the driver too. Otherwise, output that is written to no file is discarded if
+            ``log_directory`` is None, and not redirected if the run directory does not exist on this node.
         module_path: the entries of the driver's ``sys.path``. The worker appends missing ones to its own.
         environment: environment variables to set.
         defaults: environment variables to set unless they are set already.

@@ -25,7 +25,9 @@ def join_run(command: JoinRun, output: WorkerOutput) -> bool:
         os.environ.setdefault(name, value)
     sys.path.extend(entry for entry in command.module_path if entry not in sys.path)
     directory = command.log_directory
-    if directory is not None and directory.parent.exists():
+    if directory is not None and not directory.parent.exists():
+        directory = None
+    if directory is not None or command.shown or command.log_directory is None:
         output.redirect(directory, command.rank, shown=command.shown)
     return command.imported_since is not None and _uses_old_modules(command.imported_since)
 

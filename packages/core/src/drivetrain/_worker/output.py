@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = ["LineEcho", "LogFollower", "OutputPipe", "WorkerOutput", "flush_outpu
 
 _READ_BYTES = 1 << 16
 _CATCH_UP_S = 1.0
+_CHECK_S = 0.05
 _UP = "\x1b[A"
 _MOVES = re.compile(r"(\r*\n|\r|\x1b\[A)")
 _BAR = re.compile(r".*\[(?:\d+:)?\d\d:\d\d[^\]]*\]")  # the end of a tqdm bar: [00:02<00:01, 19.8it/s, loss=0.5]
@@ -226,18 +228,24 @@ class LogFollower:
     The worker writes to the log directly, so a crash loses no output. A separate process and a thread read the log.
 
     Args:
-        log: the log file.
+        log: the path of the log file; None if it has none.
+        descriptor: a descriptor of the log file, of which this object makes a copy.
         send: sends a part of the output to the driver.
     """
 
-    def __init__(self, log: Path, send: Callable[[bytes], None]) -> None:
-        self._log = log
+    def __init__(self, log: Path | None, descriptor: int, send: Callable[[bytes], None]) -> None:
+        self._log = os.dup(descriptor)
         self._send = send
-        self._position = log.stat().st_size
+        self._position = os.fstat(self._log).st_size
         self._advanced = threading.Condition()
+        # tail is notified of changes of a file with a path, and checks a file without a path periodically.
+        interval = () if log is not None else ("-s", str(_CHECK_S))
         self._process = subprocess.Popen(
-            ["tail", "-f", "-c", f"+{self._position + 1}", f"--pid={os.getpid()}", str(log)],
-            stdin=subprocess.DEVNULL,
+            [
+                *("tail", "-f", *interval, "-c", f"+{self._position + 1}", f"--pid={os.getpid()}"),
+                str(log or "/dev/stdin"),
+            ],
+            stdin=self._log,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
@@ -247,10 +255,11 @@ class LogFollower:
         """Stop following the log."""
         self._process.kill()
         self._process.wait()
+        os.close(self._log)
 
     def catch_up(self) -> None:
         """Wait, at most one second, until the current contents of the log have been sent."""
-        size = self._log.stat().st_size
+        size = os.fstat(self._log).st_size
         with self._advanced:
             self._advanced.wait_for(lambda: self._position >= size, _CATCH_UP_S)
 
@@ -275,20 +284,27 @@ class WorkerOutput:
         self._send = send
         self._follower: LogFollower | None = None
 
-    def redirect(self, directory: Path, rank: int, *, shown: bool) -> None:
+    def redirect(self, directory: Path | None, rank: int, *, shown: bool) -> None:
         """Redirect the output to a rank's log.
 
         Args:
-            directory: the directory of the logs.
+            directory: the directory of the logs. None to keep no log: output that is shown is then written to a
+                temporary file, which has no name and does not outlive this process, and other output is discarded.
             rank: the rank.
             shown: True to send the output to the driver too, which shows it.
         """
-        _redirect_output(open_log(directory, rank))
+        if directory is None and shown:
+            with tempfile.TemporaryFile() as file:
+                log = os.dup(file.fileno())
+        else:
+            log = open_log(directory, rank)
         if self._follower is not None:
             self._follower.close()
             self._follower = None
         if shown:
-            self._follower = LogFollower(directory / log_name(rank), lambda data: self._send(("output", data)))
+            path = None if directory is None else directory / log_name(rank)
+            self._follower = LogFollower(path, log, lambda data: self._send(("output", data)))
+        _redirect_output(log)
 
     def settle(self) -> None:
         """Wait until the output is in the log and, if the driver shows the output, has been sent to the driver."""
