@@ -2,21 +2,19 @@
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from drivetrain import FailureKind, ScalingConfig
-from drivetrain._base.console import Console
-from drivetrain._base.interrupts import Interrupts
-from drivetrain._runtimes.base import GroupOutput, GroupSpec
+from drivetrain import FailureKind
 from drivetrain._runtimes.command import group as module
 from drivetrain._runtimes.command.group import CommandGroup
 from drivetrain._runtimes.command.launch import Launch
 from drivetrain._runtimes.command.supervisor import WorkerExited
 from drivetrain._wire.events import Exited
+from tests.groups import group_spec
 
 
 class Supervisors:
@@ -61,18 +59,7 @@ class Workers:
     """A group whose workers are the other ends of its connections."""
 
     def __init__(self, count: int, resources: ExitStack) -> None:
-        spec = GroupSpec(
-            num_workers=count,
-            scaling=ScalingConfig(num_workers=count),
-            preload=(),
-            warmup=(),
-            preload_environment=(),
-            environment={},
-            output=GroupOutput(console=Console(), shown_ranks=frozenset()),
-            start_timeout_s=60,
-            interrupts=resources.enter_context(closing(Interrupts())),
-            run_resources=resources,
-        )
+        spec = group_spec(count, resources)
         self.launch = Supervisors(count)
         resources.callback(self.launch.close)
         self.group = CommandGroup(spec, 0.0, cast(Launch, self.launch))

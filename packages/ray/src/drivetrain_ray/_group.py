@@ -93,6 +93,7 @@ class RayGroup(RemoteGroup):
         self._bundle_of: dict[int, int] = {}
         self._spares: set[int] = set()
         self._drains = Drains()
+        self._awaited: dict[int, float] = {}  # until when to wait for the reason of a rank's exit
 
     def start(self) -> None:
         """Start the actors, and wait until they are ready to receive the train function."""
@@ -177,13 +178,28 @@ class RayGroup(RemoteGroup):
         return stacks
 
     def connection_closed(self, rank: int) -> None:
-        """Wait for Ray's report of the cause of death. It arrives immediately unless the node was lost."""
-        deadline = time.monotonic() + _NOTICE_WAIT_S
-        while not self.has_exited(rank) and (remaining := deadline - time.monotonic()) > 0:
-            self.handle_ready(remaining)
-        if not self.has_exited(rank):
-            self._reservation.reusable = False
-        self.note_exit(rank, None, "closed its connection to the driver")
+        """Wait for Ray's report of the cause of death. It arrives immediately unless the node was lost.
+
+        The wait may call this method again for other ranks. Only the outermost call waits: for all ranks together, and
+        with a stack whose depth does not depend on their number.
+        """
+        is_outermost = not self._awaited
+        self._awaited[rank] = time.monotonic() + _NOTICE_WAIT_S
+        if not is_outermost:
+            return
+        try:
+            while self._awaited:
+                now = time.monotonic()
+                for lost, deadline in list(self._awaited.items()):
+                    if deadline <= now and not self.has_exited(lost):
+                        self._reservation.reusable = False
+                        self.note_exit(lost, None, "closed its connection to the driver")
+                    if self.has_exited(lost):
+                        del self._awaited[lost]
+                if self._awaited:
+                    self.handle_ready(min(self._awaited.values()) - now)
+        finally:
+            self._awaited.clear()
 
     def _start_actors(self) -> None:
         """Provide a process for each bundle: a spare on the bundle's node, or else a new actor."""
