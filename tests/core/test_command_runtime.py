@@ -8,7 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +29,7 @@ from drivetrain import (
     ScalingConfig,
     TrainingFailedError,
     WorkerDiedError,
+    WorkerInfo,
 )
 from drivetrain._cli import main
 from drivetrain._runtimes.command import guard
@@ -129,6 +130,10 @@ def fit(
             name="run", storage_path=directory, verbose=0, **{"start_timeout_s": 60, "log_to_file": True, **options}
         ),
     ).fit()
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def do_nothing(config: dict[str, Any]) -> None:
@@ -506,27 +511,25 @@ def test_loss_of_a_supervisor_ends_its_worker_and_starts_a_new_command(tmp_path:
 class EndSupervisors(drivetrain.Callback):
     """Kills the supervisors between two attempts."""
 
-    def __init__(self, pipe: Pipe) -> None:
-        self.pipe = pipe
+    def on_group_start(self, run: Any, attempt: int, workers: Sequence[WorkerInfo]) -> None:
+        self.supervisors = [parent(worker.pid) for worker in workers]
 
     def on_failure(self, run: Any, failure: Any, retrying: bool) -> None:
-        supervisors = self.pipe.receive_pids(2)
-        for pid in supervisors:
+        for pid in self.supervisors:
             os.kill(pid, signal.SIGKILL)
-        wait_until_exited(supervisors)
+        wait_until_exited(self.supervisors)
 
 
 def fail_once(config: dict[str, Any]) -> int:
-    context = drivetrain.get_context()
-    send_line(config["directory"] + "/pipe", os.getppid())
-    if context.attempt == 0:
+    attempt = drivetrain.get_context().attempt
+    if attempt == 0:
         raise ValueError("the first attempt")
-    return context.attempt
+    return attempt
 
 
-def test_command_that_ends_between_two_attempts_costs_no_attempt(tmp_path: Path, pipe: Pipe) -> None:
+def test_command_that_ends_between_two_attempts_costs_no_attempt(tmp_path: Path) -> None:
     collector = Collector()
-    options = {"failure_config": FailureConfig(max_failures=1), "callbacks": [EndSupervisors(pipe), collector]}
+    options = {"failure_config": FailureConfig(max_failures=1), "callbacks": [EndSupervisors(), collector]}
 
     assert fit(fail_once, tmp_path, "{worker}", **options).return_value == 1
 
@@ -608,12 +611,11 @@ def test_end_of_the_driver_ends_workers_although_its_forked_child_continues(
 ) -> None:
     driver = start_driver("{worker}", forks=True)
     pids = pipe.receive_pids(3)
-    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
-    (child,) = [pid for pid, parent in parents.items() if parent == driver.process.pid]
+    (child,) = [pid for pid in pids if parent(pid) == driver.process.pid]
 
     driver.kill()
 
-    wait_until_exited(parents.keys() - {child})
+    wait_until_exited(set(pids) - {child})
     assert Path(f"/proc/{child}").exists()
     os.kill(child, signal.SIGKILL)
     driver.wait()
