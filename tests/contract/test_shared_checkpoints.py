@@ -247,7 +247,6 @@ def test_rank_that_is_lost_after_its_report_takes_only_that_checkpoint_with_it(
     def train(config: dict) -> int:
         context = drivetrain.get_context()
         if context.attempt == 0 and context.get_world_rank() == 0:
-            pid = int(Path(config["pid"]).read_text()) if wait_for_release(config["gate"]) is None else 0
             wait_for_release(config["gate"])
             wait_until_exited([int(Path(config["pid"]).read_text())])
         with drivetrain.shared_checkpoint() as checkpoint:
