@@ -607,9 +607,10 @@ def test_end_of_the_driver_ends_workers_of_a_remote_command(
 
 
 def test_end_of_the_driver_ends_workers_although_its_forked_child_continues(
-    start_driver: Callable[..., Driver], pipe: Pipe
+    start_driver: Callable[..., Driver], script: Callable[..., str], pipe: Pipe
 ) -> None:
-    driver = start_driver("{worker}", forks=True)
+    # The guard cannot reach workers in sessions of their own. They notice the exit of the driver themselves.
+    driver = start_driver(script('shift; setsid -f "$@"; setsid -f "$@"; sleep 1000'), forks=True)
     pids = pipe.receive_pids(3)
     (child,) = [pid for pid in pids if parent(pid) == driver.process.pid]
 
