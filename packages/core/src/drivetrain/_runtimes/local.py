@@ -313,9 +313,13 @@ class LocalGroup(ConnectedGroup):
         self._spec = spec
         for output in self._outputs:
             output.redirect(open_log(spec.output.log_directory, output.rank), spec.output.console)
-        ranks = range(spec.num_workers)
-        logs = [None if rank in spec.output.shown_ranks else spec.output.log_directory for rank in ranks]
-        return self.join_run({rank: JoinRun(rank, logs[rank], imported_since=self._started) for rank in ranks})
+        logs, shown = spec.output.log_directory, spec.output.shown_ranks
+        return self.join_run(
+            {
+                rank: JoinRun(rank, logs, keeps_output=rank in shown, imported_since=self._started)
+                for rank in range(spec.num_workers)
+            }
+        )
 
     def connection_closed(self, rank: int) -> None:
         """Wait for the process to exit. The kernel reports an exit only after closing the descriptors of the process.

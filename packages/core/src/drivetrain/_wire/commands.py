@@ -50,6 +50,7 @@ class JoinRun:
             it belongs to a run directory that does not exist on this node, no file is written either.
         shown: True to send the output to the driver too. Otherwise, output that is written to no file is discarded if
             ``log_directory`` is None, and not redirected if the run directory does not exist on this node.
+        keeps_output: True to redirect nothing, because the driver reads the output from a pipe.
         module_path: the entries of the driver's ``sys.path``. The worker appends missing ones to its own.
         environment: environment variables to set.
         defaults: environment variables to set unless they are set already.
@@ -60,6 +61,7 @@ class JoinRun:
     rank: int
     log_directory: Path | None
     shown: bool = False
+    keeps_output: bool = False
     module_path: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)

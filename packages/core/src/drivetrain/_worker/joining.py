@@ -24,12 +24,17 @@ def join_run(command: JoinRun, output: WorkerOutput) -> bool:
     for name, value in command.defaults.items():
         os.environ.setdefault(name, value)
     sys.path.extend(entry for entry in command.module_path if entry not in sys.path)
+    if not command.keeps_output:
+        _redirect(command, output)
+    return command.imported_since is not None and _uses_old_modules(command.imported_since)
+
+
+def _redirect(command: JoinRun, output: WorkerOutput) -> None:
     directory = command.log_directory
     if directory is not None and not directory.parent.exists():
         directory = None
     if directory is not None or command.shown or command.log_directory is None:
         output.redirect(directory, command.rank, shown=command.shown)
-    return command.imported_since is not None and _uses_old_modules(command.imported_since)
 
 
 def update_environment(variables: Mapping[str, str]) -> None:
