@@ -25,7 +25,10 @@ nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "check"]
 
 # Modules are compiled on first import, as most are never imported: an environment has a hundred times as many files.
-os.environ["PIP_NO_COMPILE"] = "1"
+os.environ["PIP_COMPILE"] = "0"  # PIP_NO_COMPILE=1 would turn it on
+# The tests start thousands of processes. With this variable, which some container images set, each of them would
+# compile the packages of this repository again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -32,6 +33,22 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
     """Remove a variable that differs between tests, because every change would make the fork server preload again."""
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     return (yield)
+
+
+# The fixtures of a session set these, Ray does when it connects, and libraries do when they are imported.
+_SET_FOR_THE_SESSION = re.compile(
+    r"RAY_.*|PYTHONBREAKPOINT|TMPDIR|PYTHONPATH|AWS_REQUEST_CHECKSUM_CALCULATION|CRC32C_SW_MODE|KMP_.*|PYTEST_.*"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment_is_restored() -> Iterator[None]:
+    """Reject a module that leaves variables behind: they would reach the processes of all later tests."""
+    before = dict(os.environ)
+    yield
+    names = {name for name in {*before, *os.environ} if not _SET_FOR_THE_SESSION.fullmatch(name)}
+    left = {name: os.environ.get(name) for name in names if os.environ.get(name) != before.get(name)}
+    assert not left, f"the tests of this module have changed environment variables: {left}"
 
 
 @pytest.fixture(scope="session")

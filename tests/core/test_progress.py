@@ -1,6 +1,5 @@
 """The progress display: on terminals of two widths, with and without rich, without a terminal, and in a notebook."""
 
-import os
 import re
 import subprocess
 import sys
@@ -250,13 +249,13 @@ def test_foreign_line_ends_and_split_characters_are_shown_whole() -> None:
     assert console.printed == ["[rank 0] caf\u00e9", "[rank 0] ", "[rank 0] last"]
 
 
-def test_notebook_shows_a_single_output_that_is_updated(tmp_path: Path) -> None:
+def test_notebook_shows_a_single_output_that_is_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient
 
     cell = nbformat.v4.new_code_cell(script(tmp_path).read_text())
     notebook = nbformat.v4.new_notebook(cells=[cell])
-    os.environ.setdefault("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     kinds = [output.output_type for output in cell.outputs]

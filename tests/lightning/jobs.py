@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,10 @@ def load() -> tuple[TensorDataset, TensorDataset]:
 
 
 class Digits(pl.LightningModule):
-    """A classifier that can send a signal to its process in a training step, on rank 1 in the first attempt."""
+    """A classifier that can send a signal to its process in a training step, on rank 1 in the first attempt.
+
+    After SIGTERM the steps are slow, so that the ranks receive the notice of the preemption before the epoch ends.
+    """
 
     def __init__(self, at_step: int | None = None, send: signal.Signals | None = None) -> None:
         super().__init__()
@@ -50,10 +54,12 @@ class Digits(pl.LightningModule):
         self.at_step, self.send = at_step, send
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        if self.send is not None and self.global_step == self.at_step:
+        if self.send is not None and self.global_step >= self.at_step:
             context = drivetrain.get_context()
             if context.attempt == 0 and context.get_world_rank() == 1:
-                os.kill(os.getpid(), self.send)
+                if self.global_step == self.at_step:
+                    os.kill(os.getpid(), self.send)
+                time.sleep(0.5)
         loss = cross_entropy(self.network(batch[0]), batch[1])
         self.log("loss", loss, on_epoch=True, on_step=False, sync_dist=True)
         return loss

@@ -9,7 +9,7 @@ from drivetrain import FailureConfig, Result, RunConfig, ScalingConfig
 from drivetrain_tf import TensorflowTrainer
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def environment() -> Iterator[None]:
     """Set the same variables for all tests; with different ones the fork server would import TensorFlow again."""
     with pytest.MonkeyPatch.context() as patch:

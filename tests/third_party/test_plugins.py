@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import Pipe, wait_until_exited
+from tests.support import Pipe, open_pipe, wait_until_exited
 from tests.third_party.conftest import Start
 
 WAIT_S = 120.0
@@ -155,10 +155,10 @@ def test_root_cause_on_the_process_runtime_is_the_signal_of_the_killed_rank(star
     driver.wait_until_nothing_is_left()
 
 
-def test_lost_rank_of_the_process_runtime_is_replaced(start: Start, pipe: Pipe) -> None:
-    status, output, errors = start("processes", case="replace a rank", pipe=pipe.path, max_failures=1).wait(
-        deadline_s=WAIT_S
-    )
+def test_lost_rank_of_the_process_runtime_is_replaced(start: Start, pipe: Pipe, tmp_path: Path) -> None:
+    with open_pipe(tmp_path / "replaced") as replaced:
+        driver = start("processes", case="replace a rank", pipe=pipe.path, replaced=replaced.path, max_failures=1)
+        status, output, errors = driver.wait(deadline_s=WAIT_S)
 
     assert status == 0, errors
     assert json.loads(output.splitlines()[-1])["attempt"] == 0

@@ -68,11 +68,14 @@ def wait(config: dict[str, str]) -> None:
 
 
 def be_replaced(config: dict[str, str]) -> int:
+    """Kill rank 1 when rank 0 runs as well: only ranks that are lost after that are replaced."""
     if drivetrain.get_context().get_world_rank() == 0:
-        wait_for_release(config["pipe"])
-    elif "REPLACEMENT" in os.environ:
         release(config["pipe"])
+        wait_for_release(config["replaced"])
+    elif "REPLACEMENT" in os.environ:
+        release(config["replaced"])
     else:
+        wait_for_release(config["pipe"])
         os.kill(os.getpid(), signal.SIGKILL)
     return drivetrain.get_context().attempt
 
@@ -80,7 +83,7 @@ def be_replaced(config: dict[str, str]) -> int:
 def fit(function: Any, backend: Any = None, **scaling: Any) -> None:
     result = DataParallelTrainer(
         function,
-        train_loop_config={"pipe": arguments["pipe"]},
+        train_loop_config=arguments,
         backend_config=backend,
         scaling_config=ScalingConfig(num_workers=2, runtime="acme_processes", **scaling),
         run_config=RunConfig(
