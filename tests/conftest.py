@@ -24,6 +24,13 @@ os.environ.pop("COLUMNS", None)
 os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
 atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], ignore_errors=True)
 
+# Threads of OpenMP that wait for work must not keep the cores busy, of which tests use more than there are.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# By default Ray's log monitor looks for new files ten times per second, for output that it does not show here.
+os.environ.setdefault("RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0")
+os.environ.setdefault("LOG_NAME_UPDATE_INTERVAL_S", "60")
+
 # By default Ray gives its workers the niceness 15. On a busy machine, all other tests would then run before them.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
@@ -35,20 +42,22 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
     return (yield)
 
 
-# The fixtures of a session set these, Ray does when it connects, and libraries do when they are imported.
-_SET_FOR_THE_SESSION = re.compile(
-    r"RAY_.*|PYTHONBREAKPOINT|TMPDIR|PYTHONPATH|AWS_REQUEST_CHECKSUM_CALCULATION|CRC32C_SW_MODE|KMP_.*|PYTEST_.*"
+# Variables that change what later tests do. Libraries set some others when they are imported.
+_WATCHED = re.compile(
+    r"DRIVETRAIN_.*|ACCELERATE_.*|OMP_NUM_THREADS|JAX_PLATFORMS|.*_VISIBLE_DEVICES|AWS_.*(ID|KEY|URL)|RANK|WORLD_SIZE"
 )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def environment_is_restored() -> Iterator[None]:
-    """Reject a module that leaves variables behind: they would reach the processes of all later tests."""
-    before = dict(os.environ)
+    """Reject a module that leaves variables behind, which would reach the processes of all later tests."""
+    before = _watched_variables()
     yield
-    names = {name for name in {*before, *os.environ} if not _SET_FOR_THE_SESSION.fullmatch(name)}
-    left = {name: os.environ.get(name) for name in names if os.environ.get(name) != before.get(name)}
-    assert not left, f"the tests of this module have changed environment variables: {left}"
+    assert _watched_variables() == before, "the tests of this module have changed environment variables"
+
+
+def _watched_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if _WATCHED.fullmatch(name)}
 
 
 @pytest.fixture(scope="session")

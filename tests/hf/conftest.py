@@ -1,12 +1,23 @@
 """Fixtures for training runs with two real processes on this machine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from drivetrain import DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
 from drivetrain_torch import TorchTrainer
+
+_USES_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_deepspeed() -> Iterator[None]:
+    """Remove the variable that Transformers sets when a test configures DeepSpeed in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_USES_DEEPSPEED, "")
+        patch.delenv(_USES_DEEPSPEED)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +45,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
                 verbose=0,
                 worker_output="none",
                 failure_config=FailureConfig(max_failures=max_failures),
-                preload=("transformers.trainer",),  # takes 5 s; all workers of a test file share it
+                preload=("tests.without_mlflow", "transformers.trainer", "deepspeed"),
                 start_timeout_s=60,
                 **(run or {}),
             ),

@@ -53,5 +53,7 @@ class TestTransformersTrainer(TrainerConformance):
             "trainer_init_per_worker": init,
             "trainer_init_config": {"steps": 2},
             "datasets": {"train": rows},
-            "run_config": RunConfig(verbose=0, worker_output="none", preload=("transformers.trainer",)),
+            "run_config": RunConfig(
+                verbose=0, worker_output="none", preload=("tests.without_mlflow", "transformers.trainer", "deepspeed")
+            ),
         }

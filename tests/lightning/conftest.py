@@ -36,7 +36,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
                 worker_output="none",
                 callbacks=callbacks,
                 failure_config=FailureConfig(max_failures=max_failures),
-                preload=("lightning.pytorch",),
+                preload=("tests.without_mlflow", "lightning.pytorch", "deepspeed"),
                 start_timeout_s=60,
             ),
         ).fit()
