@@ -95,6 +95,19 @@ def warnings_of_others(page: Page) -> dict[str, str]:
 
 
 @pytest.fixture
+def site(page: Page, tmp_path: Path) -> str:
+    """The value of ``PYTHONPATH`` for a page: its example plugins, without MLflow if the page does not use it.
+
+    If MLflow is installed, DeepSpeed imports it in every worker, for seconds.
+    """
+    directory = tmp_path / "site-packages"
+    directory.mkdir()
+    if "mlflow" not in page.text.lower():
+        (directory / "sitecustomize.py").write_text("import sys\nsys.modules['mlflow'] = None\n")
+    return install_examples(included_examples(page), directory)
+
+
+@pytest.fixture
 def bucket(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The variables that point a page's bucket to a server on this machine."""
     if _S3 not in as_script(page):
@@ -111,14 +124,12 @@ def bucket(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
     [pytest.param(page, id=str(page), marks=[pytest.mark.ray] * (_RAY in as_script(page))) for page in PROGRAMS],
 )
 def test_blocks_of_a_page_run_and_print_the_shown_output(
-    page: Page, bucket: dict[str, str], warnings_of_others: dict[str, str], tmp_path: Path
+    page: Page, site: str, bucket: dict[str, str], warnings_of_others: dict[str, str], tmp_path: Path
 ) -> None:
     script = tmp_path / f"page_{page.path.stem}.py"  # a name that hides no package of the page's name
     script.write_text(as_script(page))
 
-    plugins = install_examples(included_examples(page), tmp_path / "site-packages")
-    environment = {**bucket, **warnings_of_others, "PYTHONPATH": plugins}
-    printed = run_script(script, tmp_path, environment=environment)
+    printed = run_script(script, tmp_path, environment={**bucket, **warnings_of_others, "PYTHONPATH": site})
 
     for line, output in shown_outputs(page):
         assert find_output(output, printed), f"{page}:{line} shows\n{output}\nbut the script printed\n{printed}"

@@ -1,5 +1,6 @@
 """Fixtures for training runs with two real processes on this machine."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -8,16 +9,19 @@ import pytest
 from drivetrain import DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
 from drivetrain_torch import TorchTrainer
 
-_USES_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
-
 
 @pytest.fixture(scope="module", autouse=True)
-def without_deepspeed() -> Iterator[None]:
-    """Remove the variable that Transformers sets when a test configures DeepSpeed in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(_USES_DEEPSPEED, "")
-        patch.delenv(_USES_DEEPSPEED)
-        yield
+def variables_of_accelerate() -> Iterator[None]:
+    """Restore the variables that Transformers sets when a test trains in this process."""
+    before = _variables_of_accelerate()
+    yield
+    for name in _variables_of_accelerate():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _variables_of_accelerate() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
 
 
 @pytest.fixture(scope="session")

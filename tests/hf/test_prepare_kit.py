@@ -17,6 +17,8 @@ class TestPrepare(PrepareConformance):
         import torch
         from transformers import Trainer, TrainingArguments
 
+        import tests.without_mlflow  # noqa: F401, because of DeepSpeed
+
         directory = str(Path(drivetrain.get_context().get_trial_dir(), "out"))
         arguments = TrainingArguments(output_dir=directory, use_cpu=True, report_to=[])
         return [Trainer(torch.nn.Linear(2, 1), arguments, train_dataset=[{"x": 1}])]
