@@ -36,11 +36,21 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call() -> Generator[None, object, object]:
+def pytest_fixture_setup() -> Generator[None, object, object]:
     """Remove a variable that differs between tests, because every change would make the fork server preload again."""
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     return (yield)
 
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """Remove the variable again, which pytest sets for each phase of a test."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+    return (yield)
+
+
+_ONE_THREAD_IN = {"gbdt", "hf", "horovod", "jax", "lightning", "tf", "torch"}
+_COUNT_THREADS = {"test_process_group.py"}
 
 # Variables that change what later tests do. Libraries set some others when they are imported.
 _WATCHED = re.compile(
@@ -58,6 +68,33 @@ def environment_is_restored() -> Iterator[None]:
 
 def _watched_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if _WATCHED.fullmatch(name)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread_per_worker(request: pytest.FixtureRequest, environment_is_restored: None) -> Iterator[None]:
+    """Give the workers of every run one thread, in the tests of frameworks.
+
+    The default depends on the number of workers, and the fork server imports the framework again if it changes.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name in _ONE_THREAD_IN and request.path.name not in _COUNT_THREADS:
+            patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def directory_of_nested_sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give the pytest sessions that tests start a folder of their own, as sessions compete for the default folder.
+
+    Each session deletes the directories of all but the last three, and fails after ten attempts to create its own.
+    """
+    tmp_path_factory.getbasetemp()  # in the default folder
+    with (
+        tempfile.TemporaryDirectory(prefix="nested-", ignore_cleanup_errors=True) as directory,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("PYTEST_DEBUG_TEMPROOT", directory)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -95,14 +132,16 @@ def _start_ray(attempts: int = 3) -> None:
 
     for attempt in range(1, attempts + 1):
         try:
-            ray.init(
-                address="local",
-                num_cpus=4,
-                num_gpus=0,
-                resources={SEATS: 4},
-                include_dashboard=False,
-                log_to_driver=False,
-            )
+            with pytest.MonkeyPatch.context() as patch:
+                patch.delenv("OMP_NUM_THREADS", raising=False)  # the module that uses Ray first may have set it
+                ray.init(
+                    address="local",
+                    num_cpus=4,
+                    num_gpus=0,
+                    resources={SEATS: 4},
+                    include_dashboard=False,
+                    log_to_driver=False,
+                )
             return
         except Exception as error:  # Ray raises this class itself
             if attempt == attempts or "timed out during startup" not in str(error):

@@ -137,7 +137,7 @@ def test_hanging_tracker_delays_no_report_and_the_end_only_up_to_its_limit(
     began = time.monotonic()
     result = fit(tmp_path, notes)
 
-    assert time.monotonic() - began < HANG_S / 3
+    assert time.monotonic() - began < HANG_S
     assert len(result.metrics_dataframe) == REPORTS
     assert "run: notes: not finished 0.2 s after the end of the run" in capfd.readouterr().err
 

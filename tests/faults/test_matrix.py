@@ -433,7 +433,7 @@ def check_nothing_is_left(
     runtime: str, watch: Watch, run: Path, temporary_files: Path, before: set[int] | None = None
 ) -> None:
     """Check that no process, reservation, temporary file or lock is left."""
-    wait_until_exited(watch.pids, deadline_s=2.0 if runtime == "local" else 10.0)
+    wait_until_exited(watch.pids, deadline_s=10.0)
     if runtime == "ray":
         from ray.util import placement_group_table
 

@@ -14,7 +14,6 @@ def environment() -> Iterator[None]:
     """Set the same variables for all tests; with different ones the fork server would import JAX again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_PLATFORMS", "cpu")
-        patch.setenv("OMP_NUM_THREADS", "1")
         yield
 
 

@@ -14,7 +14,6 @@ def environment() -> Iterator[None]:
     """Set the same variables for all tests; with different ones the fork server would import TensorFlow again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-        patch.setenv("OMP_NUM_THREADS", "1")
         yield
 
 
