@@ -49,8 +49,7 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
     return (yield)
 
 
-_ONE_THREAD_IN = {"gbdt", "hf", "horovod", "jax", "lightning", "tf", "torch"}
-_COUNT_THREADS = {"test_process_group.py"}
+_ONE_THREAD_IN = re.compile(r".*/tests/(gbdt|hf|horovod|jax|lightning|tf|torch)/(?!test_process_group)\w+\.py")
 
 # Variables that change what later tests do. Libraries set some others when they are imported.
 _WATCHED = re.compile(
@@ -77,7 +76,7 @@ def one_thread_per_worker(request: pytest.FixtureRequest, environment_is_restore
     The default depends on the number of workers, and the fork server imports the framework again if it changes.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.parent.name in _ONE_THREAD_IN and request.path.name not in _COUNT_THREADS:
+        if _ONE_THREAD_IN.fullmatch(request.path.as_posix()):
             patch.setenv("OMP_NUM_THREADS", "1")
         yield
 
