@@ -45,7 +45,7 @@ def test_run_without_a_report_for_too_long_fails_with_the_state_of_every_rank(
     runtime: RuntimeUnderTest, gate: Pipe
 ) -> None:
     with pytest.raises(TrainingFailedError) as failed:
-        runtime.fit(train_until_stuck, {"gate": gate.path}, hang_timeout_s=0.5)
+        runtime.fit(train_until_stuck, {"gate": gate.path}, hang_timeout_s=2.0)
 
     assert failed.value.kind is FailureKind.HANG
     cause = failed.value.__cause__
@@ -72,7 +72,7 @@ def train_unequally(config: dict) -> int:
 @with_processes
 def test_rank_that_hangs_while_others_report_is_named(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     with pytest.raises(TrainingFailedError) as failed:
-        runtime.fit(train_unequally, {"gate": gate.path}, hang_timeout_s=0.5)
+        runtime.fit(train_unequally, {"gate": gate.path}, hang_timeout_s=2.0)
     assert failed.value.kind is FailureKind.HANG
     assert "heartbeat from rank 1, although other ranks make progress" in str(failed.value)
 
@@ -118,7 +118,7 @@ def test_rank_that_leaves_the_reports_to_rank_0_is_not_terminated(runtime: Runti
 @with_processes
 def test_stopped_rank_is_distinguished_from_a_waiting_rank(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     with pytest.raises(TrainingFailedError) as failed:
-        runtime.fit(train_until_stuck, {"gate": gate.path, "how": "stop"}, hang_timeout_s=0.5)
+        runtime.fit(train_until_stuck, {"gate": gate.path, "how": "stop"}, hang_timeout_s=2.0)
 
     message = str(failed.value.__cause__)
     assert "is stopped (SIGSTOP)" in message

@@ -65,7 +65,7 @@ def pids(tmp_path: Path) -> Iterator[Pipe]:
         yield pipe
 
 
-def fit(backend: Backend, tmp_path: Path, function: Callable[..., object] = lambda: None, seconds: float = 1.0) -> None:
+def fit(backend: Backend, tmp_path: Path, function: Callable[..., object] = lambda: None, seconds: float = 3.0) -> None:
     DataParallelTrainer(
         function,
         backend_config=backend,
@@ -111,9 +111,9 @@ def test_train_function_itself_may_take_longer_than_the_start(tmp_path: Path, ga
     def train() -> None:
         import threading
 
-        assert not threading.Event().wait(1.0)
+        assert not threading.Event().wait(4.5)
 
-    fit(NeverBlocks(gate.path, pids.path), tmp_path, train, seconds=0.8)
+    fit(NeverBlocks(gate.path, pids.path), tmp_path, train, seconds=4.0)
 
 
 def test_start_that_times_out_before_the_workers_exist_closes_its_connections(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def no_context_manager():
         def session(self, context, rendezvous):
             yield
 
-    train(num_workers=2, backend_config=Broken())
+    train(num_workers=1, backend_config=Broken())
 
 
 @mistake("numbers as values of environment variables")
