@@ -303,6 +303,8 @@ def affected(session: nox.Session) -> None:
 
 # Of these, the newest releases do not support Python 3.10: there, pip chooses the newest that does.
 NOT_ON_310 = ("polars", "pillow", "matplotlib", "ipykernel", "jax", "orbax-checkpoint")
+# Newer ones use JAX 0.7, which Python 3.10 does not have, although they accept older versions.
+ORBAX_ON_310 = "orbax-checkpoint<0.11.30"
 PACKAGES_WITHOUT_TORCH = ("core", "data", "ray", "track", "tune", "gbdt", "jax")
 # Without PyTorch: the index has its CPU build only for Python 3.11, and the other build brings gigabytes of CUDA.
 WITHOUT_TORCH = ("core", "views", "data", "track", "tune", "ray", "gbdt", "tf", "jax", "contract", "crash", "faults")
@@ -314,7 +316,7 @@ def interpreters(session: nox.Session) -> None:
     pins = TEST_DEPENDENCIES
     if session.python == "3.10":
         pins = [pin.partition("==")[0] if pin.startswith(NOT_ON_310) else pin for pin in pins]
-        pins = [*pins, "tomli"]
+        pins = [*pins, "tomli", ORBAX_ON_310]
     if session.python == "3.13":
         pins = [pin for pin in pins if not pin.startswith("aim==")]  # it has no wheel for it
     packages = [option for name in PACKAGES_WITHOUT_TORCH for option in ("-e", f"packages/{name}")]

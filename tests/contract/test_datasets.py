@@ -349,6 +349,7 @@ def read_on_device(config: dict[str, Any]) -> None:
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_torch_batches_of_ray_datasets_are_on_the_device_of_the_worker(ray_address: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     import ray.data
     from ray.data import ExecutionOptions
 

@@ -5,6 +5,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 import drivetrain
 from drivetrain._worker import leaving
 from tests.contract.conftest import RuntimeUnderTest
@@ -80,6 +82,7 @@ def write_tensorboard(config: dict) -> None:
 
 @with_processes
 def test_last_records_of_tensorboard_are_kept(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     runtime.fit(write_tensorboard, {"directory": str(tmp_path / "events")}, workers=1)
