@@ -178,8 +178,9 @@ class Driver:
         os.killpg(self.process.pid, signal.SIGINT)
 
     def kill(self) -> None:
-        """Send SIGKILL to the driver alone."""
+        """Send SIGKILL to the driver alone, and wait until it has exited."""
         self.process.kill()
+        self.process.wait(DEADLINE_S)
 
     def offspring(self) -> list[int]:
         """Return the pids of processes with this driver's mark, except the driver itself."""

@@ -428,7 +428,6 @@ def test_second_driver_is_refused_with_the_holder_named_and_gets_the_run_once_th
     assert files_of(running.checkpoint)["0.txt"] == "2"
 
     driver.kill()
-    driver.process.wait()
     assert runtime.fit(count_up, {"steps": 4}, resume="auto").return_value == [2, 3]
 
 

@@ -46,8 +46,9 @@ def run_script(script: Path, directory: Path, *, environment: Mapping[str, str] 
         timeout=580,
         check=False,
     )
-    assert finished.returncode == 0, f"{script.name} failed:\n{finished.stdout}\n{finished.stderr}"
-    assert "Warning" not in finished.stderr, finished.stderr
+    sys.stderr.write(finished.stderr)  # pytest shows it if the test fails
+    assert finished.returncode == 0, f"{script.name} failed:\n{finished.stdout}"
+    assert "Warning" not in finished.stderr
     return finished.stdout
 
 

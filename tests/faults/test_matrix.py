@@ -53,7 +53,7 @@ from tests.faults.table import PROPERTY, Row
 from tests.support import Collector, Pipe, is_running, release, wait_until_exited
 
 FIRST, MIDST, UPLOAD, RESTART = Moment
-DEATH_S = 3.0
+DEATH_S = 10.0
 HANG_S = 2.0
 LATE_S = 1.0
 MEMORY = Path("/dev/shm")
@@ -107,7 +107,7 @@ MATRIX = [
         kind=FailureKind.HANG,
         cause=WaitTimeoutError,
         says=r"is stopped \(SIGSTOP\)",
-        noticed_s=HANG_S + 15.0,
+        noticed_s=HANG_S + 40.0,
         options={"hang_timeout_s": HANG_S},
     ),
     Fault(

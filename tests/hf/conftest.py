@@ -50,7 +50,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
                 worker_output="none",
                 failure_config=FailureConfig(max_failures=max_failures),
                 preload=("tests.without_mlflow", "transformers.trainer", "deepspeed"),
-                start_timeout_s=60,
+                start_timeout_s=180,
                 **(run or {}),
             ),
             **config_argument,

@@ -177,11 +177,18 @@ def wandb_steps(file: Path) -> Iterator[int]:
 
 
 def wandb_history(file: Path) -> Iterator[dict[str, str]]:
-    """Yield the logged values, as JSON by name, from the file format of ``wandb sync``."""
+    """Yield the logged values, as JSON by name, from the file format of ``wandb sync``.
+
+    A process of wandb writes the end of the file after the run has finished. The record of the exit comes last.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
-    for data in wandb_records(file.read_bytes()):
-        record = Record.FromString(data)
+    deadline = time.monotonic() + DEADLINE_S
+    records: list[Any] = []
+    while not any(record.HasField("exit") for record in records):
+        assert time.monotonic() < deadline, f"{file} has no record of the exit"
+        records = [Record.FromString(data) for data in wandb_records(file.read_bytes())]
+    for record in records:
         if record.HasField("history"):
             yield {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
 
@@ -196,6 +203,8 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
             continue
         _, size, kind = header.unpack_from(data, offset)
         offset += header.size
+        if offset + size > len(data):
+            return  # this record is still being written
         parts += data[offset : offset + size]
         offset += size
         if kind in (1, 4):  # a complete record, or the last part of one

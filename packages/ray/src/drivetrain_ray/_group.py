@@ -28,7 +28,8 @@ _NOTICE_WAIT_S = 4.0
 _CLOSE_WAIT_S = 1.0
 _EXIT_WAIT_S = 15.0
 """Maximum wait in seconds for processes that run their exit handlers. A process limits this to 10 s itself."""
-_STACKS_WAIT_S = 10.0
+_STACKS_WAIT_S = 30.0
+"""Maximum wait in seconds for the stacks of ranks. Each node starts a process that reads them."""
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ _NOTICE_WAIT_S = 4.0
 _COMMAND_WAIT_S = 1.0
 """Maximum wait in seconds for the exit of a command whose supervisor was lost, because its output may give a reason."""
 _EXIT_WAIT_S = EXIT_LIMIT_S + 5.0
-_STACKS_WAIT_S = 4.0
+_STACKS_WAIT_S = 10.0
 
 
 class CommandGroup(RemoteGroup):
