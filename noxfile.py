@@ -372,7 +372,8 @@ def check(session: nox.Session) -> None:
 @nox.session(requires=["dev"], venv_backend="none")
 def campaign(session: nox.Session) -> None:
     """Run the long campaigns: every fault on every runtime, hundreds of kills, soaks, and attacks: an hour."""
-    run_in_dev(session, "pytest", "tests/faults", "tests/crash", "tests/security", *session.posargs, **CAMPAIGN)
+    tests = ("tests/faults", "tests/crash", "tests/security")
+    run_in_dev(session, "pytest", *PARALLEL, *tests, *session.posargs, **CAMPAIGN)
 
 
 @nox.session(requires=["dev"], venv_backend="none")

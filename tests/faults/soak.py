@@ -73,6 +73,7 @@ def measure() -> dict[str, int]:
         "rss_kib": process.memory_info().rss >> 10,
         "descriptors": process.num_fds(),
         "threads": process.num_threads(),
+        "python_threads": threading.active_count(),
         "children": len(process.children(recursive=True)),
         "objects": len(gc.get_objects()),
     }
