@@ -303,7 +303,7 @@ def affected(session: nox.Session) -> None:
 
 # Of these, the newest releases do not support Python 3.10: there, pip chooses the newest that does.
 NOT_ON_310 = ("polars", "pillow", "matplotlib", "ipykernel", "jax", "orbax-checkpoint")
-# Newer ones use JAX 0.7, which Python 3.10 does not have, although they accept older versions.
+# From 0.11.30 on, Orbax needs JAX 0.7, which does not support Python 3.10. Its metadata accept an older JAX anyway.
 ORBAX_ON_310 = "orbax-checkpoint<0.11.30"
 PACKAGES_WITHOUT_TORCH = ("core", "data", "ray", "track", "tune", "gbdt", "jax")
 # Without PyTorch: the index has its CPU build only for Python 3.11, and the other build brings gigabytes of CUDA.

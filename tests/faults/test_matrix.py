@@ -107,7 +107,7 @@ MATRIX = [
         kind=FailureKind.HANG,
         cause=WaitTimeoutError,
         says=r"is stopped \(SIGSTOP\)",
-        noticed_s=HANG_S + 40.0,
+        noticed_s=HANG_S + 30.0,
         options={"hang_timeout_s": HANG_S},
     ),
     Fault(

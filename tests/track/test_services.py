@@ -187,6 +187,7 @@ def wandb_history(file: Path) -> Iterator[dict[str, str]]:
     records: list[Any] = []
     while not any(record.HasField("exit") for record in records):
         assert time.monotonic() < deadline, f"{file} has no record of the exit"
+        time.sleep(0.05)  # polled: wandb does not tell when its process has written the file
         records = [Record.FromString(data) for data in wandb_records(file.read_bytes())]
     for record in records:
         if record.HasField("history"):

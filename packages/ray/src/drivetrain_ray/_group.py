@@ -28,8 +28,8 @@ _NOTICE_WAIT_S = 4.0
 _CLOSE_WAIT_S = 1.0
 _EXIT_WAIT_S = 15.0
 """Maximum wait in seconds for processes that run their exit handlers. A process limits this to 10 s itself."""
-_STACKS_WAIT_S = 30.0
-"""Maximum wait in seconds for the stacks of ranks. Each node starts a process that reads them."""
+_STACKS_WAIT_S = 20.0
+"""Maximum wait in seconds for the stacks. Each node starts a process that reads them."""
 
 
 @contextlib.contextmanager
@@ -173,9 +173,10 @@ class RayGroup(RemoteGroup):
             place = NodeAffinitySchedulingStrategy(node, soft=False)
             replies.append(read.options(num_cpus=0, scheduling_strategy=place).remote(targets))
         stacks: dict[int, str] = {}
-        with contextlib.suppress(ray.exceptions.RayError):  # stacks are optional: a node may be unresponsive
-            for reply in ray.get(replies, timeout=_STACKS_WAIT_S):
-                stacks.update(reply)
+        arrived, _ = ray.wait(replies, num_returns=len(replies), timeout=_STACKS_WAIT_S)
+        for reply in arrived:
+            with contextlib.suppress(ray.exceptions.RayError):  # the node was lost
+                stacks.update(ray.get(reply))
         return stacks
 
     def connection_closed(self, rank: int) -> None:

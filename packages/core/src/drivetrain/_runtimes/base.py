@@ -120,8 +120,8 @@ class Group(CallableWorkers, Protocol):
     def stacks(self, ranks: Sequence[int]) -> Mapping[int, str]:
         """Return the Python stacks of all threads of each rank, or the reason why the rank did not respond.
 
-        The call takes about a second. Any thread may call this method. Ranks whose process has exited may be missing
-        from the result.
+        The call usually takes about a second. It must end within 20 s, because ``drivetrain stacks`` waits 30 s. Any
+        thread may call this method. Ranks whose process has exited may be missing from the result.
         """
         ...
 

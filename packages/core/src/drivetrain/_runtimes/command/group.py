@@ -28,6 +28,7 @@ _COMMAND_WAIT_S = 1.0
 """Maximum wait in seconds for the exit of a command whose supervisor was lost, because its output may give a reason."""
 _EXIT_WAIT_S = EXIT_LIMIT_S + 5.0
 _STACKS_WAIT_S = 10.0
+"""Maximum wait in seconds for the stacks, which the supervisors read and send."""
 
 
 class CommandGroup(RemoteGroup):
