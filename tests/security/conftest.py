@@ -1,6 +1,7 @@
 """A good run, a directory of runs to attack, and every way to read a run."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import shutil
@@ -14,11 +15,15 @@ import pytest
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer, DrivetrainError, Result, RunConfig, ScalingConfig
 from drivetrain._cli import main
+from drivetrain._cli.parser import make_parser
 
 ALL_ATTACKS = os.environ.get("DRIVETRAIN_ATTACKS") == "all"
 EXIT_CODES = (0, 1, 2, 3)
 
 Command = Callable[..., tuple[int, str, str]]
+
+# Finding the plugins takes ten times as long as reading a damaged run, and is not what these tests attack.
+cached_parser = functools.cache(make_parser)
 
 
 def train(config: dict[str, Any]) -> None:
@@ -61,6 +66,7 @@ def place(good_run: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     """Runs the command in this process, in a directory of its own, and requires a documented exit code."""
+    monkeypatch.setattr("drivetrain._cli.make_parser", cached_parser)
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.chdir(tmp_path)
 
