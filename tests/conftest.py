@@ -1,11 +1,13 @@
 """Fixtures and settings that the tests of several folders share for a whole session."""
 
 import atexit
+import gc
 import os
 import re
 import shutil
 import signal
 import tempfile
+import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -129,20 +131,23 @@ def _start_ray(attempts: int = 3) -> None:
     """Start Ray. It gives its processes 30 s to start, a fixed limit that a busy machine may exceed."""
     import ray
 
-    for attempt in range(1, attempts + 1):
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.delenv("OMP_NUM_THREADS", raising=False)  # the module that uses Ray first may have set it
-                ray.init(
-                    address="local",
-                    num_cpus=4,
-                    num_gpus=0,
-                    resources={SEATS: 4},
-                    include_dashboard=False,
-                    log_to_driver=False,
-                )
-            return
-        except Exception as error:  # Ray raises this class itself
-            if attempt == attempts or "timed out during startup" not in str(error):
-                raise
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # after a failed start, Ray does not wait for its processes
+        for attempt in range(1, attempts + 1):
+            try:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.delenv("OMP_NUM_THREADS", raising=False)  # the module that uses Ray first may have set it
+                    ray.init(
+                        address="local",
+                        num_cpus=4,
+                        num_gpus=0,
+                        resources={SEATS: 4},
+                        include_dashboard=False,
+                        log_to_driver=False,
+                    )
+                return
+            except Exception as error:  # Ray raises this class itself
+                if attempt == attempts or "timed out during startup" not in str(error):
+                    raise
             ray.shutdown()
+            gc.collect()

@@ -73,7 +73,7 @@ class RuntimeUnderTest:
                     "storage_path": self.storage_path,
                     "callbacks": callbacks or [],
                     "verbose": 0,
-                    "start_timeout_s": 60.0,
+                    "start_timeout_s": 180.0,
                     **run_config,
                 }
             ),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import ROOT
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]  # clusters start slowly on a busy machine
+pytestmark = pytest.mark.ray
 
 SCRIPT = "tests.contract.cluster_scenarios"
 

@@ -1,5 +1,7 @@
 """The setup of Horovod on workers, and the messages if it cannot work."""
 
+import contextlib
+import http.client
 import importlib.util
 import json
 import os
@@ -51,6 +53,57 @@ def test_ranks_connect_over_the_loopback_interface_with_horovod_preloaded(fit: C
 def test_worker_uses_the_first_of_the_named_interfaces_that_it_has(fit: Callable[..., Result]):
     config = HorovodConfig(nics={"lo", "eno99"}, timeout_s=30)
     assert fit(facts, horovod=config).return_value["interfaces"] == ["lo", "lo"]
+
+
+def test_workers_connect_again_after_a_shutdown(fit: Callable[..., Result]):
+    def train() -> list[float]:
+        import horovod.torch as hvd
+        import torch
+
+        totals = []
+        for _ in range(10):
+            hvd.init()
+            totals.append(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
+            hvd.shutdown()
+        return totals
+
+    assert fit(train).return_value == [2.0] * 10
+
+
+def test_rendezvous_on_one_machine_cannot_be_reached_from_others(fit: Callable[..., Result]):
+    def train() -> list[str]:
+        import psutil
+
+        port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+        sockets = psutil.Process().net_connections("tcp")
+        return [each.laddr.ip for each in sockets if each.laddr.port == port and each.status == psutil.CONN_LISTEN]
+
+    assert fit(train).return_value == ["127.0.0.1"]
+
+
+def test_addresses_of_a_scope_are_deleted_although_another_scope_is_complete_first():
+    from horovod.runner.common.util.hosts import SlotInfo
+
+    from drivetrain_horovod._rendezvous import Handler, Server
+
+    server = Server("127.0.0.1", Handler, [SlotInfo("node", rank, rank, 0, 2, 2, 1) for rank in range(2)], 0)
+    try:
+
+        def request(method: str, path: str, value: str | None = None) -> int:
+            with contextlib.closing(http.client.HTTPConnection(server.address, server.port, timeout=30)) as connection:
+                connection.request(method, path, value)
+                return connection.getresponse().status
+
+        for rank in range(2):
+            assert request("PUT", f"/local_node/{rank}", "address") == 200
+            assert request("GET", f"/local_node/{rank}") == 200
+        assert request("DELETE", "/local_node/0") == 200
+        assert request("GET", "/local_node/1") == 200, "rank 1 has not connected yet"
+        assert request("DELETE", "/cross_0/0") == 200
+        assert request("DELETE", "/local_node/1") == 200
+        assert [request("GET", f"/local_node/{rank}") for rank in range(2)] == [404, 404]
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -10,8 +10,6 @@ import drivetrain
 from drivetrain import CommandRuntime, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
 from tests.support import Collector
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def train() -> str:
     context = drivetrain.get_context()

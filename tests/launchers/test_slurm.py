@@ -25,8 +25,6 @@ from drivetrain import (
 from tests.launchers.conftest import list_jobs, wait_for_empty_queue
 from tests.support import Collector, Driver, Pipe, wait_for_release, wait_until_exited
 
-pytestmark = pytest.mark.timeout(180)
-
 # Both nodes are this machine. A host name of their own makes them two nodes for drivetrain as well.
 ON_TWO_NODES = "srun --quiet -N 2 -n {n} unshare --uts sh -c 'hostname $SLURMD_NODENAME && exec {worker}'"
 

@@ -131,7 +131,6 @@ def test_population_based_training_continues_from_the_best_checkpoints(tmp_path:
     assert any(Path(result.path, "run_001").exists() for result in grid)
 
 
-@pytest.mark.timeout(240)
 def test_trials_that_need_the_whole_cluster_run_one_after_the_other(tmp_path: Path, pipe: Pipe, gate: Pipe) -> None:
     import ray
     from ray import tune

@@ -82,7 +82,7 @@ class HorovodBackend(Backend):
             shared["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = self._elastic.server.address
             shared["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(self._elastic.server.port)
         elif len(workers) > 1:
-            (port,) = group.run(_serve, plan, verbose, ranks=[0])
+            (port,) = group.run(_serve, interfaces[0][1], plan, verbose, ranks=[0])
             shared["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = interfaces[0][1] or workers[0].ip
             shared["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
         rendezvous = self._mappings = []
@@ -211,15 +211,16 @@ def _inspect_worker() -> tuple[dict[str, str] | None, dict[str, list[str]]]:
     return built, addresses
 
 
-def _serve(slots: Sequence[tuple[Any, ...]], verbose: int) -> int:
-    """Start the rendezvous server in this process. Return the server's port, which the server itself has chosen."""
+def _serve(address: str, slots: Sequence[tuple[Any, ...]], verbose: int) -> int:
+    """Start the rendezvous server in this process, on an address of this machine. Return the server's port."""
     from horovod.runner.common.util.hosts import SlotInfo
-    from horovod.runner.http.http_server import RendezvousServer
 
-    _server.value = server = RendezvousServer(verbose=verbose)
-    port: int = server.start()
-    server.init([SlotInfo(*slot) for slot in slots])
-    return port
+    from drivetrain_horovod._rendezvous import Handler, Server
+
+    if _server.value is not None:  # of an earlier run in this process
+        _server.value.close()
+    _server.value = Server(address, Handler, [SlotInfo(*slot) for slot in slots], verbose)
+    return _server.value.port
 
 
 def _shut_down() -> None:

@@ -20,53 +20,6 @@ Place = tuple[str, int]
 """A host name and a local rank. They identify a worker for Horovod, even if the worker's rank changes."""
 
 
-class _Server:
-    """Horovod's rendezvous server, on a thread of the driver.
-
-    Args:
-        worker_address: the address of a worker. The server listens on the network interface that leads to this address.
-        verbose: the level of the server's log.
-        coordinator: the object whose methods Horovod's request handler calls.
-        on_delete: called with the path of each DELETE request, on the request's thread.
-    """
-
-    def __init__(
-        self, worker_address: str, verbose: int, coordinator: object, on_delete: Callable[[str], None]
-    ) -> None:
-        from horovod.runner.elastic.rendezvous import create_rendezvous_handler
-        from horovod.runner.http.http_server import RendezvousHTTPServer
-
-        base: Any = create_rendezvous_handler(coordinator)
-
-        class Handler(base):  # type: ignore[misc]
-            def do_DELETE(self) -> None:
-                on_delete(self.path)
-                super().do_DELETE()
-
-        self._server = RendezvousHTTPServer((_address_towards(worker_address), 0), Handler, verbose)
-        self._server.daemon_threads = True
-        self._server.handle_error = lambda request, address: None  # ignore broken connections of lost workers
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="Horovod's rendezvous")
-        self.address: str
-        self.port: int
-        self.address, self.port = self._server.server_address[:2]
-
-    def start(self, slots: Sequence[Any]) -> None:
-        """Start the server, which gives the workers these slots."""
-        self.set_slots(slots)
-        self._thread.start()
-
-    def set_slots(self, slots: Sequence[Any]) -> None:
-        """Replace the slots that the server gives to the workers."""
-        self._server.init(list(slots))
-
-    def close(self) -> None:
-        """Stop the server."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
 @dataclass(frozen=True, slots=True)
 class _Rejoin:
     """A request to give the places of lost workers to new workers.
@@ -99,6 +52,9 @@ class ElasticRendezvous:
     def __init__(self, slots: Sequence[tuple[Any, ...]], worker_address: str, timeout_s: float, verbose: int) -> None:
         try:
             from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
+            from horovod.runner.elastic.rendezvous import create_rendezvous_handler
+
+            from drivetrain_horovod._rendezvous import Server
         except ModuleNotFoundError as error:
             raise PluginError(
                 "HorovodConfig(elastic=True) requires Horovod in the driver's environment too, which is not installed. "
@@ -113,8 +69,15 @@ class ElasticRendezvous:
         self._pending = _Rejoin()
         self._closed = False
         self._connected: set[str] = set()
-        self.server = _Server(worker_address, verbose, self, self._on_delete)
-        self.server.start(list(self._slots.values()))
+        on_delete = self._on_delete
+        base: Any = create_rendezvous_handler(self)
+
+        class Handler(base):  # type: ignore[misc]
+            def do_DELETE(self) -> None:
+                on_delete(self.path)
+                super().do_DELETE()
+
+        self.server = Server(_address_towards(worker_address), Handler, list(self._slots.values()), verbose)
 
     def rejoin(self, lost: Sequence[Place], describe: Callable[[Sequence[Any]], T]) -> Future[T]:
         """Give the places of lost workers to new workers, once all other workers are waiting.
