@@ -325,10 +325,10 @@ def test_processes_of_one_node_share_one_download(storage: Storage, proxy: Fault
     assert list(Path(path).parent.iterdir()) == []
 
 
-def test_checkpoint_of_a_uri_is_the_same_as_that_of_a_filesystem_and_a_path(proxy: FaultProxy) -> None:
+def test_checkpoint_of_a_uri_is_the_same_as_that_of_a_filesystem_and_a_path(proxy: FaultProxy, tmp_path: Path) -> None:
     by_uri = Checkpoint(proxy.uri("bucket/run/checkpoint_000001"))
 
     assert Checkpoint(by_uri.path, by_uri.filesystem) == by_uri
     assert not by_uri.exists()
     with pytest.raises(CheckpointError, match="expected the checkpoint's directory, which does not exist"):
-        by_uri.to_directory()
+        by_uri.to_directory(tmp_path / "copy")

@@ -76,7 +76,7 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
                 verbose=0,
                 failure_config=FailureConfig(max_failures=max_failures),
                 checkpoint_config=CheckpointConfig(checkpoint_frequency=frequency),
-                start_timeout_s=60,
+                start_timeout_s=180,
                 callbacks=run_callbacks,
             ),
             **options,

@@ -37,7 +37,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
             "verbose": 0,
             "worker_output": "none",
             "failure_config": FailureConfig(max_failures=max_failures),
-            "start_timeout_s": 60,
+            "start_timeout_s": 180,
             **(run or {}),
         }
         return JaxTrainer(

@@ -34,7 +34,7 @@ def test_two_workers_of_mpirun_train_and_are_restarted_after_a_kill(tmp_path: Pa
             name="run",
             storage_path=tmp_path,
             verbose=0,
-            start_timeout_s=60,
+            start_timeout_s=180,
             failure_config=FailureConfig(max_failures=1),
             callbacks=[collector],
         ),

@@ -44,7 +44,7 @@ def train():
 DataParallelTrainer(
     train,
     scaling_config=ScalingConfig(num_workers=2, runtime=CommandRuntime(given["command"])),
-    run_config=RunConfig(name="run", storage_path=given["storage_path"], verbose=0, start_timeout_s=60,
+    run_config=RunConfig(name="run", storage_path=given["storage_path"], verbose=0, start_timeout_s=180,
         failure_config=FailureConfig(max_preemptions=0)),
 ).fit()
 """
@@ -66,7 +66,7 @@ def trainer(function: Callable[..., Any], directory: Path, command: str, **optio
     return DataParallelTrainer(
         function,
         scaling_config=ScalingConfig(num_workers=2, runtime=CommandRuntime(command)),
-        run_config=RunConfig(name="run", storage_path=directory, verbose=0, **{"start_timeout_s": 60, **options}),
+        run_config=RunConfig(name="run", storage_path=directory, verbose=0, **{"start_timeout_s": 180, **options}),
     )
 
 

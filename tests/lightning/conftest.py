@@ -37,7 +37,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
                 callbacks=callbacks,
                 failure_config=FailureConfig(max_failures=max_failures),
                 preload=("tests.without_mlflow", "lightning.pytorch", "deepspeed"),
-                start_timeout_s=60,
+                start_timeout_s=180,
             ),
         ).fit()
 

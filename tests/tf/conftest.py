@@ -41,7 +41,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
                 worker_output="none",
                 failure_config=FailureConfig(max_failures=max_failures),
                 preload=("tf_keras", "sklearn.datasets"),
-                start_timeout_s=60,
+                start_timeout_s=180,
                 **(run or {}),
             ),
             **given,

@@ -32,7 +32,7 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
                 verbose=0,
                 callbacks=callbacks,
                 failure_config=FailureConfig(max_failures=max_failures),
-                start_timeout_s=60,
+                start_timeout_s=180,
             ),
             **options,
         ).fit()
