@@ -39,7 +39,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], d
         [sys.executable, "-m", SCRIPT, str(tmp_path_factory.mktemp("nodes")), json.dumps(cells)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=60 + 45 * len(cells),
         cwd=ROOT,
         env={**environment, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONPATH": paths},
         check=False,
