@@ -18,7 +18,7 @@ def group_spec(count: int, resources: ExitStack) -> GroupSpec:
         preload_environment=(),
         environment={},
         output=GroupOutput(console=Console(), shown_ranks=frozenset()),
-        start_timeout_s=60,
+        start_timeout_s=180,
         interrupts=resources.enter_context(closing(Interrupts())),
         run_resources=resources,
     )

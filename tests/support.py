@@ -20,6 +20,7 @@ from drivetrain._worker.session import active_session
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 90.0
+PROCESS_LIMIT_S = 300.0  # a process that a test has started hangs, even on a busy machine, if it takes longer
 EPOLL_WAITS = {"232", "281", "441"} if os.uname().machine == "x86_64" else {"22", "441"}  # numbers of system calls
 SEATS = "seat"  # a resource: the Ray of the tests has four units, and only one test requests them
 

@@ -72,9 +72,14 @@ def terminal(
 
 
 def watch(
-    script: Path, *, columns: int, rows: int = 30, environment: Mapping[str, str] | None = None
+    script: Path,
+    *,
+    columns: int,
+    rows: int = 30,
+    environment: Mapping[str, str] | None = None,
+    on_screen: Callable[[list[str]], None] = lambda lines: None,
 ) -> tuple[list[list[str]], list[str]]:
-    """Run a script on a terminal.
+    """Run a script on a terminal, and call ``on_screen`` each time the screen has changed.
 
     Returns:
         The screen at each moment when it had changed, and at the end.
@@ -99,6 +104,7 @@ def watch(
             assert time.monotonic() < deadline, screen.lines()
             if not screens or screen.lines() != screens[-1]:
                 screens.append(screen.lines())
+                on_screen(screens[-1])
         assert process.wait(DEADLINE_S) == 0, screen.lines()
     finally:
         process.kill()

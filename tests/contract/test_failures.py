@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from contextlib import contextmanager, nullcontext
@@ -266,15 +267,29 @@ def test_backend_failure_on_one_rank_is_an_ordinary_failure_with_its_phase(
 
 @with_parent
 def test_last_output_of_a_dead_worker_is_in_the_error(runtime: RuntimeUnderTest, pipe: Pipe) -> None:
+    def wait(depth: int) -> None:
+        if depth:
+            wait(depth - 1)
+        time.sleep(DEADLINE_S)
+
+    def abort(depth: int) -> None:
+        if depth:
+            abort(depth - 1)
+        os.abort()
+
     def train(config: dict) -> None:
+        for _ in range(3):  # Python then writes 100 lines of stacks to the log
+            threading.Thread(target=wait, args=(20,), daemon=True).start()
         print("my last words", flush=True)
         send_line(config["pipe"], os.getpid())
-        os.abort()
+        abort(20)
 
     with pytest.raises(TrainingFailedError, match="my last words") as failed:
         runtime.fit(train, {"pipe": pipe.path}, workers=1)
 
     assert "SIGABRT" in str(failed.value)
+    assert "in abort" in str(failed.value)
+    assert "in wait" not in str(failed.value)
 
 
 @with_processes

@@ -26,7 +26,7 @@ def fit(function, config=None, **options):
         train_loop_config=config,
         **options,
         scaling_config=ScalingConfig(num_workers=given["num_workers"], runtime=given["runtime"]),
-        run_config=RunConfig(name="run", storage_path=given["storage_path"], verbose=0, start_timeout_s=60),
+        run_config=RunConfig(name="run", storage_path=given["storage_path"], verbose=0, start_timeout_s=180),
     ).fit()
 """
 

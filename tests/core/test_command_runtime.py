@@ -72,7 +72,7 @@ DataParallelTrainer(
         num_workers=2, runtime=CommandRuntime(given["command"], token_directory=given["directory"])
     ),
     run_config=RunConfig(
-        name="run", storage_path=given["directory"], verbose=0, start_timeout_s=60, callbacks=[ForkChild()]
+        name="run", storage_path=given["directory"], verbose=0, start_timeout_s=180, callbacks=[ForkChild()]
     ),
 ).fit()
 """

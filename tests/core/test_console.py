@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 import drivetrain
 from drivetrain import Checkpoint, DataParallelTrainer, Result, RunConfig, ScalingConfig
 from drivetrain._base.console import Console
-from drivetrain._worker.output import LineEcho
+from drivetrain._worker.output import LineEcho, tail_log
+from tests.support import DEADLINE_S
 from tests.terminal import terminal
 
 
@@ -161,3 +163,32 @@ def test_line_without_an_end_is_shown_in_parts(text: str) -> None:
     assert max(map(len, console.printed)) < 200_000
     if not text.startswith("\r"):
         assert "".join(line.removeprefix("[rank 0] ") for line in console.printed) == output
+
+
+def test_lines_before_a_crash_are_among_the_last_ones_of_a_log(tmp_path: Path) -> None:
+    script = """
+import os, threading, time
+import psutil  # an extension module, which Python names in the log
+
+def abort(depth):
+    abort(depth - 1) if depth else os.abort()
+
+for _ in range(5):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+for line in range(40):
+    print("line", line, flush=True)
+abort(30)
+"""
+    with open(tmp_path / "rank_0.log", "wb") as log:
+        command = [sys.executable, "-X", "faulthandler", "-c", script]
+        subprocess.run(command, stdout=log, stderr=log, timeout=DEADLINE_S, check=False)
+
+    assert "Extension modules" in (tmp_path / "rank_0.log").read_text()
+    tail = tail_log(tmp_path, 0).splitlines()
+    assert len(tail) == 30
+    before, after = tail[:16], tail[16:]
+    assert before == [f"line {line}" for line in range(24, 40)]
+    assert after[:3] == ["Fatal Python error: Aborted", "", after[2]]
+    assert after[2].startswith("Current thread 0x")
+    assert all(line.endswith(" in abort") for line in after[3:13])
+    assert after[13:] == ["  ..."]

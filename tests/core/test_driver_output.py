@@ -13,7 +13,7 @@ import pytest
 
 import drivetrain
 from drivetrain import CheckpointConfig, DataParallelTrainer, Result, RunConfig, ScalingConfig
-from tests.support import Pipe, send_line, wait_for_release
+from tests.support import PROCESS_LIMIT_S, Pipe, send_line, wait_for_release
 
 
 def fit(train: Any, tmp_path: Path, workers: int = 0, **options: Any) -> Result:
@@ -151,7 +151,7 @@ def test_state_of_the_process_is_checked_before_the_start(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROCESS_LIMIT_S,
         check=False,
     )
     assert re.match(message, run.stdout), run.stderr

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from drivetrain import (
     TrainingCallback,
     TrainingFailedError,
 )
-from tests.support import read_lines, wait_until_exited
+from tests.support import DEADLINE_S, read_lines, wait_until_exited
 
 
 @pytest.fixture(params=[0, 2], ids=["inprocess", "local"])
@@ -165,6 +166,27 @@ def test_strategy_that_keeps_no_checkpoints_leaves_none_on_disk(make: Callable[.
             assert trainer.latest_checkpoint == {"epoch": 7}
         assert not [*Path(trainer.latest_run_dir).glob("checkpoint_*")]
         assert trainer.best_checkpoint_path is None
+
+
+def test_checkpoint_that_not_all_ranks_have_saved_is_deleted_as_well(
+    make: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    def train(config: dict) -> None:
+        if drivetrain.world_rank() == 0:
+            drivetrain.save_checkpoint(epoch=7)
+            Path(config["saved"]).touch()
+            return
+        deadline = time.monotonic() + DEADLINE_S
+        while not Path(config["saved"]).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        raise ValueError("on purpose")
+
+    trainer = make()
+    with pytest.raises(TrainingFailedError):
+        trainer.run(train, {"saved": str(tmp_path / "saved")}, checkpoint_strategy=CheckpointStrategy(num_to_keep=0))
+
+    assert (tmp_path / "saved").exists()
+    assert not [*Path(trainer.latest_run_dir).glob("checkpoint_*")]
 
 
 def test_checkpoint_of_another_format_is_named_in_the_error(make: Callable[..., Trainer], tmp_path: Path) -> None:

@@ -23,17 +23,20 @@ from drivetrain._base.outcome import RunOutcome, outcome_of
 from drivetrain._views.records import read_run
 from drivetrain._worker.output import LineEcho
 from drivetrain.loggers import ProgressCallback
-from tests.support import local_storage
+from tests.support import PROCESS_LIMIT_S, local_storage
 from tests.terminal import watch
 
 SCRIPT = """
-import pathlib, shutil, sys, tempfile, time
+import os, pathlib, shutil, sys, tempfile, time
 import drivetrain
 import drivetrain.loggers.panel  # imported in advance, so that the panel appears without delay
 from drivetrain import Callback, Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
 
 def upload_slowly(checkpoint, name):
-    time.sleep(0.6)  # long enough to be visible
+    seen = os.environ.get("UPLOAD_IS_SEEN")  # a file that the test writes once the screen shows the upload
+    deadline = time.monotonic() + 20
+    while seen and not os.path.exists(seen) and time.monotonic() < deadline:
+        time.sleep(0.02)
     target = pathlib.Path(drivetrain.get_context().get_run_dir(), name)
     shutil.copytree(checkpoint.path, target, dirs_exist_ok=True)
     return Checkpoint(target)
@@ -105,7 +108,19 @@ def find(pattern: str, screens: list[list[str]]) -> list[str]:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[list[list[str]], list[str]]]:
     """The screens of terminals of two widths while a run is in progress, and the last screen."""
-    return {columns: watch(script(tmp_path_factory.mktemp("run")), columns=columns) for columns in (80, 200)}
+
+    def watch_run(columns: int) -> tuple[list[list[str]], list[str]]:
+        directory = tmp_path_factory.mktemp("run")
+        upload_is_seen = directory / "upload_is_seen"
+
+        def on_screen(lines: list[str]) -> None:
+            if any("1 upload in flight" in line for line in lines):
+                upload_is_seen.touch()
+
+        environment = {"UPLOAD_IS_SEEN": str(upload_is_seen)}
+        return watch(script(directory), columns=columns, environment=environment, on_screen=on_screen)
+
+    return {columns: watch_run(columns) for columns in (80, 200)}
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -162,7 +177,12 @@ def test_nothing_is_shown_when_progress_is_disabled(tmp_path: Path) -> None:
 
 def test_without_a_terminal_progress_is_plain_lines_and_finished_bars(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, str(script(tmp_path))], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, str(script(tmp_path))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT_S,
+        check=True,
     )
     assert "\x1b" not in ended.stdout + ended.stderr
     assert "\r" not in ended.stdout + ended.stderr
@@ -223,7 +243,11 @@ for epoch in tqdm(range(2), desc="epochs", position=0, mininterval=0):
 @pytest.mark.parametrize("size", [1, 7, 50, 100_000])
 def test_nested_bars_are_tracked_however_their_output_is_split(size: int, rank: int) -> None:
     written = subprocess.run(
-        [sys.executable, "-u", "-c", NESTED], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, timeout=60
+        [sys.executable, "-u", "-c", NESTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=True,
+        timeout=PROCESS_LIMIT_S,
     ).stdout
     console = RecordingConsole()
     echo = LineEcho(rank, console)
@@ -256,7 +280,7 @@ def test_notebook_shows_a_single_output_that_is_updated(tmp_path: Path, monkeypa
     cell = nbformat.v4.new_code_cell(script(tmp_path).read_text())
     notebook = nbformat.v4.new_notebook(cells=[cell])
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=PROCESS_LIMIT_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     kinds = [output.output_type for output in cell.outputs]
     assert kinds.count("display_data") == 1

@@ -20,7 +20,7 @@ from drivetrain._storage.manifest import CheckpointManager, read_manifest
 from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Limits
 from tests.s3 import FaultProxy, HangUp, LoseAnswer, ResetDownload, ResetUpload, S3Server, SlowDown, Stall, Throttle
-from tests.support import ROOT
+from tests.support import PROCESS_LIMIT_S, ROOT
 
 MEGABYTE = 1 << 20
 
@@ -254,7 +254,7 @@ def test_missing_bucket_and_bad_credentials_are_clear_errors_before_any_worker_s
     )
     done = subprocess.run(
         [sys.executable, "-c", script, proxy.uri(path)],
-        env={**os.environ, **variables}, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, **variables}, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_LIMIT_S, check=False,
     )  # fmt: skip
 
     assert done.returncode == 1
@@ -318,7 +318,7 @@ def test_processes_of_one_node_share_one_download(storage: Storage, proxy: Fault
     processes[0].communicate()
     assert Path(path, "a.bin").stat().st_size == 5 * MEGABYTE, "deleted while other processes use it"
     for process in processes[1:]:
-        process.communicate("\n", timeout=30)
+        process.communicate("\n", timeout=PROCESS_LIMIT_S)
 
     assert not Path(path).exists()
     assert 0 < len(reads) <= 2, "one download, in parts of up to 32 MiB that are read 8 MiB at a time"

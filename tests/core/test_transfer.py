@@ -27,7 +27,7 @@ from drivetrain._storage.directory import Storage
 from drivetrain._storage.filesystem import LocalFilesystem, StoredFile
 from drivetrain._storage.manifest import CheckpointManager
 from drivetrain._storage.transfer import Job, Limits, run_jobs
-from tests.support import ROOT, local_storage
+from tests.support import PROCESS_LIMIT_S, ROOT, local_storage
 
 GIB = 1 << 30
 
@@ -338,7 +338,7 @@ def run_in_mount_namespace(script: str, *arguments: object) -> dict[str, Any]:
         ["unshare", "--mount", sys.executable, "-c", script, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROCESS_LIMIT_S,
         cwd=ROOT,
         check=False,
     )

@@ -14,12 +14,14 @@ import pytest
 
 from tests.gpu import checkout
 from tests.gpu.samples import SAMPLE_PIPE, WAITS
-from tests.support import DEADLINE_S, ROOT, open_pipe, wait_until_exited
+from tests.support import DEADLINE_S, PROCESS_LIMIT_S, ROOT, open_pipe, wait_until_exited
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="GPUs are supported on Linux")
 
 
-def run(*arguments: str, options: tuple[str, ...] = (), deadline_s: float = 110) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, options: tuple[str, ...] = (), deadline_s: float = PROCESS_LIMIT_S
+) -> subprocess.CompletedProcess[str]:
     """Run the command without a visible GPU."""
     return subprocess.run(
         [sys.executable, *options, "-m", "tests.gpu", *arguments],
@@ -131,7 +133,7 @@ def test_sigterm_terminates_the_command_and_its_checks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("only", "limit_s", "results", "code"),
-    [("trains", "110", {"passed"}, 0), ("needs_*", "110", {"skipped"}, 1), ("trains", "0.1", {"not run"}, 1)],
+    [("trains", "300", {"passed"}, 0), ("needs_*", "300", {"skipped"}, 1), ("trains", "0.1", {"not run"}, 1)],
 )
 def test_exit_code_is_0_only_if_a_check_passed_and_none_failed(
     tmp_path: Path, only: str, limit_s: str, results: set[str], code: int
@@ -176,7 +178,7 @@ def test_entry_points_are_found_without_an_installation(tmp_path: Path) -> None:
         env=checkout.environment(checkout.import_paths(tmp_path)),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PROCESS_LIMIT_S,
         check=True,
     )
     runtimes, backends, callbacks = finished.stdout.splitlines()

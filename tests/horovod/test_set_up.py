@@ -26,6 +26,7 @@ from drivetrain import (
 )
 from drivetrain_horovod import HorovodConfig, HorovodTrainer
 from drivetrain_horovod._backend import HorovodBackend, _slots
+from tests.support import PROCESS_LIMIT_S
 
 
 def facts() -> dict[str, Any]:
@@ -235,7 +236,7 @@ def test_creating_a_backend_does_not_import_a_framework():
         "import sys, drivetrain_horovod as d; d.HorovodConfig().create(); "
         "assert not {'horovod', 'torch', 'numpy', 'psutil'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PROCESS_LIMIT_S)
 
 
 def test_backend_is_found_by_its_name(tmp_path: Path):
@@ -243,6 +244,6 @@ def test_backend_is_found_by_its_name(tmp_path: Path):
         lambda: facts()["size"],
         backend_config="horovod",
         scaling_config=ScalingConfig(num_workers=2, runtime="local"),
-        run_config=RunConfig(storage_path=tmp_path, verbose=0, start_timeout_s=60),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0, start_timeout_s=180),
     )
     assert trainer.fit().return_value == 2

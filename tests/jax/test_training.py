@@ -18,7 +18,7 @@ import drivetrain
 from drivetrain import CheckpointConfig, FailureKind, Result, RunConfig, ScalingConfig, Trainer, TrainingFailedError
 from drivetrain_jax import JaxConfig, JaxTrainer, prepare_dataset_shard
 from tests.s3 import FaultProxy, S3Server
-from tests.support import ROOT
+from tests.support import PROCESS_LIMIT_S, ROOT
 
 Fit = Callable[..., Result]
 EPOCHS = 4
@@ -167,7 +167,7 @@ def test_example_reaches_its_accuracy(tmp_path: Path) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROCESS_LIMIT_S,
     )
     assert completed.returncode == 0, completed.stderr
     (directory,) = tmp_path.iterdir()

@@ -13,6 +13,7 @@ import drivetrain
 import drivetrain_lightning
 import drivetrain_torch
 from drivetrain import ConfigurationError
+from tests.support import PROCESS_LIMIT_S
 
 SOURCES = sorted(Path(drivetrain_lightning.__file__).parent.glob("*.py"))
 
@@ -28,7 +29,11 @@ NAMES = [
 
 def run_python(code: str, *arguments: object) -> str:
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], check=True, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", code, *map(str, arguments)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT_S,
     ).stdout
 
 
@@ -134,4 +139,5 @@ def test_program_that_imports_pytorch_lightning_trains_with_it(tmp_path: Path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     command = [sys.executable, str(script), str(tmp_path)]
-    assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout == "False 8\n"
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PROCESS_LIMIT_S)
+    assert ended.stdout == "False 8\n"

@@ -12,6 +12,7 @@ import pytest
 
 from drivetrain import StorageError
 from drivetrain._storage.node import share_directory, sweep
+from tests.support import PROCESS_LIMIT_S
 
 OTHER_USER = 65534
 KINDS = ("downloads", "uploads", "runs")
@@ -39,7 +40,9 @@ def top(temporary: Path) -> Path:
 def as_other_user(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs Python code as another user."""
     command = [sys.executable, "-c", f"import os, sys; os.setgid({OTHER_USER}); os.setuid({OTHER_USER}); {code}"]
-    return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=PROCESS_LIMIT_S
+    )
 
 
 def mode_of(path: Path) -> int:

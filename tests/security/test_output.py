@@ -23,6 +23,7 @@ from drivetrain._storage.directory import runs_location
 from drivetrain._storage.lock import RunLock
 from drivetrain._views.plot import plot
 from tests.security.conftest import Command, reading_commands
+from tests.support import PROCESS_LIMIT_S
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b1m\x08\r\u202e"
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -262,7 +263,9 @@ PRIVATE = ["run.json", "trainer.pkl", "error.json", "error.txt", "timeline.jsonl
 def test_files_with_configuration_are_private_and_shared_with_the_group(tmp_path: Path, umask: str, mode: int) -> None:
     script = tmp_path / "job.py"
     script.write_text(UMASKS)
-    subprocess.run([sys.executable, str(script), str(tmp_path), umask], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [sys.executable, str(script), str(tmp_path), umask], check=True, capture_output=True, timeout=PROCESS_LIMIT_S
+    )
     found = {name: stat.S_IMODE((tmp_path / "run" / name).stat().st_mode) for name in PRIVATE}
     assert found == dict.fromkeys(PRIVATE, mode)
 
@@ -272,7 +275,10 @@ def test_metrics_follow_the_umask(tmp_path: Path, umask: int) -> None:
     script = tmp_path / "job.py"
     script.write_text(UMASKS)
     subprocess.run(
-        [sys.executable, str(script), str(tmp_path), f"{umask:o}"], check=True, capture_output=True, timeout=60
+        [sys.executable, str(script), str(tmp_path), f"{umask:o}"],
+        check=True,
+        capture_output=True,
+        timeout=PROCESS_LIMIT_S,
     )
     names = ["result.json", "progress.csv", "usage.jsonl"]
     found = {name: stat.S_IMODE((tmp_path / "run" / name).stat().st_mode) for name in names}

@@ -45,7 +45,7 @@ def fit(tmp_path: Path, directory: Path) -> Callable[..., Any]:
         return DataParallelTrainer(
             function,
             scaling_config=ScalingConfig(runtime=CommandRuntime(template, token_directory=directory)),
-            run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, start_timeout_s=60),
+            run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, start_timeout_s=180),
         ).fit()
 
     return fit

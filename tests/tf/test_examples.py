@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import PROCESS_LIMIT_S, ROOT
 
 
 def run_example(name: str, storage_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -16,7 +16,7 @@ def run_example(name: str, storage_path: Path, *options: str) -> subprocess.Comp
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROCESS_LIMIT_S,
     )
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support import ROOT
+from tests.support import PROCESS_LIMIT_S, ROOT
 
 
 def run_example(storage_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -18,7 +18,7 @@ def run_example(storage_path: Path, *options: str) -> subprocess.CompletedProces
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROCESS_LIMIT_S,
     )
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import drivetrain
 from drivetrain import ConfigurationError, Result, TrainingFailedError
 from drivetrain_torch import TorchConfig, prepare_model
+from tests.support import PROCESS_LIMIT_S
 from tests.torch.conftest import gather
 
 GROUP_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "GLOO_SOCKET_IFNAME")
@@ -150,7 +151,7 @@ def test_rank_that_returns_early_causes_an_error_in_the_first_run_of_a_driver_to
         "    run_config=drivetrain.RunConfig(storage_path=sys.argv[1])).fit()\n"
     )
     command = [sys.executable, script, tmp_path]
-    finished = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    finished = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PROCESS_LIMIT_S)
     assert finished.returncode == 1
     assert "ranks that had already finished: 1" in finished.stderr
 

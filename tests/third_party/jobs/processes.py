@@ -90,7 +90,7 @@ def fit(function: Any, backend: Any = None, **scaling: Any) -> None:
             name=function.__name__,
             storage_path=arguments["storage_path"],
             verbose=0,
-            start_timeout_s=60.0,
+            start_timeout_s=180,
             failure_config=FailureConfig(max_failures=arguments["max_failures"]),
         ),
     ).fit(raise_on_failure=False)

@@ -339,10 +339,11 @@ def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: N
 
 
 def delete_checkpoints(storage: Storage) -> None:
-    """Delete the manifest and the committed checkpoints of a run that no driver works on."""
-    entries = read_manifest(storage)
+    """Delete the manifest and all checkpoints, committed or not, of a run that no driver works on."""
+    checkpoints = CheckpointManager(storage)
+    checkpoints.sweep()
     storage.delete(MANIFEST)
-    for entry in entries:
+    for entry in checkpoints.committed:
         storage.delete(entry.name)
 
 

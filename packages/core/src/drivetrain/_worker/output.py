@@ -30,6 +30,16 @@ _BAR = re.compile(r".*\[(?:\d+:)?\d\d:\d\d[^\]]*\]")  # the end of a tqdm bar: [
 _MAX_ROWS = 6
 _MAX_BAR = 1_000
 _MAX_ROW = 1 << 16  # characters after which a line is shown although it has not ended
+_TAIL_LINES = 30
+_TAIL_CHARACTERS = 8192
+_CRASH_BYTES = 1 << 20  # more than the stacks of 100 threads, of which Python writes no more
+_CRASH = (
+    # The stacks of the other threads, and the names of all loaded extension modules.
+    (re.compile(r"^Thread 0x.*\(most recent call first\):\n(?:  .*\n)*\n?", re.MULTILINE), ""),
+    (re.compile(r"\n?^Extension modules: .*\n?", re.MULTILINE), ""),
+    # The stack of the thread that failed, from its tenth frame on: the most recent call is the first.
+    (re.compile(r"^(Current thread 0x.*\n(?:  .*\n){10})(?:  .*\n)+", re.MULTILINE), r"\1  ...\n"),
+)
 
 
 def log_name(rank: int) -> str:
@@ -46,17 +56,24 @@ def open_log(directory: Path | None, rank: int) -> int:
     return os.open(directory / log_name(rank), flags, file_mode(log_name(rank)))
 
 
-def tail_log(directory: Path | None, rank: int, *, lines: int = 30, limit_bytes: int = 8192) -> str:
-    """Return the last lines of a rank's log; an empty string if there is no log."""
+def tail_log(directory: Path | None, rank: int) -> str:
+    """Return the last lines of a rank's log; an empty string if there is no log.
+
+    The stacks that Python writes when a signal such as SIGSEGV ends the process are shortened to that of the thread
+    that failed. Otherwise they would displace the lines before the failure.
+    """
     if directory is None:
         return ""
     try:
         with open(open_regular(str(directory), log_name(rank)), "rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - limit_bytes))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+            file.seek(max(0, file.tell() - _CRASH_BYTES))
+            text = file.read().decode(errors="replace")
     except (FileNotFoundError, StorageError):
         return ""
+    for pattern, replacement in _CRASH:
+        text = pattern.sub(replacement, text)
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]
 
 
 def flush_output() -> None:
