@@ -147,11 +147,9 @@ class TrainerConformance:
             assert restored[name] == value, f"restore(): expected {name} {value}, got {restored[name]}"
 
     def test_restored_trainer_continues_the_run(self, interrupted: Path) -> None:
-        before = len((interrupted / "result.json").read_text().splitlines())
         result = self._restore(interrupted).fit()
         assert Path(result.path) == interrupted, f"expected the run to continue in {interrupted}, got {result.path}"
         assert result.metrics, "expected reports of the resumed run"
-        assert before, "expected the reports before the failure to be kept"
 
     def test_can_restore_a_directory_with_a_run(self, interrupted: Path, tmp_path: Path) -> None:
         assert self.trainer.can_restore(interrupted) is True, "can_restore(): expected True for the directory of a run"
