@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from drivetrain import (
     TrainingCallback,
     TrainingFailedError,
 )
-from tests.support import DEADLINE_S, read_lines, wait_until_exited
+from tests.support import open_pipe, read_lines, release, wait_for_release, wait_until_exited
 
 
 @pytest.fixture(params=[0, 2], ids=["inprocess", "local"])
@@ -174,18 +173,15 @@ def test_checkpoint_that_not_all_ranks_have_saved_is_deleted_as_well(
     def train(config: dict) -> None:
         if drivetrain.world_rank() == 0:
             drivetrain.save_checkpoint(epoch=7)
-            Path(config["saved"]).touch()
+            release(config["saved"])
             return
-        deadline = time.monotonic() + DEADLINE_S
-        while not Path(config["saved"]).exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for_release(config["saved"])
         raise ValueError("on purpose")
 
     trainer = make()
-    with pytest.raises(TrainingFailedError):
-        trainer.run(train, {"saved": str(tmp_path / "saved")}, checkpoint_strategy=CheckpointStrategy(num_to_keep=0))
+    with open_pipe(tmp_path / "saved") as saved, pytest.raises(TrainingFailedError, match="on purpose"):
+        trainer.run(train, {"saved": saved.path}, checkpoint_strategy=CheckpointStrategy(num_to_keep=0))
 
-    assert (tmp_path / "saved").exists()
     assert not [*Path(trainer.latest_run_dir).glob("checkpoint_*")]
 
 

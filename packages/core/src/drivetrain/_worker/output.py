@@ -36,8 +36,8 @@ _CRASH_BYTES = 1 << 20  # more than the stacks of 100 threads, of which Python w
 _CRASH = (
     # The stacks of the other threads, and the names of all loaded extension modules.
     (re.compile(r"^Thread 0x.*\(most recent call first\):\n(?:  .*\n)*\n?", re.MULTILINE), ""),
-    (re.compile(r"\n?^Extension modules: .*\n?", re.MULTILINE), ""),
-    # The stack of the thread that failed, from its tenth frame on: the most recent call is the first.
+    (re.compile(r"^\n?Extension modules: .*\n?", re.MULTILINE), ""),
+    # The stack of the thread that failed, after its first ten frames, which are the most recent calls.
     (re.compile(r"^(Current thread 0x.*\n(?:  .*\n){10})(?:  .*\n)+", re.MULTILINE), r"\1  ...\n"),
 )
 
