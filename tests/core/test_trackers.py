@@ -26,7 +26,7 @@ from drivetrain import (
 from drivetrain._driver.callbacks import make_callbacks
 from drivetrain.loggers import CSVLoggerCallback, Entry, JsonLoggerCallback, ProgressCallback, TrackerCallback
 from tests.core.conftest import Install
-from tests.support import Pipe, release, wait_for_release
+from tests.support import Pipe, wait_for_release
 
 REPORTS = 5
 HANG_S = 30.0
@@ -197,11 +197,14 @@ def test_mean_does_not_wait_for_ranks_that_never_report(tmp_path: Path) -> None:
             wait_for_release(path)
         for step in range(3 if rank else 1100):
             drivetrain.report({"loss": step + rank})
-        if rank == 1:
-            release(path)
+
+    class ReleaseRank0(Callback):
+        def on_report(self, run: Any, report: Any) -> None:
+            if (report.rank, report.iteration) == (1, 3):
+                gate.release()
 
     notes = Notes(ranks="reduced")
-    fit(tmp_path, notes, workers=2, train=train)
+    fit(tmp_path, notes, ReleaseRank0(), workers=2, train=train)
 
     losses = {entry.iteration: entry.metrics["loss"] for entry in notes.entries}
     assert list(losses) == list(range(1, 1101))
