@@ -113,6 +113,31 @@ def test_connection_kept_open_by_a_child_of_the_worker_is_read_without_blocking(
     assert not inbox.closed
 
 
+def connected(family: socket.AddressFamily) -> tuple[socket.socket, socket.socket]:
+    if family == socket.AF_UNIX:
+        return socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return socket.create_connection(server.getsockname()), server.accept()[0]
+
+
+def count_until_blocked(channel: Channel) -> int:
+    for number in range(100_000):
+        try:
+            channel.send_event(Reported(0, number, number, 2.5, {"loss": 0.5}, None, None))
+        except TimeoutError:
+            return number
+    return 100_000
+
+
+@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
+def test_rank_is_at_most_some_thousand_reports_ahead_of_the_controller(family: socket.AddressFamily) -> None:
+    worker, controller = connected(family)
+    with worker, controller:
+        channel, _ = Channel(worker), Inbox(controller)
+        worker.settimeout(0.5)
+        assert 500 < count_until_blocked(channel) < 10_000
+
+
 def test_message_larger_than_every_buffer_arrives_whole(ends: tuple[socket.socket, socket.socket]) -> None:
     channel, inbox = Channel(ends[0]), Inbox(ends[1])
     large = b"x" * (8 << 20)
