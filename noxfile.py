@@ -11,7 +11,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -131,17 +133,21 @@ ISOLATED = {
     "jax": "drivetrain[jax]",
 }
 NEED_TORCH = ("torch", "lightning", "hf")
-# `check` runs these next to the tests of `dev`: most of them need their own environment.
-SECOND_LANE = ["test_lowest_hf", "types", "test_lowest_lightning", *(f"isolation({name})" for name in ISOLATED)]
+# The lanes of `check`. The second one first uses the core that pip leaves free while it installs `dev`.
+FIRST_LANE = ["dev", "horovod", "tests"]
+NEED_DEV = ["test_lowest_hf", "types", "test_lowest_lightning", *(f"isolation({name})" for name in NEED_TORCH)]
+SECOND_LANE = ["build", *(f"isolation({name})" for name in ISOLATED if name not in NEED_TORCH), *NEED_DEV]
 
 
-def run_lanes(session: nox.Session, *lanes: list[str]) -> None:
+def run_lanes(session: nox.Session, *lanes: list[str], needs: Mapping[str, str]) -> None:
     """Run sessions side by side: those of a lane one after another, all lanes at once.
 
-    The output of the first lane is shown as it comes, that of the other lanes when a session ends.
+    The output of the first lane is shown as it comes, that of the other lanes when a session ends. ``needs`` maps a
+    session to one in another lane, which it waits for.
     """
     LOGS.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
+    ended = {name: threading.Event() for lane in lanes for name in lane}
 
     def run(name: str, *, shown: bool) -> None:
         log = LOGS / f"{re.sub(r'[^a-z_]+', '-', name).strip('-')}.txt"
@@ -157,7 +163,12 @@ def run_lanes(session: nox.Session, *lanes: list[str]) -> None:
 
     def run_lane(names: list[str], *, shown: bool) -> None:
         for name in names:
-            run(name, shown=shown)
+            if name in needs:
+                ended[needs[name]].wait()
+            try:
+                run(name, shown=shown)
+            finally:
+                ended[name].set()
 
     with ThreadPoolExecutor(len(lanes)) as pool:
         started = [pool.submit(run_lane, lane, shown=number == 0) for number, lane in enumerate(lanes)]
@@ -363,10 +374,10 @@ def isolation(session: nox.Session, requirement: str, check: str) -> None:
     session.run("python", f"tests/isolation/{check}")
 
 
-@nox.session(requires=["dev", "horovod", "build"], venv_backend="none")
+@nox.session(venv_backend="none")
 def check(session: nox.Session) -> None:
     """Run type checks, all tests, the tests with the oldest frameworks, and the wheels' tests, side by side."""
-    run_lanes(session, ["tests"], SECOND_LANE)
+    run_lanes(session, FIRST_LANE, SECOND_LANE, needs=dict.fromkeys(NEED_DEV, "dev"))
 
 
 @nox.session(requires=["dev"], venv_backend="none")
