@@ -110,6 +110,7 @@ PARALLEL = ("-n", "3", "--dist", "loadfile")
 
 CAMPAIGN = {
     "DRIVETRAIN_ATTACKS": "all",
+    "DRIVETRAIN_CONTRACT": "all",
     "DRIVETRAIN_FAULTS": "all",
     "DRIVETRAIN_CRASHES": "200",
     "DRIVETRAIN_SOAK": "200",
@@ -286,7 +287,9 @@ def test_lowest_hf(session: nox.Session) -> None:
     )
     # They warn about newer versions of their dependencies.
     warnings = ("-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
-    session.run("pytest", "tests/hf", "-m", "not ray", *warnings, *session.posargs)
+    parts = [arg for arg in session.posargs if arg.startswith("tests")]
+    tests = [] if parts else [f"tests/hf/test_{name}.py" for name in ("transformers", "accelerate", "deepspeed")]
+    session.run("pytest", *tests, "-m", "not ray", *warnings, *session.posargs)
 
 
 @nox.session(requires=["dev"], venv_backend="none")
@@ -382,8 +385,8 @@ def check(session: nox.Session) -> None:
 
 @nox.session(requires=["dev"], venv_backend="none")
 def campaign(session: nox.Session) -> None:
-    """Run the long campaigns: every fault on every runtime, hundreds of kills, soaks, and attacks: an hour."""
-    tests = ("tests/faults", "tests/crash", "tests/security")
+    """Run the long campaigns: every fault and contract on every runtime, hundreds of kills, soaks, attacks: an hour."""
+    tests = ("tests/contract", "tests/faults", "tests/crash", "tests/security")
     run_in_dev(session, "pytest", *PARALLEL, *tests, *session.posargs, **CAMPAIGN)
 
 

@@ -39,3 +39,7 @@ ALL = list(_runtimes())
 with_processes = supporting("processes")
 with_parent = supporting("parent")
 in_this_process = supporting("driver")
+
+same_on_ray = pytest.mark.same_on_ray
+"""Marks a scenario that runs the same code on ``ray`` as on ``command``: that of the driver, and that of a worker which
+is connected over TCP and stores its own files. By default, the scenario is left out on Ray."""

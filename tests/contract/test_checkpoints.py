@@ -17,7 +17,7 @@ from drivetrain import (
     WorkerDiedError,
 )
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import with_processes
+from tests.contract.runtimes import same_on_ray, with_processes
 from tests.support import Collector, Pipe, read_lines, release, wait_for_release
 
 
@@ -70,6 +70,7 @@ def test_files_of_all_ranks_are_merged_into_one_committed_checkpoint(runtime: Ru
     assert Result.from_path(result.path).checkpoint == checkpoint
 
 
+@same_on_ray
 def test_checkpoints_of_a_single_rank_are_committed_after_the_others_have_returned(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         rank = drivetrain.get_context().get_world_rank()
@@ -85,6 +86,7 @@ def test_checkpoints_of_a_single_rank_are_committed_after_the_others_have_return
     assert files_of(result.checkpoint) == {"state.txt": "2"}
 
 
+@same_on_ray
 def test_best_checkpoints_by_score_and_the_latest_are_kept(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         for score in (3, 9, 1, 8, 2):
@@ -100,6 +102,7 @@ def test_best_checkpoints_by_score_and_the_latest_are_kept(runtime: RuntimeUnder
     assert files_of(result.get_best_checkpoint("score", "min")) == {"score.txt": "2"}
 
 
+@same_on_ray
 def test_checkpoint_has_the_metadata_of_the_trainer_and_its_own_takes_precedence(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         with tempfile.TemporaryDirectory() as directory:
@@ -114,6 +117,7 @@ def test_checkpoint_has_the_metadata_of_the_trainer_and_its_own_takes_precedence
     assert result.checkpoint.get_metadata() == {"dataset": "digits", "epoch": 7, "owner": "the function"}
 
 
+@same_on_ray
 def test_get_checkpoint_returns_the_last_reported_checkpoint(runtime: RuntimeUnderTest) -> None:
     def train() -> list:
         seen = [drivetrain.get_checkpoint()]
@@ -126,6 +130,7 @@ def test_get_checkpoint_returns_the_last_reported_checkpoint(runtime: RuntimeUnd
     assert runtime.fit(train, workers=1).return_value == [None, "0", "1"]
 
 
+@same_on_ray
 def test_new_run_starts_from_a_checkpoint_of_another_run(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
     def train() -> str:
         checkpoint = drivetrain.get_checkpoint()
@@ -142,6 +147,7 @@ def test_new_run_starts_from_a_checkpoint_of_another_run(runtime: RuntimeUnderTe
     assert result.checkpoint is None
 
 
+@same_on_ray
 @pytest.mark.parametrize("made", ["missing", "empty"])
 def test_checkpoint_without_files_is_refused_by_report(runtime: RuntimeUnderTest, made: str) -> None:
     def train(config: dict) -> None:
@@ -158,6 +164,7 @@ def test_checkpoint_without_files_is_refused_by_report(runtime: RuntimeUnderTest
     assert directories(result.path) == []
 
 
+@same_on_ray
 @with_processes
 def test_file_reported_by_all_ranks_with_the_same_content_is_stored_once(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
@@ -171,6 +178,7 @@ def test_file_reported_by_all_ranks_with_the_same_content_is_stored_once(runtime
     }  # fmt: skip
 
 
+@same_on_ray
 @with_processes
 def test_file_reported_by_two_ranks_with_different_content_fails_and_names_both(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
@@ -225,6 +233,7 @@ def undisturbed(steps: int) -> int:
     return state
 
 
+@same_on_ray
 def test_run_that_resumes_after_an_exception_ends_with_the_parameters_of_an_undisturbed_run(
     runtime: RuntimeUnderTest, gate: Pipe
 ) -> None:

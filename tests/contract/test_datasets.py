@@ -30,7 +30,7 @@ from drivetrain import (
 )
 from drivetrain._runtimes.local import LocalRuntime
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import with_processes
+from tests.contract.runtimes import same_on_ray, with_processes
 
 ROWS = 101
 
@@ -67,6 +67,7 @@ def test_each_worker_gets_its_own_rows_and_all_rows_of_unsplit_datasets(
     assert (result.metrics["first"] > 0) == (runtime.world() > 1)
 
 
+@same_on_ray
 @with_processes
 def test_datasets_are_split_again_for_the_next_attempt(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
     result = runtime.fit(
@@ -75,6 +76,7 @@ def test_datasets_are_split_again_for_the_next_attempt(runtime: RuntimeUnderTest
     assert (result.metrics["rows"], result.metrics["sum"]) == (ROWS, sum(range(ROWS)))
 
 
+@same_on_ray
 def test_unknown_dataset_name_is_refused_with_the_available_names(runtime: RuntimeUnderTest) -> None:
     def ask(config: dict[str, Any]) -> None:
         drivetrain.get_dataset_shard(config["name"])

@@ -11,6 +11,7 @@ import drivetrain
 from drivetrain._worker import leaving
 from tests.contract.conftest import RuntimeUnderTest
 from tests.contract.runtimes import with_processes
+from tests.events import read_events, skip_tensorflow
 
 kept: list[object] = []
 
@@ -73,6 +74,7 @@ def test_thread_that_never_ends_delays_the_end_of_the_run_only_up_to_a_limit(run
 
 
 def write_tensorboard(config: dict) -> None:
+    skip_tensorflow()
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(config["directory"])
@@ -83,9 +85,5 @@ def write_tensorboard(config: dict) -> None:
 @with_processes
 def test_last_records_of_tensorboard_are_kept(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     runtime.fit(write_tensorboard, {"directory": str(tmp_path / "events")}, workers=1)
-    events = EventAccumulator(str(tmp_path / "events"))
-    events.Reload()
-    assert [event.value for event in events.Scalars("loss")] == [0.5]
+    assert [event.value for event in read_events(tmp_path / "events").Scalars("loss")] == [0.5]

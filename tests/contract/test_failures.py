@@ -15,7 +15,7 @@ import pytest
 import drivetrain
 from drivetrain import Backend, FailureConfig, FailureKind, RemoteError, Result, TrainingFailedError, WorkerDiedError
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import with_parent, with_processes
+from tests.contract.runtimes import same_on_ray, with_parent, with_processes
 from tests.support import DEADLINE_S, Collector, Pipe, read_lines, release, send_line, wait_for_release
 
 
@@ -137,6 +137,7 @@ def test_exception_keeps_its_type_and_the_frames_of_the_users_functions(
     assert str(Result.from_path(runtime.storage_path / "run").error) == str(error)
 
 
+@same_on_ray
 def test_exception_keeps_its_own_cause(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         try:
@@ -153,6 +154,7 @@ def test_exception_keeps_its_own_cause(runtime: RuntimeUnderTest) -> None:
     assert traceback.extract_tb(cause.__cause__.__traceback__)[-1].name == "fail_deep_inside"
 
 
+@same_on_ray
 def test_exception_whose_init_takes_several_arguments_keeps_its_type_and_attributes(
     runtime: RuntimeUnderTest,
 ) -> None:
@@ -205,6 +207,7 @@ def test_exception_on_one_rank_ends_the_others_without_waiting_for_them(runtime:
     assert time.monotonic() - started < DEADLINE_S
 
 
+@same_on_ray
 @pytest.mark.parametrize(("max_failures", "attempts"), [(0, 1), (1, 2)])
 def test_failing_run_is_retried_as_often_as_allowed(
     runtime: RuntimeUnderTest, max_failures: int, attempts: int
@@ -219,6 +222,7 @@ def test_failing_run_is_retried_as_often_as_allowed(
     assert collector.attempts == len(collector.failures) == attempts
 
 
+@same_on_ray
 def test_run_without_a_limit_of_failures_is_retried_until_it_succeeds(runtime: RuntimeUnderTest) -> None:
     def train() -> int:
         attempt = drivetrain.get_context().attempt
@@ -229,6 +233,7 @@ def test_run_without_a_limit_of_failures_is_retried_until_it_succeeds(runtime: R
     assert runtime.fit(train, workers=1, failure_config=FailureConfig(max_failures=-1)).return_value == 2
 
 
+@same_on_ray
 def test_failure_config_can_request_the_root_cause_itself(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         fail_deep_inside(0)
@@ -252,6 +257,7 @@ class FailsInSetup(Backend):
         yield
 
 
+@same_on_ray
 def test_backend_failure_on_one_rank_is_an_ordinary_failure_with_its_phase(
     runtime: RuntimeUnderTest,
 ) -> None:
@@ -322,6 +328,7 @@ class KnowsItsErrors(Backend):
         return FailureKind.OUT_OF_MEMORY if isinstance(error, DeviceMemoryError) else None
 
 
+@same_on_ray
 @pytest.mark.filterwarnings("ignore:backend 'backend' failed in classify")
 @pytest.mark.parametrize(
     ("error", "kind"),
@@ -365,6 +372,7 @@ def test_preemptions_have_their_own_budget(runtime: RuntimeUnderTest) -> None:
     assert kinds == [FailureKind.PREEMPTION] * 2 + [FailureKind.USER_ERROR] * 2
 
 
+@same_on_ray
 @with_processes
 def test_number_of_preemptions_can_be_limited(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
@@ -384,6 +392,7 @@ def test_number_of_preemptions_can_be_limited(runtime: RuntimeUnderTest) -> None
     assert collector.attempts == 2
 
 
+@same_on_ray
 def test_result_can_contain_the_error_instead_of_raising_it(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         drivetrain.report({"step": 1})
@@ -397,6 +406,7 @@ def test_result_can_contain_the_error_instead_of_raising_it(runtime: RuntimeUnde
     assert result.metrics["step"] == 1
 
 
+@same_on_ray
 def test_files_in_the_run_directory_contain_the_console_messages(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         raise ValueError(f"attempt {drivetrain.get_context().attempt}")

@@ -13,7 +13,7 @@ import pytest
 import drivetrain
 from drivetrain import FailureConfig, FailureKind, TrainingFailedError, WaitTimeoutError
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import with_processes
+from tests.contract.runtimes import same_on_ray, with_processes
 from tests.support import DEADLINE_S, Collector, Pipe, send_line, wait_for_release
 
 
@@ -93,6 +93,7 @@ def train_without_reports(config: dict) -> str:
     return "done"
 
 
+@same_on_ray
 @with_processes
 @pytest.mark.parametrize("sign", ["heartbeat", "poll", "shard"])
 def test_function_that_makes_progress_without_reports_is_not_terminated(runtime: RuntimeUnderTest, sign: str) -> None:
@@ -110,6 +111,7 @@ def train_on_rank_0_only_reports(config: dict) -> str:
     return "done"
 
 
+@same_on_ray
 @with_processes
 def test_rank_that_leaves_the_reports_to_rank_0_is_not_terminated(runtime: RuntimeUnderTest) -> None:
     assert runtime.fit(train_on_rank_0_only_reports, {}, hang_timeout_s=4).return_value == "done"
@@ -144,6 +146,7 @@ def test_hung_run_is_retried_within_the_same_budget(
     assert "in wait_forever" in capsys.readouterr().err
 
 
+@same_on_ray
 @with_processes
 def test_slow_run_that_makes_progress_is_not_ended(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     def train(config: dict) -> int:

@@ -7,10 +7,11 @@ import pytest
 import drivetrain
 from drivetrain import Callback, CheckpointConfig, Report, Result, TrainingFailedError
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import with_processes
+from tests.contract.runtimes import same_on_ray, with_processes
 from tests.support import Collector, read_lines
 
 
+@same_on_ray
 def test_result_has_the_latest_metrics_of_rank_0_and_every_report_is_on_disk(
     runtime: RuntimeUnderTest,
 ) -> None:
@@ -36,6 +37,7 @@ def test_result_has_the_latest_metrics_of_rank_0_and_every_report_is_on_disk(
     assert Result.from_path(result.path).metrics == result.metrics
 
 
+@same_on_ray
 def test_train_function_without_argument_and_report_returns_its_value_and_no_metrics(
     runtime: RuntimeUnderTest,
 ) -> None:
@@ -50,6 +52,7 @@ def test_train_function_without_argument_and_report_returns_its_value_and_no_met
     assert result.best_checkpoints == []
 
 
+@same_on_ray
 def test_unpicklable_return_value_causes_a_warning_and_does_not_fail_the_run(
     runtime: RuntimeUnderTest,
 ) -> None:
@@ -65,6 +68,7 @@ def test_unpicklable_return_value_causes_a_warning_and_does_not_fail_the_run(
         assert "cannot be pickled" in Path(result.path, "logs", "rank_0.log").read_text()
 
 
+@same_on_ray
 def test_every_report_has_its_time_and_number_and_further_details_on_request(runtime: RuntimeUnderTest) -> None:
     def train() -> int:
         drivetrain.report({"step": 0})
@@ -90,6 +94,7 @@ def test_every_report_has_its_time_and_number_and_further_details_on_request(run
     assert detailed.metrics_of(0)[0]["_pid"] == result.return_value
 
 
+@same_on_ray
 def test_numbers_in_arrays_and_tensors_of_one_element_arrive_as_plain_numbers(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         class Tensor:
@@ -105,6 +110,7 @@ def test_numbers_in_arrays_and_tensors_of_one_element_arrive_as_plain_numbers(ru
     assert (metrics["loss"], metrics["history"], metrics["on"]) == (0.5, [1, 2], True)
 
 
+@same_on_ray
 def test_value_that_is_not_plain_fails_the_run_with_the_name_of_its_key(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
         drivetrain.report({"fine": 1, "losses": (number for number in range(3))})
@@ -115,6 +121,7 @@ def test_value_that_is_not_plain_fails_the_run_with_the_name_of_its_key(runtime:
     assert isinstance(failed.value.__cause__, drivetrain.SessionError)
 
 
+@same_on_ray
 @with_processes
 def test_reduced_metrics_are_combined_over_the_ranks_and_reach_the_result_in_order(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
@@ -137,6 +144,7 @@ def test_reduced_metrics_are_combined_over_the_ranks_and_reach_the_result_in_ord
     assert result.metrics["mean"] == -1.0
 
 
+@same_on_ray
 @with_processes
 def test_metric_is_combined_over_the_remaining_ranks(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
@@ -191,6 +199,7 @@ def test_context_has_ranks_sizes_names_directories_and_metadata(runtime: Runtime
         assert Path(facts["trial_dir"], f"artifact_{rank}").read_text() == "made here"
 
 
+@same_on_ray
 @pytest.mark.parametrize("chdir", [None, False, True])
 def test_working_directory_is_the_artifact_directory_on_request(
     runtime: RuntimeUnderTest, monkeypatch: pytest.MonkeyPatch, chdir: bool | None

@@ -10,6 +10,7 @@ import pytest
 import drivetrain
 from drivetrain import Callback, Checkpoint, CheckpointConfig, CheckpointError, CommittedCheckpoint, Result, Run
 from tests.contract.conftest import RuntimeUnderTest
+from tests.contract.runtimes import same_on_ray
 from tests.contract.test_checkpoints import committed_names, directories, files_of, report_files
 from tests.support import Pipe, wait_for_release
 
@@ -76,6 +77,7 @@ def test_checkpoint_is_kept_if_it_matches_a_rule_or_was_pinned(
         assert files_of(checkpoint) == {"score.txt": str(metrics["score"])}
 
 
+@same_on_ray
 def test_latest_and_best_checkpoint_are_both_available_after_a_resume(
     runtime: RuntimeUnderTest,
 ) -> None:

@@ -23,6 +23,7 @@ from drivetrain._storage.directory import Storage
 from drivetrain._storage.manifest import read_manifest
 from drivetrain._storage.remote import locate
 from tests.contract.conftest import RuntimeUnderTest
+from tests.contract.runtimes import same_on_ray
 from tests.s3 import FaultProxy, S3Server, SlowDown
 from tests.support import Pipe
 
@@ -127,6 +128,7 @@ def test_run_in_a_bucket_fails_retries_and_keeps_all_files_in_the_bucket(
     assert ".lock" not in files
 
 
+@same_on_ray
 def test_run_in_a_bucket_is_restored_by_its_uri(runtime: RuntimeUnderTest, bucket: Bucket) -> None:
     with pytest.raises(TrainingFailedError):
         runtime.fit(train, {"steps": 4, "fail_at": 2}, **bucket.options)
@@ -166,6 +168,7 @@ def train_storing_files_itself(config: dict) -> None:
                 drivetrain.report({"step": step}, checkpoint, checkpoint_upload_fn=store_in_bucket)
 
 
+@same_on_ray
 @pytest.mark.parametrize("mode", ["none", "function"])
 def test_train_function_can_store_its_checkpoints_in_the_bucket_itself(
     runtime: RuntimeUnderTest, bucket: Bucket, mode: str

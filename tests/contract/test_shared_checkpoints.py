@@ -20,7 +20,7 @@ from drivetrain import (
     TrainingFailedError,
 )
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import with_processes
+from tests.contract.runtimes import same_on_ray, with_processes
 from tests.contract.test_checkpoints import directories
 from tests.contract.test_s3 import Bucket, bucket, server  # noqa: F401 - the fixtures
 from tests.s3 import SlowDown
@@ -128,6 +128,7 @@ def test_local_run_directory_is_written_directly(runtime: RuntimeUnderTest) -> N
     assert os.stat(f"{path}/0.txt").st_ino == inode, "nothing was copied"
 
 
+@same_on_ray
 @with_processes
 def test_rank_that_fails_during_the_save_ends_the_wait_of_the_others(
     runtime: RuntimeUnderTest, storage: dict, gate: Pipe
@@ -175,6 +176,7 @@ def test_abandoned_checkpoint_is_deleted_and_the_next_one_uses_a_new_directory(
     assert [metrics["_training_iteration"] for _, metrics in result.best_checkpoints] == [1, 2]
 
 
+@same_on_ray
 @with_processes
 def test_rank_that_leaves_without_a_report_is_an_error(runtime: RuntimeUnderTest, gate: Pipe) -> None:
     def train(config: dict) -> None:
@@ -190,6 +192,7 @@ def test_rank_that_leaves_without_a_report_is_an_error(runtime: RuntimeUnderTest
     assert isinstance(caught.value.__cause__, SessionError)
 
 
+@same_on_ray
 @with_processes
 def test_rank_that_does_not_take_part_is_an_error_and_nothing_is_committed(
     runtime: RuntimeUnderTest, storage: dict
@@ -210,6 +213,7 @@ def test_rank_that_does_not_take_part_is_an_error_and_nothing_is_committed(
     assert Result.from_path(f"{path}/run", storage.get("storage_filesystem")).checkpoint is None
 
 
+@same_on_ray
 @with_processes
 def test_rank_that_reports_long_before_the_others_loses_no_files(
     runtime: RuntimeUnderTest,
@@ -265,6 +269,7 @@ def test_rank_that_is_lost_after_its_report_takes_only_that_checkpoint_with_it(
     assert contents(result.checkpoint) == {"0.txt": "1", "1.txt": "1"}
 
 
+@same_on_ray
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @with_processes
 def test_upload_that_fails_is_the_error_of_the_run(

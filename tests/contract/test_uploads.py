@@ -20,7 +20,7 @@ from drivetrain import (
     TrainingFailedError,
 )
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import in_this_process, with_processes
+from tests.contract.runtimes import in_this_process, same_on_ray, with_processes
 from tests.contract.test_checkpoints import committed_names, directories, files_of
 from tests.support import Pipe, release, wait_for_release
 
@@ -127,6 +127,7 @@ def test_given_away_directory_is_moved_if_possible_and_removed_at_once(
     assert Path(result.checkpoint.path).stat().st_mode & 0o777 == Path(result.path).stat().st_mode & 0o777
 
 
+@same_on_ray
 @with_processes
 def test_directories_given_away_by_all_ranks_are_merged(runtime: RuntimeUnderTest) -> None:
     def train() -> bool:
@@ -248,6 +249,7 @@ def test_directory_that_retention_must_not_delete_is_not_adopted(
     assert result.checkpoint is None
 
 
+@same_on_ray
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_custom_upload_function_stores_the_checkpoint(runtime: RuntimeUnderTest, mode: str) -> None:
     def train(config: dict) -> tuple[str, bool]:
@@ -342,6 +344,7 @@ def test_reserved_file_name_is_refused_before_anything_is_stored(runtime: Runtim
     assert failed.value.kind is FailureKind.USER_ERROR
 
 
+@same_on_ray
 @with_processes
 def test_ranks_that_name_the_directory_differently_are_refused(runtime: RuntimeUnderTest) -> None:
     def train() -> None:
@@ -393,6 +396,7 @@ def test_names_that_are_no_plain_directory_or_reserved_are_refused(runtime: Runt
     assert result.metrics == {}
 
 
+@same_on_ray
 @with_processes
 def test_named_directory_of_a_failed_attempt_is_swept_and_its_name_can_be_reused(
     runtime: RuntimeUnderTest, gate: Pipe
@@ -522,6 +526,7 @@ def test_failed_background_upload_is_raised_once_by_the_next_report(
     assert [files["weights.txt"] for files in contents(result)] == ["0", "2", "3"]
 
 
+@same_on_ray
 @FAILURES
 def test_failure_of_the_last_background_upload_fails_the_run(
     runtime: RuntimeUnderTest, gate: Pipe, cause: str, reason: str
@@ -577,6 +582,7 @@ def test_failures_of_several_background_uploads_are_all_reported(runtime: Runtim
     assert "no room for checkpoint_000002" in message
 
 
+@same_on_ray
 @with_processes
 def test_ranks_may_store_their_parts_of_a_checkpoint_in_different_ways(runtime: RuntimeUnderTest) -> None:
     def train(config: dict) -> None:

@@ -172,19 +172,24 @@ ELSEWHERE = {"driver killed", "node killed", "node added"}
 """Faults that other tests of this folder cover."""
 
 
+ENDS_PROCESS = ("SIGKILL", "SIGSTOP", "SIGSEGV", "os._exit(3)", "sys.exit(0)")
+"""Faults that Ray detects in its own way. All others reach the driver over the rank's own connection."""
+
+
 def is_covered_by_another(fault: Fault, moment: Moment, runtime: str, outcome: str) -> bool:
     """Return True if by default a similar cell covers this one.
 
-    A remaining retry makes no difference between moments. Exceptions of a rank take the same path on both runtimes,
-    so only one moment is tested on Ray; faults that Ray detects in its own way are tested at all moments. A slow rank
-    is slow at any moment.
+    A remaining retry makes no difference between moments. On Ray, only the end of a process is tested, at one moment,
+    and for SIGKILL at all moments. A slow rank is slow at any moment.
     """
-    ray_repeats_local = runtime == "ray" and fault.name not in ("SIGKILL", "SIGSTOP")
+    if runtime == "ray" and fault.name not in ENDS_PROCESS:
+        return True
+    ray_repeats_local = runtime == "ray" and fault.name != "SIGKILL"
     if outcome == "fails" and fault.retried:
         return moment is not MIDST or ray_repeats_local
     if fault.name == "slow rank":
         return moment is not MIDST
-    return ray_repeats_local and moment is not (RESTART if MIDST in fault.left_out else MIDST)
+    return ray_repeats_local and moment is not MIDST
 
 
 def cells() -> list[Any]:
