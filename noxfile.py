@@ -271,7 +271,7 @@ def test_lowest_lightning(session: nox.Session) -> None:
 
 @nox.session
 def test_lowest_hf(session: nox.Session) -> None:
-    """Test the plugin for Transformers, Accelerate and DeepSpeed with the oldest versions that it supports."""
+    """Train with the oldest Transformers, Accelerate and DeepSpeed that are supported (`-- tests/hf`: all tests)."""
     link_from_dev(session, "torch")
     session.install(
         *EDITABLE,
@@ -385,7 +385,7 @@ def check(session: nox.Session) -> None:
 
 @nox.session(requires=["dev"], venv_backend="none")
 def campaign(session: nox.Session) -> None:
-    """Run the long campaigns: every fault and contract on every runtime, hundreds of kills, soaks, attacks: an hour."""
+    """Run the long campaigns: all contracts and faults on Ray, hundreds of kills, soaks, attacks: over an hour."""
     tests = ("tests/contract", "tests/faults", "tests/crash", "tests/security")
     run_in_dev(session, "pytest", *PARALLEL, *tests, *session.posargs, **CAMPAIGN)
 

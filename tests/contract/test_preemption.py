@@ -352,7 +352,6 @@ def train_until_cancelled(config: dict) -> str:
     send_line(config["pipe"], f"from {step}")
     while True:
         step += 1
-        time.sleep(0.005)  # without it, a busy driver would have a backlog of thousands of reports
         drivetrain.report({"step": step})
         if config["polls"] and drivetrain.get_preemption_info() is not None:
             save(step)

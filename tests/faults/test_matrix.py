@@ -172,17 +172,18 @@ ELSEWHERE = {"driver killed", "node killed", "node added"}
 """Faults that other tests of this folder cover."""
 
 
-ENDS_PROCESS = ("SIGKILL", "SIGSTOP", "SIGSEGV", "os._exit(3)", "sys.exit(0)")
-"""Faults that Ray detects in its own way. All others reach the driver over the rank's own connection."""
+PROCESS_FAULTS = ("SIGKILL", "SIGSTOP", "SIGSEGV", "os._exit(3)", "sys.exit(0)")
+"""Faults that end or stop a process. The others are exceptions, delays, and faults of the driver itself: they are
+handled in the same way on every runtime."""
 
 
 def is_covered_by_another(fault: Fault, moment: Moment, runtime: str, outcome: str) -> bool:
     """Return True if by default a similar cell covers this one.
 
-    A remaining retry makes no difference between moments. On Ray, only the end of a process is tested, at one moment,
-    and for SIGKILL at all moments. A slow rank is slow at any moment.
+    A remaining retry makes no difference between moments. On Ray, only faults of the process are tested: SIGKILL at all
+    moments, the others at one. A slow rank is slow at any moment.
     """
-    if runtime == "ray" and fault.name not in ENDS_PROCESS:
+    if runtime == "ray" and fault.name not in PROCESS_FAULTS:
         return True
     ray_repeats_local = runtime == "ray" and fault.name != "SIGKILL"
     if outcome == "fails" and fault.retried:

@@ -23,7 +23,7 @@ _CODES = {kind: code for code, kind in enumerate(_EVENTS)}
 _READ_BYTES = 1 << 20
 _UNIX_BUFFER_BYTES = 1 << 20
 _TCP_BUFFER_BYTES = 1 << 16
-"""The sizes of the kernel's buffers limit how many reports the controller can be behind: about 3,000 small ones per
+"""The sizes of the kernel's buffers limit how many reports the controller can be behind: a few thousand small ones per
 rank. The kernel counts some 700 bytes for each message on a Unix socket in addition to its data, and none on TCP."""
 
 
