@@ -10,12 +10,16 @@ from pathlib import Path
 
 from tests.gpu.check import Figures, Run, check
 
-PAIRS = {"cuda": 5, "cpu": 1}
+PAIRS = {"cuda": 3, "cpu": 1}
 """The number of times that each side runs. The sides alternate."""
+LOWEST_RATIOS = {"encoder steps/s": 0.9, "perceptron steps/s": 0.8}
+"""To torchrun's. The perceptron reports more than 500 times per second, and varies by 10 % between two runs."""
+HIGHEST_MEMORY_RATIO = 1.1
+"""The peak is one of two values, 6 % apart, and which one changes between two runs of the same side."""
 LIMIT_S = 60.0
 
 
-@check(alone=True, limit_s=200)
+@check(alone=True, limit_s=240)
 def ddp_next_to_torchrun(run: Run) -> Figures:
     """Steps per second (with a report in every step) and device memory next to torchrun (without reports)"""
     workers = run.workers()
@@ -33,10 +37,11 @@ def ddp_next_to_torchrun(run: Run) -> Figures:
         )
     for name, ratio in ratios.items():
         # On CPU workers, other processes disturb the measurement too much for a limit.
-        if name.endswith("steps/s") and run.device == "cuda":
-            assert ratio >= 0.9, f"{name}: expected at least 0.9 of torchrun's, got {ratio:.3f}: {figures}"
-        elif name.endswith("MiB"):
-            assert ratio <= 1.05, f"{name}: expected at most 1.05 of torchrun's, got {ratio:.3f}: {figures}"
+        if run.device == "cuda" and ratio < (lowest := LOWEST_RATIOS.get(name, 0.0)):
+            raise AssertionError(f"{name}: expected at least {lowest} of torchrun's, got {ratio:.3f}: {figures}")
+        if name.endswith("MiB") and ratio > HIGHEST_MEMORY_RATIO:
+            expected = f"at most {HIGHEST_MEMORY_RATIO} of torchrun's"
+            raise AssertionError(f"{name}: expected {expected}, got {ratio:.3f}: {figures}")
     return figures
 
 
@@ -52,4 +57,6 @@ def run_side(side: str, run: Run, workers: int, directory: Path) -> dict[str, fl
     started = time.monotonic()
     subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=LIMIT_S, check=True)
     figures = json.loads((directory / "figures.json").read_text())
-    return {**figures, "whole job s": time.monotonic() - started}
+    figures["whole job s"] = time.monotonic() - started
+    print(side, figures, flush=True)  # for the log of a check that reaches its time limit
+    return figures
