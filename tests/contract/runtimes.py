@@ -43,3 +43,9 @@ in_this_process = supporting("driver")
 same_on_ray = pytest.mark.same_on_ray
 """Marks a scenario that runs the same code on ``ray`` as on ``command``: that of the driver, and that of a worker which
 is connected over TCP and stores its own files. By default, the scenario is left out on Ray."""
+
+
+def once_on_ray(first: Any, *others: Any) -> list[Any]:
+    """Return cases of a scenario for ``parametrize``. Those after the first are ``same_on_ray``."""
+    values = [case if isinstance(case, tuple) else (case,) for case in others]
+    return [first, *(pytest.param(*case, marks=same_on_ray) for case in values)]

@@ -17,7 +17,7 @@ from drivetrain import (
     WorkerDiedError,
 )
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import same_on_ray, with_processes
+from tests.contract.runtimes import once_on_ray, same_on_ray, with_processes
 from tests.support import Collector, Pipe, read_lines, release, wait_for_release
 
 
@@ -253,7 +253,7 @@ def test_run_that_resumes_after_an_exception_ends_with_the_parameters_of_an_undi
 
 
 @pytest.mark.parametrize(
-    "when", ["SIGKILL after the other rank", "SIGKILL ahead of the other rank"], ids=["after", "ahead"]
+    "when", once_on_ray("SIGKILL after the other rank", "SIGKILL ahead of the other rank"), ids=["after", "ahead"]
 )
 @with_processes
 def test_run_that_resumes_after_sigkill_mid_epoch_ends_with_the_parameters_of_an_undisturbed_run(

@@ -15,7 +15,7 @@ import pytest
 import drivetrain
 from drivetrain import Backend, FailureConfig, FailureKind, RemoteError, Result, TrainingFailedError, WorkerDiedError
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import same_on_ray, with_parent, with_processes
+from tests.contract.runtimes import once_on_ray, same_on_ray, with_parent, with_processes
 from tests.support import DEADLINE_S, Collector, Pipe, read_lines, release, send_line, wait_for_release
 
 
@@ -44,7 +44,7 @@ def fail_deep_inside(depth: int) -> None:
 
 
 @with_processes
-@pytest.mark.parametrize("how", ["returns early", "sys.exit(0)", "sys.exit()", "reports fewer times"])
+@pytest.mark.parametrize("how", once_on_ray("returns early", "sys.exit(0)", "sys.exit()", "reports fewer times"))
 def test_rank_that_exits_before_the_others_never_hangs_the_run(runtime: RuntimeUnderTest, how: str) -> None:
     def train(config: dict) -> None:
         rank = drivetrain.get_context().get_world_rank()
@@ -79,7 +79,7 @@ def test_clean_exit_of_the_only_rank_is_a_success(runtime: RuntimeUnderTest) -> 
 @with_processes
 @pytest.mark.parametrize(
     ("how", "exit_code"),
-    [("os._exit(0)", 0), ("os._exit(3)", 3), ("SIGKILL", -signal.SIGKILL), ("SIGSEGV", -signal.SIGSEGV)],
+    once_on_ray(("SIGKILL", -signal.SIGKILL), ("os._exit(0)", 0), ("os._exit(3)", 3), ("SIGSEGV", -signal.SIGSEGV)),
 )
 def test_dead_process_is_a_worker_death_whatever_its_exit_code_and_ends_the_other_ranks(
     runtime: RuntimeUnderTest, gate: Pipe, how: str, exit_code: int

@@ -13,7 +13,7 @@ import pytest
 import drivetrain
 from drivetrain import FailureConfig, FailureKind, TrainingFailedError, WaitTimeoutError
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import same_on_ray, with_processes
+from tests.contract.runtimes import once_on_ray, same_on_ray, with_processes
 from tests.support import DEADLINE_S, Collector, Pipe, send_line, wait_for_release
 
 
@@ -128,7 +128,7 @@ def test_stopped_rank_is_distinguished_from_a_waiting_rank(runtime: RuntimeUnder
 
 
 @with_processes
-@pytest.mark.parametrize("how", ["wait", "stop"])
+@pytest.mark.parametrize("how", once_on_ray("wait", "stop"))
 def test_hung_run_is_retried_within_the_same_budget(
     runtime: RuntimeUnderTest, gate: Pipe, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 import drivetrain
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import in_this_process, with_processes
+from tests.contract.runtimes import in_this_process, once_on_ray, with_processes
 
 
 def talk() -> None:
@@ -38,7 +38,7 @@ def test_output_of_rank_0_is_shown_in_whole_lines_with_its_rank(
 
 
 @with_processes
-@pytest.mark.parametrize(("shown_ranks", "expected"), [("all", {0, 1}), ("rank0", {0}), ("none", set())])
+@pytest.mark.parametrize(("shown_ranks", "expected"), once_on_ray(("all", {0, 1}), ("rank0", {0}), ("none", set())))
 def test_output_of_the_configured_ranks_is_shown(
     runtime: RuntimeUnderTest, capfd: pytest.CaptureFixture[str], shown_ranks: str, expected: set[int]
 ) -> None:

@@ -30,7 +30,7 @@ from drivetrain import (
     WaitTimeoutError,
 )
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import with_parent, with_processes
+from tests.contract.runtimes import once_on_ray, with_parent, with_processes
 from tests.support import Collector, Pipe, open_pipe, release, send_line, wait_for_release
 
 STEPS = 30
@@ -259,7 +259,7 @@ def exit_status(runtime: RuntimeUnderTest, status: int) -> int:
     return status if status >= 0 or runtime.supports("exit status") else 1
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+@pytest.mark.parametrize(("number", "status"), once_on_ray((signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)))
 def test_terminated_driver_saves_first_and_the_next_driver_resumes(
     runtime: RuntimeUnderTest, pipe: Pipe, notified: Pipe, number: signal.Signals, status: int
 ) -> None:
@@ -285,7 +285,7 @@ def test_terminated_driver_saves_first_and_the_next_driver_resumes(
     assert output == f"from {found.metrics['step']}\n"
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+@pytest.mark.parametrize(("number", "status"), once_on_ray((signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)))
 def test_second_request_ends_the_run_at_once(
     runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe, notified: Pipe, number: signal.Signals, status: int
 ) -> None:
@@ -358,7 +358,7 @@ def train_until_cancelled(config: dict) -> str:
             return "saved"
 
 
-@pytest.mark.parametrize("polls", [True, False])
+@pytest.mark.parametrize("polls", once_on_ray(True, False))
 def test_cancelled_run_saves_if_it_can_and_is_resumed(runtime: RuntimeUnderTest, pipe: Pipe, polls: bool) -> None:
     collector = Reported()
     trainer = runtime.trainer(train_until_cancelled, {"pipe": pipe.path, "polls": polls}, callbacks=[collector])

@@ -10,7 +10,7 @@ import pytest
 
 import drivetrain
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import in_this_process, with_parent, with_processes
+from tests.contract.runtimes import in_this_process, once_on_ray, with_parent, with_processes
 from tests.support import Collector, Pipe, release, send_line, wait_for_release, wait_until_exited
 
 FIT = """
@@ -224,7 +224,7 @@ def test_end_of_a_run_leaves_no_process_that_a_worker_has_started_in_its_own_ses
     wait_until_exited(pipe.receive_pids(3))
 
 
-@pytest.mark.parametrize("child", [False, True], ids=["workers", "workers with children"])
+@pytest.mark.parametrize("child", once_on_ray(True, False), ids=["workers with children", "workers"])
 @with_processes
 def test_kill_9_of_the_driver_leaves_no_process(runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe, child: bool) -> None:
     driver = runtime.start_driver(WAIT, {"pipe": pipe.path, "gate": gate.path, "child": child})

@@ -20,7 +20,7 @@ from drivetrain import (
     TrainingFailedError,
 )
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import same_on_ray, with_processes
+from tests.contract.runtimes import once_on_ray, same_on_ray, with_processes
 from tests.contract.test_checkpoints import directories
 from tests.contract.test_s3 import Bucket, bucket, server  # noqa: F401 - the fixtures
 from tests.s3 import SlowDown
@@ -88,7 +88,7 @@ class ReleaseAfterCommit(drivetrain.Callback):
                 self._gate.release()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", once_on_ray("async", "sync"))
 def test_ranks_save_together_fail_before_the_report_and_resume(
     runtime: RuntimeUnderTest, storage: dict, mode: str, gate: Pipe
 ) -> None:

@@ -20,7 +20,7 @@ from drivetrain import (
     TrainingFailedError,
 )
 from tests.contract.conftest import RuntimeUnderTest
-from tests.contract.runtimes import in_this_process, same_on_ray, with_processes
+from tests.contract.runtimes import in_this_process, once_on_ray, same_on_ray, with_processes
 from tests.contract.test_checkpoints import committed_names, directories, files_of
 from tests.support import Pipe, release, wait_for_release
 
@@ -250,7 +250,7 @@ def test_directory_that_retention_must_not_delete_is_not_adopted(
 
 
 @same_on_ray
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", once_on_ray("async", "sync"))
 def test_custom_upload_function_stores_the_checkpoint(runtime: RuntimeUnderTest, mode: str) -> None:
     def train(config: dict) -> tuple[str, bool]:
         rank = drivetrain.get_context().get_world_rank()
@@ -314,7 +314,7 @@ def report_under(name: str, *, mode: str = "sync", **files: str) -> None:
         drivetrain.report({"name": name}, checkpoint, checkpoint_dir_name=name, checkpoint_upload_mode=mode)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", once_on_ray("async", "sync"))
 def test_checkpoints_are_stored_in_the_directories_named_by_the_ranks(runtime: RuntimeUnderTest, mode: str) -> None:
     def train(config: dict) -> str:
         rank = drivetrain.get_context().get_world_rank()

@@ -24,6 +24,8 @@ _LIGHTNING = "import lightning"
 _LIGHTNINGS_WARNINGS = "error,ignore::FutureWarning,ignore::UserWarning"
 _MLFLOW = "import mlflow"
 _MLFLOWS_WARNINGS = "error,ignore::DeprecationWarning"  # about its use of SQLAlchemy
+# If they are installed, DeepSpeed and Lightning import them in every worker, for seconds.
+_OPTIONAL = ("mlflow", "comet_ml")
 _LONGEST_LINE = 88  # the width that a page shows without scrolling
 
 
@@ -97,14 +99,12 @@ def warnings_of_others(page: Page) -> dict[str, str]:
 
 @pytest.fixture
 def site(page: Page, tmp_path: Path) -> str:
-    """The value of ``PYTHONPATH`` for a page: its example plugins, without MLflow if the page does not use it.
-
-    If MLflow is installed, DeepSpeed imports it in every worker, for seconds.
-    """
+    """The value of ``PYTHONPATH`` for a page: its example plugins, and no optional packages that it does not name."""
     directory = tmp_path / "site-packages"
     directory.mkdir()
-    if "mlflow" not in page.text.lower():
-        (directory / "sitecustomize.py").write_text("import sys\nsys.modules['mlflow'] = None\n")
+    unused = [name for name in _OPTIONAL if name.partition("_")[0] not in page.text.lower()]
+    code = f"import sys\nsys.modules.update(dict.fromkeys({unused}))\n"
+    (directory / "sitecustomize.py").write_text(code)
     return install_examples(included_examples(page), directory)
 
 

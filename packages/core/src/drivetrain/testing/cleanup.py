@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import select
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from drivetrain.testing.leftovers import exits
 
 __all__ = ["assert_nothing_left"]
 
@@ -42,7 +42,8 @@ def assert_nothing_left(directory: Path, *, of: str) -> Iterator[None]:
         assert not thread.is_alive(), f"{of} left the thread {thread.name!r} running. End it in on_run_end()"
     for pid in _children() - processes:
         command = _command(pid)
-        assert _exits(pid, deadline), f"{of} left the process {pid} running: {command}. End it in on_run_end()"
+        remaining_s = deadline - time.monotonic()
+        assert exits(pid, remaining_s), f"{of} left the process {pid} running: {command}. End it in on_run_end()"
     files = sorted(path.name for path in directory.iterdir())
     assert not files, f"{of} left temporary files: {', '.join(files)}. Delete them in on_run_end()"
 
@@ -60,14 +61,3 @@ def _command(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return "unknown command"
-
-
-def _exits(pid: int, deadline: float) -> bool:
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0])
-    finally:
-        os.close(descriptor)

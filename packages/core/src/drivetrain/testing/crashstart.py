@@ -19,6 +19,7 @@ from pathlib import Path
 
 from drivetrain._base.crashpoints import ADDRESS, POINTS
 from drivetrain.errors import ConfigurationError
+from drivetrain.testing.leftovers import exits
 
 __all__ = ["VICTIMS", "Crash", "JobSpec", "JobStart"]
 
@@ -30,7 +31,6 @@ VICTIMS = ("driver", "worker", "workers", "both")
 
 _MARK = "DRIVETRAIN_CRASH_MARK"
 _END_S = 10.0
-_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class JobStart:
                 commands = [_read(f"/proc/{pid}/cmdline").replace("\0", " ") for pid in remaining]
                 self._kill_all()
                 return [f"still running {_END_S:g} s after the driver exited: {commands}"]
-            time.sleep(_POLL_S)
+            exits(min(remaining), deadline - time.monotonic())
         return []
 
     def _follow(self, selector: selectors.BaseSelector) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import tempfile
 import threading
@@ -21,6 +20,7 @@ from drivetrain._hooks.context import Run, WorkerInfo
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._worker.session import get_checkpoint, get_context, get_preemption_info, report
+from drivetrain.testing.leftovers import exits
 
 __all__ = [
     "END_S",
@@ -116,18 +116,7 @@ class MeetsOther(Callback):
 def find_running(pids: Iterable[int]) -> list[int]:
     """Return the ids of processes that do not exit in time."""
     deadline = time.monotonic() + END_S
-    return sorted(pid for pid in set(pids) if not _exits(pid, deadline - time.monotonic()))
-
-
-def _exits(pid: int, seconds: float) -> bool:
-    try:
-        watched = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([watched], [], [], max(0.0, seconds))[0])
-    finally:
-        os.close(watched)
+    return sorted(pid for pid in set(pids) if not exits(pid, deadline - time.monotonic()))
 
 
 def expected_state(rank: int, steps: int, world_size: int, *, sums: bool) -> int:

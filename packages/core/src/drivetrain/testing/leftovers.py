@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessState"]
+__all__ = ["ProcessState", "exits"]
 
 _END_S = 2.0
 """Seconds that a thread or child process has to end, because code that stops it may not wait for its end."""
@@ -70,7 +70,7 @@ class ProcessState:
             if self.variables.get(name) != now.variables.get(name)
         ]
         found += [f"the thread {thread.name!r}" for thread in threads if _runs(thread)]
-        found += [f"the child process {pid}" for pid in sorted(children) if not _exits(pid)]
+        found += [f"the child process {pid}" for pid in sorted(children) if not exits(pid, _END_S)]
         if not in_run:
             if new := now.sockets - self.sockets:
                 found.append(f"{len(new)} open socket{'s' if len(new) > 1 else ''}")
@@ -78,21 +78,21 @@ class ProcessState:
         return found
 
 
-def _runs(thread: threading.Thread) -> bool:
-    thread.join(_END_S)
-    return thread.is_alive()
-
-
-def _exits(pid: int) -> bool:
-    """Wait until a child process has exited. A child that has exited, but was not waited for, counts as exited."""
+def exits(pid: int, seconds: float) -> bool:
+    """Wait until a process has exited, or up to this time. A zombie counts as exited."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([descriptor], [], [], _END_S)[0])
+        return bool(select.select([descriptor], [], [], max(0.0, seconds))[0])
     finally:
         os.close(descriptor)
+
+
+def _runs(thread: threading.Thread) -> bool:
+    thread.join(_END_S)
+    return thread.is_alive()
 
 
 def _children() -> Iterator[int]:
