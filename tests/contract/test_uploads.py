@@ -250,7 +250,7 @@ def test_directory_that_retention_must_not_delete_is_not_adopted(
 
 
 @same_on_ray
-@pytest.mark.parametrize("mode", once_on_ray("async", "sync"))
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_custom_upload_function_stores_the_checkpoint(runtime: RuntimeUnderTest, mode: str) -> None:
     def train(config: dict) -> tuple[str, bool]:
         rank = drivetrain.get_context().get_world_rank()

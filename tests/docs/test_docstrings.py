@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).parents[2] / "packages"
+from tests.support import ROOT
+
+PACKAGES = ROOT / "packages"
 
 
 def modules_with_examples() -> Iterator[str]:
-    """Yield names of modules. They are found by their text, because an import of all of them takes many seconds."""
-    for file in sorted(SOURCES.glob("*/src/**/*.py")):
-        if ">>> " in file.read_text():
-            _, _, *parts = file.relative_to(SOURCES).with_suffix("").parts
-            yield ".".join(parts).removesuffix(".__init__")
+    """Yield the names of modules, found by their text: to import all modules would take many seconds."""
+    for source in sorted(PACKAGES.glob("*/src")):
+        for file in sorted(source.rglob("*.py")):
+            if ">>> " in file.read_text():
+                yield ".".join(file.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
 
 
 MODULES = list(modules_with_examples())

@@ -24,7 +24,7 @@ _LIGHTNING = "import lightning"
 _LIGHTNINGS_WARNINGS = "error,ignore::FutureWarning,ignore::UserWarning"
 _MLFLOW = "import mlflow"
 _MLFLOWS_WARNINGS = "error,ignore::DeprecationWarning"  # about its use of SQLAlchemy
-# If they are installed, DeepSpeed and Lightning import them in every worker, for seconds.
+# DeepSpeed and Lightning import these in every worker if they are installed, which takes seconds.
 _OPTIONAL = ("mlflow", "comet_ml")
 _LONGEST_LINE = 88  # the width that a page shows without scrolling
 
@@ -102,9 +102,9 @@ def site(page: Page, tmp_path: Path) -> str:
     """The value of ``PYTHONPATH`` for a page: its example plugins, and no optional packages that it does not name."""
     directory = tmp_path / "site-packages"
     directory.mkdir()
-    unused = [name for name in _OPTIONAL if name.partition("_")[0] not in page.text.lower()]
-    code = f"import sys\nsys.modules.update(dict.fromkeys({unused}))\n"
-    (directory / "sitecustomize.py").write_text(code)
+    hidden = [name for name in _OPTIONAL if name not in page.text.lower()]
+    lines = ["import sys", *(f"sys.modules[{name!r}] = None" for name in hidden)]
+    (directory / "sitecustomize.py").write_text("\n".join(lines))
     return install_examples(included_examples(page), directory)
 
 

@@ -81,7 +81,7 @@ def accelerate_steps(config: dict[str, Any]) -> dict[str, Any]:
     if plugin == "fsdp":
         from accelerate.utils import FullyShardedDataParallelPlugin
 
-        # Without it, FSDP1 replaces the parameters that the optimizer was created with.
+        # Without use_orig_params, FSDP1 replaces the parameters that the optimizer was created with.
         original = {"use_orig_params": True} if config["version"] == 1 else {}
         options["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=config["version"], **original)
     elif plugin == "deepspeed":

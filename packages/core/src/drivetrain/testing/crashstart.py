@@ -162,7 +162,8 @@ class JobStart:
                 commands = [_read(f"/proc/{pid}/cmdline").replace("\0", " ") for pid in remaining]
                 self._kill_all()
                 return [f"still running {_END_S:g} s after the driver exited: {commands}"]
-            exits(min(remaining), deadline - time.monotonic())
+            for pid in remaining:
+                exits(pid, deadline - time.monotonic())
         return []
 
     def _follow(self, selector: selectors.BaseSelector) -> list[str]:

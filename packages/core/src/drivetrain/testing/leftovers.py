@@ -79,7 +79,7 @@ class ProcessState:
 
 
 def exits(pid: int, seconds: float) -> bool:
-    """Wait until a process has exited, or up to this time. A zombie counts as exited."""
+    """Wait at most this time for a process, and return True if it has exited. A zombie counts as exited."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
