@@ -3,7 +3,8 @@
 Type checks, tests and docs share one environment, made by `dev`: PyTorch alone costs a gigabyte and half a
 minute. `isolation` tests whether the wheels work in an environment without anything else.
 
-`check` runs sessions side by side. Most tests wait for processes most of the time, so a second lane costs little.
+`check` runs sessions and parts of the tests side by side, more of them than a small machine has cores: tests often wait
+for processes.
 """
 
 import os
@@ -13,9 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import nox
@@ -105,11 +108,13 @@ WITHOUT_OPS = {"DS_BUILD_OPS": "0"}
 LOGS = ROOT / ".nox" / "logs"
 
 # Three files at once on two cores, as tests wait for processes most of the time. A file's tests stay together, with
-# their fixtures and their warm fork server; each of the three workers has one Ray cluster for all its files.
+# their fixtures and their warm fork server; each of the three workers has one Ray cluster for all its files. `check`
+# needs less time, with other parts: see `test_tasks`.
 PARALLEL = ("-n", "3", "--dist", "loadfile")
 
 CAMPAIGN = {
     "DRIVETRAIN_ATTACKS": "all",
+    "DRIVETRAIN_CASES": "all",
     "DRIVETRAIN_CONTRACT": "all",
     "DRIVETRAIN_FAULTS": "all",
     "DRIVETRAIN_CRASHES": "200",
@@ -134,62 +139,135 @@ ISOLATED = {
     "jax": "drivetrain[jax]",
 }
 NEED_TORCH = ("torch", "lightning", "hf")
-# The lanes of `check`. The second one first uses the core that pip leaves free while it installs `dev`.
-FIRST_LANE = ["dev", "horovod", "tests"]
-NEED_DEV = ["test_lowest_hf", "types", "test_lowest_lightning", *(f"isolation({name})" for name in NEED_TORCH)]
-SECOND_LANE = ["build", *(f"isolation({name})" for name in ISOLATED if name not in NEED_TORCH), *NEED_DEV]
+
+OTHERS = "other folders"
+# The folders of tests that `check` runs in a process each, those that take longest first.
+PARTS = (
+    *("contract", "docs", "core", "tf", "torch", "hf", "cases", OTHERS, "security", "crash", "lightning", "horovod", "kits"),
+    *("jax", "track", "gbdt", "faults", "third_party", "gpu"),
+)
+
+SIDE_BY_SIDE = 4
+"""The number of tasks that `check` runs at once."""
 
 
-def run_lanes(session: nox.Session, *lanes: list[str], needs: Mapping[str, str]) -> None:
-    """Run sessions side by side: those of a lane one after another, all lanes at once.
+@dataclass(frozen=True)
+class Task:
+    """A session, or a part of the tests, that `check` runs once all the tasks that it needs have ended."""
 
-    The output of the first lane is shown as it comes, that of the other lanes when a session ends. ``needs`` maps a
-    session to one in another lane, which it waits for.
+    session: str
+    needs: Sequence[str] = ()
+    part: str = ""
+    arguments: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The name that `needs` and the output use."""
+        return f"{self.session}, {self.part}" if self.part else self.session
+
+    @property
+    def command(self) -> list[str]:
+        """The command that runs the task."""
+        nox_command = [sys.executable, "-m", "nox", "--no-dependencies", "--session", self.session]
+        return [*nox_command, "--", *self.arguments]
+
+
+def test_tasks() -> list[Task]:
+    """Return tasks that together run all tests, each of them in one part, the longest parts first.
+
+    All tests of a framework are in one process: it and its fork server import the framework once. All tests on Ray are
+    in two processes, each with one cluster.
     """
-    LOGS.mkdir(parents=True, exist_ok=True)
-    failed: list[str] = []
-    ended = {name: threading.Event() for lane in lanes for name in lane}
+    folders = sorted({f"tests/{file.parent.name}" for file in ROOT.glob("tests/*/test_*.py")})
+    chosen = {part: [f"tests/{part}"] for part in PARTS}
+    chosen[OTHERS] = [folder for folder in folders if [folder] not in chosen.values()]
+    parts = {
+        "contract on Ray": ["tests/contract", "-m", "ray"],
+        "all others on Ray": ["tests", "--ignore=tests/contract", "-m", "ray"],
+        **{part: [*chosen[part], "-m", "not ray"] for part in PARTS},
+    }
+    one_process = ("-n", "0")
+    return [
+        Task("tests", needs=["horovod"], part=part, arguments=[*arguments, *one_process])
+        for part, arguments in parts.items()
+    ]
 
-    def run(name: str, *, shown: bool) -> None:
-        log = LOGS / f"{re.sub(r'[^a-z_]+', '-', name).strip('-')}.txt"
-        command = [sys.executable, "-m", "nox", "--no-dependencies", "--session", name]
+
+def run_tasks(session: nox.Session, tasks: Sequence[Task]) -> None:
+    """Run tasks side by side, in their order, and show the output of each when it ends."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    waiting = list(tasks)
+    outcomes: dict[str, bool] = {}
+    changed = threading.Condition()
+
+    def next_task() -> Task | None:
+        with changed:
+            while waiting:
+                for task in waiting:
+                    if all(name in outcomes for name in task.needs):
+                        waiting.remove(task)
+                        return task
+                changed.wait()
+            return None
+
+    def run(task: Task) -> bool:
+        if failed := [name for name in task.needs if not outcomes[name]]:
+            print(f"{task.name}: not run, because of {', '.join(failed)}", flush=True)
+            return False
+        print(f"{task.name}: started", flush=True)
+        log = LOGS / f"{re.sub(r'[^a-z_]+', '-', task.name.lower()).strip('-')}.txt"
         start = time.monotonic()
         with log.open("w") as file:
-            output = None if shown else file
-            code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, check=False).returncode
+            code = subprocess.run(task.command, cwd=ROOT, stdout=file, stderr=file, check=False).returncode
         outcome = "failed" if code else "passed"
-        print(f"{log.read_text()}{name}: {outcome} after {time.monotonic() - start:.0f} s", flush=True)
-        if code:
-            failed.append(name)
+        print(f"{log.read_text()}{task.name}: {outcome} after {time.monotonic() - start:.0f} s", flush=True)
+        return code == 0
 
-    def run_lane(names: list[str], *, shown: bool) -> None:
-        for name in names:
-            if name in needs:
-                ended[needs[name]].wait()
+    def run_until_none_is_left() -> None:
+        while task := next_task():
+            passed = False
             try:
-                run(name, shown=shown)
+                passed = run(task)
             finally:
-                ended[name].set()
+                with changed:
+                    outcomes[task.name] = passed
+                    changed.notify_all()
 
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        started = [pool.submit(run_lane, lane, shown=number == 0) for number, lane in enumerate(lanes)]
-    for lane_run in started:
-        lane_run.result()
-    if failed:
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        try:
+            for slot in [pool.submit(run_until_none_is_left) for _ in range(SIDE_BY_SIDE)]:
+                slot.result()
+        except BaseException:  # such as Ctrl-C, which also ends the running commands
+            waiting.clear()
+            raise
+    if failed := [task.name for task in tasks if not outcomes[task.name]]:
         session.error(f"failed: {', '.join(failed)}")
 
 
-def link_from_dev(session: nox.Session, name: str) -> None:
-    """Take a distribution from `.nox/dev` by hard links, if it is there: pip needs 20 s of CPU to unpack PyTorch."""
-    sites = list(DEV.glob("lib/python*/site-packages"))
+def link_from_dev(session: nox.Session, *names: str) -> None:
+    """Take distributions from `.nox/dev` by hard links, if they are there.
+
+    pip needs 20 s of CPU to unpack PyTorch. The modules that `dev` has compiled are taken as well.
+    """
+    sites = [str(site) for site in DEV.glob("lib/python*/site-packages")]
     command = ("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
     target = Path(str(session.run(*command, silent=True, log=False)).strip())
-    for distribution in metadata.Distribution.discover(name=name, path=[str(site) for site in sites]):
+    found = [distribution for name in names for distribution in metadata.distributions(name=name, path=sites)]
+    for distribution in found:
         for file in distribution.files or ():
-            linked = target / file
-            if ".." not in file.parts and not linked.exists():  # scripts contain their environment's path
-                linked.parent.mkdir(parents=True, exist_ok=True)
-                os.link(file.locate(), linked)
+            if ".." in file.parts:  # a script, which contains the path of its environment
+                continue
+            installed, linked = str(file.locate()), str(target / file)
+            link(installed, linked)
+            if file.suffix == ".py":
+                link(cache_from_source(installed), cache_from_source(linked))
+
+
+def link(existing: str, new: str) -> None:
+    """Create a hard link to a file that may not exist, unless the link exists."""
+    if os.path.exists(existing) and not os.path.exists(new):
+        os.makedirs(os.path.dirname(new), exist_ok=True)
+        os.link(existing, new)
 
 
 def run_in_dev(session: nox.Session, *module_and_args: str, **variables: str) -> None:
@@ -272,7 +350,7 @@ def test_lowest_lightning(session: nox.Session) -> None:
 @nox.session
 def test_lowest_hf(session: nox.Session) -> None:
     """Train with the oldest Transformers, Accelerate and DeepSpeed that are supported (`-- tests/hf`: all tests)."""
-    link_from_dev(session, "torch")
+    link_from_dev(session, "torch", "sympy", "scikit-learn", "scipy", "pyarrow")
     session.install(
         *EDITABLE,
         *("-e", "packages/data", "-e", "packages/hf"),
@@ -372,7 +450,7 @@ def build(session: nox.Session) -> None:
 def isolation(session: nox.Session, requirement: str, check: str) -> None:
     """Install the built wheels, and nothing else, into a fresh environment and use them."""
     if Path(check).stem.removeprefix("check_") in NEED_TORCH:
-        link_from_dev(session, "torch")
+        link_from_dev(session, "torch", "sympy")  # only these: the test must notice that another requirement is missing
     session.install("--find-links", "dist", "--constraint", "dist/constraints.txt", requirement)
     session.run("python", f"tests/isolation/{check}")
 
@@ -380,13 +458,24 @@ def isolation(session: nox.Session, requirement: str, check: str) -> None:
 @nox.session(venv_backend="none")
 def check(session: nox.Session) -> None:
     """Run type checks, all tests, the tests with the oldest frameworks, and the wheels' tests, side by side."""
-    run_lanes(session, FIRST_LANE, SECOND_LANE, needs=dict.fromkeys(NEED_DEV, "dev"))
+    wheels = {name: ["build", "dev"] if name in NEED_TORCH else ["build"] for name in ISOLATED}
+    run_tasks(
+        session,
+        [
+            Task("dev"),
+            Task("build"),
+            Task("horovod", needs=["dev"]),
+            *test_tasks(),
+            *(Task(name, needs=["dev"]) for name in ("test_lowest_hf", "types", "test_lowest_lightning")),
+            *(Task(f"isolation({name})", needs=needs) for name, needs in wheels.items()),
+        ],
+    )
 
 
 @nox.session(requires=["dev"], venv_backend="none")
 def campaign(session: nox.Session) -> None:
     """Run the long campaigns: all contracts and faults on Ray, hundreds of kills, soaks, attacks: over an hour."""
-    tests = ("tests/contract", "tests/faults", "tests/crash", "tests/security")
+    tests = ("tests/cases", "tests/contract", "tests/faults", "tests/crash", "tests/security")
     run_in_dev(session, "pytest", *PARALLEL, *tests, *session.posargs, **CAMPAIGN)
 
 

@@ -5,7 +5,9 @@ import json
 import os
 import secrets
 import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -76,11 +78,16 @@ def send_line(path: str, line: object) -> None:
 
 
 def wait_for_release(path: str) -> None:
-    """Wait for one release at that :class:`Pipe`."""
+    """Wait for one release at that :class:`Pipe`.
+
+    A signal that arrives just before a blocking system call does not interrupt it. Python would handle the signal only
+    when the call returns. Therefore, this function waits in short steps.
+    """
+    deadline = time.monotonic() + 2 * DEADLINE_S
     descriptor = os.open(path, os.O_RDWR)
     try:
-        ready, _, _ = select.select([descriptor], [], [], 2 * DEADLINE_S)
-        assert ready, f"{path} was not released"
+        while not select.select([descriptor], [], [], 0.5)[0]:
+            assert time.monotonic() < deadline, f"{path} was not released"
         os.read(descriptor, 1)
     finally:
         os.close(descriptor)
@@ -130,6 +137,23 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def free_port() -> int:
+    """Return a free port for a server that a test will start.
+
+    The kernel assigns higher numbers to the sockets of other processes, so none of them gets this port in the meantime.
+    """
+    while True:
+        port = secrets.choice(range(10_000, 32_000))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+
+
+def python_path() -> str:
+    """Return a ``PYTHONPATH`` with which another process can import the tests."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def local_storage(directory: Path) -> Storage:
     """Return a run directory on this machine's disk."""
     return Storage(LocalFilesystem(), str(directory))
@@ -141,18 +165,19 @@ class Driver:
     All processes that it starts, and that inherit its environment, can be identified by a mark in that environment.
     """
 
-    _PREAMBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    _PREAMBLE = (
+        "import faulthandler, signal\nfaulthandler.enable()\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    )
 
     def __init__(self, directory: Path, source: str, arguments: Any, environment: dict[str, str]) -> None:
         script = directory / "driver_script.py"
         script.write_text(self._PREAMBLE + source)
         self._mark = f"DRIVETRAIN_TEST_MARK={secrets.token_hex(8)}"
         name, _, value = self._mark.partition("=")
-        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [sys.executable, str(script), json.dumps(arguments)],
             cwd=directory,
-            env={**os.environ, **environment, "PYTHONPATH": paths, name: value},
+            env={**os.environ, **environment, "PYTHONPATH": python_path(), name: value},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -162,7 +187,12 @@ class Driver:
 
     def wait(self, *, deadline_s: float = DEADLINE_S) -> tuple[int, str, str]:
         """Return its exit status, standard output and standard error."""
-        output, errors = self.process.communicate(timeout=deadline_s)
+        try:
+            output, errors = self.process.communicate(timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # makes it write the stacks of its threads
+            output, errors = self.process.communicate(timeout=DEADLINE_S)
+            raise AssertionError(f"the driver is still running after {deadline_s} s:\n{output}\n{errors}") from None
         return self.process.returncode, output, errors
 
     def wait_until_it_waits_for_events(self, *, deadline_s: float = DEADLINE_S) -> None:
@@ -205,6 +235,31 @@ class Driver:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.communicate()
+
+
+def run_with_new_cluster(module: str, *arguments: str, directory: Path, timeout_s: float = 600.0) -> tuple[Any, str]:
+    """Run a module that starts a Ray cluster. Return its result, the JSON of its last line, and its standard error.
+
+    The directory is emptied first. Try again if a node has exceeded the 30 s that Ray gives it to start, as on a busy
+    machine.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "TMPDIR")}
+    for _ in range(3):
+        shutil.rmtree(directory)
+        directory.mkdir()
+        finished = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            cwd=ROOT,
+            env={**environment, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONPATH": python_path()},
+            check=False,
+        )
+        if finished.returncode == 0 or "timed out during startup" not in finished.stderr:
+            break
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return json.loads(finished.stdout.splitlines()[-1]), finished.stderr
 
 
 class Collector(Callback):

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import ray
 from ray.cluster_utils import Cluster
@@ -184,7 +185,8 @@ def room_for(maximum, strategy, *, running=(), avoided=()):
     scaling = ScalingConfig(num_workers=(1, maximum), placement_strategy=strategy)
     somewhere = {"local_rank": 0, "node_rank": 0, "hostname": "", "ip": "", "pid": 0}
     workers = [WorkerInfo(rank=rank, node_id=node, **somewhere) for rank, node in enumerate(running)]
-    return RayRuntime().room(scaling, workers, frozenset(avoided))
+    with mock.patch("drivetrain_ray._cluster._PLACEMENT_TRIAL_S", 5):  # Ray is slow on a busy machine
+        return RayRuntime().room(scaling, workers, frozenset(avoided))
 
 
 def nodes_with_gpus(storage_path):

@@ -186,9 +186,12 @@ def test_invalid_bounds_are_refused(bounds: Any) -> None:
 
 
 @pytest.mark.ray
-def test_run_on_ray_uses_free_resources_and_grows_when_more_become_free(ray_address: str, tmp_path: Path) -> None:
+def test_run_on_ray_uses_free_resources_and_grows_when_more_become_free(
+    ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
 
+    monkeypatch.setattr("drivetrain_ray._cluster._PLACEMENT_TRIAL_S", 5)  # Ray is slow on a busy machine
     total = int(ray.cluster_resources()["CPU"])
     group = ray.util.placement_group([{"CPU": 1}] * 2)
     assert group.wait(30)

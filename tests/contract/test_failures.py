@@ -467,7 +467,11 @@ def test_process_killed_by_the_kernel_for_its_memory_is_distinguished_from_other
 
 
 @with_parent
-def test_process_that_dies_slowly_is_the_cause_of_its_peers_errors(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
+def test_process_that_dies_slowly_is_the_cause_of_its_peers_errors(
+    runtime: RuntimeUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drivetrain._runtimes.local._DEATH_WAIT_S", 60.0)
+    monkeypatch.setattr("drivetrain._runtimes.command.group._NOTICE_WAIT_S", 60.0)
     line = tmp_path / "line"
     os.mkfifo(line)
 

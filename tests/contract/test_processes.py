@@ -139,7 +139,7 @@ if __name__ == "__main__":
     )
     driver = runtime.start_driver(source)
 
-    status, output, errors = driver.wait(deadline_s=60)
+    status, output, errors = driver.wait()
 
     assert status == 0, errors
     assert output.splitlines() == ["model 7 7", "lambda 42"]
@@ -149,7 +149,7 @@ if __name__ == "__main__":
 def test_script_without_main_guard_runs(runtime: RuntimeUnderTest) -> None:
     driver = runtime.start_driver(FIT + "print(fit(lambda: 'ran once').return_value)\n")
 
-    status, output, errors = driver.wait(deadline_s=60)
+    status, output, errors = driver.wait()
 
     assert status == 0, errors
     assert output == "ran once\n"
@@ -192,6 +192,31 @@ def test_driver_that_catches_ctrl_c_gets_its_handler_back_and_leaves_no_worker(
     wait_until_exited(pids)
     gate.release()
     assert driver.wait()[0] == 0
+
+
+@with_parent
+def test_second_ctrl_c_while_the_workers_are_ending_leaves_no_child_of_a_worker(
+    runtime: RuntimeUnderTest, pipe: Pipe, gate: Pipe
+) -> None:
+    source = WAIT.replace(
+        '    wait_for_release(given["gate"])\n',
+        "    signal.signal(signal.SIGTERM, lambda *_: send_line(given['pipe'], 'terminated'))\n"
+        "    send_line(given['pipe'], 'ready')\n"
+        '    wait_for_release(given["gate"])\n',
+    )
+    driver = runtime.start_driver(source, {"pipe": pipe.path, "gate": gate.path, "child": True})
+    lines = pipe.receive(6)
+    pids = [int(line) for line in lines if line != "ready"]
+    driver.interrupt()
+    if runtime.name == "local":  # the other runtimes send no SIGTERM first
+        pipe.receive(1)
+
+    driver.interrupt()
+
+    _, _, errors = driver.wait()
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    wait_until_exited(pids)
+    driver.wait_until_nothing_is_left()
 
 
 @pytest.mark.parametrize("end", ["returns", "raises", "is killed"])

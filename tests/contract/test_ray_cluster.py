@@ -1,40 +1,19 @@
 """Behaviour that only a cluster of several nodes can show. Each scenario has its own cluster and driver process."""
 
-import json
 import os
-import shutil
-import subprocess
-import sys
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import run_with_new_cluster
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1900)]
 
 SCRIPT = "tests.contract.cluster_scenarios"
 
 
-def run(scenario, tmp_path, attempts=3):
-    """Run a scenario; again if a node has exceeded the 30 s that Ray gives it to start, as on a busy machine."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    paths = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
-    for _ in range(attempts):
-        shutil.rmtree(tmp_path)
-        tmp_path.mkdir()
-        finished = subprocess.run(
-            [sys.executable, "-m", SCRIPT, scenario, str(tmp_path)],
-            capture_output=True,
-            text=True,
-            timeout=220,
-            cwd=ROOT,
-            env={**environment, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONPATH": paths},
-            check=False,
-        )
-        if finished.returncode == 0 or "timed out during startup" not in finished.stderr:
-            break
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    return {**json.loads(finished.stdout.splitlines()[-1]), "stderr": finished.stderr}
+def run(scenario, tmp_path):
+    results, errors = run_with_new_cluster(SCRIPT, scenario, str(tmp_path), directory=tmp_path)
+    return {**results, "stderr": errors}
 
 
 def test_lost_node_is_a_worker_failure_and_the_run_continues_elsewhere(tmp_path):
@@ -85,7 +64,7 @@ def test_ranks_are_notified_before_their_node_is_drained_and_the_run_continues_e
     assert notice["ranks"] == [1]
     assert notice["reason"] == "Ray drains the node of ranks 1"
     # `ray drain-node` itself takes seconds: the deadline is 40 s after it has reached Ray.
-    assert notice["time"] - (notice["deadline"] - 40) < 5
+    assert notice["time"] - (notice["deadline"] - 40) < 20
     assert results["drained_at"] < notice["time"] < notice["deadline"]
     assert results["failures"] == [["preemption", None]]
     (kept, drained), second = results["nodes"]

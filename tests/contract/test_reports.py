@@ -266,6 +266,7 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@same_on_ray
 def test_100000_reports_arrive_in_order_and_without_memory_growth_of_the_driver(runtime: RuntimeUnderTest) -> None:
     def train(config: dict) -> None:
         for step in range(config["steps"]):

@@ -1,7 +1,9 @@
 """The run directory in a bucket: the same scenario on every runtime, against a real S3 server."""
 
+import contextlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,7 +226,8 @@ def test_driver_killed_with_all_workers_resumes_from_the_bucket_and_a_concurrent
     with pytest.raises(RunInUseError, match=f"process {first.process.pid} on"):
         runtime.fit(train, {"steps": 1}, storage_path=bucket.uri, resume="auto")
     for pid in [*first.offspring(), first.process.pid]:
-        os.kill(pid, 9)
+        with contextlib.suppress(ProcessLookupError):  # workers exit with their parent
+            os.kill(pid, 9)
     first.wait()
     latest = read_manifest(bucket.run)[-1].index
 
@@ -233,6 +236,9 @@ def test_driver_killed_with_all_workers_resumes_from_the_bucket_and_a_concurrent
 
     assert code == 0, errors
     assert int(output.splitlines()[-1]) == sum(range(1, latest + 3))
-    assert f"continues from checkpoint_{latest:06d}" in errors
+    continued = re.search(r"continues from checkpoint_(\d+)", errors)
+    assert continued is not None
+    # The bucket may have received the last request of the killed driver after the test read the manifest.
+    assert int(continued[1]) in (latest, latest + 1)
     result = Result.from_path(f"{bucket.path}/run", bucket.filesystem)
     assert list(result.metrics_dataframe["_training_iteration"]) == list(range(1, latest + 3))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -270,3 +271,49 @@ def test_checkpoint_that_was_read_at_the_last_commit_is_dropped_at_the_end(tmp_p
 
     assert indexes(manager.committed) == [2]
     assert directories(storage) == ["checkpoint_000002"]
+
+
+def test_checkpoint_is_not_deleted_while_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = local_storage(tmp_path)
+    manager = CheckpointManager(storage, CheckpointConfig(num_to_keep=1))
+    checkpoint = manager.checkpoint(commit(manager, storage, 1))
+    fetch = Checkpoint._fetch
+
+    def commit_and_fetch(*arguments: Any) -> Any:
+        commit(manager, storage, 2)
+        return fetch(*arguments)
+
+    monkeypatch.setattr(Checkpoint, "_fetch", commit_and_fetch)
+    copy = checkpoint.to_directory(tmp_path / "copy")
+    manager.close()
+
+    assert Path(copy, "weights.txt").read_text() == "1"
+    assert indexes(manager.committed) == [2]
+
+
+@pytest.mark.parametrize("takes_effect", [True, False])
+def test_manifest_whose_write_failed_is_read_again_before_anything_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes_effect: bool
+) -> None:
+    storage = local_storage(tmp_path)
+    manager = CheckpointManager(storage, CheckpointConfig(num_to_keep=1))
+    commit(manager, storage, 1)
+    write = Storage.write_bytes
+
+    def write_and_fail(self: Storage, name: str, data: bytes, **options: Any) -> None:
+        if name != "manifest.json":
+            write(self, name, data, **options)
+        else:
+            if takes_effect:
+                write(self, name, data, **options)
+            raise StorageError("the connection was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "write_bytes", write_and_fail)
+        with pytest.raises(StorageError, match="lost"):
+            commit(manager, storage, 2)
+    kept = 2 if takes_effect else 1
+
+    assert manager.sweep()[0] == [f"checkpoint_{3 - kept:06d}"]
+    assert indexes(manager.committed) == indexes(read_manifest(storage)) == [kept]
+    assert directories(storage) == [f"checkpoint_{kept:06d}"]

@@ -426,7 +426,7 @@ def test_command_that_succeeds_without_starting_workers_is_an_error(tmp_path: Pa
 def test_command_that_never_starts_its_workers_ends_at_the_deadline(tmp_path: Path, pipe: Pipe) -> None:
     command = f"sh -c 'echo $$ > {pipe.path}; echo waiting for nodes; exec sleep 1000' {{n}} {{worker}}"
     with pytest.raises(TrainingFailedError, match="is running; its output ended with: waiting for nodes") as raised:
-        fit(do_nothing, tmp_path, command, start_timeout_s=1)
+        fit(do_nothing, tmp_path, command, start_timeout_s=5)
 
     assert raised.value.code == "DT-303"
     wait_until_exited(pipe.receive_pids(1))

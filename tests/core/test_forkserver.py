@@ -14,7 +14,7 @@ import drivetrain
 from drivetrain import Backend, DataParallelTrainer, RunConfig, ScalingConfig, TrainingFailedError
 from drivetrain._hooks.backend import NoBackend
 from drivetrain._runtimes import local
-from tests.support import wait_until_exited
+from tests.support import open_pipe, send_line, wait_until_exited
 
 
 class Preloads(NoBackend):
@@ -102,6 +102,20 @@ def kill_the_server():
         os.sched_yield()
 
 
+def test_death_of_the_server_leaves_no_child_of_a_worker(tmp_path):
+    with open_pipe(tmp_path / "pids") as pipe:
+        path = pipe.path
+
+        def train():
+            child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+            send_line(path, child.pid)
+            kill_the_server()
+
+        with pytest.raises(TrainingFailedError, match="was killed because the fork server exited"):
+            fit(train, tmp_path)
+        wait_until_exited(pipe.receive_pids(1))
+
+
 def test_death_of_the_server_fails_the_run_and_the_next_run_starts_another(tmp_path):
     with pytest.raises(TrainingFailedError, match="was killed because the fork server exited"):
         fit(kill_the_server, tmp_path)
@@ -111,6 +125,7 @@ def test_death_of_the_server_fails_the_run_and_the_next_run_starts_another(tmp_p
 def test_rank_whose_exit_code_arrives_late_is_the_root_cause(tmp_path, monkeypatch):
     """The server has reaped the process, but is too busy to send the exit code before a peer reports its error."""
     monkeypatch.setattr("drivetrain._runtimes.local._exit_code_of_zombie", lambda pid: None)
+    monkeypatch.setattr("drivetrain._runtimes.local._DEATH_WAIT_S", 60.0)
 
     victim, server = tmp_path / "victim", tmp_path / "server"
     os.mkfifo(victim)
@@ -257,7 +272,7 @@ def test_512_workers_start_report_and_exit(tmp_path):
     trainer = DataParallelTrainer(
         train,
         scaling_config=ScalingConfig(num_workers=512, runtime="local"),
-        run_config=RunConfig(storage_path=tmp_path, verbose=0, start_timeout_s=60, worker_output="none"),
+        run_config=RunConfig(storage_path=tmp_path, verbose=0, start_timeout_s=300, worker_output="none"),
     )
     assert trainer.fit().metrics["rank"] == sum(range(512))
 

@@ -62,6 +62,15 @@ def test_each_phase_has_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert attempt.is_hung_after(11.1)
 
 
+def test_time_until_the_last_rank_starts_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = Attempt(monkeypatch, 10)
+    attempt.step(1, 0)
+    attempt.now += 30
+    attempt.progress.note(PhaseEntered(1, RankState.TRAINING, attempt.now), 0.0)
+    assert not attempt.is_hung_after(10.9)
+    assert attempt.is_hung_after(11.1)
+
+
 @pytest.mark.parametrize(
     ("value", "first", "following"),
     [({"first": 5}, True, False), ({"next": 5}, False, True), (None, False, False), ("auto", False, False)],

@@ -58,6 +58,14 @@ def test_every_signal_makes_the_descriptor_readable_even_if_it_does_not_end_the_
     assert not is_readable(interrupts, 0)
 
 
+def test_final_request_is_noticed_by_all_threads_that_wait_for_it(interrupts: Interrupts) -> None:
+    interrupts.request("cancelled", KeyboardInterrupt())
+    for _ in range(2):
+        assert is_readable(interrupts, 0)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.act()
+
+
 def test_signals_are_forwarded_to_the_wakeup_descriptor_of_other_code(
     interrupts: Interrupts, event_loop_socket: socket.socket, handled: list[int]
 ) -> None:

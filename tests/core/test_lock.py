@@ -173,3 +173,33 @@ def test_holder_whose_lock_was_taken_names_the_new_holder_and_leaves_the_lock_al
         with pytest.raises(StorageError, match="has been taken over by process 1 on elsewhere"):
             lock.check()
     assert json.loads(storage.read_bytes(".lock") or b"")["token"] == "another"
+
+
+def test_lock_that_was_interrupted_while_it_was_taken_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    storage = storage_of("fsspec", tmp_path)
+    lock = RunLock(storage, Console())
+
+    def interrupt(found: bytes | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lock, "_require", interrupt)
+    with pytest.raises(KeyboardInterrupt), lock.hold():
+        pass
+
+    assert storage.read_bytes(".lock") is None
+
+
+def test_lock_object_that_this_process_left_behind_does_not_block_it(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    storage = storage_of("fsspec", tmp_path)
+    with RunLock(storage, Console()).hold():
+        written = storage.read_bytes(".lock") or b""
+        with pytest.raises(RunInUseError), RunLock(storage, Console()).hold():
+            pass
+    storage.write_bytes(".lock", written)  # as if the request had arrived late
+
+    with RunLock(storage, Console()).hold():
+        assert storage.read_bytes(".lock") != written

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,14 @@ import drivetrain
 import drivetrain.loggers.panel  # imported in advance, so that the panel appears without delay
 from drivetrain import Callback, Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig
 
-def upload_slowly(checkpoint, name):
-    seen = os.environ.get("UPLOAD_IS_SEEN")  # a file that the test writes once the screen shows the upload
+def wait_until_seen(what):
+    directory = os.environ.get("SEEN")  # the test writes a file to it once the screen shows what is waited for
     deadline = time.monotonic() + 20
-    while seen and not os.path.exists(seen) and time.monotonic() < deadline:
+    while directory and not os.path.exists(os.path.join(directory, what)) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+def upload_slowly(checkpoint, name):
+    wait_until_seen("upload")
     target = pathlib.Path(drivetrain.get_context().get_run_dir(), name)
     shutil.copytree(checkpoint.path, target, dirs_exist_ok=True)
     return Checkpoint(target)
@@ -49,11 +53,14 @@ def train(config):
             step = epoch * 10 + batch + 1
             drivetrain.report({"epoch": epoch, "step": step, "loss": 1 / step, "accuracy": step / 100, "lr": 0.1})
             time.sleep(0.08)  # the displayed pace is tested
+            if step == 5:
+                wait_until_seen("bar")
             if step == 15:  # the first checkpoint is committed while the panel is visible
                 manifest = pathlib.Path(drivetrain.get_context().get_run_dir(), "manifest.json")
                 deadline = time.monotonic() + 20
                 while not manifest.exists() and time.monotonic() < deadline:
                     time.sleep(0.02)
+                wait_until_seen("checkpoint")
         print(f"epoch {epoch} is done")
         directory = tempfile.mkdtemp(dir=".")
         pathlib.Path(directory, "x").write_text("x")
@@ -92,6 +99,11 @@ DataParallelTrainer(
 """
 
 
+BAR = r"^\[rank 0\] epoch 0:  [3-9]0%"
+UPLOAD = r"1 upload in flight"
+CHECKPOINT = r"^\u2502 checkpoint_000011"
+
+
 def script(directory: Path, name: str = "train.py", *, verbose: int = 1, prefix: str = "") -> Path:
     path = directory / name
     path.write_text(prefix + SCRIPT.replace("VERBOSE", str(verbose)))
@@ -111,13 +123,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[list[list[
 
     def watch_run(columns: int) -> tuple[list[list[str]], list[str]]:
         directory = tmp_path_factory.mktemp("run")
-        upload_is_seen = directory / "upload_is_seen"
+        patterns = {"bar": BAR, "upload": UPLOAD, "checkpoint": CHECKPOINT}
 
         def on_screen(lines: list[str]) -> None:
-            if any("1 upload in flight" in line for line in lines):
-                upload_is_seen.touch()
+            for what, pattern in patterns.items():
+                if any(re.search(pattern, line) for line in lines):
+                    (directory / what).touch()
 
-        environment = {"UPLOAD_IS_SEEN": str(upload_is_seen)}
+        environment = {"SEEN": str(directory)}
         return watch(script(directory), columns=columns, environment=environment, on_screen=on_screen)
 
     return {columns: watch_run(columns) for columns in (80, 200)}
@@ -128,12 +141,12 @@ def test_panel_shows_progress_speed_and_stored_checkpoints(columns: int, seen: A
     screens, last = seen[columns]
 
     assert all(len(line) < columns or not line.startswith(("\u256d", "\u2502")) for lines in screens for line in lines)
-    find(r"^\u256d\u2500 digits \u00b7 2 workers \u00b7 0:0\d \u2500+\u256e$", screens)
-    find(r"\d+% epoch [12]/2 \u00b7 step \d+/20 \u00b7 [\d.]+ steps/s \u00b7 0:0\d left +\u2502$", screens)
+    find(r"^\u256d\u2500 digits \u00b7 2 workers \u00b7 \d+:\d\d \u2500+\u256e$", screens)
+    find(r"\d+% epoch [12]/2 \u00b7 step \d+/20 \u00b7 [\d.]+ steps/s \u00b7 \d+:\d\d left +\u2502$", screens)
     moved = find(r"loss 0\.\d+ \u2193  accuracy 0\.\d+ \u2191", screens)
     assert not any("lr" in line for line in moved), "a constant metric is shown"
-    find(r"1 upload in flight", screens)
-    find(r"^\u2502 checkpoint_000011", screens)
+    find(UPLOAD, screens)
+    find(CHECKPOINT, screens)
     assert not any(re.search(r"\u256d|\u2502", line) for line in last), "the panel is still visible at the end"
     assert "finished after" in "".join(last)
 
@@ -141,7 +154,7 @@ def test_panel_shows_progress_speed_and_stored_checkpoints(columns: int, seen: A
 def test_bars_of_rank_0_are_live_and_their_final_state_is_printed_among_its_lines(seen: Any) -> None:
     screens, last = seen[200]
 
-    find(r"^\[rank 0\] epoch 0:  [3-9]0%", screens)
+    find(BAR, screens)
     ours = [line.split("|")[0].rstrip() for line in last if line.startswith("[rank 0]")]
     assert ours == [
         "[rank 0] epoch 0: 100%",
@@ -158,7 +171,10 @@ def test_progress_without_rich_is_one_line(tmp_path: Path) -> None:
     without += "util.find_spec = lambda name, package=None: None if name == 'rich' else find(name, package)\n"
     screens, _ = watch(script(tmp_path, prefix=without), columns=200)
 
-    find(r"^2 workers \| epoch [12]/2 \| step \d+/20 \| [\d.]+ steps/s \| 0:0\d left \| loss 0\.\d+ \u2193 \|", screens)
+    find(
+        r"^2 workers \| epoch [12]/2 \| step \d+/20 \| [\d.]+ steps/s \| \d+:\d\d left \| loss 0\.\d+ \u2193 \|",
+        screens,
+    )
     assert not any("\u2502" in line for lines in screens for line in lines)
 
 
@@ -200,8 +216,9 @@ def test_plain_lines_come_at_intervals(tmp_path: Path, capfd: pytest.CaptureFixt
     def train() -> None:
         for step in range(8):
             drivetrain.report({"step": step + 1, "loss": 1 / (step + 1)})
-            __import__("time").sleep(0.15)
+            time.sleep(0.15)
 
+    started = time.monotonic()
     DataParallelTrainer(
         train,
         scaling_config=ScalingConfig(num_workers=0),
@@ -210,7 +227,7 @@ def test_plain_lines_come_at_intervals(tmp_path: Path, capfd: pytest.CaptureFixt
         ),
     ).fit()
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("in this process | step")]
-    assert 1 <= len(lines) <= 4
+    assert 1 <= len(lines) <= 1 + (time.monotonic() - started) / 0.3
     assert re.fullmatch(r"in this process \| step \d/8 \|.* loss [\d.]+.*", lines[-1])
 
 

@@ -5,6 +5,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from drivetrain import Checkpoint, CheckpointError, ConfigurationError, StorageE
 from drivetrain._base.redact import redact
 from drivetrain._storage.directory import Storage, quick
 from drivetrain._storage.manifest import CheckpointManager, read_manifest
+from drivetrain._storage.mirror import Mirror
 from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Limits
 from tests.s3 import FaultProxy, HangUp, LoseAnswer, ResetDownload, ResetUpload, S3Server, SlowDown, Stall, Throttle
@@ -332,3 +334,23 @@ def test_checkpoint_of_a_uri_is_the_same_as_that_of_a_filesystem_and_a_path(prox
     assert not by_uri.exists()
     with pytest.raises(CheckpointError, match="expected the checkpoint's directory, which does not exist"):
         by_uri.to_directory(tmp_path / "copy")
+
+
+def test_files_that_cannot_be_uploaded_at_the_end_are_kept_on_this_machine(
+    storage: Storage, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver" / "progress.csv").write_text("loss\n0.5\n")
+    warnings: list[str] = []
+    proxy.inject(SlowDown(status=403, code="AccessDenied"), times=None, method="PUT", containing="progress.csv")
+
+    mirror = Mirror(str(tmp_path / "driver"), quick(storage), "", period_s=300, warn=warnings.append, keeps_files=True)
+    with mirror.running():
+        pass
+
+    proxy.heal()
+    (warning,) = warnings
+    kept = re.search(r"progress\.csv.*; the files are kept in (\S+) on ", warning)
+    assert kept is not None, warning
+    assert Path(kept[1], "progress.csv").read_text() == "loss\n0.5\n"

@@ -1,7 +1,9 @@
 import array
 import enum
 import multiprocessing
+import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,14 @@ from typing import Any
 import pytest
 
 import drivetrain
-from drivetrain import Checkpoint, DataParallelTrainer, RunConfig, ScalingConfig, SessionError
+from drivetrain import (
+    Checkpoint,
+    DataParallelTrainer,
+    RunConfig,
+    ScalingConfig,
+    SessionError,
+    TrainingFailedError,
+)
 from drivetrain._worker.metrics import plain_metrics
 
 
@@ -179,3 +188,36 @@ def test_checkpoint_of_a_directory_does_not_read_the_directory(tmp_path: Path) -
     ):
         pass
     assert checkpoint == Checkpoint(str(tmp_path / "later"))
+
+
+def test_report_from_a_signal_handler_inside_a_report_is_refused(tmp_path: Path) -> None:
+    """It would wait for itself."""
+
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        signal.raise_signal(signal.SIGUSR1)
+        raise AssertionError("the handler raised no exception")
+
+    def train() -> str:
+        before = signal.signal(signal.SIGUSR1, lambda *_: drivetrain.report({"saved": True}))
+        try:
+            with pytest.raises(SessionError) as refused:
+                drivetrain.report({}, Checkpoint.from_directory(tmp_path), checkpoint_upload_fn=upload)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        drivetrain.report({"step": 1})
+        return str(refused.value)
+
+    assert "[DT-811] report(): expected a call outside of report()" in run_here(train, tmp_path / "runs").return_value
+
+
+def test_background_upload_that_exits_fails_the_run(tmp_path: Path) -> None:
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        sys.exit("no such bucket")
+
+    def train() -> None:
+        drivetrain.report(
+            {}, Checkpoint.from_directory(tmp_path), checkpoint_upload_mode="async", checkpoint_upload_fn=upload
+        )
+
+    with pytest.raises(TrainingFailedError, match=r"\[DT-407\] a checkpoint was not stored .*: no such bucket"):
+        run_here(train, tmp_path / "runs")

@@ -25,6 +25,8 @@ from drivetrain import (
 from drivetrain._runtimes.local import ForkServers, LocalRuntime
 from tests.support import Pipe, open_pipe, send_line, wait_for_release, wait_until_exited
 
+START_TIMEOUT_S = 10.0  # a busy machine needs seconds to start the workers
+
 
 def wait_for_the_others(gate: str) -> None:
     """Block like a collective that one rank never joins."""
@@ -65,12 +67,12 @@ def pids(tmp_path: Path) -> Iterator[Pipe]:
         yield pipe
 
 
-def fit(backend: Backend, tmp_path: Path, function: Callable[..., object] = lambda: None, seconds: float = 3.0) -> None:
+def fit(backend: Backend, tmp_path: Path, function: Callable[..., object] = lambda: None) -> None:
     DataParallelTrainer(
         function,
         backend_config=backend,
         scaling_config=ScalingConfig(num_workers=2, runtime="local"),
-        run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, start_timeout_s=seconds),
+        run_config=RunConfig(name="run", storage_path=tmp_path, verbose=0, start_timeout_s=START_TIMEOUT_S),
     ).fit()
 
 
@@ -79,7 +81,7 @@ def test_rank_that_hangs_in_its_setup_is_named_with_its_phase_and_stack(tmp_path
     with pytest.raises(TrainingFailedError) as failed:
         fit(BlocksInSession(gate.path, pids.path), tmp_path)
 
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     cause = failed.value.__cause__
     assert isinstance(cause, WaitTimeoutError)
     assert cause.ranks == (1,)
@@ -93,7 +95,7 @@ def test_rank_that_hangs_in_its_setup_is_named_with_its_phase_and_stack(tmp_path
 
 def test_rank_that_hangs_in_the_rendezvous_is_named_with_its_stack(tmp_path: Path, gate: Pipe, pids: Pipe) -> None:
     with pytest.raises(TrainingFailedError) as failed:
-        fit(BlocksInRendezvous(gate.path, pids.path), tmp_path, seconds=10)  # a busy machine needs seconds to call it
+        fit(BlocksInRendezvous(gate.path, pids.path), tmp_path)
 
     cause = failed.value.__cause__
     assert isinstance(cause, WaitTimeoutError)
@@ -111,9 +113,9 @@ def test_train_function_itself_may_take_longer_than_the_start(tmp_path: Path, ga
     def train() -> None:
         import threading
 
-        assert not threading.Event().wait(4.5)
+        assert not threading.Event().wait(START_TIMEOUT_S + 0.5)
 
-    fit(NeverBlocks(gate.path, pids.path), tmp_path, train, seconds=4.0)
+    fit(NeverBlocks(gate.path, pids.path), tmp_path, train)
 
 
 def test_start_that_times_out_before_the_workers_exist_closes_its_connections(tmp_path: Path) -> None:

@@ -124,9 +124,9 @@ def test_deadline_is_met_and_names_the_hanging_job() -> None:
     jobs = [Job("quick", lambda: None), Job("stuck in the network", released.wait), Job("quick", lambda: None)]
     start = time.monotonic()
     try:
-        with pytest.raises(StorageError, match=r"download took longer than 0\.3 s .*2 of 3 parts.*stuck in the net"):
-            run_jobs(jobs, what="download", limits=Limits(deadline_s=0.3))
-        assert 0.3 <= time.monotonic() - start < 3
+        with pytest.raises(StorageError, match=r"download took longer than 2 s .*2 of 3 parts.*stuck in the net"):
+            run_jobs(jobs, what="download", limits=Limits(deadline_s=2))
+        assert 2 <= time.monotonic() - start < 60
     finally:
         released.set()
 
@@ -136,8 +136,14 @@ def test_deadline_ends_the_retries_of_a_failing_job() -> None:
     start = time.monotonic()
 
     with pytest.raises(StorageError, match="Connection reset by peer"):
-        run_jobs([Job("weights", flaky)], what="upload", limits=Limits(deadline_s=0.5))
-    assert time.monotonic() - start < 3
+        run_jobs([Job("weights", flaky)], what="upload", limits=Limits(deadline_s=3))
+    assert time.monotonic() - start < 60
+
+
+def test_job_that_exits_fails_the_transfer() -> None:
+    jobs = [Job("weights", lambda: sys.exit("no such bucket")), Job("vocabulary", lambda: None)]
+    with pytest.raises(StorageError, match=r"upload failed at weights: .*no such bucket"):
+        run_jobs(jobs, what="upload", limits=Limits(deadline_s=600))
 
 
 def test_results_have_the_order_of_the_jobs_and_the_number_of_threads_is_limited() -> None:

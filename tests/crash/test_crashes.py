@@ -20,7 +20,7 @@ from tests.s3 import FaultProxy, S3Server
 CRASHES = int(os.environ.get("DRIVETRAIN_CRASHES", "6"))
 SEED = int(os.environ.get("DRIVETRAIN_CRASH_SEED", "3"))
 
-pytestmark = pytest.mark.timeout(60 + 10 * CRASHES)
+pytestmark = pytest.mark.timeout(300 + 30 * CRASHES)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ PACKAGES = ROOT / "packages"
 
 
 def modules_with_examples() -> Iterator[str]:
-    """Yield the names of modules, found by their text: to import all modules would take many seconds."""
+    """Yield the names of the modules whose text has an example. Importing all modules takes many seconds."""
     for source in sorted(PACKAGES.glob("*/src")):
         for file in sorted(source.rglob("*.py")):
             if ">>> " in file.read_text():

@@ -51,7 +51,7 @@ def run(runtime: str, chosen: random.Random, number: int, directory: Path, memor
             name=f"run_{number}",
             storage_path=runs,
             verbose=0,
-            hang_timeout_s=2.0 if fault == "SIGSTOP" else None,
+            hang_timeout_s=5.0 if fault == "SIGSTOP" else None,
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             failure_config=FailureConfig(max_failures=retries),
         ),

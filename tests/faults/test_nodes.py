@@ -3,8 +3,6 @@
 import itertools
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 
 from tests.faults.scenarios import STEPS, VICTIM, Moment
 from tests.faults.table import PROPERTY, Row
-from tests.support import ROOT
+from tests.support import run_with_new_cluster
 
 SCRIPT = "tests.faults.node_scenarios"
 NODE_S = 10.0
@@ -20,14 +18,12 @@ ALL = os.environ.get("DRIVETRAIN_FAULTS") == "all"
 KILLED = list(Moment) if ALL else [Moment.MIDST, Moment.RESTART]
 ADDED = list(Moment) if ALL else [Moment.MIDST]
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1900)]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
     """The results of a driver that performed its runs one after another on a cluster of three nodes."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "TMPDIR")}
-    paths = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
     turns = itertools.zip_longest(KILLED, ADDED)  # so that there are always enough nodes
     cells = [
         (fault, moment.value)
@@ -35,17 +31,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], d
         for fault, moment in zip(("node killed", "node added"), turn, strict=True)
         if moment is not None
     ]
-    finished = subprocess.run(
-        [sys.executable, "-m", SCRIPT, str(tmp_path_factory.mktemp("nodes")), json.dumps(cells)],
-        capture_output=True,
-        text=True,
-        timeout=60 + 45 * len(cells),
-        cwd=ROOT,
-        env={**environment, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONPATH": paths},
-        check=False,
+    directory = tmp_path_factory.mktemp("nodes")
+    rows, _ = run_with_new_cluster(
+        SCRIPT, str(directory), json.dumps(cells), directory=directory, timeout_s=300 + 90 * len(cells)
     )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    rows = json.loads(finished.stdout.splitlines()[-1])
     return {(row["fault"], row["moment"]): row for row in rows}
 
 

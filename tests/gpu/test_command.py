@@ -54,7 +54,10 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output, before = tmp_path_factory.mktemp("report"), waiting_pids()
     finished = run("--device", "cpu", "--module", "tests.gpu.samples", "--output", str(output), "--jobs", "2")
     text = (output / "report.md").read_text()
-    outcome = {"code": finished.returncode, "printed": finished.stdout, "remaining": waiting_pids() - before}
+    deadline = time.monotonic() + 10  # the last process that the command killed may need a moment to exit
+    while (remaining := waiting_pids() - before) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    outcome = {"code": finished.returncode, "printed": finished.stdout, "remaining": remaining}
     return {**outcome, "markdown": text, **read(output)}
 
 

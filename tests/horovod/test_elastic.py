@@ -1,5 +1,6 @@
 """Horovod's elastic mode: recovery from failed collectives and lost processes."""
 
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from tests.support import Collector
 __all__ = ["alone"]  # a fixture
 
 ELASTIC = HorovodConfig(elastic=True, timeout_s=90)
+
+SHUTDOWNS = 10
 
 
 def train_elastically(config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[int]]:
@@ -149,3 +152,35 @@ def test_failed_collective_of_an_elastic_run_replaces_no_process(
     assert_same(result.return_value[0], alone)
     assert collector.attempts == 1
     assert not collector.failures
+
+
+def start_operations_during_shutdowns() -> int:
+    """Repeatedly start operations on rank 0 until rank 1 shuts Horovod down. Wait for the end of the last operation.
+
+    Horovod 0.28.1 without our patches hangs here after a few shutdowns.
+    """
+    hvd.init()
+    shutdowns = 0
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        nonlocal shutdowns
+        if shutdowns == SHUTDOWNS:
+            return
+        shutdowns += 1
+        if hvd.rank() == 1:
+            hvd.allreduce(torch.zeros(1), name="0")  # wait until rank 0 starts operations
+            lose_the_connection()
+        try:
+            for number in itertools.count():
+                operation = hvd.allreduce_async(torch.zeros(1), name=str(number))
+        except hvd.HorovodInternalError:
+            hvd.synchronize(operation)
+            raise
+
+    train(hvd.elastic.TorchState())
+    return shutdowns
+
+
+def test_operation_that_starts_during_a_shutdown_ends(fit: Callable[..., Result]):
+    assert fit(start_operations_during_shutdowns, horovod=ELASTIC).return_value == SHUTDOWNS

@@ -98,7 +98,7 @@ class IgnoresKilledRanks(Broken):
 
 class TestIgnoresKilledRanks(Kit):
     runtime = IgnoresKilledRanks
-    hang_timeout_s = 3.0
+    hang_timeout_s = 6.0
 
 
 class WithoutExitCodes(Filtering):

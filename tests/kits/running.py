@@ -6,13 +6,15 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.support import ROOT
+from tests.support import PROCESS_LIMIT_S, ROOT
 
 Case = tuple[str, str]
 """The name of a class of tests, and the name of one of its tests, with its parameters."""
 
 
-def run_cases(module: str, cases: Iterable[Case], directory: Path, *, timeout_s: float = 150) -> dict[Case, str]:
+def run_cases(
+    module: str, cases: Iterable[Case], directory: Path, *, timeout_s: float = PROCESS_LIMIT_S
+) -> dict[Case, str]:
     """Run tests of a module in this folder, and return the message of each test that failed.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import DEADLINE_S, Driver, Pipe, open_pipe
+from tests.support import DEADLINE_S, Driver, Pipe, free_port, open_pipe
 
 CONFIGURATION = """
 ClusterName=test
@@ -37,7 +37,7 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmctldPort={ports[0]}
-KillWait=2
+KillWait=30
 NodeName=n1 NodeHostname={host} Port={ports[1]} CPUs=4 RealMemory=500 State=UNKNOWN
 NodeName=n2 NodeHostname={host} Port={ports[2]} CPUs=4 RealMemory=500 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
@@ -77,9 +77,7 @@ def _configure(directory: Path) -> None:
     key = directory / "munge.key"
     key.touch(mode=0o400)
     key.write_bytes(secrets.token_bytes(1024))
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(3)]
-        ports = [each.getsockname()[1] for each in sockets]
+    ports = [free_port() for _ in range(3)]
     text = CONFIGURATION.format(host=socket.gethostname(), directory=directory, ports=ports)
     (directory / "slurm.conf").write_text(text)
 

@@ -169,6 +169,6 @@ def test_message_of_srun_is_in_the_error(environment: Mapping[str, str], tmp_pat
 
 def test_job_that_waits_in_the_queue_for_too_long_is_cancelled(environment: Mapping[str, str], tmp_path: Path) -> None:
     with pytest.raises(TrainingFailedError, match="queued and waiting for resources"):
-        trainer(print, tmp_path, "srun --begin=now+1hour -n {n} {worker}", start_timeout_s=2).fit()
+        trainer(print, tmp_path, "srun --begin=now+1hour -n {n} {worker}", start_timeout_s=15).fit()
 
     wait_for_empty_queue()

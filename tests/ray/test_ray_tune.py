@@ -145,7 +145,7 @@ def test_trials_that_need_the_whole_cluster_run_one_after_the_other(tmp_path: Pa
 
     def watch() -> None:
         for _ in range(2):
-            assert len({line.split()[0] for line in pipe.receive(3, deadline_s=80)}) == 1
+            assert len({line.split()[0] for line in pipe.receive(3, deadline_s=170)}) == 1
             wait_until(lambda: ray.available_resources().get(SEATS, 0.0) == 0)  # Ray updates it with a delay
             gate.release(3)
             seats_in_use.append(4)
@@ -153,7 +153,7 @@ def test_trials_that_need_the_whole_cluster_run_one_after_the_other(tmp_path: Pa
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     grid = fit(tuned.as_trainable(), space, tmp_path, num_samples=2)
-    watcher.join(DEADLINE_S)
+    watcher.join(2 * DEADLINE_S)
 
     assert not grid.errors
     assert seats_in_use == [4, 4], "a seat for each worker, and one for the trainer"

@@ -3,7 +3,6 @@
 import http.server
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import Pipe, open_pipe, wait_until_exited
+from tests.support import Pipe, free_port, open_pipe, wait_until_exited
 from tests.third_party.conftest import Start
 
 WAIT_S = 120.0
@@ -65,11 +64,13 @@ def receiver() -> Iterator[Receiver]:
 def test_webhook_posts_events_and_an_unusable_server_does_not_affect_the_run(
     start: Start, receiver: Receiver, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        closed = f"http://127.0.0.1:{unused.getsockname()[1]}/"
-    urls = [closed, *(receiver.url(path) for path in ("/slow", "/to-file", "/to-elsewhere"))]
-    webhooks: list[dict[str, Any]] = [{"url": url, "timeout_s": 1.0} for url in (*urls, "file:///etc/passwd")]
-    webhooks.insert(0, {"url": receiver.url("/hook?team=a"), "token": "s3cret", "timeout_s": WAIT_S})
+    closed = f"http://127.0.0.1:{free_port()}/"
+    urls = [closed, *(receiver.url(path) for path in ("/slow", "/to-file", "/to-elsewhere")), "file:///etc/passwd"]
+    webhooks: list[dict[str, Any]] = [
+        {"url": url, "timeout_s": 1.0 if url.endswith("/slow") else WAIT_S}
+        for url in (receiver.url("/hook?team=a"), *urls)
+    ]
+    webhooks[0]["token"] = "s3cret"
 
     status, output, errors = start("webhook", webhooks=webhooks).wait(deadline_s=WAIT_S)
 

@@ -15,7 +15,7 @@ from nbclient.exceptions import DeadKernelError
 
 from tests.support import ROOT, Pipe, is_running, open_pipe, wait_until_exited
 
-DEADLINE_S = 60
+DEADLINE_S = 240
 
 SETUP = """
 import json, os, sys

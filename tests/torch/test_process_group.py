@@ -106,13 +106,13 @@ def test_backend_that_torch_lacks_is_reported_as_a_failed_setup(fit: Callable[..
 def test_collective_that_a_rank_never_joins_fails_after_the_timeout(fit: Callable[..., Result]):
     def train() -> None:
         if dist.get_rank() == 1:
-            threading.Event().wait(60)
+            threading.Event().wait(600)
         dist.all_reduce(torch.ones(1))
 
     started_at = time.monotonic()
     with pytest.raises(TrainingFailedError, match=r"rank 0 .*[Tt]imed out"):
         fit(train, torch_config=TorchConfig(timeout_s=5))
-    assert time.monotonic() - started_at < 30
+    assert time.monotonic() - started_at < 120
 
 
 @pytest.mark.parametrize("leaver", [0, 1])
@@ -133,7 +133,7 @@ def test_rank_that_returns_early_causes_an_error_on_the_peer_that_waits_for_it(
     with pytest.raises(TrainingFailedError, match=rf"ranks that had already finished: {leaver}") as caught:
         fit(train, {"leaver": leaver, "waits_in": waits_in})
     assert caught.value.rank == 1 - leaver
-    assert time.monotonic() - started_at < 30
+    assert time.monotonic() - started_at < 120
 
 
 def test_rank_that_returns_early_causes_an_error_in_the_first_run_of_a_driver_too(tmp_path: Path):

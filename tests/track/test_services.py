@@ -40,7 +40,7 @@ from drivetrain_track import (
     WandbLoggerCallback,
 )
 from tests.events import read_events
-from tests.support import DEADLINE_S, Pipe, release, send_line, wait_for_release
+from tests.support import DEADLINE_S, PROCESS_LIMIT_S, Pipe, free_port, release, send_line, wait_for_release
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 STEPS = list(range(1, 8))
@@ -75,7 +75,12 @@ def fit(
 def create_callbacks(directory: Path) -> list[Callback]:
     callbacks = [
         TBXLoggerCallback(),
-        MLflowLoggerCallback(f"sqlite:///{directory}/mlflow.db", experiment_name="tests", save_artifact=True),
+        MLflowLoggerCallback(
+            f"sqlite:///{directory}/mlflow.db",
+            experiment_name="tests",
+            save_artifact=True,
+            drain_timeout_s=PROCESS_LIMIT_S,  # it creates the database
+        ),
         WandbLoggerCallback("tests", api_key=SECRET, mode="offline", excludes=["time_this_iter_s"]),
         CometLoggerCallback(online=False, project_name="tests", log_env_details=False),  # details include the network
     ]
@@ -271,9 +276,7 @@ def test_address_with_a_password_is_not_stored_with_the_run(tmp_path: Path) -> N
 def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the address of an MLflow server that stores runs in SQLite, and artifacts in its own directory."""
     directory = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     stores = ["--backend-store-uri", f"sqlite:///{directory}/server.db", "--artifacts-destination", str(directory)]
     with (directory / "log").open("wb") as log:
@@ -302,7 +305,7 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.wait(DEADLINE_S)
 
 
-@pytest.mark.timeout(300)  # the server takes ten seconds to start on two idle cores
+@pytest.mark.timeout(900)  # the server takes ten seconds to start on two idle cores
 def test_mlflow_server_gets_parameters_metrics_artifacts_and_system_metrics(
     mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +380,7 @@ def test_mlflow_has_the_same_outcome_as_the_run(ends_by: str, status: str, tmp_p
         if ends_by == "error":
             raise ArithmeticError
 
-    tracker = MLflowLoggerCallback(store, experiment_name="outcome")
+    tracker = MLflowLoggerCallback(store, experiment_name="outcome", drain_timeout_s=PROCESS_LIMIT_S)
     run = DataParallelTrainer(
         train,
         scaling_config=ScalingConfig(num_workers=1),
@@ -389,7 +392,7 @@ def test_mlflow_has_the_same_outcome_as_the_run(ends_by: str, status: str, tmp_p
     else:
         gate.release()
     with pytest.raises((RunCancelledError, TrainingFailedError)):
-        run.result(2 * DEADLINE_S)
+        run.result(PROCESS_LIMIT_S + DEADLINE_S)
 
     client = MlflowClient(store)
     (tracked,) = client.search_runs([client.get_experiment_by_name("outcome").experiment_id])

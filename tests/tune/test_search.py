@@ -244,7 +244,7 @@ def test_trials_that_run_at_the_end_of_the_time_budget_are_stopped(tmp_path: Pat
     grid = search(
         tmp_path,
         {"x": 1, "pipe": pipe.path, "gate": gate.path, "waits_after": 2},
-        {"num_samples": 3, "max_concurrent_trials": 1, "time_budget_s": 10},
+        {"num_samples": 3, "max_concurrent_trials": 1, "time_budget_s": 20},
     ).fit()
 
     assert states(grid) == ["stopped"]

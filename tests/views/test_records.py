@@ -93,8 +93,10 @@ def test_last_report_of_a_long_file_is_read_whatever_its_length(tmp_path: Path) 
 
 
 def test_resource_usage_of_a_worker_and_its_children_is_recorded(tmp_path: Path) -> None:
-    burn = "import os\nos.fork()\nwhile True: pass"
-    busy = subprocess.Popen([sys.executable, "-c", burn], start_new_session=True)
+    burn = "import os\nif os.fork(): print(flush=True)\nwhile True: pass"
+    busy = subprocess.Popen([sys.executable, "-c", burn], start_new_session=True, stdout=subprocess.PIPE)
+    assert busy.stdout is not None
+    busy.stdout.readline()
     here = {"hostname": socket.gethostname(), "ip": "127.0.0.1", "node_id": "n", "node_rank": 0}
     workers = [
         WorkerInfo(rank=0, local_rank=0, pid=busy.pid, **here),
@@ -109,7 +111,7 @@ def test_resource_usage_of_a_worker_and_its_children_is_recorded(tmp_path: Path)
         finally:
             recorder.stop()
             os.killpg(busy.pid, 9)
-            busy.wait()
+            busy.communicate()
 
     assert sample["ranks"].keys() == {"0"}, "usage of other processes was recorded"
     cpus, memory, processes = sample["ranks"]["0"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain._cli import main
-from tests.support import Driver, open_pipe, read_lines
+from tests.support import PROCESS_LIMIT_S, Driver, open_pipe, read_lines
 
 OK, BAD, USAGE = 0, 1, 2
 PROGRAM = "import sys; from drivetrain._cli import main; sys.exit(main())"
@@ -70,7 +70,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(place: Path, *arguments: str, limit_s: float = 60) -> tuple[int, str, str]:
+def run(place: Path, *arguments: str, limit_s: float = PROCESS_LIMIT_S) -> tuple[int, str, str]:
     finished = subprocess.run(
         [sys.executable, "-c", PROGRAM, "run", *arguments],
         cwd=place,

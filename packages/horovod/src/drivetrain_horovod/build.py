@@ -1,10 +1,11 @@
 """``python -m drivetrain_horovod.build``: compiles Horovod for this environment's PyTorch, and installs it.
 
-Horovod 0.28.1, the last release, requests C++14, with which PyTorch's headers no longer compile. pip would also build
-Horovod in an isolated environment without a framework. This module therefore unpacks the release, changes it to C++17,
-and compiles it against the installed PyTorch. This takes some minutes of CPU time. The wheel is stored in the user's
-cache directory, in a folder for these versions of Horovod, PyTorch and Python. The wheel is tested after it is
-installed.
+Horovod 0.28.1, the last release, requests C++14, with which PyTorch's headers no longer compile. An operation that one
+rank starts while another rank shuts Horovod down may never end. In addition, pip would build Horovod in an isolated
+environment without a framework. This module therefore unpacks the release, patches its source (see
+:mod:`drivetrain_horovod._patches`), and compiles it against the installed PyTorch. This takes some minutes of CPU time.
+The wheel is stored in the user's cache directory, in a folder for these patches and for these versions of Horovod,
+PyTorch and Python. The wheel is tested after it is installed.
 
 Horovod's own environment variables for builds apply. For example, ``HOROVOD_GPU_OPERATIONS=NCCL`` adds support for
 GPUs, and ``HOROVOD_WITH_MPI=1`` adds support for MPI. Wheels that were built with different variables are stored
@@ -27,13 +28,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from drivetrain_horovod._patches import PATCHES, apply_patches
+
 __all__ = ["main"]
 
 VERSION = "0.28.1"
 _SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 _BUILD_TOOLS = ("setuptools==84.0.0", "wheel", "packaging", "cloudpickle", "cffi", "psutil", "pyyaml")
 _PROGRAMS = {"cmake": "CMake 3.13 or newer", "make": "make", "g++": "a C++17 compiler"}
-_PATCHED = ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
 _TRIAL = "import horovod.torch as hvd; hvd.init(); assert hvd.size() == 1 and hvd.gloo_built(); hvd.shutdown()"
 _TRIAL_S = 300
 
@@ -93,9 +95,9 @@ def _environment() -> dict[str, str]:
 
 
 def _key(torch: str, environment: Mapping[str, str]) -> str:
-    """Return the name of the cache folder for wheels that are built with this PyTorch version and these variables."""
+    """Return the name of the cache folder for wheels with this PyTorch version, these variables and these patches."""
     chosen = sorted(item for item in environment.items() if item[0].startswith("HOROVOD_"))
-    options = hashlib.sha256(repr(chosen).encode()).hexdigest()[:8]
+    options = hashlib.sha256(repr((chosen, PATCHES)).encode()).hexdigest()[:8]
     return f"horovod-{VERSION}-torch-{torch}-{sys.implementation.cache_tag}-{sysconfig.get_platform()}-{options}"
 
 
@@ -117,9 +119,7 @@ def _build(folder: Path, environment: Mapping[str, str]) -> Path:
         with tarfile.open(scratch / f"horovod-{VERSION}.tar.gz") as archive:
             archive.extractall(scratch, filter="data")
         source = scratch / f"horovod-{VERSION}"
-        for patched in _PATCHED:
-            text = (source / patched).read_text()
-            (source / patched).write_text(text.replace("set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"))
+        apply_patches(source)
         built = scratch / "wheel"
         # Do not use pip's cache: it distinguishes wheels by the version of Horovod, but not by the build's variables.
         wheel = ["wheel", "--no-cache-dir", "--no-deps", "--no-build-isolation", "-w", str(built), str(source)]

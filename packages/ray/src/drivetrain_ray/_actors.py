@@ -91,6 +91,7 @@ class Actors:
             preload: see :meth:`start`.
             environment: see :meth:`start`.
         """
+        self.cancel_spares()
         self._spares_timer = threading.Timer(_SPARES_AFTER_S, self._adjust_spares, (nodes, preload, environment))
         self._spares_timer.daemon = True
         self._spares_timer.start()

@@ -64,16 +64,19 @@ class Interrupts:
         """
         self._at_once = self.error is not None or not self.can_end_gracefully
         self.error, self._reason = error, reason
-        with contextlib.suppress(OSError):
-            self._write.send(_REQUEST)
+        self._wake()
         return self._at_once
 
     def act(self) -> None:
-        """Handle a pending request, on the controller's thread. Raise ``error`` if the run should end at once."""
+        """Handle a pending request. Raise ``error`` if the run should end at once.
+
+        :meth:`fileno` then becomes readable again, because several threads may wait for it.
+        """
         self._drain()
         if self.error is None:
             return
         if self._at_once:
+            self._wake()
             raise self.error
         if self._handler is not None and not self._is_handled:
             self._is_handled = True
@@ -144,6 +147,10 @@ class Interrupts:
             signal.set_wakeup_fd(self._forward_to)
         except (OSError, ValueError):  # other code closed its descriptor during the run
             signal.set_wakeup_fd(_NO_DESCRIPTOR)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._write.send(_REQUEST)
 
     def _drain(self) -> None:
         """Empty the socket. If other code had set a wakeup descriptor, forward the signal numbers to it."""

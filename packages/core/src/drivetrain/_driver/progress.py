@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from drivetrain._driver.ranks import Ranks
-from drivetrain._wire.events import Draining, Event, PreemptionPolled, Progressed, RankState, Reported
+from drivetrain._wire.events import Draining, Event, PhaseEntered, PreemptionPolled, Progressed, RankState, Reported
 
 __all__ = ["HangLimits", "Progress"]
 
@@ -57,8 +57,8 @@ class Progress:
 
     A rank is watched from its first report, heartbeat or poll on. Other ranks may leave the reports to rank 0 and never
     send anything. They count as stopped only if no rank at all sends anything. Time that the driver spends in callbacks
-    does not count. Progress may be noticed late by the interval at which ranks send it, so this interval is added to
-    the limit.
+    does not count, nor does time before another rank starts its train function: a rank may wait for it. Progress may be
+    noticed late by the interval at which ranks send it, so this interval is added to the limit.
 
     Args:
         ranks: the ranks of the attempt.
@@ -97,6 +97,8 @@ class Progress:
         if isinstance(event, Draining):  # not an event of a rank
             return
         self._latest_of_any = now = self._now()
+        if isinstance(event, PhaseEntered) and event.state is RankState.TRAINING:
+            self._latest = dict.fromkeys(self._latest, now)
         before = self._latest.get(event.rank)
         if before is not None:
             self._signs += 1

@@ -74,7 +74,7 @@ class ConnectedGroup:
         self._exited: dict[int, Exited] = {}
         self._echoes: dict[int, LineEcho] = {}
         self._interrupts = interrupts
-        self._training: set[int] = set()
+        self._busy: set[int] = set()  # ranks that run the train function, or another function that was requested
         self.watch(interrupts.fileno(), interrupts.act)
 
     def watch(self, source: socket.socket | int, handle: Callable[[], object]) -> None:
@@ -159,6 +159,7 @@ class ConnectedGroup:
         self._results.clear()
         outcomes: dict[int, tuple[bool, bytes]] = {}
         awaited = set(commands)
+        self._busy |= awaited
         for rank, command in commands.items():
             self._send(rank, frame(command))
         while awaited:
@@ -174,6 +175,7 @@ class ConnectedGroup:
             while self._results:
                 rank, outcomes[rank] = self._results.popitem()
                 awaited.discard(rank)
+                self._busy.discard(rank)
         for rank in commands:
             succeeded, data = outcomes[rank]
             if not succeeded:
@@ -186,7 +188,7 @@ class ConnectedGroup:
         """See :meth:`drivetrain.plugin.Group.train`."""
         for task in tasks:
             rank = task.context.get_world_rank()
-            self._training.add(rank)
+            self._busy.add(rank)
             self._send(rank, frame(Train(rank, dumps(task, self.reduce), task.options.progress_interval_s)))
         self.training_started()
 
@@ -249,7 +251,7 @@ class ConnectedGroup:
         self.ignore_interrupts()
         for echo in self._echoes.values():
             echo.finish()
-        if self._training or self._exited:
+        if self._busy or self._exited:
             return False
         for rank in range(len(self.workers)):
             self._send(rank, frame(FreeMemory()))
@@ -310,11 +312,11 @@ class ConnectedGroup:
         return {}
 
     def let_exit(self) -> bool:
-        """If the train functions of all ranks have returned, ask the processes to exit. Return True if they will.
+        """If the functions of all ranks have returned, ask the processes to exit. Return True if they will.
 
         A process then joins its threads, runs its exit handlers and flushes its files, within ``EXIT_LIMIT_S``.
         """
-        if self._training or self._exited or not self.workers:
+        if self._busy or self._exited or not self.workers:
             return False
         for inbox in self._inboxes.values():
             with contextlib.suppress(OSError):
@@ -379,7 +381,7 @@ class ConnectedGroup:
             if event is not None:
                 self._events.append(event)
                 if type(event) is Returned and not event.preempted:  # a preempted process may exit soon
-                    self._training.discard(rank)
+                    self._busy.discard(rank)
             elif message[0] == "output":
                 self._echoes[rank].feed(message[1])
             else:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["ForkServers", "LocalRuntime"]
 
 _END_WAIT_S = 10.0
+_CLOSE_WAIT_S = 1.0
 _DEATH_WAIT_S = 2.0
 _INTERPRETER_VARIABLES = ("PYTHON", "LD_", "MALLOC_")
 _GRACE_S = 3.0
@@ -111,13 +113,23 @@ class _ServerHandle:
             return
         self._retired, self.control = self.control, successor
 
-    def close(self) -> None:
-        """Kill the server. The kernel then kills the server's remaining workers."""
+    def close(self, *, wait_s: float = 0.0) -> None:
+        """Kill the server. The kernel then kills the server's remaining workers.
+
+        Args:
+            wait_s: seconds to wait before that. In this time, the server kills its workers and the processes that they
+                have started, and exits. A server with pending requests is busy importing, and is killed at once.
+        """
         for connection in (self.control, self._successor, self._retired):
             if connection is not None:
                 connection.close()
-        self._process.kill()
-        self._process.wait()
+        try:
+            if wait_s and not self.requested:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(wait_s)
+        finally:
+            self._process.kill()
+            self._process.wait()
 
     def _send(self, message: object, descriptors: Sequence[int], timeout_s: float) -> None:
         self.control.settimeout(max(0.001, timeout_s))
@@ -343,13 +355,15 @@ class LocalGroup(ConnectedGroup):
             cleanup.callback(self._close_pipes)
             if self._server.requested:
                 self.broken = True  # the server would fork these workers later, so it is closed with the group
-            if grace_s:
-                self._signal_all(signal.SIGTERM)
-                self._wait_for_exits(grace_s)
-            elif self.let_exit():
-                self._wait_for_exits(EXIT_LIMIT_S + _END_WAIT_S)
-            self._signal_all(signal.SIGKILL)
-            self._wait_for_exits(_END_WAIT_S)
+            try:
+                if grace_s:
+                    self._signal_all(signal.SIGTERM)
+                    self._wait_for_exits(grace_s)
+                elif self.let_exit():
+                    self._wait_for_exits(EXIT_LIMIT_S + _END_WAIT_S)
+            finally:  # also if another Ctrl-C ends the wait
+                self._signal_all(signal.SIGKILL)
+                self._wait_for_exits(_END_WAIT_S)
             for output in self._outputs:
                 output.drain()
         if len(self._exited) < len(self._ranks):
@@ -417,6 +431,10 @@ class LocalGroup(ConnectedGroup):
             self.broken = True
             self.forget(self._server.control)
             for orphan in range(self._spec.num_workers):
+                process = self._processes.get(orphan)  # None if it was not requested yet
+                if process is not None and process.pid and not self.has_exited(orphan):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.pid, signal.SIGKILL)  # the kernel kills the worker, but not its children
                 self.note_exit(orphan, None, "was killed because the fork server exited")
             return
         kind, token, value = received[0]
@@ -549,9 +567,10 @@ class LocalRuntime(Runtime):
         done: Callable[[], None] = server.close
         try:
             if group is not None:
+                done = partial(server.close, wait_s=_CLOSE_WAIT_S)
                 group.end(grace_s=grace_s)
                 if not group.broken:
-                    done = lambda: self._servers.release(server)  # noqa: E731
+                    done = partial(self._servers.release, server)
         finally:
             done()
 

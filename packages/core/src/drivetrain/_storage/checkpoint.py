@@ -156,6 +156,8 @@ class Checkpoint:
     ) -> str:
         """Copy the checkpoint's files, or some of them, into a directory that you choose.
 
+        The run does not delete a local checkpoint while its files are copied.
+
         Args:
             path: the target directory, which is created if it is missing. None creates a temporary directory, which is
                 not deleted automatically.
@@ -174,10 +176,11 @@ class Checkpoint:
         for name, patterns in (("include", include), ("exclude", exclude)):
             if isinstance(patterns, str):
                 raise CheckpointError(f"to_directory({name}=...): expected a list of patterns, got {patterns!r}")
-        self._require()
-        target = os.fspath(path) if path is not None else tempfile.mkdtemp(prefix="checkpoint_")
-        if not self._fetch(target, include, exclude):
-            raise CheckpointError(f"no file of {self.path} matches include={include!r}, exclude={exclude!r}")
+        with hold(self._storage) if self._storage.is_local else contextlib.nullcontext():
+            self._require()
+            target = os.fspath(path) if path is not None else tempfile.mkdtemp(prefix="checkpoint_")
+            if not self._fetch(target, include, exclude):
+                raise CheckpointError(f"no file of {self.path} matches include={include!r}, exclude={exclude!r}")
         return target
 
     def verify(self, *, checksums: bool = False) -> None:

@@ -112,24 +112,36 @@ class RunLock:
         held = self._storage.read_bytes(LOCK_FILE)
         if held:
             self._wait_for_release(held)
-        self._storage.write_bytes(LOCK_FILE, self._facts(0))
-        self._require(self._storage.read_bytes(LOCK_FILE))
         ended = threading.Event()
         thread = threading.Thread(target=self._beat, args=(ended,), daemon=True, name="drivetrain run lock")
-        thread.start()
+        _held_tokens.add(self._token)
         try:
+            self._storage.write_bytes(LOCK_FILE, self._facts(0))
+            self._require(self._storage.read_bytes(LOCK_FILE))
+            thread.start()
             yield
         finally:
-            ended.set()
-            thread.join(self._beat_s)
-            if not self._lost:
-                with contextlib.suppress(StorageError):
-                    self._storage.delete(LOCK_FILE)
+            try:
+                ended.set()
+                if thread.ident is not None:
+                    thread.join(self._beat_s)
+                if not self._lost:
+                    self._delete_object()
+            finally:
+                _held_tokens.discard(self._token)
+
+    def _delete_object(self) -> None:
+        """Delete the lock object, if it is this lock's."""
+        with contextlib.suppress(StorageError):
+            found = self._storage.read_bytes(LOCK_FILE)
+            if found and _parse(found).get("token") == self._token:
+                self._storage.delete(LOCK_FILE)
 
     def _wait_for_release(self, held: bytes) -> None:
         holder = _parse(held)
         if holder.get("machine") == _machine():
-            if _is_running(holder):
+            is_left_over = holder.get("pid") == os.getpid() and holder.get("token") not in _held_tokens
+            if _is_running(holder) and not is_left_over:
                 raise self._in_use(held)
             return
         patience = 2.5 * self._beat_s
@@ -149,7 +161,7 @@ class RunLock:
         beat = 0
         while not ended.wait(self._beat_s):
             beat += 1
-            with contextlib.suppress(StorageError):  # the network may be down temporarily
+            with contextlib.suppress(StorageError, OSError):  # the network may be down, or descriptors may run out
                 found = self._storage.read_bytes(LOCK_FILE)
                 if found and _parse(found).get("token") != self._token:
                     self._lost = _describe(_parse(found))
@@ -191,6 +203,9 @@ def _open(path: str) -> int:
             ) from error
         raise
 
+
+_held_tokens: set[str] = set()
+"""The tokens of the lock objects that this process holds. It may have left others, if a request ended too late."""
 
 _locked_descriptors: set[int] = set()
 """The descriptors of the files that this process has locked. A forked child closes them, so it keeps no run locked."""

@@ -88,6 +88,8 @@ class CheckpointManager:
         self._metadata = dict(metadata or {})
         self._warn = warn
         self.committed: list[CommittedCheckpoint] = read_manifest(storage, warn)
+        self._unconfirmed: list[CommittedCheckpoint] | None = None
+        """The entries of a manifest whose write has raised an exception; None if the last write succeeded."""
         self._encoded_entries: dict[str, str] = {}
         self._damaged: set[str] = set()
         self._janitor = Janitor(storage, warn)
@@ -199,14 +201,29 @@ class CheckpointManager:
             if not CHECKPOINT_NAME_PATTERN.fullmatch(old.name):
                 self._storage.write_bytes(announcement_name(old.name), b"", durable=False)
         self._before_commit()
+        self._unconfirmed = kept
         reach("before manifest write")
         self._write_manifest(kept)
         reach("after manifest write")
-        self.committed = kept
+        self.committed, self._unconfirmed = kept, None
         if dropped:
             for old in dropped:
                 self._encoded_entries.pop(old.name, None)
             self._janitor.submit(self.last_name, [old.name for old in dropped])
+
+    def _confirm(self) -> None:
+        """Find out whether a write of the manifest that raised an exception has taken effect.
+
+        The storage may have replaced the file although it reported an error, for example after a lost connection.
+
+        Raises:
+            StorageError: the manifest cannot be read.
+        """
+        if self._unconfirmed is not None:
+            names = [entry.name for entry in self._unconfirmed]
+            if [entry.name for entry in read_manifest(self._storage)] == names:
+                self.committed = self._unconfirmed
+            self._unconfirmed = None
 
     def _find_leftovers(self) -> _Leftovers:
         names = {entry.name for entry in self.committed}
@@ -235,6 +252,7 @@ class CheckpointManager:
             0. New reports must not use this index, because a worker on a lost node may still be writing to the
             directory with this index.
         """
+        self._confirm()
         self._janitor.wait()
         orphans, announced, drafts = self._find_leftovers()
         for file in drafts:
@@ -275,6 +293,7 @@ class CheckpointManager:
         A checkpoint that a worker was reading at the last commit, because it resumed from it, is dropped now.
         """
         try:
+            self._confirm()
             self.drop(self.droppable(self._config))
         except StorageError as error:
             self._warn(f"cannot drop checkpoints at the end of the run: {error}")

@@ -6,6 +6,9 @@ import contextlib
 import fnmatch
 import json
 import os
+import shutil
+import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -22,7 +25,7 @@ class Mirror:
     """Uploads the new and changed files of a directory, periodically in the background and on request.
 
     Files that are deleted locally are kept in the storage. If an upload fails, a warning is printed, and the next
-    periodic upload retries.
+    periodic upload retries. If the last one fails, the files can be kept.
 
     Args:
         directory: the local directory.
@@ -30,6 +33,7 @@ class Mirror:
         prefix: the target directory in the storage; empty for the root of the storage.
         period_s: seconds between two periodic uploads.
         warn: called with a message if an upload fails.
+        keeps_files: True to keep the files on this machine if the last upload fails.
         state: the path of a local file that records which files were uploaded, so that another process's mirror of the
             same directory does not upload them again; None for no such file.
     """
@@ -42,6 +46,7 @@ class Mirror:
         *,
         period_s: float,
         warn: Callable[[str], None],
+        keeps_files: bool = False,
         state: str | None = None,
     ) -> None:
         self._state_file = state
@@ -50,6 +55,7 @@ class Mirror:
         self._prefix = prefix
         self._period_s = period_s
         self._warn = warn
+        self._keeps_files = keeps_files
         self._uploaded: dict[str, list[int]] = {}
         if state is not None:
             with contextlib.suppress(FileNotFoundError, ValueError), open(state, encoding="utf-8") as file:
@@ -121,7 +127,20 @@ class Mirror:
             self._ended = True
             self._wakeup.set()
             thread.join(self._storage.limits.deadline_s)
-            self.try_push()
+            try:
+                self.push()
+            except (StorageError, OSError) as error:
+                outcome = self._keep() if self._keeps_files else "it was the last upload"
+                self._warn(f"{error}; {outcome}")
+
+    def _keep(self) -> str:
+        """Copy all files to a directory that nothing deletes, and describe the outcome for a warning."""
+        try:
+            kept = tempfile.mkdtemp(prefix="drivetrain_unsaved_")
+            shutil.copytree(self._directory, kept, symlinks=True, dirs_exist_ok=True)
+        except OSError as error:
+            return f"the files could not be kept on this machine either: {error}"
+        return f"the files are kept in {kept} on {socket.gethostname()}"
 
     def _work(self) -> None:
         while not self._ended:

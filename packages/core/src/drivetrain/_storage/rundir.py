@@ -284,6 +284,7 @@ def _stage(
         storage,
         "",
         period_s=config.sync_config.sync_period,
+        keeps_files=True,
         warn=lambda line: console.print(f"{record['name']}: {line}", error=True),
     )
     stack.enter_context(mirror.running())

@@ -110,7 +110,7 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
         return values
     failed = threading.Event()
     results: list[Any] = [None] * len(jobs)
-    done: queue.SimpleQueue[tuple[int, Any, Exception | None]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
     numbers = iter(range(len(jobs)))
     lock = threading.Lock()
     current: dict[int, str] = {}
@@ -126,7 +126,7 @@ def run_jobs(jobs: Sequence[Job[T]], *, what: str, limits: Limits, in_thread: bo
             current[number] = jobs[number].name
             try:
                 done.put((number, _attempt(jobs[number], deadline, failed.wait, limits.attempts), None))
-            except Exception as error:
+            except BaseException as error:  # the calling thread raises it
                 done.put((number, None, error))
                 failed.set()
             finally:
@@ -174,7 +174,7 @@ def _attempt(job: Job[T], deadline: float, wait: Callable[[float], bool], attemp
     raise AssertionError("unreachable")
 
 
-def _describe_failure(what: str, job: str, error: Exception) -> StorageError:
+def _describe_failure(what: str, job: str, error: BaseException) -> StorageError:
     return StorageError(f"[DT-406] {what} failed at {job}: {explain(error)}")
 
 

@@ -13,6 +13,7 @@ import pickle
 import queue
 import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +82,8 @@ def worker_main(
     with connection:  # the driver waits until it is closed
         serve(Channel(connection))
         finish_process(handlers)
+        with contextlib.suppress(OSError):  # a forked child may have the connection open too
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def serve(channel: Channel) -> None:

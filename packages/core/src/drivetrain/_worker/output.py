@@ -22,7 +22,7 @@ from drivetrain.errors import StorageError
 __all__ = ["LineEcho", "LogFollower", "OutputPipe", "WorkerOutput", "flush_output", "log_name", "open_log", "tail_log"]
 
 _READ_BYTES = 1 << 16
-_CATCH_UP_S = 1.0
+_CATCH_UP_S = 10.0
 _CHECK_S = 0.05
 _UP = "\x1b[A"
 _MOVES = re.compile(r"(\r*\n|\r|\x1b\[A)")
@@ -255,6 +255,7 @@ class LogFollower:
         self._send = send
         self._position = os.fstat(self._log).st_size
         self._advanced = threading.Condition()
+        self._has_ended = False
         # tail is notified of changes of a file with a path, and checks a file without a path periodically.
         interval = () if log is not None else ("-s", str(_CHECK_S))
         self._process = subprocess.Popen(
@@ -275,19 +276,24 @@ class LogFollower:
         os.close(self._log)
 
     def catch_up(self) -> None:
-        """Wait, at most one second, until the current contents of the log have been sent."""
+        """Wait, at most ten seconds, until the current contents of the log have been sent."""
         size = os.fstat(self._log).st_size
         with self._advanced:
-            self._advanced.wait_for(lambda: self._position >= size, _CATCH_UP_S)
+            self._advanced.wait_for(lambda: self._position >= size or self._has_ended, _CATCH_UP_S)
 
     def _follow(self) -> None:
         assert self._process.stdout is not None
-        with self._process.stdout:
-            while data := os.read(self._process.stdout.fileno(), _READ_BYTES):
-                self._send(data)
-                with self._advanced:
-                    self._position += len(data)
-                    self._advanced.notify_all()
+        try:
+            with self._process.stdout:
+                while data := os.read(self._process.stdout.fileno(), _READ_BYTES):
+                    self._send(data)
+                    with self._advanced:
+                        self._position += len(data)
+                        self._advanced.notify_all()
+        finally:
+            with self._advanced:
+                self._has_ended = True
+                self._advanced.notify_all()
 
 
 class WorkerOutput:

@@ -79,6 +79,27 @@ class Outbox:
             self.emit(self._waiting.popleft())
 
 
+class _OwnedLock:
+    """A lock that knows whether the current thread holds it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may run before the owner is recorded
+        self._owner: int | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """True if the current thread holds the lock."""
+        return self._owner == threading.get_ident()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *exception: object) -> None:
+        self._owner = None
+        self._lock.release()
+
+
 class Session:
     """The state of one run of the train function. Functions such as :func:`report` use it.
 
@@ -108,7 +129,7 @@ class Session:
         self._last_stored = 0
         self._uploads = Uploads(context.storage, context.get_world_rank(), task.options.checkpoints)
         self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = _OwnedLock()
 
     def heartbeat(self) -> None:
         """Record that the rank makes progress."""
@@ -146,6 +167,7 @@ class Session:
         values = plain_metrics(metrics)
         if reduce is not None:
             check_reductions(reduce, values)
+        self._require_no_report("report")
         with self._lock:
             self._uploads.raise_failure()
             self._outbox.flush()
@@ -174,6 +196,7 @@ class Session:
     def shared_checkpoint(self) -> Iterator[Checkpoint]:
         """Create the directory of a shared checkpoint for the duration of a ``with`` block."""
         self._require_own_process("shared_checkpoint")
+        self._require_no_report("shared_checkpoint")
         self._uploads.require_no_sharing()
         self._require_run()
         number = self._number + 1
@@ -196,6 +219,14 @@ class Session:
             raise SessionError(
                 f"[DT-804] {function}(): expected a call in the worker process, got one in a child process, such as a "
                 f"data loader's worker. Call {function}() from the train function"
+            )
+
+    def _require_no_report(self, function: str) -> None:
+        """Check that this thread is not inside ``report()``: it would wait for itself."""
+        if self._lock.is_own:
+            raise SessionError(
+                f"[DT-811] {function}(): expected a call outside of report(), got one inside it, such as from a signal "
+                f"handler. Set a flag in the handler, and call {function}() in the loop of the train function"
             )
 
     def _require_run(self) -> None:
@@ -312,8 +343,8 @@ def report(
         **metrics_by_name: the metrics, instead of a mapping: ``report(loss=0.1)``.
 
     Raises:
-        SessionError: the call is outside a train function, or has an invalid argument or a metric that is not a plain
-            value; the message names the metric.
+        SessionError: the call is outside a train function or inside another ``report()``, or has an invalid argument or
+            a metric that is not a plain value; the message names the metric.
         CheckpointError: the checkpoint's directory does not exist or contains no files, or its name is in use.
         StorageError: the checkpoint could not be stored, or the background upload of an earlier checkpoint failed.
 

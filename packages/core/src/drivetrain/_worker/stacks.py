@@ -18,12 +18,13 @@ NO_RESPONSE = "  no response"
 """The start of the text that is shown instead of the stacks if a process does not respond."""
 
 _SIGNAL = signal.SIGRTMAX  # no library is known to use it
-_WAIT_S = 1.0
-_QUIET_S = 0.2
+_WAIT_S = 5.0
+_QUIET_S = 0.5
 _STATES = {
     **{"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits in the kernel for disk or network"},
     **{"Z": "has exited", "X": "has exited"},
 }
+_UNRESPONSIVE = frozenset("TtZX")  # a process usually waits in the kernel for a short time only
 
 
 def dump_stacks_on_signal(descriptor: int) -> None:
@@ -40,7 +41,10 @@ def own_stacks() -> str:
 
 
 def collect_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-    """Request the stacks of processes, and wait at most one second for the responses.
+    """Request the stacks of processes, and read the responses until they are complete.
+
+    A response is considered complete if nothing follows for half a second. The call waits at most about five seconds.
+    It does not wait for processes that are stopped or have exited.
 
     Args:
         targets: for each rank, the process id and a descriptor from which the response of the process can be read.
@@ -55,12 +59,17 @@ def collect_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, _SIGNAL)
         deadline = time.monotonic() + _WAIT_S
-        while (remaining := deadline - time.monotonic()) > 0:
-            ready = selector.select(min(_QUIET_S, remaining))
-            if not ready and all(responses.values()):
-                break
+        is_last = False
+        while not is_last:
+            is_last = time.monotonic() >= deadline
+            ready = selector.select(_QUIET_S)
             for key, _ in ready:
-                responses[key.data] += os.read(key.fd, 1 << 16)
+                if data := os.read(key.fd, 1 << 16):
+                    responses[key.data] += data
+                else:  # the process has exited
+                    selector.unregister(key.fd)
+            silent = [pid for rank, (pid, _) in targets.items() if not responses[rank]]
+            is_last = is_last or (not ready and all(_state(pid) in _UNRESPONSIVE for pid in silent))
     stacks = {rank: text.decode(errors="replace").rstrip() for rank, text in responses.items()}
     return {rank: stacks[rank] or _explain_silence(pid) for rank, (pid, _) in targets.items()}
 
@@ -88,8 +97,12 @@ def read_stacks(targets: Mapping[int, tuple[int, int]]) -> dict[int, str]:
 
 def _explain_silence(pid: int) -> str:
     """Return why a process did not respond, derived from its state."""
+    return f"{NO_RESPONSE}: process {pid} {_STATES.get(_state(pid), 'is busy')}"
+
+
+def _state(pid: int) -> str:
+    """Return the kernel's letter for the state of a process."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
-        return f"{NO_RESPONSE}: the process has exited"
-    return f"{NO_RESPONSE}: process {pid} {_STATES.get(state, 'is busy')}"
+        return "X"

@@ -268,7 +268,7 @@ class Uploads:
         self._destination = _Destination(storage, rank, config.checksums)
         self._free = threading.BoundedSemaphore(config.max_uploads_in_flight)
         self._threads: list[threading.Thread] = []
-        self._failures: list[Exception] = []
+        self._failures: list[BaseException] = []
         self._used: set[str] = set()
         self._sharing: Sharing | None = None
         self._abandoned: list[str] = []
@@ -415,7 +415,7 @@ class Uploads:
         def work() -> None:
             try:
                 deliver(pending.store())
-            except Exception as error:
+            except BaseException as error:  # raised again by the next report(), or at the end
                 self._used.discard(upload.directory)
                 self._failures.append(error)
             finally:

@@ -332,7 +332,9 @@ class _Case:
         self._findings += [f"{which}: {line}" for line in start.output.splitlines() if _DAMAGE.search(line)]
         message = _CONTINUES.search(start.output)
         expected_name = expected.name if expected else None
-        if message is not None and message[1] != expected_name:
+        # A bucket may receive the last request of a killed driver after its manifest was read here.
+        may_be_newer = not self._storage.is_local and message is not None and (message[1] or "") > (expected_name or "")
+        if message is not None and message[1] != expected_name and not may_be_newer:
             self._findings.append(
                 f"{which} continued from {message[1] or 'the beginning'}, but the last committed checkpoint was "
                 f"{expected_name}"

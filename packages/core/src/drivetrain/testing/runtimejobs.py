@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -127,9 +128,14 @@ def report_until_cancelled() -> None:
 
 
 def wait_after_report() -> None:
-    """Report the process id of this rank, and wait to be terminated."""
+    """Report the process id of this rank, and wait to be terminated.
+
+    The wait consists of short steps: a signal that arrives just before a blocking call does not interrupt it.
+    """
+    deadline = time.monotonic() + 10 * END_S
     report({"pid": os.getpid()})
-    threading.Event().wait(10 * END_S)
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def report_with_replacement(config: dict[str, Any]) -> int:

@@ -325,7 +325,7 @@ class RuntimeConformance:
 
     def test_hang_is_reported_with_the_stacks_of_all_ranks(self, tmp_path: Path) -> None:
         self._require(RuntimeCapability.STACKS)
-        error = self._fail(runtimejobs.hang, tmp_path, hang_timeout_s=2.0)
+        error = self._fail(runtimejobs.hang, tmp_path, hang_timeout_s=4.0)
         assert error.kind is FailureKind.HANG, f"expected a hang, got: {error}"
         count = str(error.__cause__).count(f"in {runtimejobs.wait_in_hang.__name__}")
         assert count == self._world_size, f"expected the stacks of {self._world_size} ranks, got {count}: {error}"

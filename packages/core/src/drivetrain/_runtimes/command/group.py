@@ -97,8 +97,10 @@ class CommandGroup(RemoteGroup):
             for rank, (pid, descriptor) in targets.items():
                 self._supervisor(rank).send(SendStacks(listener.address, rank, pid, descriptor))
             deadline = time.monotonic() + _STACKS_WAIT_S
+            poller = select.poll()
+            poller.register(listener, select.POLLIN)
             while len(stacks) < len(targets) and (remaining := deadline - time.monotonic()) > 0:
-                select.select([listener], [], [], remaining)
+                poller.poll(1000 * remaining)
                 if (response := listener.accept()) is not None:
                     response.connection.close()
                     stacks[response.index] = response.details

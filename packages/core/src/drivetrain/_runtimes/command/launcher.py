@@ -69,7 +69,9 @@ class Launcher:
     @property
     def has_exited(self) -> bool:
         """True if the command has exited. It is reaped later: until then, the id of its group cannot be reused."""
-        return bool(select.select([self.pidfd], [], [], 0)[0])
+        poller = select.poll()  # select() does not accept descriptors from 1024 on
+        poller.register(self.pidfd, select.POLLIN)
+        return bool(poller.poll(0))
 
     def run(self) -> None:
         """Execute the command. Until then, the process exits if this process is killed or loses the object."""

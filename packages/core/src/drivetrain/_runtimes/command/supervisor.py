@@ -218,7 +218,7 @@ class _Supervisor:
                     kill_group(self._worker, signal.SIGKILL)
             case SendStacks():
                 stacks = read_stacks({0: (request.pid, request.descriptor)}).get(0, NO_RESPONSE)
-                with contextlib.suppress(ConnectionError):  # the driver did not wait for it
+                with contextlib.suppress(OSError):  # the driver did not wait for it
                     connect_to_driver(
                         request.address, request.index, node_id=None, ip=None, details=stacks, stacks=-1
                     ).close()
