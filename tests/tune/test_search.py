@@ -273,6 +273,28 @@ def test_nested_metric_ranks_stops_and_lists_trials(tmp_path: Path) -> None:
     assert grid.get_best_result().config["train_loop_config"]["x"] == 4
 
 
+def test_columns_with_equal_names_are_kept_apart(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        drivetrain.report({"state": 1, "path": 2, "config": {"x": 3}, "score": 4})
+
+    grid = tune.Tuner(
+        train,
+        param_space={"x": tune.grid_search([5])},
+        tune_config=tune.TuneConfig(**BEST),
+        run_config=RunConfig(name="search", storage_path=tmp_path, verbose=0),
+    ).fit()
+    (row,) = grid.get_dataframe().to_dict("records")
+    assert (row["state"], row["path"], row["config/x"]) == ("completed", grid[0].path, 5)
+    assert (row["metrics/state"], row["metrics/path"], row["metrics/config/x"], row["score"]) == (1, 2, 3, 4)
+
+
+def test_second_fit_of_a_tuner_is_a_new_search(tmp_path: Path) -> None:
+    tuner = search(tmp_path, {"x": 1, "reports": 1}, name=None)
+    first, second = tuner.fit(), tuner.fit()
+    assert first.experiment_path != second.experiment_path
+    assert second[0].metrics["score"] == 1
+
+
 def test_error_for_a_metric_that_is_not_reported_lists_the_reported_ones(tmp_path: Path) -> None:
     grid = search(tmp_path, {"x": 1, "reports": 1}, {"metric": "skore"}).fit()
     (error,) = grid.errors

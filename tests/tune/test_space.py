@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import optuna
 import pytest
@@ -16,7 +17,7 @@ from drivetrain_tune.space import Space
 def draw(tree: dict[str, Any], count: int = 50) -> list[dict[str, Any]]:
     space = Space(tree)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    return [space.config(study.ask(space.distributions()).params) for _ in range(count)]
+    return [space.draw(study.ask()).config for _ in range(count)]
 
 
 DOMAINS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], bool]]] = {
@@ -66,6 +67,92 @@ def test_every_combination_of_grids_is_used() -> None:
 def test_equal_booleans_and_numbers_are_different_choices() -> None:
     drawn = [config["value"] for config in draw({"value": tune.choice([1, True, 1.0])})]
     assert {type(value) for value in drawn} == {int, bool, float}
+
+
+class Betas(NamedTuple):
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True)
+class Options:
+    lr: Any
+
+
+def test_domains_in_options_are_drawn_only_with_their_option() -> None:
+    space = Space({"a": tune.choice([0, {"b": tune.uniform(1, 2)}, (tune.choice([[tune.uniform(3, 4)]]),)])})
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = [space.draw(study.ask()) for _ in range(50)]
+
+    for each in drawn:
+        value = each.config["a"]
+        if value == 0:
+            assert each.values == {"a": 0}
+        elif isinstance(value, dict):
+            assert each.values == {"a": 1, "a/1/b": value["b"]}
+        else:
+            assert each.values == {"a": 2, "a/2/0": 0, "a/2/0/0/0": value[0][0]}
+        assert space.config(each.values) == each.config
+        assert space.distributions(each.values).keys() == each.values.keys()
+        assert space.fits(each.values, {})
+    assert {each.values["a"] for each in drawn} == {0, 1, 2}
+    assert not space.fits({"a": 1}, {})
+    assert not space.fits({"a": 0, "b": 1}, {})
+
+
+def test_tuples_keep_their_type() -> None:
+    given = {"drawn": Betas(tune.uniform(0, 1), 0.9), "plain": Betas(1, 2)}
+    (config,) = draw(given, 1)
+    assert isinstance(config["drawn"], Betas)
+    assert 0 <= config["drawn"].first <= 1
+    assert config["plain"] is given["plain"]
+
+
+def test_grid_in_an_option_of_a_grid_applies_to_this_option() -> None:
+    space = Space({"a": tune.grid_search([{"b": tune.grid_search([1, 2])}, 3]), "c": tune.grid_search([4, 5])})
+    configs = [space.config(fixed) for fixed in space.grid]
+    assert [(config["a"], config["c"]) for config in configs] == [
+        ({"b": 1}, 4),
+        ({"b": 1}, 5),
+        ({"b": 2}, 4),
+        ({"b": 2}, 5),
+        (3, 4),
+        (3, 5),
+    ]
+
+
+def test_functions_read_the_values_of_other_functions_in_any_order() -> None:
+    space = {
+        "all": tune.sample_from(lambda config: sum(config.values())),
+        "first": tune.sample_from(lambda config: config["second"] + 1),
+        "second": tune.sample_from(lambda config: config.get("third") + 1),
+        "third": tune.sample_from(lambda config: tune.choice([config["fourth"], config["fourth"] * 2])),
+        "fourth": tune.choice([10, 20]),
+    }
+    for config in draw(space, 10):
+        assert config["third"] in (config["fourth"], config["fourth"] * 2)
+        assert config["first"] == config["second"] + 1 == config["third"] + 2
+        assert config["all"] == config["first"] + config["second"] + config["third"] + config["fourth"]
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"a/b": tune.uniform(0, 1), "a": {"b": 1}}, "one value with the path 'a/b', got 2"),
+        ({1: tune.uniform(0, 1), "1": tune.uniform(0, 1)}, "one value with the path '1', got 2"),
+        ({"a": tune.choice([[tune.uniform(0, 1)]]), "a/0/0": 1}, "one value with the path 'a/0/0', got 2"),
+        ({"a": {tune.uniform(0, 1)}}, "got Range.* in a set at 'a'"),
+        ({"a": [Options(tune.uniform(0, 1))]}, "got Range.* in a Options at 'a/0'"),
+        (
+            {"a": tune.sample_from(lambda config: config["b"]), "b": tune.sample_from(lambda config: config["a"])},
+            "a, b",
+        ),
+        ({"a": tune.sample_from(lambda config: [tune.grid_search([1])])}, "returns no grid"),
+    ],
+)
+def test_space_whose_values_cannot_be_drawn_is_rejected(space: dict[Any, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        draw(space, 1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
     import optuna
     import pandas as pd
 
-__all__ = ["ResultGrid", "TrialResult"]
+__all__ = ["ResultGrid", "TrialResult", "last_value", "number_of", "standing"]
+
+_REPORTS_FILE = "result.json"
+_STANDINGS = {"completed": 0, "failed": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,49 +91,81 @@ class ResultGrid(Sequence[TrialResult]):
         return sum(result.state in ("completed", "pruned", "stopped") for result in self._results)
 
     def get_best_result(self, metric: str | None = None, mode: str | None = None) -> TrialResult:
-        """Return the trial whose last report has the best value, including trials that were stopped early.
+        """Return the trial with the best value. The value of a trial is that of its last report with the metric.
+
+        As in Optuna, only trials that have completed are compared. If none of them has the metric, trials that were
+        pruned or stopped are compared. A failed trial, and a trial whose last value is NaN, is never the best one.
 
         Args:
             metric: the metric to compare; None for the metric of the search.
             mode: ``"max"`` or ``"min"``; None for the mode of the search.
 
         Raises:
-            RuntimeError: no trial has reported the metric.
+            RuntimeError: no trial that can be the best one has reported the metric.
             ValueError: the mode is neither ``"max"`` nor ``"min"``.
         """
         metric, mode = metric or self._metric, mode or self._mode
         if mode not in ("max", "min"):
             raise ValueError(f"get_best_result(mode=...): expected 'max' or 'min', got {mode!r}")
         values = [
-            (value, result) for result in self._results if (value := value_of(result.metrics, metric)) is not None
+            (standing(result.state), value, result)
+            for result in self._results
+            if result.state != "failed" and (value := last_value(result, metric)) is not None
         ]
         if not values:
+            first = f". The first error: {str(self.errors[0]).partition(chr(10))[0]}" if self.errors else ""
             raise RuntimeError(
-                f"get_best_result(): expected a trial that has reported {metric!r}, got none in {len(self)} trials "
-                f"with {self.num_errors} errors"
+                f"[DT-753] get_best_result(): expected a trial that has reported {metric!r} and has not failed, got "
+                f"none in {len(self)} trials with {self.num_errors} errors{first}"
             )
-        return (max if mode == "max" else min)(values, key=lambda pair: pair[0])[1]
+        sign = -1 if mode == "max" else 1
+        return min(values, key=lambda entry: (entry[0], sign * entry[1]))[2]
 
     def get_dataframe(self) -> pd.DataFrame:
-        """Return a row for each trial: its name, state, last metrics and configuration; requires pandas."""
+        """Return a row for each trial: its name, state, last metrics and configuration; requires pandas.
+
+        The column of a metric that has the name of another column begins with ``metrics/``.
+        """
         import pandas as pd
 
+        configs = [
+            {f"config/{path}": value for path, value in flatten(result.config).items()} for result in self._results
+        ]
+        taken = {"trial", "state", "path", *(column for config in configs for column in config)}
         rows = [
             {
                 "trial": result.name,
                 "state": result.state,
-                **flatten(result.metrics),
-                **{f"config/{path}": value for path, value in flatten(result.config).items()},
+                **{
+                    f"metrics/{name}" if name in taken else name: value
+                    for name, value in flatten(result.metrics).items()
+                },
+                **config,
                 "path": result.path,
             }
-            for result in self._results
+            for result, config in zip(self._results, configs, strict=True)
         ]
         return pd.DataFrame.from_records(rows)
 
 
-def value_of(metrics: Mapping[str, Any], metric: str) -> float | None:
-    """Return the value of a metric; None if it is missing or not a number."""
+def standing(state: str) -> int:
+    """Return the order in which trials are compared: trials with a smaller number are better, whatever their value."""
+    return _STANDINGS.get(state, 1)
+
+
+def number_of(metrics: Mapping[str, Any], metric: str) -> float | None:
+    """Return the value of a metric, which may be NaN; None if it is missing or not a number."""
     value = find_metric(metrics, metric)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-        return None
-    return value
+    return None if isinstance(value, bool) or not isinstance(value, (int, float)) else value
+
+
+def last_value(result: Result, metric: str) -> float | None:
+    """Return the value of a metric in the last report that has it; None if there is none, or if the value is NaN."""
+    value = number_of(result.metrics, metric)
+    if value is None:
+        for line in reversed((result.storage.read_bytes(_REPORTS_FILE) or b"").splitlines()):
+            with contextlib.suppress(ValueError, AttributeError, RecursionError):  # an incomplete or damaged line
+                value = number_of(json.loads(line), metric)
+            if value is not None:
+                break
+    return None if value is None or math.isnan(value) else value

@@ -30,8 +30,8 @@ from drivetrain.plugin import (
     required_runtime,
     visible_gpus,
 )
-from drivetrain_tune.results import value_of
-from drivetrain_tune.search import ActiveTrial, Search, TuneConfig
+from drivetrain_tune.results import last_value, standing
+from drivetrain_tune.search import ActiveTrial, Search, TrialRecord, TuneConfig
 
 __all__ = ["Progress", "Runner", "Trials"]
 
@@ -226,7 +226,7 @@ class Runner:
                 state, error = "failed", str(result.error)
             elif record.state == "pruned":
                 state = "pruned"
-            elif not record.reports and (value := value_of(result.metrics, self._config.metric)) is not None:
+            elif not record.reports and (value := last_value(result, self._config.metric)) is not None:
                 # The run had finished before the search was interrupted, so it had nothing left to report.
                 record.reports[int(result.metrics.get("_training_iteration", 1))] = value
             elif not record.reports:
@@ -282,7 +282,8 @@ class Progress:
         name: the name of the search.
         config: the configuration of the search.
         console: the console to print to.
-        verbose: 0 displays nothing, 1 the progress of the search, 2 also a line for each trial that has ended.
+        verbose: 0 displays nothing, 1 the progress of the search and the errors of failed trials, 2 also a line for
+            each trial that has ended.
     """
 
     def __init__(self, name: str, config: TuneConfig, console: Console, verbose: int) -> None:
@@ -296,12 +297,14 @@ class Progress:
         if self._verbose:
             self._console.status(f"{self._text(search)}, {running} running")
 
-    def print_end(self, search: Search, record: Any) -> None:
+    def print_end(self, search: Search, record: TrialRecord) -> None:
         """Print a line about a trial that has ended."""
-        if self._verbose > 1:
-            last = f", {self._config.metric}={record.reports[max(record.reports)]:.5g}" if record.reports else ""
+        if self._verbose > 1 or (self._verbose and record.state == "failed"):
+            last = "" if record.last is None else f", {self._config.metric}={record.last:.5g}"
+            reason = f": {record.error.partition(chr(10))[0]}" if record.error else ""
             self._console.print(
-                f"{self._name}: {record.name} {record.state} after {len(record.reports)} reports{last}", error=True
+                f"{self._name}: {record.name} {record.state} after {len(record.reports)} reports{last}{reason}",
+                error=True,
             )
 
     def end(self, search: Search) -> None:
@@ -314,10 +317,15 @@ class Progress:
         ended = [record for record in search.records if record.state != "running"]
         counts = Counter(record.state for record in ended if record.state != "completed")
         parts = [f"{len(ended)} of {search.total} trials", *(f"{count} {state}" for state, count in counts.items())]
-        values = [(record.reports[max(record.reports)], record) for record in ended if record.reports]
+        sign = -1 if self._config.mode == "max" else 1
+        values = [
+            (standing(record.state), sign * record.last, record)
+            for record in ended
+            if record.state != "failed" and record.last is not None
+        ]
         if values:
-            best, record = (max if self._config.mode == "max" else min)(values, key=lambda pair: pair[0])
-            parts.append(f"best {self._config.metric}={best:.5g} of {record.name}")
+            best = min(values, key=lambda entry: entry[:2])[2]
+            parts.append(f"best {self._config.metric}={best.last:.5g} of {best.name}")
         return f"{self._name}: {', '.join(parts)}"
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import ConfigurationError, PluginNotFoundError, StorageError
 from drivetrain.plugin import Storage, find_metric
-from drivetrain_tune.results import value_of
-from drivetrain_tune.space import Space
+from drivetrain_tune.results import number_of
+from drivetrain_tune.space import Space, suggest
 
 if TYPE_CHECKING:
     import optuna
@@ -93,13 +93,16 @@ class TrialRecord:
     Attributes:
         number: the number of the trial in the search.
         drawn: the values that Optuna has drawn, by their paths in the search space.
+        computed: the return values of the functions in the search space that can be stored, by path. A function may
+            return another value when it is called again.
         state: see :class:`~drivetrain_tune.TrialResult`.
-        reports: the reported values of the search's metric, by the number of the report.
+        reports: the reported values of the search's metric, by the number of the report; NaN if the training diverged.
         error: the error message of a failed trial; empty for other trials.
     """
 
     number: int
     drawn: dict[str, Any]
+    computed: dict[str, Any] = field(default_factory=dict)
     state: str = "running"
     reports: dict[int, float] = field(default_factory=dict)
     error: str = ""
@@ -108,6 +111,12 @@ class TrialRecord:
     def name(self) -> str:
         """The trial's name."""
         return f"trial_{self.number:05d}"
+
+    @property
+    def last(self) -> float | None:
+        """The last reported value of the search's metric; None if there is none, or if it is NaN."""
+        value = self.reports[max(self.reports)] if self.reports else None
+        return None if value is None or math.isnan(value) else value
 
 
 class ActiveTrial:
@@ -141,7 +150,7 @@ class ActiveTrial:
 
     def _should_stop(self, metrics: Mapping[str, Any]) -> bool:
         """Pass a report to Optuna, on the run's thread; return True if the scheduler stops the trial."""
-        value = value_of(metrics, self._metric)
+        value = number_of(metrics, self._metric)
         step = metrics.get("_training_iteration")
         if value is None or not isinstance(step, int) or step in self.record.reports:  # reported before a failure
             return False
@@ -205,6 +214,7 @@ class Search:
         self.total = config.num_samples * len(self._grid)
         self.study = _create_study(config)
         self._unfinished = [record for record in self.records if record.state == "running"]
+        self._configs: dict[int, dict[str, Any]] = {}
         for record in self.records:
             if record.state != "running":
                 self._add_to_study(record)
@@ -224,12 +234,19 @@ class Search:
         fixed = self._grid[len(self.records) % len(self._grid)] if record is None else record.drawn
         if fixed:
             self.study.enqueue_trial(fixed)
-        optuna_trial = self.study.ask(self._space.distributions())
+        optuna_trial = self.study.ask()
         if record is None:
-            record = TrialRecord(number=len(self.records), drawn=dict(optuna_trial.params))
+            drawn = self._space.draw(optuna_trial)
+            config, computed = drawn.config, {path: value for path, value in drawn.computed.items() if _is_json(value)}
+            record = TrialRecord(number=len(self.records), drawn=drawn.values, computed=computed)
             self.records.append(record)
+        else:
+            for path, distribution in self._space.distributions(record.drawn, record.computed).items():
+                suggest(optuna_trial, path, distribution)
+            config = self.config(record)
+        self._configs[record.number] = config
         self.save()
-        return ActiveTrial(record, self._space.config(record.drawn), optuna_trial, self._config.metric)
+        return ActiveTrial(record, config, optuna_trial, self._config.metric)
 
     def postpone(self, trial: ActiveTrial) -> None:
         """Put back a trial that was not started, so that it runs after the search is restored."""
@@ -245,7 +262,8 @@ class Search:
 
     def config(self, record: TrialRecord) -> dict[str, Any]:
         """Return the configuration of a trial."""
-        return self._space.config(record.drawn)
+        config = self._configs.get(record.number)
+        return self._space.config(record.drawn, record.computed) if config is None else config
 
     def save(self) -> None:
         """Write the state of the search."""
@@ -256,12 +274,11 @@ class Search:
     def _outcome(self, record: TrialRecord) -> _Outcome:
         from optuna.trial import TrialState
 
-        value = record.reports[max(record.reports)] if record.reports else None
-        if value is None or record.state == "failed":
+        if record.state == "failed" or not record.reports:
             return _Outcome(TrialState.FAIL, None)
-        if record.state == "completed":
-            return _Outcome(TrialState.COMPLETE, value)
-        return _Outcome(TrialState.PRUNED, None)
+        if record.state != "completed":
+            return _Outcome(TrialState.PRUNED, None)
+        return _Outcome(TrialState.FAIL if record.last is None else TrialState.COMPLETE, record.last)
 
     def _add_to_study(self, record: TrialRecord) -> None:
         import optuna
@@ -272,7 +289,7 @@ class Search:
                 state=outcome.state,
                 value=outcome.value,
                 params=record.drawn,
-                distributions=self._space.distributions(),
+                distributions=self._space.distributions(record.drawn, record.computed),
                 intermediate_values=record.reports,
             )
         )
@@ -286,7 +303,15 @@ class _Outcome:
 
 def _running_state(record: TrialRecord) -> dict[str, Any]:
     """Return the state of a running trial to store, without the field that the run's thread changes."""
-    return {"number": record.number, "drawn": record.drawn, "state": "running", "error": record.error, "reports": {}}
+    return {**asdict(replace(record, reports={})), "state": "running"}
+
+
+def _is_json(value: Any) -> bool:
+    """Return True if a JSON file can store the value without changing it."""
+    try:
+        return repr(json.loads(json.dumps(value))) == repr(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 def _create_study(config: TuneConfig) -> optuna.Study:

@@ -8,7 +8,7 @@ import os
 import pickle
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -56,8 +56,9 @@ class Tuner:
         param_space: the search space. For a trainer, its keys are names of the trainer's arguments, and its values are
             merged with those arguments. For a train function, it is the search space of the function's config.
         tune_config: the objective and settings of the search.
-        run_config: the configuration for the run of each trial; None for that of the trainer. ``name`` and
-            ``storage_path`` apply to the directory of the search, which contains the run directories of the trials.
+        run_config: the configuration for the run of each trial. Its values that are not the defaults replace those in
+            the trainer's ``run_config``. ``name`` and ``storage_path`` apply to the directory of the search, which
+            contains the run directories of the trials.
 
     Raises:
         ConfigurationError: an argument is of the wrong type, or the search space contains an argument that is unknown
@@ -104,7 +105,7 @@ class Tuner:
         check_param_space(self._changes(self._param_space), self._trainer.known_arguments)
         self._space = Space(self._param_space)
         self._config = tune_config
-        self._run_config = run_config or self._trainer.given.get("run_config") or RunConfig()
+        self._run_config = _merge(self._trainer.given.get("run_config") or RunConfig(), run_config)
         if self._run_config.resume != "never":
             raise ConfigurationError(
                 f"Tuner(run_config=...): expected RunConfig(resume='never'), got resume={self._run_config.resume!r}. "
@@ -165,7 +166,7 @@ class Tuner:
             tune_config=stored["tune_config"],
             run_config=stored["run_config"],
         )
-        if any(record.drawn.keys() != tuner._space.domains.keys() for record in records):
+        if not all(tuner._space.fits(record.drawn, record.computed) for record in records):
             raise ConfigurationError(
                 f"Tuner.restore(param_space=...): expected the search space of the search in {storage.root}, whose "
                 f"domains are {sorted(records[0].drawn)}, got one with domains {sorted(tuner._space.domains)}"
@@ -199,7 +200,7 @@ class Tuner:
             ConfigurationError: a trial's values are not valid for the trainer.
             PluginNotFoundError: Optuna is not installed.
             ResourceError: a trial requests more resources than exist.
-            RunExistsError: a search with this name exists.
+            RunExistsError: a search or a run with this name exists, or the directory contains other files.
             RunInUseError: another driver is running the search.
             SerializationError: the train function or its config cannot be pickled.
             StorageError: the directory of the search cannot be written.
@@ -208,16 +209,13 @@ class Tuner:
         storage = self._restored or self._new_storage()
         console = Console()
         with contextlib.ExitStack() as stack:
-            if self._restored is None and quick(storage).exists(STATE_FILE):
-                raise RunExistsError(
-                    f"{storage.root}: expected no search with this name, got an existing one, which was not changed. "
-                    "Choose another name, delete the directory, or resume the search with "
-                    "Tuner.restore(path, trainable)"
-                )
-            search = Search(self._space, self._config, storage, self._records)
+            if self._restored is None:
+                _require_new(quick(storage))
+            search = Search(self._space, self._config, storage, self._records if self._restored else ())
             open_storage(quick(storage))
             stack.enter_context(RunLock(quick(storage), console).hold())
             if self._restored is None:
+                _require_new(storage)  # another driver may have created a search while this one had no lock
                 self._store(storage)
             progress = Progress(os.path.basename(storage.root), self._config, console, self._run_config.verbose)
             trials = Trials(
@@ -312,6 +310,31 @@ class Tuner:
             )
         return ResultGrid(
             results, metric=self._config.metric, mode=self._config.mode, path=storage.root, study=search.study
+        )
+
+
+def _merge(of_trainer: RunConfig, given: RunConfig | None) -> RunConfig:
+    """Return the configuration of a trainer's runs, with the values that the tuner's configuration sets."""
+    if given is None:
+        return of_trainer
+    values = {each.name: getattr(given, each.name) for each in fields(given)}
+    default = RunConfig()
+    changed = {name: value for name, value in values.items() if value != getattr(default, name)}
+    return replace(of_trainer, **{"resume": "never", **changed})
+
+
+def _require_new(storage: Storage) -> None:
+    """Raise an error if the directory of a new search contains anything, such as another search or a run."""
+    directories, files = storage.list_names()
+    if STATE_FILE in files or TUNER_FILE in files:
+        raise RunExistsError(
+            f"[DT-701] {storage.root}: expected no search with this name, got an existing one, which was not changed. "
+            "Choose another name, delete the directory, or resume the search with Tuner.restore(path, trainable)"
+        )
+    if directories or any(not name.startswith(".") for name in files):  # the lock and the check of the storage
+        raise RunExistsError(
+            f"[DT-701] {storage.root}: expected a new or empty directory for the search, got one with other files, "
+            "which was not changed. Choose another name: RunConfig(name=...)"
         )
 
 
