@@ -143,7 +143,21 @@ NEED_TORCH = ("torch", "lightning", "hf")
 OTHERS = "other folders"
 # The folders of tests that `check` runs in a process each, those that take longest first.
 PARTS = (
-    *("contract", "docs", "core", "tf", "torch", "hf", "cases", OTHERS, "security", "crash", "lightning", "horovod", "kits"),
+    *(
+        "contract",
+        "docs",
+        "core",
+        "tf",
+        "torch",
+        "hf",
+        "cases",
+        OTHERS,
+        "security",
+        "crash",
+        "lightning",
+        "horovod",
+        "kits",
+    ),
     *("jax", "track", "gbdt", "faults", "third_party", "gpu"),
 )
 

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ import drivetrain
 from drivetrain import DataParallelTrainer, DrivetrainError, Result, RunConfig, ScalingConfig
 from drivetrain._base.console import Console
 from drivetrain._base.printable import printable_text
-from drivetrain._base.redact import redact
+from drivetrain._base.redact import describe, masked, redact
 from drivetrain._driver.control import ask, listen
 from drivetrain._storage.directory import runs_location
 from drivetrain._storage.lock import RunLock
@@ -182,6 +183,80 @@ def test_credentials_are_redacted(text: str, shown: str) -> None:
     assert redact(text) == shown
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("login(token='A', x=1)", "login(token='***', x=1)"),
+        ("ValueError: bad token=A)", "ValueError: bad token=***)"),
+        ("export HF_TOKEN=A KEY=B", "export HF_TOKEN=*** KEY=***"),
+        ("os.environ['HF_TOKEN'] = 'A'", "os.environ['HF_TOKEN'] = '***'"),
+        ("Authorization: Bearer abcd.efg", "Authorization: Bearer ***"),
+        ("Authorization: Basic dXNlcg==", "Authorization: Basic ***"),
+        ("{'Authorization': 'Bearer abcd'}", "{'Authorization': '***'}"),
+        ('{"password": "a\\"b", "n": 1}', '{"password": "***", "n": 1}'),
+        (r"{\"token\": \"A\", \"b\": 1}", r"{\"token\": \"***\", \"b\": 1}"),
+        ("Invalid token: hf_abc123", "Invalid token: ***"),
+        ("['hf', '--token', 'A', '--x']", "['hf', '--token', '***', '--x']"),
+        ("hf --token abc123 --x", "hf --token *** --x"),
+        ('token="unfinished', 'token="***'),
+        ("secret=b'A'", "secret=b'***'"),
+        ("AccountKey=A==;Endpoint=x", "AccountKey=***"),
+    ],
+)
+def test_secrets_outside_of_uris_are_redacted(text: str, shown: str) -> None:
+    assert redact(text) == redact(redact(text)) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "sorted(names, key=len)",
+            "sorted(x, key=lambda a: a.id)",
+            "KeyError: 'token'",
+            "Missing key: layers.0.weight",
+        ),
+        *(
+            "token: expected a str, got None",
+            "Unexpected token: '}'",
+            "use --token to pass it",
+            "status code: 400, code=7",
+        ),
+        *("num_key_value_heads=8, pad_token_id=2", "pad_token='<pad>'", "token=None, auth=True", "f(token=token)"),
+        *("token = get_token()", "f(token=config['token'])", "token=<object at 0x1>", "Bearer authentication failed"),
+    ],
+)
+def test_code_and_prose_with_a_word_for_a_secret_are_kept(text: str) -> None:
+    assert redact(text) == text
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_secrets_of_a_config_are_masked_at_every_depth() -> None:
+    config: dict[str, Any] = {
+        "hf_token": "A",
+        "service": [{"apiKey": b"A", "password": 1234, "api_keys": ["A", "A"]}],
+        "credentials": {"user": "A", "pair": ("A", 1), "none": None},
+        "uri": "s3://A:A@c",
+        "model": Unprintable(),
+        "num_key_value_heads": 8,
+        "pad_token": "<pad>",
+    }
+    config["self"] = config
+
+    assert describe(config) == (
+        "{'hf_token': '***', 'service': [{'apiKey': '***', 'password': '***', 'api_keys': ['***', '***']}], "
+        "'credentials': {'user': '***', 'pair': ('***', 1), 'none': None}, 'uri': 's3://***@c', "
+        "'model': <Unprintable object, whose repr() raised ValueError>, 'num_key_value_heads': 8, "
+        "'pad_token': '<pad>', 'self': '...'}"
+    )
+    assert masked(config)["service"] == [{"apiKey": "***", "password": "***", "api_keys": ["***", "***"]}]
+    assert masked(config)["model"] is config["model"]
+
+
 SECRET_OPTIONS = [
     *("key", "api_key", "apikey", "apiKey", "x-api-key", "account_key", "AWSAccessKeyId", "SharedAccessKey", "key1"),
     *("token", "access_token", "authToken", "X-Amz-Security-Token", "secret", "client_secret", "secretsManager"),
@@ -206,7 +281,26 @@ def test_option_with_a_word_that_only_contains_one_for_a_secret_is_kept(name: st
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("part", ["://a:", "://", "://a@", "?a", "?a=", "://a:b@c?key=", "a://b:1/"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "://a:",
+        "://",
+        "://a@",
+        "?a",
+        "?a=",
+        "://a:b@c?key=",
+        "a://b:1/",
+        "token='",
+        'token="x',
+        "a=",
+        "token: x",
+        "bearer ",
+        "--token ",
+        'token=\\\\"',
+        "token='\\n",
+    ],
+)
 def test_long_text_of_someone_else_is_redacted_in_linear_time(part: str) -> None:
     redact(part * 200_000)
 
@@ -256,7 +350,7 @@ DataParallelTrainer(
     run_config=RunConfig(name="run", storage_path=sys.argv[1], verbose=0),
 ).fit(raise_on_failure=False)
 """
-PRIVATE = ["run.json", "trainer.pkl", "error.json", "error.txt", "timeline.jsonl", "logs/rank_0.log"]
+PRIVATE = ["run.json", "error.json", "error.txt", "timeline.jsonl", "logs/rank_0.log"]
 
 
 @pytest.mark.parametrize(("umask", "mode"), [("000", 0o660), ("022", 0o640), ("077", 0o600)])
@@ -268,6 +362,7 @@ def test_files_with_configuration_are_private_and_shared_with_the_group(tmp_path
     )
     found = {name: stat.S_IMODE((tmp_path / "run" / name).stat().st_mode) for name in PRIVATE}
     assert found == dict.fromkeys(PRIVATE, mode)
+    assert stat.S_IMODE((tmp_path / "run" / "trainer.pkl").stat().st_mode) == 0o600  # it contains secrets
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022])

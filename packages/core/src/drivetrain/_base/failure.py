@@ -17,6 +17,7 @@ from typing import cast
 import cloudpickle
 from tblib import Traceback
 
+from drivetrain._base.redact import redact
 from drivetrain.errors import CheckpointError, FailureKind, RemoteError, StorageError
 
 __all__ = [
@@ -199,8 +200,8 @@ def type_name(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the type of an exception, and the first line of its message."""
-    text = _shortened(text_of(error).strip().split("\n", 1)[0], _MAX_LINE)
+    """Return the type of an exception, and the first line of its message without credentials."""
+    text = redact(_shortened(text_of(error).strip().split("\n", 1)[0], _MAX_LINE))
     return f"{type_name(error)}: {text}" if text else type_name(error)
 
 

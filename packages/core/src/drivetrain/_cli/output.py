@@ -80,11 +80,17 @@ def emit(arguments: argparse.Namespace, data: Any, text: Callable[[], str], *, c
         text: returns the result as text.
         colored: keep the colors of a plot in the text.
     """
-    write(json_text(plain(data)) if arguments.json else text(), colored=colored)
+    if arguments.json:
+        write(json_text(plain(data)), show_secrets=True)  # they are replaced already
+    else:
+        write(text(), colored=colored)
 
 
 def json_text(data: Any) -> str:
-    """Return data as JSON. In all strings, control characters other than tabs and newlines are replaced."""
+    """Return data as JSON, without credentials and without control characters other than tabs and newlines.
+
+    Credentials are replaced in the strings and not in the JSON, whose quotes could be part of a match.
+    """
     return json.dumps(_cleaned(data))
 
 
@@ -95,19 +101,20 @@ def _cleaned(value: Any) -> Any:
         return [_cleaned(inner) for inner in value]
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    return printable_text(str(value))
+    return redact(printable_text(str(value)))
 
 
 def write(text: str, *, error: bool = False, colored: bool = False, show_secrets: bool = False) -> None:
     """Print text. All commands use this function, because text may come from an untrusted run directory.
 
-    Control characters, such as those of terminal escapes, and credentials in URIs are replaced.
+    Control characters, such as those of terminal escapes, and credentials are replaced.
 
     Args:
         text: the text, without the final line end.
         error: print to stderr instead of stdout.
         colored: keep the colors of a plot.
-        show_secrets: keep credentials in URIs. Only for printing the address of the server that this command starts.
+        show_secrets: keep credentials. Only for JSON without them, and for the address of the server that this command
+            starts.
     """
     text = printable_text(text, colored=colored)
     print(text if show_secrets else redact(text), file=sys.stderr if error else sys.stdout, flush=True)

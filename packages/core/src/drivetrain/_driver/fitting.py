@@ -9,7 +9,7 @@ from typing import Any
 
 from drivetrain._base.failure import format_exception
 from drivetrain._base.interrupts import Interrupts
-from drivetrain._base.redact import redact
+from drivetrain._base.redact import redact, redact_strings
 from drivetrain._driver.backendsetup import default_callbacks, validate
 from drivetrain._driver.callbacks import make_callbacks
 from drivetrain._driver.control import listen
@@ -222,7 +222,7 @@ def _explain(failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedErr
     lines.append(f"run directory: {storage.root}")
     if failure.log_tail:
         lines.append(f"last lines of the log:\n{failure.log_tail}")
-    message = "\n  ".join(lines)
+    message = redact("\n  ".join(lines))
     error = TrainingFailedError(message, kind=failure.kind, rank=failure.rank)
     error.__cause__ = failure.exception
     record = {
@@ -232,7 +232,7 @@ def _explain(failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedErr
         "earlier_attempts": [earlier.record() for earlier in failed.history],
     }
     try:
-        storage.write_bytes(ERROR_FILE, redact(json.dumps(record, indent=2)).encode())
+        storage.write_bytes(ERROR_FILE, json.dumps(redact_strings(record), indent=2).encode())
         storage.write_bytes(ERROR_TEXT_FILE, redact(format_exception(error)).encode())
     except StorageError as unwritten:
         run.console.print(f"{run.name}: {unwritten}", error=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from drivetrain._base.interrupts import Interrupts
 from drivetrain._base.notebook import as_table
 from drivetrain._base.pickling import dumps
-from drivetrain._base.redact import redact
+from drivetrain._base.redact import describe
 from drivetrain._driver.arguments import KeepsArguments, check_param_space, merge_arguments, resolve_backend
 from drivetrain._driver.handle import RunHandle
 from drivetrain._driver.result import Result
@@ -365,9 +365,9 @@ class DataParallelTrainer(KeepsArguments):
         return {
             "trainer": type(self).__name__,
             "train_function": getattr(self._function, "__qualname__", type(self._function).__qualname__),
-            "scaling_config": redact(repr(self._scaling)),
-            "run_config": redact(repr(self._run_config)),
-            "train_loop_config": redact(repr(self._config)),
+            "scaling_config": describe(self._scaling),
+            "run_config": describe(self._run_config),
+            "train_loop_config": describe(self._config),
         }
 
     def _trainer_file(self) -> bytes:

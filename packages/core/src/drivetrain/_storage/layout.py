@@ -202,7 +202,10 @@ def file_mode(name: str) -> int:
     """Return the permissions of a new file of a run directory, before the umask is applied.
 
     Files that may contain configuration, output or tracebacks are never readable by users outside of the file's group.
+    The arguments of the trainer, which may contain secrets, are readable by the owner only.
     """
+    if name == TRAINER_FILE:
+        return 0o600
     return 0o666 if posixpath.basename(name) in _PUBLIC or name.startswith(f"{PENDING}/") else 0o660
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from drivetrain._base.redact import redact
+from drivetrain._base.redact import redact_strings
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import TIMELINE_FILE, file_mode
 from drivetrain._storage.reading import is_number
@@ -178,8 +178,8 @@ _EVENTS = {kind: event for event, kind in _RECORDS.items()}
 def append_record(directory: Path, record: TimelineRecord) -> None:
     """Append a record to the timeline file in a local directory. Errors of the filesystem are ignored."""
     values = {each.name: getattr(record, each.name) for each in fields(record)}
-    text = json.dumps({"time": record.time, "event": _EVENTS[type(record)], **values}, default=str)
-    line = redact(text).encode() + b"\n"
+    text = json.dumps(redact_strings({"time": record.time, "event": _EVENTS[type(record)], **values}), default=str)
+    line = text.encode() + b"\n"
     with contextlib.suppress(OSError):
         descriptor = os.open(
             directory / TIMELINE_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(TIMELINE_FILE)

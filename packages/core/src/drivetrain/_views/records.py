@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from drivetrain._base.metrics import flatten, reported_metrics
+from drivetrain._base.redact import redact_strings
 from drivetrain._storage.checkpoint import parse_listing
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
@@ -179,11 +180,11 @@ def read_run(storage: Storage) -> RunRecord:
             location=storage.root,
             status=_status(holder, history, error),
             holder=holder.description if holder else "",
-            facts=facts.values,
+            facts=redact_strings(facts.values),  # earlier releases stored secrets
             began=began,
             history=history,
             checkpoints=read_manifest(storage),
-            error=error.values if error is not None else None,
+            error=redact_strings(error.values) if error is not None else None,
             metrics=last_report(storage),
         )
 

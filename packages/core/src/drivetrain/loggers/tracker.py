@@ -27,6 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain._base.metrics import flatten
+from drivetrain._base.redact import as_text, masked
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._storage.checkpoint import checkpoint_in
 from drivetrain.errors import CheckpointError, ConfigurationError, PluginNotFoundError
@@ -321,9 +322,10 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 def parameters(run: Run) -> dict[str, Any]:
     """Return the hyperparameters of a run: the flattened config of its train function, and the number of workers.
 
-    Values other than numbers are converted to text of at most 250 characters.
+    Values other than numbers are converted to text of at most 250 characters. The values of secret names, such as
+    ``hf_token``, are ``***``.
     """
-    values = flatten({str(name): value for name, value in (run.train_loop_config or {}).items()})
+    values = flatten(masked({str(name): value for name, value in (run.train_loop_config or {}).items()}))
     values.setdefault("num_workers", run.scaling_config.max_workers)
     plain = (bool, int, float)
-    return {name: value if isinstance(value, plain) else str(value)[:250] for name, value in values.items()}
+    return {name: value if isinstance(value, plain) else as_text(value)[:250] for name, value in values.items()}
