@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,17 @@ import cloudpickle
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.reading import open_regular, too_large
 from drivetrain._worker.metrics import plain_metrics
-from drivetrain._worker.session import active_session
+from drivetrain._worker.session import Session, active_session
 from drivetrain._worker.uploads import UploadRequest
 from drivetrain.errors import CheckpointError, SessionError
 
 __all__ = ["DICT_FILE", "dump", "load", "load_checkpoint", "save_checkpoint"]
 
 DICT_FILE = "dict_checkpoint.pkl"
+
+_own_values: weakref.WeakKeyDictionary[Session, tuple[Checkpoint | None, bytes]] = weakref.WeakKeyDictionary()
+"""For a rank that stores no files: the pickled values of its last :func:`save_checkpoint`, and the checkpoint that
+``get_checkpoint()`` returned then, so that a newer checkpoint takes precedence."""
 
 _MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -29,8 +34,8 @@ def save_checkpoint(**values: Any) -> None:
     """Save a dict of values as a checkpoint, from inside a train function.
 
     Call it on all ranks; only the values of rank 0 are saved, and the call is not a barrier. The checkpoint is
-    committed and retained like a checkpoint of :func:`~drivetrain.report`, and :func:`load_checkpoint` returns its
-    values. The call does not count as an iteration: metrics files and callbacks receive no report.
+    committed and retained like a checkpoint of :func:`~drivetrain.report`. In the same attempt,
+    :func:`load_checkpoint` returns to each rank the values that this rank has passed. The call does not count as an iteration: metrics files and callbacks receive no report.
 
     Args:
         **values: values that can be pickled. :class:`~drivetrain.CheckpointStrategy` can rank checkpoints by a value
@@ -49,6 +54,7 @@ def save_checkpoint(**values: Any) -> None:
     """
     session = active_session("save_checkpoint")
     if session.context.get_world_rank() != 0:
+        _own_values[session] = session.checkpoint, dump(values)
         session.report({}, quiet=True)
         return
     with tempfile.TemporaryDirectory(prefix="checkpoint_") as directory:
@@ -59,18 +65,23 @@ def save_checkpoint(**values: Any) -> None:
 
 
 def load_checkpoint() -> dict[str, Any] | None:
-    """Return the values of the checkpoint to resume from, which :func:`~drivetrain.get_checkpoint` also returns.
+    """Return the values that this rank has saved last, or else the values of the checkpoint to resume from.
 
-    This unpickles the checkpoint, which can execute code: resume only from checkpoints that you trust.
+    After a failure, all ranks receive the values of rank 0. This unpickles the checkpoint, which can execute code: resume only from checkpoints that you trust.
 
     Returns:
-        The values; None at the start of a run that does not resume from a checkpoint.
+        The values; None if nothing was saved and the run does not resume from a checkpoint.
 
     Raises:
         SessionError: called outside a train function.
         CheckpointError: the checkpoint was not saved by :func:`save_checkpoint`, but by :func:`~drivetrain.report`.
     """
-    checkpoint = active_session("load_checkpoint").checkpoint
+    session = active_session("load_checkpoint")
+    checkpoint = session.checkpoint
+    before, own = _own_values.get(session, (None, None))
+    if own is not None and before is checkpoint:
+        values: dict[str, Any] = pickle.loads(own)
+        return values
     return None if checkpoint is None else load(checkpoint, "load_checkpoint()", "get_checkpoint()")
 
 
