@@ -42,7 +42,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "arguments"), cases())
+@pytest.mark.parametrize(("program", "arguments"), list(cases()))
 def test_program_behaves_as_its_docstring_says(program: Path, arguments: str, tmp_path: Path) -> None:
     text = program.read_text()
     from_input = "\n# standard input\n" in text

@@ -33,6 +33,7 @@ from drivetrain import (
     get_context,
     get_preemption_info,
     report,
+    resume_later,
     shared_checkpoint,
 )
 from drivetrain_ray import RayRuntime
@@ -355,7 +356,7 @@ def poll_until_notified(config):
         notice = {"ranks": info.ranks, "deadline": info.deadline, "reason": info.reason, "time": time.time()}
         Path(directory, "notice").write_text(json.dumps(notice))
         report({"waits": False}, checkpoint=Checkpoint(directory) if get_context().get_world_rank() == 0 else None)
-    return None
+    resume_later()
 
 
 def notified_run(cluster, storage_path):

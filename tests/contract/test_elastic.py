@@ -123,6 +123,7 @@ def train_and_poll(config: dict) -> list[int]:
                 checkpoint.set_metadata({"step": step})
                 drivetrain.report({"step": step, "preempted": preempted}, checkpoint)
         if preempted:
+            drivetrain.resume_later()
             return []
     return [first, drivetrain.get_context().get_world_size()]
 

@@ -62,6 +62,7 @@ def train(config: dict) -> str:
             if config.get("stubborn"):
                 wait_for_release(config["gate"])
             save(step)
+            drivetrain.resume_later()
             return "notified"
         if step == first + 1:
             drivetrain.report({"step": step})
@@ -83,6 +84,7 @@ def train_in_step(config: dict) -> tuple[int, int]:
         if drivetrain.get_preemption_info() is not None:
             send_line(config["notified"], step)
             save(step)
+            drivetrain.resume_later()
             return first, step
     return first, step
 
@@ -145,6 +147,7 @@ def test_rank_that_still_loads_its_task_takes_part_in_the_agreement(runtime: Run
         if context.get_world_rank() == 0:
             release(config["gate"])
             release(config["gate"])  # for the next attempt
+        drivetrain.resume_later()
         return "notified"
 
     collector = Collector()
@@ -177,6 +180,48 @@ def test_rank_that_does_not_return_is_terminated_after_the_grace_period(
     assert result.return_value == "again"
     assert [failure.kind for failure in collector.failures] == [FailureKind.PREEMPTION]
     assert "ranks [0, 1] did not return within 0.3 s" in collector.failures[0].summary
+
+
+def train_until_notified(config: dict) -> int:
+    """Take one step after another until the notice, which rank 1 causes in the first attempt; then save and return."""
+    context = drivetrain.get_context()
+    step = restored()
+    while context.attempt == 0:
+        step += 1
+        if (context.get_world_rank(), step) == (1, 5):
+            os.kill(os.getpid(), signal.SIGTERM)
+        if drivetrain.get_preemption_info() is not None:
+            save(step)
+            break
+    if context.get_world_rank() in config["unfinished"] and context.attempt == 0:
+        drivetrain.resume_later()
+    return context.attempt
+
+
+@with_processes
+def test_function_that_returns_after_a_notice_has_finished(
+    runtime: RuntimeUnderTest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = runtime.fit(train_until_notified, {"unfinished": []})
+
+    assert result.return_value == 0
+    assert result.completed
+    assert Result.from_path(result.path).completed
+    assert "[DT-421] the train function has finished: ranks [0, 1] returned right after" in capsys.readouterr().err
+
+
+@with_processes
+def test_one_rank_that_resumes_later_makes_all_ranks_continue(runtime: RuntimeUnderTest) -> None:
+    assert runtime.fit(train_until_notified, {"unfinished": [1]}).return_value == 1
+
+
+def test_function_cannot_resume_later_without_a_notice(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        drivetrain.get_preemption_info()
+        drivetrain.resume_later()
+
+    with pytest.raises(TrainingFailedError, match=r"\[DT-420\] resume_later\(\)"):
+        runtime.fit(train, workers=1)
 
 
 @with_processes
@@ -225,6 +270,7 @@ def test_library_that_ignores_the_signal_does_not_hide_it_from_a_function_that_p
         end = time.monotonic() + 30
         while drivetrain.get_preemption_info() is None:
             assert time.monotonic() < end
+        drivetrain.resume_later()
         return False
 
     assert runtime.fit(train, workers=1).return_value is True
@@ -278,6 +324,7 @@ def test_terminated_driver_saves_first_and_the_next_driver_resumes(
     found = Result.from_path(runtime.storage_path / "run")
     assert found.checkpoint is not None
     assert found.error is None
+    assert not found.completed
 
     again = runtime.start_driver(DRIVER, {**given, "endless": False})
     code, output, errors = again.wait()
@@ -315,7 +362,9 @@ def test_signal_that_comes_too_late_for_the_function_still_ends_the_driver(
 
     assert code == 143, errors
     assert output == ""
-    assert Result.from_path(runtime.storage_path / "run").error is None
+    found = Result.from_path(runtime.storage_path / "run")
+    assert found.error is None
+    assert found.completed, "the function returned, so it has finished"
 
 
 def train_and_poll_once(config: dict) -> None:
@@ -355,6 +404,7 @@ def train_until_cancelled(config: dict) -> str:
         drivetrain.report({"step": step})
         if config["polls"] and drivetrain.get_preemption_info() is not None:
             save(step)
+            drivetrain.resume_later()
             return "saved"
 
 

@@ -133,7 +133,7 @@ def was_polled(group: ScriptedGroup) -> bool:
 
 
 def saved(group: ScriptedGroup) -> bool:
-    return any(isinstance(event, Returned) and event.preempted for event in group.delivered)
+    return any(isinstance(event, Returned) and event.unfinished for event in group.delivered)
 
 
 def test_run_cancelled_at_any_moment_saves_if_it_can(tmp_path: Path) -> None:

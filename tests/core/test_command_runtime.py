@@ -545,6 +545,7 @@ def end_the_supervisor(config: dict[str, Any]) -> str:
     for _ in range(10_000_000) if context.attempt == 0 else ():
         if (info := drivetrain.get_preemption_info()) is not None:
             drivetrain.report({"notice": info.reason})
+            drivetrain.resume_later()
             return "saved"
     return f"attempt {context.attempt}"
 

@@ -62,7 +62,7 @@ PUBLIC_NAMES = set(
     SessionError StorageError SyncConfig TrainContext TrainingFailedError WaitTimeoutError WorkerDiedError
     WorkerGroup WorkerInfo __version__ DataConfig DatasetShard get_checkpoint get_context get_dataset_shard
     get_preemption_info heartbeat report restore CheckpointStrategy Trainer TrainingCallback TrainingIterator
-    load_checkpoint local_rank prepare save_checkpoint shared_checkpoint world_rank world_size
+    load_checkpoint local_rank prepare resume_later save_checkpoint shared_checkpoint world_rank world_size
     """.split()  # noqa: SIM905 - a list of forty quoted names is harder to read
 )
 

@@ -205,7 +205,7 @@ class Rank:
             self.steps += 1
         stopping = self._stop is not None and self.steps >= self._stop
         if self._step >= scenario.steps_of(self.number):
-            self._end(Returned(self.number, self._step, stopping))
+            self._end(Returned(self.number, self._step))
             return
         self._step += 1
         self._report_step(with_checkpoint=stopping or self._step % scenario.every == 0)

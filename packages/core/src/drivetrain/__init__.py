@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         get_preemption_info,
         heartbeat,
         report,
+        resume_later,
         shared_checkpoint,
     )
     from drivetrain.config import (
@@ -88,7 +89,8 @@ else:
         "drivetrain._storage.committed": "CommittedCheckpoint",
         "drivetrain._wire.events": "PreemptionInfo",
         "drivetrain._worker.session": (
-            "get_checkpoint get_context get_dataset_shard get_preemption_info heartbeat report shared_checkpoint"
+            "get_checkpoint get_context get_dataset_shard get_preemption_info heartbeat report resume_later "
+            "shared_checkpoint"
         ),
         "drivetrain.config": "CheckpointConfig CheckpointUploadMode FailureConfig RunConfig ScalingConfig SyncConfig",
         "drivetrain.errors": (
@@ -166,6 +168,7 @@ __all__ = [
     "prepare",
     "report",
     "restore",
+    "resume_later",
     "save_checkpoint",
     "shared_checkpoint",
     "world_rank",

@@ -447,7 +447,7 @@ class FailureConfig(ShowsFields):
             nodes. If None, no node is avoided.
         max_preemptions: maximum number of retries after preemptions, which ``max_failures`` does not count; -1 for no
             limit.
-        preemption_grace_s: seconds that the train function has to save its state and return after it receives a
+        preemption_grace_s: seconds that the train function has to save its state and return, or to finish, after a
             preemption notice.
         policy: decides whether and when to retry; it replaces the rules of all fields except ``max_node_failures`` and
             ``preemption_grace_s``. A :class:`~drivetrain.FailurePolicy`, a class of such objects, a function with the

@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain import Checkpoint, CheckpointError, ConfigurationError, get_context, get_preemption_info, report
+from drivetrain import (
+    Checkpoint,
+    CheckpointError,
+    ConfigurationError,
+    get_context,
+    get_preemption_info,
+    report,
+    resume_later,
+)
 from drivetrain.plugin import Storage, locate
 
 __all__ = ["ModelReports", "evaluations", "model_file"]
@@ -66,7 +74,7 @@ class ModelReports:
             last: True if this is the last round.
 
         Returns:
-            True if the training has to stop after this round because of a preemption.
+            True if the training has to stop after this round because of a preemption. The run is resumed later.
         """
         self._last = dict(self._select(values))
         if self._postprocess is not None:
@@ -74,7 +82,9 @@ class ModelReports:
         stopping = get_preemption_info() is not None
         due = bool(self._frequency) and rounds % self._frequency == 0
         self._report(save if due or stopping or (last and self._at_end) else None)
-        return stopping
+        if stopping and not last:
+            resume_later()
+        return stopping and not last
 
     def at_end(self, save: Callable[[Path], object], *, again: bool = False) -> None:
         """Save and report the model if the report of the last round did not contain it, or if ``again`` is True."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import xgboost
 from xgboost import collective
 
-from drivetrain import Checkpoint, ConfigurationError, get_checkpoint, get_dataset_shard, get_preemption_info
+from drivetrain import Checkpoint, ConfigurationError, get_checkpoint, get_dataset_shard
 from drivetrain_gbdt._data import Columns
 from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
 
@@ -58,12 +58,11 @@ class RayTrainReportCallback(xgboost.callback.TrainingCallback):
         self._unreported: tuple[dict[str, float], int] | None = None  # metrics and number of rounds
 
     def before_iteration(self, model: Any, epoch: int, evals_log: object) -> bool:
-        """Report the previous round, which was not the last one."""
-        self._report_round(model, last=False)
-        return False
+        """Report the previous round, which was not the last one. Return True to stop because of a preemption."""
+        return self._report_round(model, last=False)
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, Sequence[Any]]]) -> bool:
-        """Note the metrics of the round. Return True if the training has to stop because of a preemption.
+        """Note the metrics of the round, and return False.
 
         XGBoost does not tell whether this is the last round. Therefore the round is reported when the next one starts,
         or when the training ends.
@@ -74,19 +73,21 @@ class RayTrainReportCallback(xgboost.callback.TrainingCallback):
                 latest = history[-1]  # in cross-validation, a pair of mean and standard deviation
                 values[f"{dataset}-{metric}"] = float(latest[0] if isinstance(latest, tuple) else latest)
         self._unreported = values, model.num_boosted_rounds()
-        return get_preemption_info() is not None
+        return False
 
     def after_training(self, model: Any) -> Any:
         """Report the last round, with the model."""
         self._report_round(model, last=True)
         return model
 
-    def _report_round(self, model: Any, *, last: bool) -> None:
+    def _report_round(self, model: Any, *, last: bool) -> bool:
+        """Report a round. Return True if the training has to stop because of a preemption."""
         if self._unreported is not None:
             (values, rounds), self._unreported = self._unreported, None
-            self._reports.after_round(values, rounds, model.save_model, last=last)
-        elif last:  # the model was complete already
+            return self._reports.after_round(values, rounds, model.save_model, last=last)
+        if last:  # the model was complete already
             self._reports.at_end(model.save_model)
+        return False
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint, filename: str = CHECKPOINT_NAME) -> xgboost.Booster:
@@ -112,7 +113,7 @@ class _TableReports(RayTrainReportCallback):
         self._earlier_metrics = earlier_metrics
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, Sequence[Any]]]) -> bool:
-        """Note the metrics of all rounds. Return True if the training has to stop because of a preemption."""
+        """Note the metrics of all rounds, and return False."""
         self._reports.history = {
             dataset: {
                 metric: [*self._earlier_metrics.get(dataset, {}).get(metric, ()), *map(float, values)]

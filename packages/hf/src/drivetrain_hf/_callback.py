@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from drivetrain import Checkpoint, Result, get_context, get_preemption_info, report
+from drivetrain import Checkpoint, Result, get_context, get_preemption_info, report, resume_later
 from drivetrain_hf._arguments import check_arguments, check_logged
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
     the latest values are reported once more without a checkpoint, together with values of the whole training such as
     ``train_loss``.
 
-    On a preemption, all ranks save at the same step, report and stop. ``train()`` then returns.
+    On a preemption, all ranks save at the same step, report and stop. ``train()`` then returns, and the run is resumed
+    after the train function has returned (:func:`drivetrain.resume_later`).
 
     Attributes:
         CHECKPOINT_NAME: the name of a folder in each checkpoint. Pass the path of this folder to ``from_pretrained`` or
@@ -75,8 +76,12 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
         self._evaluated.update(metrics or ())
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """On a preemption, make the ``Trainer`` save and stop, without an evaluation, which may take too long."""
-        if get_preemption_info() is not None:
+        """On a preemption, make the ``Trainer`` save and stop, without an evaluation, which may take too long.
+
+        After the last step, the training is complete.
+        """
+        if get_preemption_info() is not None and state.global_step < state.max_steps:
+            resume_later()
             self._stopping = True
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False

@@ -9,7 +9,14 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from drivetrain import Checkpoint, CheckpointUploadMode, ConfigurationError, get_context, get_preemption_info
+from drivetrain import (
+    Checkpoint,
+    CheckpointUploadMode,
+    ConfigurationError,
+    get_context,
+    get_preemption_info,
+    resume_later,
+)
 from drivetrain import report as report_to_drivetrain
 from drivetrain_lightning._prepare import prepare_trainer
 
@@ -77,6 +84,9 @@ class ReportCallback:
         self._last_step = step
         if get_preemption_info() is not None:
             self.report(trainer, complete=False)
+            if _is_last_step(trainer):
+                return
+            resume_later()
             self._is_preempted = trainer.should_stop = True
             # StopIteration ends the epoch as if there were no more batches. on_train_epoch_end then ends the training.
             # should_stop alone would run a validation first, continue until min_epochs, and make other callbacks expect
@@ -148,6 +158,13 @@ def _shared_directory(strategy: Any) -> Iterator[tuple[str, bool]]:
     finally:
         if owns:
             shutil.rmtree(root, ignore_errors=True)
+
+
+def _is_last_step(trainer: Any) -> bool:
+    """Return True if the training ends after this step."""
+    if 0 <= trainer.max_steps <= trainer.global_step:
+        return True
+    return bool(trainer.is_last_batch and trainer.max_epochs == trainer.current_epoch + 1)
 
 
 class EpochEnd:

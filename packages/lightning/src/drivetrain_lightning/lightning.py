@@ -64,7 +64,8 @@ class RayTrainReportCallback(ReportCallback, Callback):
     the path of the file or directory to ``trainer.fit(ckpt_path=...)`` to resume.
 
     After each optimizer step, the callback calls :func:`drivetrain.get_preemption_info`. If a preemption is pending,
-    all ranks save and report at the same step, and ``trainer.fit`` returns without running validation.
+    all ranks save and report at the same step, and ``trainer.fit`` returns without running validation. The run is
+    resumed after the train function has returned (:func:`drivetrain.resume_later`).
 
     Args:
         every: ``"epoch"`` reports at the end of each training epoch, after the validation within it. ``"validation"``

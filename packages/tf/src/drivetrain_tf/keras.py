@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from drivetrain import Checkpoint, ConfigurationError, get_context, get_preemption_info, report
+from drivetrain import Checkpoint, ConfigurationError, get_context, get_preemption_info, report, resume_later
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,7 +34,8 @@ class ReportCheckpointCallback:
     ``tf.keras``. Every rank reports. All ranks save the model, because saving under a strategy requires all ranks. The
     checkpoint contains the file that rank 0 saves.
 
-    On a preemption, all ranks save at the same step, report, and stop. ``fit()`` then returns.
+    On a preemption, all ranks save at the same step, report, and stop. ``fit()`` then returns, and the run is resumed
+    after the train function has returned (:func:`drivetrain.resume_later`).
 
     Args:
         checkpoint_on: the event or events at which a checkpoint is reported along with the metrics. An event is the
@@ -90,6 +91,7 @@ class ReportCheckpointCallback:
         if event == _STEP and get_preemption_info() is not None:
             self._is_preempted = self.model.stop_training = True
             self._report({}, saving=True)
+            resume_later()
         elif event in self._reporting:
             logs = next((value for value in (*arguments, *options.values()) if isinstance(value, Mapping)), {})
             self._report(self._select(logs), saving=event in self._saving)

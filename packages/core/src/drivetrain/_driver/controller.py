@@ -101,17 +101,17 @@ class Controller:
         """Run attempts until one succeeds, or until the failure policy gives up.
 
         Raises:
-            BaseException: the run was interrupted or cancelled.
+            BaseException: the run was interrupted or cancelled, and the train function has not finished.
             Exception: the run cannot be started.
         """
         with self._run_resources:
             number = 0
             while True:
                 ending = self._run_attempt(number)
-                if self._services.interrupts.error is not None:
-                    raise self._services.interrupts.error
                 if isinstance(ending, Succeeded):
                     return ending
+                if self._services.interrupts.error is not None:
+                    raise self._services.interrupts.error
                 if isinstance(ending, Grow):
                     self._print(f"there is room for {ending.size} workers; restarting with all of them")
                 elif (failed := self._retry_or_give_up(ending)) is not None:

@@ -159,9 +159,12 @@ def _fit(
     if error is None and callback_error is None:
         assert isinstance(outcome, Succeeded)
         opened.push()
+        if services.interrupts.error is not None:  # the train function has finished nevertheless
+            raise services.interrupts.error
         metrics = outcome.metrics if outcome.metrics is not None else last_metrics(storage)
         values = outcome.return_values
-        return Result(metrics=metrics, storage=storage, return_value=values if job.all_values else values[0])
+        value = values if job.all_values else values[0]
+        return Result(metrics=metrics, storage=storage, return_value=value, completed=True)
     if error is not None and callback_error is not None:
         run.console.print(f"{run.name}: {callback_error}", error=True)
     error = error or callback_error

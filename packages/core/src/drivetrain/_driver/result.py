@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from drivetrain._base.metrics import flatten, has_metric, reported_metrics
 from drivetrain._base.notebook import as_table
+from drivetrain._base.outcome import RunOutcome
 from drivetrain._base.printable import printable_text
 from drivetrain._base.redact import redact
 from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
@@ -23,6 +24,7 @@ from drivetrain._storage.reading import Fields, parse_json
 from drivetrain._storage.remote import locate
 from drivetrain._storage.reports import last_report, read_line
 from drivetrain._storage.retention import rank_checkpoints
+from drivetrain._storage.timeline import DriverStarted, RunEnded, read_timeline
 from drivetrain.errors import CheckpointError, FailureKind, StorageError, TrainingFailedError
 
 if TYPE_CHECKING:
@@ -42,12 +44,15 @@ class Result:
         storage: the run directory.
         error: the error that ended the run; None without an error.
         return_value: the return value of the train function on rank 0.
+        completed: True if the run has nothing left to do: the train function has finished on every rank, or the stop
+            condition was met. False if the run failed, was interrupted or cancelled, or is still running.
     """
 
     metrics: dict[str, Any]
     storage: Storage
     error: Exception | None = None
     return_value: Any = None
+    completed: bool = False
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any | None = None) -> Result:
@@ -70,7 +75,12 @@ class Result:
             raise StorageError(
                 f"[DT-703] Result.from_path: expected a run directory with {RUN_FILE}, got {redact(os.fspath(path))}"
             )
-        return cls(metrics=last_metrics(storage), storage=storage, error=_read_error(storage))
+        return cls(
+            metrics=last_metrics(storage),
+            storage=storage,
+            error=_read_error(storage),
+            completed=_is_completed(storage),
+        )
 
     @property
     def path(self) -> str:
@@ -180,7 +190,9 @@ class Result:
 
     @property
     def _title(self) -> str:
-        return "Result: failed" if self.error else "Result"
+        if self.error:
+            return "Result: failed"
+        return "Result" if self.completed else "Result: not completed"
 
     @property
     def _rows(self) -> dict[str, object]:
@@ -205,6 +217,15 @@ class Result:
 def last_metrics(storage: Storage) -> dict[str, Any]:
     """Return the metrics of rank 0's last report in the run directory; an empty dict if there is none."""
     return last_report(storage) or {}
+
+
+def _is_completed(storage: Storage) -> bool:
+    """Return True if the last driver has recorded that the run finished."""
+    last = None
+    for record in read_timeline(storage):
+        if isinstance(record, (DriverStarted, RunEnded)):
+            last = record
+    return isinstance(last, RunEnded) and last.outcome == RunOutcome.FINISHED.value
 
 
 def _read_error(storage: Storage) -> TrainingFailedError | None:

@@ -58,8 +58,8 @@ class Trigger(enum.Enum):
     PREEMPTION_REQUESTED = enum.auto()  # by SIGTERM to a rank, or by an interrupt of the driver
     GROWTH_REQUESTED = enum.auto()  # there is room for more workers, and the ranks can save first
     GROWTH_WITHOUT_SAVING = enum.auto()  # the ranks cannot save, so the next attempt uses the latest checkpoint
-    ALL_RETURNED = enum.auto()  # every train function returned
-    ALL_SAVED = enum.auto()  # every train function returned, at least one of them after receiving a notice
+    ALL_RETURNED = enum.auto()  # every train function returned, and has finished
+    ALL_SAVED = enum.auto()  # every train function returned, at least one of them before its work was done
     RANK_FAILED = enum.auto()
     RANK_LOST = enum.auto()
     REPLACEMENT_STARTED = enum.auto()

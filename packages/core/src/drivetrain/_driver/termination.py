@@ -1,4 +1,4 @@
-"""Asks all ranks to save and return after the same step: before a preemption, or before the run grows.
+"""Asks all ranks to save after the same step: before a preemption, or before the run grows.
 
 :mod:`drivetrain._worker.preemption` is the counterpart in the worker.
 """
@@ -53,7 +53,7 @@ class Termination:
         self._draining: Draining | None = None
         self._notice: PreemptionInfo | None = None
         self._steps: dict[int, int] = {}
-        self._any_rank_saved = False
+        self._returned: list[Returned] = []
 
     @property
     def grace_s(self) -> float:
@@ -120,12 +120,26 @@ class Termination:
 
     def on_return(self, event: Returned) -> None:
         """Record that the train function of a rank returned."""
-        self._any_rank_saved |= event.preempted
+        self._returned.append(event)
         self._set_stop_step()
 
     def note_all_returned(self) -> None:
-        """Record that all ranks have returned."""
-        self._machine.apply(Trigger.ALL_SAVED if self._any_rank_saved else Trigger.ALL_RETURNED)
+        """Record that all ranks have returned. The attempt has succeeded unless a rank's work is unfinished."""
+        is_finished = not any(event.unfinished for event in self._returned)
+        if is_finished and self._machine.state in (AttemptState.PREEMPTING, AttemptState.GROWING):
+            self._warn_of_early_returns()
+        self._machine.apply(Trigger.ALL_RETURNED if is_finished else Trigger.ALL_SAVED)
+
+    def _warn_of_early_returns(self) -> None:
+        """Warn if ranks may have returned because of the notice, without saying so."""
+        if ranks := sorted(event.rank for event in self._returned if event.at_notice):
+            run = self._services.run
+            run.console.print(
+                f"{run.name}: [DT-421] the train function has finished: ranks {ranks} returned right after the "
+                "preemption notice. If work was left, call drivetrain.resume_later() before the return, and resume the "
+                "run",
+                error=True,
+            )
 
     def preempted_ending(self) -> AttemptFailed:
         """Return how an attempt in the state ``PREEMPTED`` ended."""

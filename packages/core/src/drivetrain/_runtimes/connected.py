@@ -380,7 +380,7 @@ class ConnectedGroup:
             event = as_event(message)
             if event is not None:
                 self._events.append(event)
-                if type(event) is Returned and not event.preempted:  # a preempted process may exit soon
+                if type(event) is Returned and not event.unfinished:  # otherwise, it may be terminated soon
                     self._busy.discard(rank)
             elif message[0] == "output":
                 self._echoes[rank].feed(message[1])

@@ -132,7 +132,7 @@ def _report_outcome(outcome: Finished | Raised, task: TrainTask, running: Runnin
     match outcome:
         case Finished():
             value = outcome.value if task.needs_value else None
-            running.outbox.emit(Returned(running.rank, value, running.preemption.was_notified))
+            running.outbox.emit(Returned(running.rank, value, *running.preemption.describe_return()))
         case Raised(error=KeyboardInterrupt() | SystemExit()):
             raise outcome.error
         case Raised():

@@ -121,13 +121,15 @@ class Pickled(NamedTuple):
 class Returned(NamedTuple):
     """A rank's train function returned, or called ``sys.exit()`` with success.
 
-    ``value`` is None if the driver does not need this rank's value. ``preempted`` is True if the function had received
-    a preemption notice.
+    ``value`` is None if the driver does not need this rank's value. ``unfinished`` is True if the function has called
+    :func:`drivetrain.resume_later`. ``at_notice`` is True if it has received a preemption notice, and has made at most
+    one report since.
     """
 
     rank: int
     value: Any
-    preempted: bool = False
+    unfinished: bool = False
+    at_notice: bool = False
 
 
 class Failed(NamedTuple):
@@ -221,7 +223,7 @@ Event = RankEvent | Draining
 
 @dataclass(frozen=True, slots=True)
 class PreemptionInfo:
-    """The notice that the train function should save its state and return.
+    """The notice that the train function should save its state, because its processes will be terminated.
 
     Attributes:
         reason: why the run is being preempted, as text to show in messages.

@@ -173,7 +173,7 @@ def report_outcome(
     match outcome:
         case Finished():
             value = _pickle_value(outcome.value) if task.needs_value else None
-            event = Returned(running.rank, value, running.preemption.was_notified)
+            event = Returned(running.rank, value, *running.preemption.describe_return())
         case Raised():
             event = Failed(running.rank, outcome.time, outcome.state, capture_failure(outcome.error), outcome.kind)
     settle_output()

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from drivetrain._wire.events import Event, PreemptionInfo, PreemptionPolled, StepsCounted
 from drivetrain._worker.signals import restore_sigterm_handler
+from drivetrain.errors import SessionError
 
 __all__ = ["Preemption"]
 
@@ -32,6 +33,8 @@ class Preemption:
 
     Attributes:
         was_notified: True if :meth:`poll` has returned a notice.
+        reports_since_notice: the number of reports since then.
+        is_unfinished: True if the train function has called :meth:`resume_later`.
     """
 
     def __init__(self, rank: int, emit: Callable[[Event], None], before_poll: Callable[[], None] | None = None) -> None:
@@ -44,6 +47,8 @@ class Preemption:
         self._info: PreemptionInfo | None = None
         self._changed = threading.Condition()
         self.was_notified = False
+        self.reports_since_notice = 0
+        self.is_unfinished = False
 
     @property
     def is_polled(self) -> bool:
@@ -71,6 +76,27 @@ class Preemption:
             return None
         self.was_notified = True
         return self._info
+
+    def resume_later(self) -> None:
+        """Note that the train function returns because of the notice, before its work is done.
+
+        Raises:
+            SessionError: :meth:`poll` has not returned a notice.
+        """
+        if not self.was_notified:
+            raise SessionError(
+                "[DT-420] resume_later(): expected a call after get_preemption_info() has returned a notice, got one "
+                "without a notice. Without a notice, return only when the work is done"
+            )
+        self.is_unfinished = True
+
+    def note_report(self) -> None:
+        """Note that the train function has made a report."""
+        self.reports_since_notice += self.was_notified
+
+    def describe_return(self) -> tuple[bool, bool]:
+        """Return the last two fields of :class:`~drivetrain._wire.events.Returned`."""
+        return self.is_unfinished, self.was_notified and self.reports_since_notice <= 1
 
     def wait_for_stop_step(self, timeout_s: float) -> int | None:
         """Wait for the driver to send the stop step. Return None if the step does not arrive in time."""

@@ -36,6 +36,7 @@ __all__ = [
     "get_preemption_info",
     "heartbeat",
     "report",
+    "resume_later",
     "shared_checkpoint",
 ]
 
@@ -168,6 +169,7 @@ class Session:
         if reduce is not None:
             check_reductions(reduce, values)
         self._require_no_report("report")
+        self.preemption.note_report()
         with self._lock:
             self._uploads.raise_failure()
             self._outbox.flush()
@@ -493,8 +495,9 @@ def get_preemption_info() -> PreemptionInfo | None:
     terminated without a chance to save.
 
     Returns:
-        The notice that the train function should save its state and return, because its processes will be terminated or
-        the run will continue with more workers.
+        The notice that the train function should save its state now, because its processes will be terminated or the
+        run will continue with more workers. The function can then return early, after a call of :func:`resume_later`,
+        or continue. A function that returns without that call has finished.
 
     Raises:
         SessionError: the call is outside a train function.
@@ -504,9 +507,29 @@ def get_preemption_info() -> PreemptionInfo | None:
 
             if (info := drivetrain.get_preemption_info()) is not None:
                 save_and_report()
-                return
+                return drivetrain.resume_later()
     """
     return active_session("get_preemption_info").preemption.poll()
+
+
+def resume_later() -> None:
+    """Declare that the train function returns because of a preemption notice, before its work is done.
+
+    Once all ranks have returned, the run continues from its latest checkpoint in a new attempt. If no rank has called
+    this function, the train function has finished when it returns, also after a notice. One rank that has called it
+    suffices for a new attempt of all ranks.
+
+    Raises:
+        SessionError: the call is outside a train function, or :func:`get_preemption_info` has not returned a notice.
+
+    Example:
+        In the loop of a train function::
+
+            if drivetrain.get_preemption_info() is not None:
+                save_and_report()
+                return drivetrain.resume_later()
+    """
+    active_session("resume_later").preemption.resume_later()
 
 
 def active_session(function: str) -> Session:

@@ -19,7 +19,7 @@ from drivetrain._hooks.callback import Callback, Report
 from drivetrain._hooks.context import Run, WorkerInfo
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.committed import CommittedCheckpoint
-from drivetrain._worker.session import get_checkpoint, get_context, get_preemption_info, report
+from drivetrain._worker.session import get_checkpoint, get_context, get_preemption_info, report, resume_later
 from drivetrain.testing.leftovers import exits
 
 __all__ = [
@@ -212,6 +212,7 @@ def save_when_preempted(config: dict[str, Any]) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGTERM)
         if get_preemption_info() is not None:
             _save(step, state)
+            resume_later()
             return {}
     return {"first": first, "steps": _saved_steps(), "state": state}
 
