@@ -1,7 +1,7 @@
-"""Programs as users write them, each in a process of its own, compared with what they do without drivetrain.
+"""Programs as users write them, each in a process of its own, compared with the same program without drivetrain.
 
-A program states its expectation in its docstring, and exits with 1 if the expectation fails. Comments at its top say how
-it is run:
+A program states its expectation in its docstring, and exits with 1 if the expectation fails. Comments at its top say
+how it is run:
 
     # arguments: local; inprocess      one run for each command line. Without this line: one run without arguments
     # campaign: ray                    command lines that run only with DRIVETRAIN_CASES=all
