@@ -37,9 +37,20 @@ from drivetrain._runtimes.command.address import own_address
 from drivetrain._runtimes.command.shares import Share, VisibleDevices, divide
 from drivetrain._runtimes.command.template import Template
 from drivetrain._runtimes.processes import fork_process
-from tests.support import DEADLINE_S, Collector, Driver, Pipe, open_pipe, send_line, wait_for_release, wait_until_exited
+from tests.support import (
+    DEADLINE_S,
+    PROCESS_LIMIT_S,
+    Collector,
+    Driver,
+    Pipe,
+    open_pipe,
+    send_line,
+    wait_for_release,
+    wait_until_exited,
+)
 
 WORKER = ["/usr/bin/python 3", "-m", "worker"]
+QUOTED = ["'/usr/bin/python 3'", "-m", "worker"]
 TWO = ScalingConfig(num_workers=2)
 
 # Like ssh, it joins its arguments, has them parsed by a shell, and passes no environment. It notes the hosts.
@@ -147,9 +158,10 @@ def do_nothing(config: dict[str, Any]) -> None:
     ("template", "command"),
     [
         ("srun -n {n} {worker}", ["srun", "-n", "2", *WORKER]),
-        ("ssh {host} {worker}", ["ssh", "node1", *WORKER]),
+        ("ssh {host} {worker}", ["ssh", "node1", *QUOTED]),
+        ("timeout 9 /usr/bin/ssh -T {host} {worker}", ["timeout", "9", "/usr/bin/ssh", "-T", "node1", *QUOTED]),
         ("ssh user@{host} 'cd /x && {worker}'", ["ssh", "user@node1", "cd /x && '/usr/bin/python 3' -m worker"]),
-        ("pdsh -w node[1-{n}] {worker}", ["pdsh", "-w", "node[1-2]", *WORKER]),
+        ("pdsh -w node[1-{n}] {worker}", ["pdsh", "-w", "node[1-2]", *QUOTED]),
         ("""run --json '{{"n": {n}}}' {worker}""", ["run", "--json", '{"n": 2}', *WORKER]),
         ("{worker}", WORKER),
         ("bash -c 'exec {worker} 2>&1'", ["bash", "-c", "exec '/usr/bin/python 3' -m worker 2>&1"]),
@@ -159,6 +171,55 @@ def do_nothing(config: dict[str, Any]) -> None:
 )
 def test_template_becomes_a_command_line_without_a_shell(template: str, command: list[str]) -> None:
     assert Template.parse(template).fill(num_workers=2, worker=WORKER, host="node1") == command
+
+
+def test_unknown_program_with_hosts_gets_no_word_that_a_shell_would_change() -> None:
+    template = Template.parse("my-shell {host} {worker}")
+
+    assert template.fill(num_workers=2, worker=["/bin/python", "-m", "x"], host="a")[2:] == ["/bin/python", "-m", "x"]
+    with pytest.raises(ConfigurationError, match=r"got '/usr/bin/python 3'.*\{worker\} inside of quotes"):
+        template.fill(num_workers=2, worker=WORKER, host="a")
+
+
+HOSTILE = "a b;touch owned;$(touch owned)'`touch owned`"
+OVER_SSH = """
+import sys
+from pathlib import Path
+from drivetrain import CommandRuntime, DataParallelTrainer, RunConfig, ScalingConfig
+
+assert "touch owned" in sys.executable
+directory = Path(sys.argv[1])
+runtime = CommandRuntime("ssh {host} {worker}", hosts=["node1"], token_directory=directory)
+print(DataParallelTrainer(
+    lambda: sys.executable,
+    scaling_config=ScalingConfig(num_workers=1, runtime=runtime),
+    run_config=RunConfig(storage_path=directory, verbose=0, start_timeout_s=60),
+).fit().return_value)
+"""
+
+
+def test_paths_are_not_changed_or_executed_by_the_shell_of_a_remote_node(tmp_path: Path) -> None:
+    # Like ssh and sshd together: the arguments are joined with spaces, and parsed by a shell.
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text('#!/bin/sh\nshift\nexec env -i PATH="$PATH" HOME="$HOME" sh -c "$*"\n')
+    ssh.chmod(0o755)
+    hostile = tmp_path / HOSTILE
+    (hostile / "runs").mkdir(parents=True)
+    (hostile / "environment").symlink_to(sys.prefix)
+    python = str(hostile / "environment" / "bin" / "python")
+    done = subprocess.run(
+        [python, "-c", OVER_SSH, str(hostile / "runs")],
+        env={**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT_S,
+        check=False,
+    )
+
+    assert done.stdout.strip() == python, done.stderr
+    assert not list(tmp_path.rglob("owned"))
 
 
 @pytest.mark.parametrize(

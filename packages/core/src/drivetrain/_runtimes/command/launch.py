@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from drivetrain._runtimes.command.commands import Commands
 from drivetrain._runtimes.command.shares import VisibleDevices
@@ -217,7 +218,7 @@ class Launch:
         worker = [sys.executable, "-m", "drivetrain._runtimes.command", address.host, str(address.port), str(index)]
         environment = dict(os.environ)
         if self._token_file is not None:
-            worker.append(str(self._token_file.path))
+            worker.append(quote(os.fsencode(self._token_file.path)))  # no shell changes it
         else:
             environment[TOKEN_VARIABLE] = address.token.hex()
         host = spec.hosts[index % len(spec.hosts)] if spec.hosts else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -186,13 +187,13 @@ class CommandRuntime(Runtime):
         """Return the path of the program.
 
         Raises:
-            ConfigurationError: it is not installed.
+            ConfigurationError: it is not installed, or it may pass the path of the interpreter to a shell.
         """
         assert self.template is not None
         template = Template.parse(self.template)
-        (program, *_) = template.fill(num_workers=1, worker=["{worker}"], host="".join((self.hosts or ("",))[:1]))
-        if program == "{worker}":
+        if template.program == "{worker}":
             return "the workers' own interpreter"
+        (program, *_) = template.fill(num_workers=1, worker=[sys.executable], host="".join((self.hosts or ("",))[:1]))
         path = shutil.which(program)
         if path is None:
             raise ConfigurationError(

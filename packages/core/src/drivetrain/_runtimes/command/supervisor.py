@@ -24,6 +24,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
+from urllib.parse import unquote_to_bytes
 
 from drivetrain._runtimes.command.shares import VisibleDevices
 from drivetrain._runtimes.command.token import read_token
@@ -134,9 +135,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
     Args:
         arguments: the driver's IP address and port, the index of the worker or :data:`ANY_INDEX`, and optionally the
-            path of the file that contains the token.
+            path of the file that contains the token, with escapes as in a URL, so that no shell changes it.
     """
     host, port, index, *files = arguments
+    files = [os.fsdecode(unquote_to_bytes(file)) for file in files]
     status = 1
     try:
         address = DriverAddress(host, int(port), read_token(files[0] if files else None))

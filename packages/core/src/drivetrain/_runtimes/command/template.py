@@ -16,6 +16,8 @@ __all__ = ["Template", "check_hosts"]
 _FIELDS = ("host", "n", "worker")
 _HOST = re.compile(r"[\w.@:%\[\]-]+")
 _SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
+_REMOTE_SHELLS = ("autossh", "clush", "pdsh", "rsh", "ssh")
+"""Programs that join their arguments with spaces and pass them to a shell on another machine."""
 _EXAMPLE = '"srun -n {n} {worker}"'
 
 
@@ -74,19 +76,36 @@ class Template:
     def fill(self, *, num_workers: int, worker: Sequence[str], host: str = "") -> list[str]:
         """Return the command line.
 
-        A word that consists of ``{worker}`` alone is replaced by the words of the worker's command. Inside of a longer
-        word, which is usually a command for a shell, ``{worker}`` is replaced by the shell-quoted command.
+        A word that consists of ``{worker}`` alone is replaced by the words of the worker's command. They are quoted if
+        the program is one that passes its arguments to a shell on another machine. Inside of a longer word, which is
+        usually a command for a shell, ``{worker}`` is replaced by the shell-quoted command.
 
         Args:
             num_workers: the value of ``{n}``.
             worker: the command that starts one worker.
             host: the value of ``{host}``.
+
+        Raises:
+            ConfigurationError: it is unknown whether a shell will parse the command, and the shell would change it.
         """
         values = {"n": num_workers, "host": host, "worker": shlex.join(worker)}
         filled: list[str] = []
         for word in self.words:
-            filled += worker if word == "{worker}" else [word.format(**values)]
+            filled += self._words_for_program(worker) if word == "{worker}" else [word.format(**values)]
         return filled
+
+    def _words_for_program(self, worker: Sequence[str]) -> list[str]:
+        quoted = [shlex.quote(word) for word in worker]
+        if any(word.rpartition("/")[2] in _REMOTE_SHELLS for word in self.words):
+            return quoted
+        if "host" in self.fields and quoted != list(worker):
+            changed = next(word for word in worker if shlex.quote(word) != word)
+            raise _invalid(
+                f"expected words that a shell does not change after {self.program!r}, which may pass them to a shell "
+                f"on another machine, got {changed!r}. Use a path of letters and digits for the interpreter or, if the "
+                f"program uses a shell, write {{worker}} inside of quotes: {self.program} {{host}} 'exec {{worker}}'"
+            )
+        return list(worker)
 
 
 def _check_position(words: Sequence[str]) -> None:
