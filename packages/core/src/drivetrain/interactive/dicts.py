@@ -35,7 +35,8 @@ def save_checkpoint(**values: Any) -> None:
 
     Call it on all ranks; only the values of rank 0 are saved, and the call is not a barrier. The checkpoint is
     committed and retained like a checkpoint of :func:`~drivetrain.report`. In the same attempt,
-    :func:`load_checkpoint` returns to each rank the values that this rank has passed. The call does not count as an iteration: metrics files and callbacks receive no report.
+    :func:`load_checkpoint` returns to each rank the values that this rank has passed. The call does not count as an
+    iteration: metrics files and callbacks receive no report.
 
     Args:
         **values: values that can be pickled. :class:`~drivetrain.CheckpointStrategy` can rank checkpoints by a value
@@ -67,7 +68,8 @@ def save_checkpoint(**values: Any) -> None:
 def load_checkpoint() -> dict[str, Any] | None:
     """Return the values that this rank has saved last, or else the values of the checkpoint to resume from.
 
-    After a failure, all ranks receive the values of rank 0. This unpickles the checkpoint, which can execute code: resume only from checkpoints that you trust.
+    After a failure, all ranks receive the values of rank 0. This unpickles the checkpoint, which can execute code:
+    resume only from checkpoints that you trust.
 
     Returns:
         The values; None if nothing was saved and the run does not resume from a checkpoint.
