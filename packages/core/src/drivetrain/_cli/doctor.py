@@ -26,6 +26,7 @@ from drivetrain._hooks.plugins import (
     Plugin,
     check_plugin,
     check_plugins,
+    find_damaged_distributions,
     find_unknown_groups,
     install_commands,
     list_plugins,
@@ -216,6 +217,8 @@ def _plugins() -> Iterator[Finding]:
             broken = True
             advice = f"upgrade or uninstall {plugin.distribution}"
             yield Finding(f"plugin {plugin.name}", "problem", str(error), advice)
+    for damaged in find_damaged_distributions():
+        yield Finding("packages", "warning", damaged, "reinstall or uninstall it")
     for group in find_unknown_groups():
         found = f"{group.distribution} registers plugins in the unknown group {group.name!r}, which is ignored"
         yield Finding("plugins", "warning", found, group.advice)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from drivetrain._base.failure import text_of
 from drivetrain._hooks.plugins import list_plugins, load_plugin
 from drivetrain._version import __version__
-from drivetrain.errors import PluginError
 
 __all__ = ["make_parser"]
 
@@ -36,6 +36,9 @@ def make_parser(selected: str | None = None) -> argparse.ArgumentParser:
     for name in names:
         try:
             load_plugin("command", name)(commands)
-        except PluginError as error:
-            commands.add_parser(name, help=f"cannot be used: {error}".replace("%", "%%"))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # another package may raise anything
+            if name not in commands.choices:
+                commands.add_parser(name, help=f"cannot be used: {text_of(error)}".replace("%", "%%"))
     return parser

@@ -118,7 +118,9 @@ def _detect_runtime() -> str | None:
                 return plugin.name
         except PluginError as error:
             warnings.warn(str(error), stacklevel=2)
-        except Exception as error:  # raised by a plugin that this run may not need
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # raised by a plugin that this run may not need
             problem = f"detect() raised {type(error).__name__}: {error}"
             warnings.warn(f"runtime {plugin.name!r} of {plugin.distribution}: {problem}", stacklevel=2)
         else:

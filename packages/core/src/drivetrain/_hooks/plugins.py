@@ -4,22 +4,29 @@ A missing plugin and a broken one cause different errors. If no distribution pro
 package to install, if that is known. If the plugin cannot be loaded, or is not what its group requires, the error names
 its distribution and the problem. A plugin is loaded only if it is selected by name, except for dataset providers and
 runtimes, which are asked whether they accept a dataset or are selected by the environment.
+
+An installed distribution whose metadata cannot be read is skipped, because most runs do not need it. ``drivetrain
+doctor`` reports it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from drivetrain._base.failure import one_line
+from drivetrain._base.failure import one_line, text_of, type_name
 from drivetrain._hooks.requirements import find_problem
 from drivetrain._version import __version__
 from drivetrain.errors import DrivetrainError, PluginBrokenError, PluginError, PluginNotFoundError
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution, EntryPoint
 
 __all__ = [
     "API_VERSION",
@@ -30,6 +37,8 @@ __all__ = [
     "check_plugins",
     "create_object",
     "create_plugin",
+    "errors_of",
+    "find_damaged_distributions",
     "find_unknown_groups",
     "install_commands",
     "installed_plugins",
@@ -56,6 +65,8 @@ KINDS = {
     "trainable": "drivetrain.trainables",
     "command": "drivetrain.commands",
 }
+
+_CORE = "drivetrain"
 
 _RUNTIME_EXTRAS = ("ray",)
 """The extras of the core that install a runtime with the same name."""
@@ -89,13 +100,8 @@ class Plugin:
         """
         from importlib.metadata import EntryPoint
 
-        try:
+        with errors_of(self, f"cannot be loaded from {self.target}"):
             return EntryPoint(self.name, self.target, KINDS[self.kind]).load()
-        except (Exception, SystemExit) as error:  # importing another package may raise anything
-            raise PluginBrokenError(
-                f"[DT-602] the {self.kind} {self.name!r} of {self.distribution} {self.version} cannot be loaded from "
-                f"{self.target}: {type(error).__name__}: {error}"
-            ) from error
 
     def required_version(self) -> str:
         """Return the versions of drivetrain that the distribution requires, such as ``">=0.1,<0.2"``; empty for any."""
@@ -118,6 +124,28 @@ class Plugin:
         return ""
 
 
+@contextlib.contextmanager
+def errors_of(plugin: Plugin, problem: str) -> Iterator[None]:
+    """Convert exceptions of a plugin's code, also those that are not ``Exception``, to errors that name the plugin.
+
+    Args:
+        plugin: the plugin.
+        problem: what failed, for the message.
+
+    Raises:
+        PluginBrokenError: the code raised an exception other than those of drivetrain and ``KeyboardInterrupt``.
+    """
+    try:
+        yield
+    except (DrivetrainError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # another package may raise anything
+        raise PluginBrokenError(
+            f"[DT-602] the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version} {problem}: "
+            f"{type_name(error)}: {text_of(error)}"
+        ) from error
+
+
 def check_plugin(plugin: Plugin) -> Any:
     """Load a plugin, check that it is what its group requires, and return its object.
 
@@ -127,7 +155,8 @@ def check_plugin(plugin: Plugin) -> Any:
     """
     _require_version(plugin)
     loaded = plugin.load()
-    problem = find_problem(loaded, plugin.kind, plugin.name)
+    with errors_of(plugin, f"cannot be checked, {plugin.target}"):
+        problem = find_problem(loaded, plugin.kind, plugin.name)
     if problem is not None:
         raise PluginBrokenError(
             f"[DT-602] the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version}, {plugin.target}: "
@@ -169,33 +198,75 @@ class UnknownGroup(NamedTuple):
 def find_unknown_groups() -> list[UnknownGroup]:
     """Return the groups that begin with ``drivetrain.`` or look like misspelled versions of ours."""
     import difflib
-    from importlib.metadata import distributions
 
     found = set()
-    for distribution in distributions():
-        for group in {point.group for point in distribution.entry_points} - set(KINDS.values()):
+    for distribution, points in _readable_distributions():
+        for group in {point.group for point in points} - set(KINDS.values()):
             normalized = group.lower().replace("-", ".").replace("_", ".").replace(":", ".")
             closest = difflib.get_close_matches(normalized, KINDS.values(), n=1, cutoff=0.85)
             if closest or group.startswith("drivetrain."):
                 advice = f"Did you mean {closest[0]!r}?" if closest else f"Groups: {', '.join(KINDS.values())}"
-                names = tuple(sorted(point.name for point in distribution.entry_points if point.group == group))
-                found.add(UnknownGroup(distribution.name, group, names, advice))
+                names = tuple(sorted(point.name for point in points if point.group == group))
+                owner, _ = _owner(distribution) or ("a damaged distribution", "")
+                found.add(UnknownGroup(owner, group, names, advice))
     return sorted(found)
+
+
+def find_damaged_distributions() -> list[str]:
+    """Return a description of each installed distribution that is skipped because its metadata cannot be read."""
+    from importlib.metadata import distributions
+
+    damaged = []
+    for distribution in distributions():
+        try:
+            points: Sequence[EntryPoint] = list(distribution.entry_points)
+        except Exception as error:  # any file may have been damaged in any way
+            points, problem = [], one_line(error)
+        else:
+            problem = "" if _owner(distribution) is not None else "METADATA is missing or damaged"
+        if problem:
+            ours = [f"{kind} {point.name}" for kind in KINDS for point in points if point.group == KINDS[kind]]
+            skipped = f"; skipped: {', '.join(ours)}" if ours else ""
+            name = (_owner(distribution) or ("a distribution",))[0]
+            damaged.append(f"{name} in {distribution.locate_file('')}: {problem}{skipped}")
+    return damaged
+
+
+def _readable_distributions() -> Iterator[tuple[Distribution, Sequence[EntryPoint]]]:
+    """Yield the installed distributions with their entry points. Skip those whose entry points cannot be read."""
+    from importlib.metadata import distributions
+
+    for distribution in distributions():
+        with contextlib.suppress(Exception):  # any file may have been damaged in any way
+            yield distribution, list(distribution.entry_points)
+
+
+def _owner(distribution: Distribution | None) -> tuple[str, str] | None:
+    """Return the name and the version of a distribution; None if its metadata cannot be read."""
+    if distribution is None:
+        return "unknown", ""
+    try:
+        owner: tuple[object, object] = distribution.name, distribution.version  # None without METADATA in Python 3.12
+    except Exception:  # any file may have been damaged in any way
+        return None
+    return (str(owner[0]), str(owner[1])) if None not in owner else None
+
+
+def _entry_points(group: str) -> Sequence[EntryPoint]:
+    from importlib.metadata import entry_points  # at the top, it would take a third of the time of `import drivetrain`
+
+    try:
+        return list(entry_points(group=group))
+    except Exception:  # one distribution is damaged
+        return [point for _, points in _readable_distributions() for point in points if point.group == group]
 
 
 def list_plugins(kind: str) -> list[Plugin]:
     """Return the installed plugins of a kind, sorted by name, without importing them."""
-    from importlib.metadata import entry_points  # at the top, it would take a third of the time of `import drivetrain`
-
     plugins = {
-        Plugin(
-            kind=kind,
-            name=point.name,
-            target=point.value,
-            distribution=point.dist.name if point.dist else "unknown",
-            version=point.dist.version if point.dist else "",
-        )
-        for point in entry_points(group=KINDS[kind])
+        Plugin(kind=kind, name=point.name, target=point.value, distribution=owner[0], version=owner[1])
+        for point in _entry_points(KINDS[kind])
+        if (owner := _owner(point.dist)) is not None
     }
     return sorted(plugins, key=lambda plugin: (plugin.name, plugin.distribution))
 
@@ -216,7 +287,8 @@ def load_plugin(kind: str, name: str) -> Any:
     Raises:
         PluginNotFoundError: no distribution provides it. The message lists the installed plugins and, if known, the
             package to install.
-        PluginError: several distributions provide it, or its distribution requires another version of drivetrain.
+        PluginError: several distributions provide it, or its distribution requires another version of drivetrain. A
+            command of drivetrain itself is used nevertheless, so that no package can disable it.
         PluginBrokenError: importing it failed, or it is not what its group requires.
     """
     candidates = [plugin for plugin in installed_plugins(kind) if plugin.name == name]
@@ -234,7 +306,13 @@ def check_plugins() -> Iterator[tuple[Plugin, PluginError | None]]:
         installed = list_plugins(kind)
         for plugin in installed:
             try:
-                _check_unique([each for each in installed if each.name == plugin.name])
+                candidates = [each for each in installed if each.name == plugin.name]
+                if plugin != (used := _select(candidates)):
+                    raise PluginError(
+                        f"[DT-603] {kind} {plugin.name!r}: {used.distribution} provides it, so the one of "
+                        f"{plugin.distribution} {plugin.version} is not used. Uninstall {plugin.distribution}"
+                    )
+                check_plugin(used)
             except PluginError as error:
                 yield plugin, error
             else:
@@ -243,14 +321,21 @@ def check_plugins() -> Iterator[tuple[Plugin, PluginError | None]]:
 
 def _check_unique(candidates: Sequence[Plugin]) -> Any:
     """Check and return the plugin of a kind and name. If several distributions provide it, raise an error."""
+    return check_plugin(_select(candidates))
+
+
+def _select(candidates: Sequence[Plugin]) -> Plugin:
+    """Return the only candidate, or the command of drivetrain itself. Otherwise, raise an error."""
     first = candidates[0]
-    if len(candidates) > 1:
+    if first.kind == "command":
+        first = next((plugin for plugin in candidates if plugin.distribution == _CORE), first)
+    if len(candidates) > 1 and (first.kind, first.distribution) != ("command", _CORE):
         providers = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in candidates)
         raise PluginError(
             f"[DT-603] {first.kind} {first.name!r}: expected one distribution that provides it, got {providers}. "
             "Uninstall one of them"
         )
-    return check_plugin(first)
+    return first
 
 
 def create_plugin(kind: str, name: str, options: Mapping[str, Any]) -> Any:
@@ -290,7 +375,9 @@ def create_object(plugin: type, where: str, hint: str, options: Mapping[str, Any
         return plugin(**options)
     except DrivetrainError:
         raise
-    except Exception as error:  # the class is not ours
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the class is not ours
         arguments = f"with the options {', '.join(options)}" if options else "without arguments"
         raise PluginBrokenError(
             f"[DT-602] {where}: creating it {arguments} raised {one_line(error)}. {hint}: {plugin.__qualname__}(...)"
@@ -363,7 +450,7 @@ def install_commands(*names: str) -> list[str]:
     from importlib.metadata import distributions
 
     extras = _extra_distributions()
-    installed = {distribution.name for distribution in distributions()}
+    installed = {owner[0] for distribution in distributions() if (owner := _owner(distribution)) is not None}
     missing = [name for name in dict.fromkeys(names) if name in extras and extras[name] not in installed]
     return [f'pip install "drivetrain[{name}]"' for name in missing]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from drivetrain._base.failure import one_line
 from drivetrain._hooks.dataset import DatasetProvider, Shard, SplitRequest
-from drivetrain._hooks.plugins import Plugin, check_plugin, install_commands, installed_plugins
+from drivetrain._hooks.plugins import Plugin, check_plugin, errors_of, install_commands, installed_plugins
 from drivetrain.errors import ConfigurationError, DrivetrainError, PluginBrokenError, PluginError, PluginNotFoundError
 
 __all__ = ["OpenedDataset", "Providers", "check_runtime", "required_runtime"]
@@ -113,13 +113,15 @@ class Providers:
         return next((option for option in options if option is not None), None)
 
     def _accepts(self, installed: _Installed, dataset: object) -> bool:
-        cause: Exception | None = None
+        cause: BaseException | None = None
         try:
             accepted: object = installed.provider.accepts(dataset)
             if isinstance(accepted, bool):
                 return accepted
             problem = f"expected True or False, got {accepted!r:.200}"
-        except Exception as error:  # another package may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # another package may raise anything
             cause, problem = error, one_line(error)
         broken = PluginBrokenError(f"[DT-602] the dataset provider {installed} failed in accepts(): {problem}")
         broken.__cause__ = cause
@@ -225,11 +227,6 @@ def _needed_runtimes(datasets: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _make(plugin: Plugin) -> DatasetProvider:
     kind = check_plugin(plugin)
-    try:
+    with errors_of(plugin, "cannot be created"):
         provider: DatasetProvider = kind()
-        return provider
-    except Exception as error:  # another package may raise anything
-        raise PluginBrokenError(
-            f"[DT-602] the {plugin.kind} {plugin.name!r} of {plugin.distribution} {plugin.version} cannot be created: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    return provider

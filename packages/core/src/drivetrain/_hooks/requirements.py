@@ -133,7 +133,9 @@ def _find_wrong_command(function: Any, name: str) -> str | None:
     commands = argparse.ArgumentParser().add_subparsers()
     try:
         function(commands)
-    except (Exception, SystemExit) as error:  # raised by another package
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # raised by another package
         return f"{one_line(error)}. Expected a function with the parameter (commands) that adds a command"
     if list(commands.choices) != [name]:
         added = ", ".join(map(repr, commands.choices)) or "none"
