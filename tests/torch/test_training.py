@@ -164,7 +164,7 @@ def train_with_checkpoints(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Train with checkpoints, and kill one rank in the first attempt if the config says so."""
     context = drivetrain.get_context()
     inner = make_model()
-    model = prepare_model(inner)
+    model = prepare_model(inner, exact=True)
     optimizer = make_optimizer(model)
     done = 0
     if checkpoint := drivetrain.get_checkpoint():
@@ -175,7 +175,7 @@ def train_with_checkpoints(config: dict[str, Any]) -> dict[str, torch.Tensor]:
         done = state["done"]
         assert 0 < done < STEPS
     for step in range(done, STEPS):
-        train_step(model, optimizer, make_batch(step, context.get_world_rank()))
+        train_step(model, optimizer, make_batch(step, context.get_world_rank(), context.get_world_size()))
         if config.get("kill") == context.get_world_rank() and step == STEPS - 2 and context.attempt == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         with TemporaryDirectory() as directory:
@@ -188,15 +188,16 @@ def train_with_checkpoints(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     return inner.state_dict()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("workers", "rank"), [(2, 0), (2, 1), (3, 2)])
 def test_killed_worker_is_replaced_and_the_run_reaches_the_same_parameters(
-    fit: Callable[..., Result], alone: dict[str, torch.Tensor], rank: int
+    fit: Callable[..., Result], alone: dict[str, torch.Tensor], workers: int, rank: int
 ):
-    undisturbed = fit(train_with_checkpoints, {}).return_value
-    disturbed = fit(train_with_checkpoints, {"kill": rank}, max_failures=1)
+    undisturbed = fit(train_with_checkpoints, {}, workers=workers).return_value
+    disturbed = fit(train_with_checkpoints, {"kill": rank}, workers=workers, max_failures=1)
     assert disturbed.metrics["attempt"] == 1
     assert all(torch.equal(disturbed.return_value[name], tensor) for name, tensor in undisturbed.items())
-    assert_same(disturbed.return_value, alone)
+    if workers == 2:  # three workers have batches of different sizes, so the mean of their gradients is another one
+        assert_same(disturbed.return_value, alone)
 
 
 def test_checkpoint_contains_the_saved_state(fit: Callable[..., Result]):

@@ -33,8 +33,13 @@ def prepare_model(
     move_to_device: bool | torch.device = True,
     parallel_strategy: str | ParallelStrategy | None = "ddp",
     parallel_strategy_kwargs: Mapping[str, Any] | None = None,
+    *,
+    exact: bool | None = None,
 ) -> torch.nn.Module:
     """Move a model to this worker's device, and wrap it so that all workers train it together.
+
+    ``"fsdp"``, ``"fsdp2"`` and other strategies that shard a model replace its parameters. Create optimizers from the
+    model that this function returns: the first step of an optimizer of replaced parameters raises an error.
 
     Args:
         model: the model, the same on every worker.
@@ -42,10 +47,15 @@ def prepare_model(
             False not to move it.
         parallel_strategy: ``"ddp"`` for ``DistributedDataParallel``, ``"fsdp"`` for ``FullyShardedDataParallel``,
             ``"fsdp2"`` for ``fully_shard``, the name of another installed strategy, a :class:`ParallelStrategy`, or
-            None for no wrapper. With a single worker, the model is never wrapped.
+            None for no wrapper. With a single worker, the model is never wrapped. Neither is a model without
+            parameters, nor, with ``"ddp"``, a model without trainable parameters.
         parallel_strategy_kwargs: additional arguments of a strategy that is given by name. ``"ddp"``, ``"fsdp"`` and
             ``"fsdp2"`` pass them to the wrapper; ``"fsdp2"`` also accepts ``modules``, the classes of submodules that
             are sharded as units.
+        exact: True if a resumed run must compute exactly the same values as an undisturbed run, also with three or more
+            workers. ``"ddp"`` then sets ``find_unused_parameters=True``, which costs time in every step; the other
+            strategies of this package need no change. None means True if torch uses deterministic algorithms, which
+            :func:`enable_reproducibility` turns on.
 
     Returns:
         The model, or the wrapper around it.
@@ -59,15 +69,27 @@ def prepare_model(
 
     strategy = _make_strategy(parallel_strategy, parallel_strategy_kwargs or {})
     device = get_device() if isinstance(move_to_device, bool) else torch.device(move_to_device)
+    given = list(model.parameters())
     if move_to_device is not False:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         model = model.to(device)
-    if strategy is None or get_context().get_world_size() == 1:
-        return model
-    wrapped = strategy.wrap(model, device)
-    _wrapped_models.add(wrapped)
-    return wrapped
+    if strategy is not None and given and get_context().get_world_size() > 1:
+        exact = torch.are_deterministic_algorithms_enabled() if exact is None else exact
+        model = (strategy.wrap_exact if exact else strategy.wrap)(model, device)
+        _wrapped_models.add(model)
+    _refuse_optimizers_of_replaced_parameters(given, model, strategy)
+    return model
+
+
+def _refuse_optimizers_of_replaced_parameters(
+    given: list[torch.nn.Parameter], model: torch.nn.Module, strategy: ParallelStrategy | None
+) -> None:
+    kept = {id(parameter) for parameter in model.parameters()}
+    if replaced := [parameter for parameter in given if id(parameter) not in kept]:
+        from drivetrain_torch._replaced import refuse_optimizers_of
+
+        refuse_optimizers_of(replaced, "None" if strategy is None else type(strategy).__name__)
 
 
 def _make_strategy(given: str | ParallelStrategy | None, options: Mapping[str, Any]) -> ParallelStrategy | None:

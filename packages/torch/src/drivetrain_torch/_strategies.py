@@ -32,9 +32,19 @@ class ParallelStrategy(ABC):
             device: the device of this worker.
         """
 
+    def wrap_exact(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+        """Return the model like :meth:`wrap`, for ``prepare_model(exact=True)``.
+
+        Override this method if the first step of a process adds gradients in another order than its later steps. The
+        base class calls :meth:`wrap`.
+        """
+        return self.wrap(model, device)
+
 
 class DDPStrategy(ParallelStrategy):
     """``DistributedDataParallel``: every worker has the whole model, and the gradients are averaged.
+
+    A model without trainable parameters is returned as it is, because there are no gradients.
 
     Args:
         **options: further arguments of the wrapper.
@@ -45,9 +55,30 @@ class DDPStrategy(ParallelStrategy):
 
     def wrap(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
         """Wrap the model. On a GPU, the wrapper also moves the inputs."""
+        return self._wrap(model, device, self._options)
+
+    def wrap_exact(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+        """Wrap the model so that every step adds the gradients in the same order.
+
+        After the first step of a process, the wrapper sorts the gradients into new buckets. The position in a bucket
+        determines the order in which the values of three or more workers are added, so a resumed run would differ from
+        an undisturbed one. The wrapper keeps its buckets if it looks for unused parameters in every step.
+        """
+        if self._options.get("static_graph"):
+            raise ConfigurationError(
+                "[DT-722] prepare_model(exact=True): expected no static_graph=True, with which "
+                "DistributedDataParallel changes the order of additions after the first step. Remove it, or pass "
+                "exact=False (enable_reproducibility() implies exact=True)"
+            )
+        order_matters = get_context().get_world_size() > 2
+        return self._wrap(model, device, self._options | ({"find_unused_parameters": True} if order_matters else {}))
+
+    @staticmethod
+    def _wrap(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> torch.nn.Module:
         import torch
 
-        options = self._options
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
         if device.type == "cuda" and {parameter.device for parameter in model.parameters()} == {device}:
             options = {"device_ids": [device], "output_device": device, **options}
         return torch.nn.parallel.DistributedDataParallel(model, **options)
