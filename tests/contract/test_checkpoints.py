@@ -178,6 +178,24 @@ def test_file_reported_by_all_ranks_with_the_same_content_is_stored_once(runtime
     }  # fmt: skip
 
 
+@with_processes
+def test_file_reported_by_all_ranks_is_that_of_rank_0_with_one_warning(
+    runtime: RuntimeUnderTest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        rank = drivetrain.get_context().get_world_rank()
+        for step in range(5):
+            report_files({}, {"shared.txt": f"made by {rank} in step {step}"})
+
+    result = runtime.fit(train)
+
+    contents = [files_of(checkpoint)["shared.txt"] for checkpoint, _ in result.best_checkpoints]
+    assert contents == [f"made by 0 in step {step}" for step in range(5)]
+    errors = capsys.readouterr().err
+    assert errors.count("[DT-422] ranks 0 and 1 reported 'shared.txt' for checkpoint_000001") == 1
+    assert errors.count("DT-422") == 1
+
+
 @same_on_ray
 @with_processes
 def test_file_reported_by_two_ranks_with_different_content_fails_and_names_both(runtime: RuntimeUnderTest) -> None:
@@ -186,7 +204,7 @@ def test_file_reported_by_two_ranks_with_different_content_fails_and_names_both(
         report_files({}, {"shared.txt": f"made by {rank}"})
 
     with pytest.raises(TrainingFailedError, match=r"ranks 0 and 1 reported 'shared\.txt'") as failed:
-        runtime.fit(train)
+        runtime.fit(train, checkpoint_config=CheckpointConfig(on_conflict="error"))
 
     assert isinstance(failed.value.__cause__, CheckpointError)
     assert Result.from_path(runtime.storage_path / "run").checkpoint is None

@@ -117,7 +117,7 @@ def test_rank_that_was_not_waited_for_adds_its_files_to_a_committed_checkpoint(t
 
 def test_collision_commits_nothing(tmp_path: Path) -> None:
     storage = local_storage(tmp_path)
-    manager = CheckpointManager(storage)
+    manager = CheckpointManager(storage, CheckpointConfig(on_conflict="error"))
     files = {}
     for rank in range(2):
         source = tmp_path / f"of_{rank}"

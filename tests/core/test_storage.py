@@ -1,10 +1,13 @@
+import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from drivetrain import CheckpointError, ConfigurationError, Result, StorageError
-from drivetrain._storage.directory import open_storage, runs_location
+from drivetrain._storage.directory import Storage, open_storage, runs_location
+from drivetrain._storage.duplicates import settle_duplicates
 from drivetrain._storage.filesystem import StoredFile
 from tests.support import local_storage
 
@@ -52,9 +55,60 @@ def test_same_content_of_several_ranks_becomes_one_file(tmp_path: Path, source: 
     storage = local_storage(tmp_path / "run")
     files = {rank: storage.put_directory(str(source), "checkpoint", rank=rank) for rank in range(3)}
 
-    storage.settle_duplicates("checkpoint", files)
+    settle_duplicates(storage, "checkpoint", files)
 
     assert sorted(os.listdir(storage.path("checkpoint"))) == ["a.txt", "deep"]
+
+
+def store_of_ranks(storage: Storage, source: Path, ranks: Sequence[int]) -> dict[int, dict[str, StoredFile]]:
+    """Store a file of the same name from several ranks, in this order."""
+    files = {}
+    for rank in ranks:
+        (source / "a.txt").write_text(f"of rank {rank}" * (rank + 1))
+        files[rank] = storage.put_directory(str(source), "checkpoint", rank=rank)
+    return files
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_file_of_the_lowest_rank_is_kept_whichever_rank_is_faster(
+    tmp_path: Path, source: Path, order: Sequence[int]
+) -> None:
+    storage = local_storage(tmp_path / "run")
+    files = store_of_ranks(storage, source, order)
+
+    merged, conflicts = settle_duplicates(storage, "checkpoint", files)
+
+    assert Path(storage.path("checkpoint", "a.txt")).read_text() == "of rank 0"
+    assert sorted(os.listdir(storage.path("checkpoint"))) == ["a.txt", "deep"]
+    assert merged == {"a.txt": StoredFile(9), "deep/er/b.txt": StoredFile(2)}
+    assert conflicts == {"a.txt": [0, 1, 2], "deep/er/b.txt": [0, 1, 2]}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_files_of_all_ranks_are_kept_in_directories_of_the_ranks(
+    tmp_path: Path, source: Path, order: Sequence[int]
+) -> None:
+    storage = local_storage(tmp_path / "run")
+    files = store_of_ranks(storage, source, order)
+
+    merged, _ = settle_duplicates(storage, "checkpoint", files, on_conflict="keep_all")
+
+    for rank, path in enumerate(["a.txt", "rank_1/a.txt", "rank_2/a.txt"]):
+        assert Path(storage.path("checkpoint", path)).read_text() == f"of rank {rank}" * (rank + 1)
+    assert storage.walk("checkpoint") == {path: facts.size for path, facts in merged.items()}
+
+
+def test_late_rank_does_not_replace_a_committed_file(tmp_path: Path, source: Path) -> None:
+    storage = local_storage(tmp_path / "run")
+    committed, _ = settle_duplicates(storage, "checkpoint", store_of_ranks(storage, source, [1]))
+
+    merged, conflicts = settle_duplicates(
+        storage, "checkpoint", store_of_ranks(storage, source, [0]), committed=committed
+    )
+
+    assert merged == committed
+    assert Path(storage.path("checkpoint", "a.txt")).read_text() == "of rank 1" * 2
+    assert conflicts.keys() == committed.keys()
 
 
 @pytest.mark.parametrize("content", ["b", "longer"])
@@ -65,7 +119,7 @@ def test_different_content_of_two_ranks_is_refused_with_both_named(tmp_path: Pat
     files[2] = storage.put_directory(str(source), "checkpoint", rank=2)
 
     with pytest.raises(CheckpointError, match=r"ranks 0 and 2 reported 'a\.txt'"):
-        storage.settle_duplicates("checkpoint", files)
+        settle_duplicates(storage, "checkpoint", files, on_conflict="error")
 
 
 def test_directory_without_files_is_refused(tmp_path: Path) -> None:

@@ -392,6 +392,10 @@ class CheckpointConfig(ShowsFields):
             for trainers that run the training loop themselves.
         checkpoint_at_end: whether to save a checkpoint when the training ends; None for the trainer's default. Only for
             trainers that run the training loop themselves.
+        on_conflict: which file to keep if several ranks report files of the same name for a checkpoint.
+            ``"lowest_rank"`` keeps that of the lowest rank, with one warning. ``"keep_all"`` also keeps the files of
+            the other ranks, in the directories ``rank_<rank>`` of the checkpoint. ``"error"`` ends the run if the
+            contents differ, which has to read the files.
         resume_from: the checkpoint from which a retry or a resumed run continues: ``"latest"``, or ``"latest_finite"``
             for the latest finite one. If there is no finite checkpoint, the latest one is used.
 
@@ -408,6 +412,7 @@ class CheckpointConfig(ShowsFields):
     checksums: bool = False
     checkpoint_frequency: int = 0
     checkpoint_at_end: bool | None = None
+    on_conflict: Literal["lowest_rank", "keep_all", "error"] = "lowest_rank"
     resume_from: Literal["latest", "latest_finite"] = "latest"
 
     def __post_init__(self) -> None:
@@ -423,6 +428,7 @@ class CheckpointConfig(ShowsFields):
                 "checksums": _bool,
                 "checkpoint_frequency": _int_from(0),
                 "checkpoint_at_end": _or_none(_bool),
+                "on_conflict": _one_of("lowest_rank", "keep_all", "error"),
                 "resume_from": _one_of("latest", "latest_finite"),
             },
         )

@@ -127,7 +127,7 @@ class RunInUseError(StorageError):
 
 
 class CheckpointError(StorageError):
-    """A checkpoint is missing, empty, damaged, or reported by two ranks with different content."""
+    """A checkpoint is missing, empty or damaged, or its parts do not fit together."""
 
 
 class ResourceError(DrivetrainError):

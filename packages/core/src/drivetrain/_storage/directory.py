@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
 from drivetrain._base.crashpoints import reach
-from drivetrain._storage.copying import Claims, copy_files, copy_part, duplicates_of, same_content
+from drivetrain._storage.copying import Claims, copy_files, copy_part
 from drivetrain._storage.filesystem import (
     CHUNK_BYTES,
     Filesystem,
@@ -272,8 +272,8 @@ class Storage:
         """Store the files of a local directory in the directory ``name``, where other ranks may store files too.
 
         On a local filesystem, a file that another rank has already stored goes to ``.rank_<rank>/`` instead. The commit
-        resolves such duplicates (:meth:`settle_duplicates`). On remote storage, the last upload of a file wins. There,
-        checksums are always computed, and the commit compares them.
+        resolves such duplicates (:mod:`drivetrain._storage.duplicates`). On remote storage, the last upload of a file
+        wins. There, checksums are always computed, and the commit compares them.
 
         A link to a file is stored as a copy of that file. Other links and special files are skipped with a warning.
 
@@ -326,38 +326,11 @@ class Storage:
         reach("after upload")
         return stored
 
-    def settle_duplicates(self, name: str, files: Mapping[int, Mapping[str, StoredFile]]) -> None:
-        """Delete the duplicates of files that several ranks stored with the same content.
-
-        Args:
-            name: the directory in which the ranks stored their files.
-            files: the results of :meth:`put_directory`, by rank.
-
-        Raises:
-            CheckpointError: two ranks stored different content under the same path. The message names the path and the
-                ranks.
-        """
-        first: dict[str, StoredFile] = {}
-        for rank in sorted(files):
-            for relative, facts in files[rank].items():
-                other = first.setdefault(relative, facts)
-                if other.size != facts.size or (other.crc32 or facts.crc32) != (facts.crc32 or other.crc32):
-                    raise _collision(name, relative, files)
-        if not self.is_local:
-            return
-        for rank in sorted(files):
-            duplicates = self.path(name, duplicates_of(rank))
-            if not os.path.isdir(duplicates):
-                continue
-            self._require_no_link(f"{name}/{duplicates_of(rank)}")
-            for relative, _ in walk_local(duplicates):
-                own, first_one = os.path.join(duplicates, relative), self.path(name, relative)
-                if not os.path.lexists(first_one):  # the rank that stored it first failed, and deleted it
-                    make_below(self.path(name), posixpath.dirname(relative))
-                    os.rename(own, first_one)
-                elif not same_content(own, first_one):
-                    raise _collision(name, relative, files)
-            self.filesystem.delete(duplicates)
+    def move(self, source: str, target: str) -> None:
+        """Move a file within the storage, in place of a file that has the new name already."""
+        for name in (source, target):
+            self._require_no_link(posixpath.dirname(name))
+        self.call(f"move {source}", lambda: self.filesystem.move(self.path(source), self.path(target)))
 
     def find_damage(self, name: str, files: Mapping[str, StoredFile], *, checksums: bool = False) -> str | None:
         """Describe the first damage to a stored directory. Return None if all files exist and have the expected size.
@@ -616,11 +589,3 @@ def _matches(relative: str, patterns: Sequence[str]) -> bool:
     while parent := posixpath.dirname(names[-1]):
         names.append(parent)
     return any(fnmatch.fnmatchcase(name, pattern.rstrip("/")) for pattern in patterns for name in names)
-
-
-def _collision(name: str, relative: str, files: Mapping[int, Mapping[str, StoredFile]]) -> CheckpointError:
-    owners = [rank for rank in sorted(files) if relative in files[rank]]
-    return CheckpointError(
-        f"[DT-410] ranks {' and '.join(map(str, owners))} reported {relative!r} for {name} with "
-        "different content. Report the file from one rank only, or put the rank into its name"
-    )

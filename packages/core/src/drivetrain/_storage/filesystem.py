@@ -90,6 +90,10 @@ class Filesystem(Protocol):
         """Delete a file or a directory tree, if it exists."""
         ...
 
+    def move(self, source: str, target: str) -> None:
+        """Move a file, in place of a file that has the new path already. Create the directories above it."""
+        ...
+
     def make_directory(self, path: str) -> None:
         """Create a directory and its parents, if the filesystem has directories."""
         ...
@@ -182,6 +186,11 @@ class LocalFilesystem:
                 shutil.rmtree(path)
             else:
                 os.unlink(path)
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a file."""
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.replace(source, target)
 
     def make_directory(self, path: str) -> None:
         """Create a directory and its parents."""

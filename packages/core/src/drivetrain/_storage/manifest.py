@@ -1,11 +1,11 @@
 """Commit and retention.
 
 **How a checkpoint is committed.** The ranks have uploaded their files to ``checkpoint_<index>/``. The controller
-checks that no two ranks uploaded different content under one path, writes the listing (the list of files) into the
-directory, and then replaces ``manifest.json`` atomically. That replacement is the commit. A checkpoint that is not in
-the manifest is not committed, and its files are deleted before the next attempt. The new manifest also leaves out the
-checkpoints that retention drops. A thread deletes the files of these checkpoints later, once it has flushed the new
-checkpoint to the disk.
+decides which rank's file is kept if several ranks uploaded files under one path, writes the listing (the list of files)
+into the directory, and then replaces ``manifest.json`` atomically. That replacement is the commit. A checkpoint that is
+not in the manifest is not committed, and its files are deleted before the next attempt. The new manifest also leaves
+out the checkpoints that retention drops. A thread deletes the files of these checkpoints later, once it has flushed the
+new checkpoint to the disk.
 
 The listing in a checkpoint's directory contains the checkpoint's manifest entry. So a lost manifest is recreated from
 the directories whose files are complete.
@@ -23,6 +23,7 @@ from drivetrain._base.crashpoints import reach
 from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in, immutable_files, parse_listing
 from drivetrain._storage.committed import CommittedCheckpoint
 from drivetrain._storage.directory import Storage
+from drivetrain._storage.duplicates import describe_ranks, settle_duplicates
 from drivetrain._storage.filesystem import StoredFile
 from drivetrain._storage.holds import delete_unless_held, is_held
 from drivetrain._storage.layout import (
@@ -92,6 +93,7 @@ class CheckpointManager:
         """The entries of a manifest whose write has raised an exception; None if the last write succeeded."""
         self._encoded_entries: dict[str, str] = {}
         self._damaged: set[str] = set()
+        self._has_warned_of_conflicts = False
         self._janitor = Janitor(storage, warn)
 
     @property
@@ -154,20 +156,23 @@ class CheckpointManager:
             name: the name of the checkpoint's directory; None for the default name.
 
         Raises:
-            CheckpointError: two ranks uploaded different content under the same path, or another report's checkpoint
-                has the same name.
+            CheckpointError: another report's checkpoint has the same name; or, with ``on_conflict="error"``, two ranks
+                uploaded different content under the same path.
             StorageError: the manifest could not be written, so nothing is committed.
         """
         name = name or checkpoint_name(index)
-        self._storage.settle_duplicates(name, files)
         existing = next((entry for entry in self.committed if entry.name == name), None)
         if existing and existing.index != index:
             raise CheckpointError(
                 f"[DT-411] a checkpoint: expected a directory that is new in the run, got {name!r}, which is "
                 "committed already"
             )
-        merged = self._listed(name) if existing else {}
-        merged |= {path: facts for rank in sorted(files) for path, facts in files[rank].items()}
+        listed = self._listed(name) if existing else {}
+        conflict = self._config.on_conflict
+        merged, conflicts = settle_duplicates(self._storage, name, files, on_conflict=conflict, committed=listed)
+        if conflicts and conflict == "lowest_rank" and not self._has_warned_of_conflicts:
+            self._has_warned_of_conflicts = True
+            self._warn(_conflict_warning(name, conflicts))
         if not all(files.values()):  # a rank has written its files into the directory itself
             merged = {path: StoredFile(size) for path, size in self._storage.walk(name).items()} | merged
         if self._metadata:
@@ -318,6 +323,16 @@ class CheckpointManager:
         body = ",\n".join(self._encoded_entries[entry.name] for entry in entries)
         manifest = f'{{"version": {VERSION}, "checkpoints": [\n{body}\n]}}\n'
         self._storage.write_bytes(MANIFEST, manifest.encode(), midway=lambda: reach("during manifest write"))
+
+
+def _conflict_warning(name: str, conflicts: Mapping[str, Sequence[int]]) -> str:
+    paths = list(conflicts)
+    others = f" and {len(paths) - 1} other files" if len(paths) > 1 else ""
+    return (
+        f"[DT-422] {describe_ranks(conflicts[paths[0]])} reported {paths[0]!r}{others} for {name}. The file of the "
+        "lowest rank is kept, here and in later checkpoints. To avoid this warning, report the file from one rank "
+        'only. To keep all files, set CheckpointConfig(on_conflict="keep_all")'
+    )
 
 
 def read_manifest(storage: Storage, warn: Callable[[str], None] = lambda line: None) -> list[CommittedCheckpoint]:

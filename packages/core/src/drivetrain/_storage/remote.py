@@ -236,6 +236,11 @@ class ArrowFilesystem(_Remote):
             if self._type(path):
                 raise
 
+    def move(self, source: str, target: str) -> None:
+        """Move a file."""
+        self.make_directory(posixpath.dirname(target))
+        self.handle.move(source, target)
+
     def make_directory(self, path: str) -> None:
         """Create a directory, except on an object store, which has no directories."""
         if not self._is_object_store:
@@ -349,6 +354,13 @@ class FsspecFilesystem(_Remote):
         with contextlib.suppress(FileNotFoundError):
             if self.handle.exists(path):
                 self.handle.rm(path, recursive=True)
+
+    def move(self, source: str, target: str) -> None:
+        """Move a file."""
+        self.make_directory(posixpath.dirname(target))
+        if self.exists(target):
+            self.handle.rm_file(target)
+        self.handle.mv(source, target)
 
     def make_directory(self, path: str) -> None:
         """Create a directory, except on an object store, where fsspec would create a bucket."""
