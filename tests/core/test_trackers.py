@@ -125,8 +125,45 @@ def test_tracker_that_fails_temporarily_gets_all_reports(tmp_path: Path, capfd: 
     notes = Notes(fault="log", times=2)
     fit(tmp_path, notes)
 
-    assert [entry.iteration for entry in notes.entries] == list(range(1, REPORTS + 1))
-    assert len(capfd.readouterr().err.splitlines()) == 1
+    losses = [(entry.iteration, entry.metrics["loss"]) for entry in notes.entries if "loss" in entry.metrics]
+    assert losses == [(step + 1, step) for step in range(REPORTS)]
+    assert len(capfd.readouterr().err.splitlines()) <= 1
+
+
+class Strict(Notes):
+    """A service that refuses a whole request because of one value, or because of one name."""
+
+    def log(self, entries: Any) -> None:
+        for entry in entries:
+            for name, value in entry.metrics.items():
+                if "//" in name or value == "refused":
+                    raise ValueError(f"invalid {name}")
+        super().log(entries)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_refused_value_costs_only_that_value_with_one_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], together: bool
+) -> None:
+    def train() -> None:
+        for step in range(1, 8):
+            refused = {"a//b": step} if step > 2 else {}
+            drivetrain.report({"loss": step, **refused, "text": "refused" if step == 4 and together else "accepted"})
+
+    tracker = Strict()
+    fit(tmp_path, tracker, train=train)
+
+    values: dict[str, list[tuple[int, Any]]] = {}
+    for entry in tracker.entries:
+        for name, value in entry.metrics.items():
+            values.setdefault(name, []).append((entry.iteration, value))
+    steps = range(1, 8)
+    assert values["loss"] == values["training_iteration"] == [(step, step) for step in steps]
+    assert values["text"] == [(step, "accepted") for step in steps if step != 4 or not together]
+    assert "a//b" not in values
+    lines = [line for line in capfd.readouterr().err.splitlines() if "notes:" in line]
+    assert "refused the value of 'a//b' (ValueError: invalid a//b); other values are logged" in lines[0]
+    assert lines[1:] == (["run: notes: values of these metrics were refused: 'a//b', 'text'"] if together else [])
 
 
 @pytest.mark.parametrize("call", ["open", "log", "save", "close"])

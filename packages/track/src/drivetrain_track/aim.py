@@ -72,9 +72,9 @@ class AimLoggerCallback(TrackerCallback):
 
     def log(self, entries: Sequence[Entry]) -> None:
         """Log the numbers; the step is the report's iteration."""
-        for entry in entries:
-            for name, value in numbers(entry.metrics).items():
-                self._session.track(value, name=name, step=entry.iteration)
+        for iteration, values in [(entry.iteration, numbers(entry.metrics)) for entry in entries]:
+            for name, value in values.items():
+                self._session.track(value, name=name, step=iteration)
         self._session["training_iteration"] = entries[-1].iteration
 
     def log_failure(self, failure: Failure, retrying: bool) -> None:

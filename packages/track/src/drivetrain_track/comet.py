@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain import ConfigurationError
 from drivetrain.plugin import Entry, Ranks, TrackerCallback, numbers, parameters
+from drivetrain_track.names import Names
 
 if TYPE_CHECKING:
     from drivetrain import CommittedCheckpoint, Failure, Run
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["CometLoggerCallback"]
 
 _DIRECTORY = "comet"
+_MAX_NAME_CHARS = 100  # Comet cuts longer names
 _NO_AUTO_LOGGING: dict[str, Any] = {
     # Comet's automatic logging would record data of the driver, which does not train.
     "auto_metric_logging": False,
@@ -100,12 +102,16 @@ class CometLoggerCallback(TrackerCallback):
                 offline_directory=str(directory),
             ),
         )
-        self._session.log_parameters(parameters(run))
+        self._names = Names(_clean, _MAX_NAME_CHARS)
+        given = parameters(run)
+        names = Names(_clean, _MAX_NAME_CHARS).of(given)
+        self._session.log_parameters({names[name]: value for name, value in given.items()})
 
     def log(self, entries: Sequence[Entry]) -> None:
         """Log the numbers; the step is the report's iteration."""
-        for entry in entries:
-            self._session.log_metrics(numbers(entry.metrics), step=entry.iteration)
+        for iteration, values in [(entry.iteration, numbers(entry.metrics)) for entry in entries]:
+            names = self._names.of(values)
+            self._session.log_metrics({names[name]: value for name, value in values.items()}, step=iteration)
 
     def save(self, checkpoint: CommittedCheckpoint, directory: str) -> None:
         """Store a checkpoint as a model with the checkpoint's name."""
@@ -118,3 +124,7 @@ class CometLoggerCallback(TrackerCallback):
     def close(self, error: BaseException | None) -> None:
         """Wait until all data has been sent or archived, and end the experiment."""
         self._session.end()
+
+
+def _clean(name: str) -> str:
+    return name or "_"  # Comet drops values without a name

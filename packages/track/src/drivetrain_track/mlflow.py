@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain import ConfigurationError
 from drivetrain.plugin import Entry, Ranks, RunOutcome, TrackerCallback, numbers, outcome_of, parameters, redact
+from drivetrain_track.names import Names
 
 if TYPE_CHECKING:
     from drivetrain import CommittedCheckpoint, Failure, Run
@@ -19,6 +20,7 @@ _RUN_TAG = "drivetrain.run_id"
 _METRICS_PER_REQUEST = 1000  # limits of the REST API
 _PARAMETERS_PER_REQUEST = 100
 _INVALID_IN_NAMES = re.compile(r"[^\w\-. :/]")
+_MAX_NAME_CHARS = 250
 _STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.INTERRUPTED: "KILLED", RunOutcome.FAILED: "FAILED"}
 
 
@@ -27,7 +29,8 @@ class MLflowLoggerCallback(TrackerCallback):
 
     All attempts and resumes of a run are logged to the same MLflow run. Its tag ``drivetrain.run_id`` is the id of the
     drivetrain run. The train function's config becomes parameters, and every number becomes a metric whose step is the
-    report's iteration. Characters that MLflow does not allow in names become ``_``. The state of MLflow in this
+    report's iteration. Characters that MLflow does not allow in names become ``_``, and so do the parts of a path that
+    it does not allow, as in ``val//loss``; names that become equal get a suffix. The state of MLflow in this
     process, such as its active run, does not change. MLflow reads the credentials for the server from
     ``MLFLOW_TRACKING_USERNAME`` and ``MLFLOW_TRACKING_PASSWORD``, or from ``MLFLOW_TRACKING_TOKEN``.
 
@@ -89,6 +92,7 @@ class MLflowLoggerCallback(TrackerCallback):
         from mlflow.entities import Param
 
         self._monitor: Any = None
+        self._names = Names(_clean, _MAX_NAME_CHARS)
         self._client = client = MlflowClient(self.tracking_uri, self.registry_uri)
         name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.name
         experiment = client.get_experiment_by_name(name)
@@ -102,7 +106,9 @@ class MLflowLoggerCallback(TrackerCallback):
         else:
             tags = {**self.tags, _RUN_TAG: run.id}
             self._id = client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
-            parameter = [Param(_INVALID_IN_NAMES.sub("_", key), str(value)) for key, value in parameters(run).items()]
+            given = parameters(run)
+            names = Names(_clean, _MAX_NAME_CHARS).of(given)
+            parameter = [Param(names[key], str(value)) for key, value in given.items()]
             for start in range(0, len(parameter), _PARAMETERS_PER_REQUEST):
                 client.log_batch(self._id, params=parameter[start : start + _PARAMETERS_PER_REQUEST])
         if self.log_system_metrics:
@@ -117,8 +123,9 @@ class MLflowLoggerCallback(TrackerCallback):
         """Log the numbers in batches; the step is the report's iteration."""
         from mlflow.entities import Metric
 
+        names = self._names.of(name for entry in entries for name in entry.metrics)
         metrics = [
-            Metric(_INVALID_IN_NAMES.sub("_", name), value, round(entry.time * 1000), entry.iteration)
+            Metric(names[name], value, round(entry.time * 1000), entry.iteration)
             for entry in entries
             for name, value in numbers(entry.metrics).items()
         ]
@@ -146,3 +153,9 @@ class MLflowLoggerCallback(TrackerCallback):
             if state[name] is not None and redact(state[name]) != state[name]:
                 state[name] = None
         return state
+
+
+def _clean(name: str) -> str:
+    """Return a name that MLflow accepts: a path of allowed characters that has a single spelling."""
+    parts = _INVALID_IN_NAMES.sub("_", name).split("/")
+    return "/".join("_" if part in ("", ".", "..") else part for part in parts)

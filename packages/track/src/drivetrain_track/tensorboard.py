@@ -79,19 +79,13 @@ class TBXLoggerCallback(TrackerCallback):
 
     def log(self, entries: Sequence[Entry]) -> None:
         """Write one event for every report."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        for entry in entries:
-            scalars = numbers(entry.metrics)
+        summaries = [_summary(entry.metrics) for entry in entries]  # converted first, because a value may be refused
+        for entry, summary in zip(entries, summaries, strict=True):
             if not self._wrote_hparams:
-                for summary in _hparams_start(parameters(self._run), list(scalars)):
-                    self._file.write(summary, 0, entry.time)
+                for start in _hparams_start(parameters(self._run), list(numbers(entry.metrics))):
+                    self._file.write(start, 0, entry.time)
                 self._wrote_hparams = True
-            values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-            for name, value in entry.metrics.items():
-                if isinstance(value, list) and value and all(isinstance(item, (int, float)) for item in value):
-                    values.append(_histogram(name, value))
-            self._file.write(Summary(value=values), entry.iteration, entry.time)
+            self._file.write(summary, entry.iteration, entry.time)
             self._iteration = max(self._iteration, entry.iteration)
         if self.artifacts and time.monotonic() - self._scanned_at > _SCAN_S:
             self._read_artifacts()
@@ -183,6 +177,17 @@ def _hparams_summary(name: str, content: Any) -> Any:
     plugin = SummaryMetadata.PluginData(plugin_name="hparams", content=content.SerializeToString())
     metadata = SummaryMetadata(plugin_data=plugin)
     return Summary(value=[Summary.Value(tag=f"_hparams_/{name}", metadata=metadata)])
+
+
+def _summary(metrics: Mapping[str, Any]) -> Any:
+    """Return the scalars and histograms of a report."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers(metrics).items()]
+    for name, value in metrics.items():
+        if isinstance(value, list) and value and all(isinstance(item, (int, float)) for item in value):
+            values.append(_histogram(name, value))
+    return Summary(value=values)
 
 
 def _text(tag: str, text: str) -> Any:

@@ -10,8 +10,14 @@ The methods of a tracker are called on that thread, one at a time::
     close(error)                    at the end of the run
 
 If a method raises, the call is retried after a short pause, and the first exception is shown to the user as a warning.
-A call that fails three times is dropped, and a warning at the end of the run states how many reports are missing. If a
-tracker is too slow, or hangs, the driver waits for it at the end of the run for a limited time.
+A call that fails three times is dropped, and a warning at the end of the run states how many reports are missing.
+
+If a tracker is too slow, or hangs, the driver waits for it at the end of the run for a limited time.
+
+A service may refuse one value, for example because of its name. When ``log`` raises, its entries are first logged one
+by one, and then value by value. Values that are refused are dropped with one warning, and the others are logged. If no
+value is accepted, the service is unreachable, and the call is retried as a whole. So ``log`` should convert all entries
+before it sends the first one; otherwise, the service may receive some of them twice.
 """
 
 from __future__ import annotations
@@ -22,11 +28,11 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from drivetrain._base.metrics import flatten
+from drivetrain._base.metrics import flatten, writable
 from drivetrain._base.redact import as_text, masked
 from drivetrain._hooks.callback import Callback, Report
 from drivetrain._storage.checkpoint import checkpoint_in
@@ -51,6 +57,11 @@ _IDLE_FACTOR = 4
 _MAX_IDLE_S = 1.0
 _RETRY_PAUSES_S = (1.0, 5.0)
 _MAX_RETRY_PAUSE_S = 60.0
+_MAX_REFUSALS = 3
+"""After this number of refused values of a metric in succession, its values are not sent any more."""
+
+_MAX_PARAMETER_CHARS = 250
+_MAX_PARAMETER_BITS = 63
 _SILENT_S = 2.0
 _INTERRUPTED_S = 10.0
 """The maximum wait at the end of an interrupted run, because a scheduler may kill the driver soon."""
@@ -186,6 +197,7 @@ class _Feed:
         self._run = run
         self._warnings = _Warnings(run, tracker.title or type(tracker).__name__)
         self._entries = Entries(tracker.ranks, can_rewind=tracker.can_rewind)
+        self._refusals: dict[str, int] = {}  # by metric, the number of refused values in succession
         self._jobs: queue.SimpleQueue[tuple[float, Report] | Callable[[], None]] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._over = False
@@ -211,6 +223,8 @@ class _Feed:
             self._thread.join(timeout_s - _SILENT_S)
         if self._thread.is_alive():
             self._warnings.show(f"not finished {timeout_s:g} s after the end of the run (drain_timeout_s)")
+        if len(self._refusals) > 1:
+            self._warnings.show(f"values of these metrics were refused: {', '.join(map(repr, self._refusals))}")
         if missing := self._queued_reports - self._logged_reports:
             self._warnings.show(f"{missing} of {self._queued_reports} reports were not logged")
 
@@ -279,8 +293,51 @@ class _Feed:
             self._logged_reports += len(reports)
 
     def _log(self, entries: Sequence[Entry]) -> None:
-        if entries:
-            self._tracker.log(entries)
+        if not entries:
+            return
+        refused = frozenset(self._refusals)
+        usual = [_select(entry, entry.metrics.keys() - refused) for entry in entries] if refused else entries
+        try:
+            self._tracker.log(usual)
+        except (Exception, SystemExit) as error:
+            self._log_separately(usual, error)
+        for entry in entries:
+            for name in refused.intersection(entry.metrics):
+                self._log_value(entry, name)
+
+    def _log_separately(self, entries: Sequence[Entry], error: BaseException) -> None:
+        """Log entries that the tracker does not accept together; raise the error if it does not accept any value."""
+        for entry in entries:
+            try:
+                self._tracker.log([entry])
+            except (Exception, SystemExit):
+                # The metrics that drivetrain adds come last, and every service accepts them.
+                last, *others = reversed(entry.metrics) if entry.metrics else [""]
+                if not others or not self._is_accepted(entry, last):
+                    raise error from None
+                for name in reversed(others):
+                    self._log_value(entry, name)
+
+    def _is_accepted(self, entry: Entry, name: str) -> bool:
+        try:
+            self._tracker.log([_select(entry, {name})])
+        except (Exception, SystemExit):
+            return False
+        return True
+
+    def _log_value(self, entry: Entry, name: str) -> None:
+        """Log one value, or drop it if the tracker refuses it."""
+        if self._refusals.get(name, 0) >= _MAX_REFUSALS:
+            return
+        try:
+            self._tracker.log([_select(entry, {name})])
+        except (Exception, SystemExit) as error:
+            if not self._refusals:
+                self._warnings.show(f"refused the value of {name!r} ({_one_line(error)}); other values are logged")
+            self._refusals[name] = self._refusals.get(name, 0) + 1
+        else:
+            if name in self._refusals:
+                self._refusals[name] = 0
 
     def _try(self, job: Callable[[], None]) -> bool:
         """Call a job up to three times; return True on success."""
@@ -310,8 +367,15 @@ class _Warnings:
     def show_error(self, error: BaseException) -> None:
         """Print an exception that the tracker raised, if nothing was printed before."""
         if not self._shown:
-            message = str(error).strip().partition("\n")[0]
-            self.show(f"{type(error).__name__}: {message}; the run continues, and the tracker is retried")
+            self.show(f"{_one_line(error)}; the run continues, and the tracker is retried")
+
+
+def _select(entry: Entry, names: Set[str]) -> Entry:
+    return entry._replace(metrics={name: value for name, value in entry.metrics.items() if name in names})
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -322,10 +386,16 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 def parameters(run: Run) -> dict[str, Any]:
     """Return the hyperparameters of a run: the flattened config of its train function, and the number of workers.
 
-    Values other than numbers are converted to text of at most 250 characters. The values of secret names, such as
-    ``hf_token``, are ``***``.
+    Values other than numbers, and integers of more than 64 bits, are converted to text of at most 250 characters. The
+    values of secret names, such as ``hf_token``, are ``***``.
     """
     values = flatten(masked({str(name): value for name, value in (run.train_loop_config or {}).items()}))
     values.setdefault("num_workers", run.scaling_config.max_workers)
-    plain = (bool, int, float)
-    return {name: value if isinstance(value, plain) else as_text(value)[:250] for name, value in values.items()}
+    return {writable(name): _parameter(value) for name, value in values.items()}
+
+
+def _parameter(value: Any) -> Any:
+    is_number = isinstance(value, (int, float))
+    if is_number and not (isinstance(value, int) and value.bit_length() > _MAX_PARAMETER_BITS):
+        return value
+    return writable(as_text(writable(value) if is_number else value)[:_MAX_PARAMETER_CHARS])
