@@ -1,6 +1,9 @@
 """Distributed LightGBM training in several processes."""
 
+import ctypes
+import json
 import socket
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,14 @@ import pytest
 
 import drivetrain
 from drivetrain import ConfigurationError, Result, RunConfig, ScalingConfig, SessionError
-from drivetrain_gbdt.lightgbm import LightGBMConfig, LightGBMTrainer, RayTrainReportCallback, get_network_params
+from drivetrain_gbdt._parameters import ALIASES, NETWORK
+from drivetrain_gbdt.lightgbm import (
+    LightGBMConfig,
+    LightGBMTrainer,
+    RayTrainReportCallback,
+    get_network_params,
+    shared_bins,
+)
 from tests.gbdt.conftest import LABEL, DiesOnce
 
 Fit = Callable[..., Result]
@@ -276,9 +286,99 @@ def test_wrong_arguments_are_rejected_before_a_worker_starts(
 
 
 def test_invalid_configurations_and_calls_are_rejected() -> None:
-    with pytest.raises(ConfigurationError, match="'data', 'voting' or 'feature', got 'serial'"):
+    with pytest.raises(ConfigurationError, match="'data' or 'voting', got 'serial'"):
         LightGBMConfig(tree_learner="serial")
     with pytest.raises(ConfigurationError, match=r"Call lightgbm\.train with them in the train function"):
         LightGBMTrainer(train_sklearn, params=BINARY)
     with pytest.raises(SessionError, match="in the train function of a LightGBMTrainer"):
         get_network_params()
+
+
+def test_names_of_parameters_are_those_of_lightgbm() -> None:
+    (path,) = Path(lightgbm.__file__).parent.rglob("lib_lightgbm.*")
+    size, length = 1 << 20, ctypes.c_int64()
+    text = ctypes.create_string_buffer(size)
+    assert ctypes.CDLL(str(path)).LGBM_DumpParamAliases(ctypes.c_int64(size), ctypes.byref(length), text) == 0
+    names = json.loads(text.value)
+    assert {name: set(aliases) for name, aliases in ALIASES.items()} == {name: set(names[name]) for name in ALIASES}
+
+
+NAMES_OF_NETWORK = [key for name in NETWORK for key in (name, *ALIASES[name])]
+
+
+def trainer_with(params: dict[str, Any], workers: int = 2, **options: Any) -> LightGBMTrainer:
+    return LightGBMTrainer(
+        params=params,
+        label_column=LABEL,
+        datasets={"train": {"x": [1.0, 2.0], LABEL: [0, 1]}},
+        scaling_config=ScalingConfig(num_workers=workers),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES_OF_NETWORK)
+def test_parameters_of_the_network_are_ignored_with_a_warning(name: str) -> None:
+    with pytest.warns(UserWarning, match=rf"got {name}=7\. They are ignored"):
+        trainer_with({name: 7})
+
+
+def test_parameters_of_a_saved_model_cause_one_warning_with_several_workers_and_none_with_one() -> None:
+    saved = {"tree_learner": "serial", "num_machines": 1, "machines": "", "local_listen_port": 12400, "time_out": 120}
+    with pytest.warns(UserWarning, match="got num_machines=1, tree_learner='serial'. They are ignored") as caught:
+        trainer_with(saved)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer_with(saved, workers=1)
+        trainer_with({"tree": "voting_parallel"})
+    with pytest.warns(UserWarning, match="tree='voting'"):
+        trainer_with({"tree": "voting"}, lightgbm_config=LightGBMConfig(tree_learner="data"))
+    with pytest.raises(ConfigurationError, match="linear trees on one machine only"):
+        trainer_with({"linear_trees": True})
+
+
+def test_rounds_in_the_parameters_are_the_total_also_after_a_failure(fit: Fit, cancer: pd.DataFrame) -> None:
+    result = fit(
+        LightGBMTrainer,
+        params={**BINARY, "n_estimators": 6},
+        label_column=LABEL,
+        num_boost_round=50,
+        datasets={"train": cancer},
+        max_failures=1,
+        frequency=2,
+        callbacks=[DiesOnce(5)],
+    )
+    assert result.checkpoint is not None
+    assert LightGBMTrainer.get_model(result.checkpoint).num_trees() == 6
+
+
+def ordered_rows() -> pd.DataFrame:
+    day = np.sort(np.random.default_rng(0).random(2000))
+    return pd.DataFrame({"day": day, LABEL: np.sin(6 * day)})
+
+
+def squared_error(params: dict[str, Any]) -> float:
+    frame = drivetrain.get_dataset_shard("train").to_pandas()
+    features, label = frame.drop(columns=LABEL), frame[LABEL]
+    params = {**params, "verbosity": -1}
+    matrix = lightgbm.Dataset(features, label, reference=shared_bins(features, params))
+    report = RayTrainReportCallback()
+    model = lightgbm.train({**get_network_params(), **params}, matrix, 50, callbacks=[report])
+    whole = ordered_rows()
+    return float(((model.predict(whole[["day"]]) - whole[LABEL]) ** 2).mean())
+
+
+def test_train_function_uses_the_bins_of_all_workers(fit: Fit) -> None:
+    for params in ({}, {"subsample_for_bin": 800}):
+        result = fit(LightGBMTrainer, squared_error, train_loop_config=params, datasets={"train": ordered_rows()})
+        assert result.return_value < 1e-3
+
+
+def test_train_function_that_trains_alone_is_refused(fit: Fit) -> None:
+    with pytest.raises(drivetrain.TrainingFailedError, match=r"DT-731.*got num_machines=1\. Pass {\*\*params"):
+        fit(
+            LightGBMTrainer,
+            squared_error,
+            train_loop_config={"num_machines": 1},
+            datasets={"train": ordered_rows()},
+        )

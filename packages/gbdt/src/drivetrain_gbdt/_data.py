@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from drivetrain_data import Source, TableShard
 
-__all__ = ["TRAIN", "Columns", "TableData"]
+__all__ = ["TRAIN", "Columns", "TableData", "no_rows"]
 
 TRAIN = "train"
 
@@ -30,11 +30,13 @@ class Columns:
         label: the column to predict.
         others: a mapping from the dataset's name to further columns that are not features, such as weights.
         categorical: True if features may be categorical.
+        any_category: True if categories may be of any type; False if they must be text or integers.
     """
 
     label: str
     others: Mapping[str, Sequence[str]]
     categorical: bool
+    any_category: bool = True
 
     def features(self, name: str, schema: pa.Schema, expected: Sequence[str] | None = None) -> list[str]:
         """Check the columns of a dataset, and return the names of its features.
@@ -55,26 +57,33 @@ class Columns:
         for column in not_features:
             if column not in columns:
                 raise ConfigurationError(
-                    f"dataset {name!r}: expected a column {column!r}, got {', '.join(map(repr, columns))}"
+                    f"[DT-732] dataset {name!r}: expected a column {column!r}, got {', '.join(map(repr, columns))}"
                 )
             kind = schema.field(column).type
             if not _is_numeric(kind) and column == self.label:
                 raise ConfigurationError(
-                    f"dataset {name!r}: expected numeric labels, got column {column!r} of type {kind}. "
+                    f"[DT-732] dataset {name!r}: expected numeric labels, got column {column!r} of type {kind}. "
                     "Encode it as numbers"
                 )
         features = [column for column in columns if column not in not_features]
         accepted = "numeric or categorical" if self.categorical else "numeric"
         for column in features:
             kind = schema.field(column).type
-            if not _is_numeric(kind) and not (self.categorical and types.is_dictionary(kind)):
+            if types.is_dictionary(kind) and self.categorical:
+                values = kind.value_type
+                if not self.any_category and not types.is_integer(values) and not _is_text(values):
+                    raise ConfigurationError(
+                        f"[DT-732] dataset {name!r}: expected categories that are text or integers, got column "
+                        f"{column!r} with categories of type {values}. Convert the categories to text"
+                    )
+            elif not _is_numeric(kind):
                 raise ConfigurationError(
-                    f"dataset {name!r}: expected {accepted} features, "
+                    f"[DT-732] dataset {name!r}: expected {accepted} features, "
                     f"got column {column!r} of type {kind}. Encode it as numbers, or drop it"
                 )
         if expected is not None and set(features) != set(expected):
             raise ConfigurationError(
-                f"dataset {name!r}: expected the same features as in {TRAIN!r}, got different ones: "
+                f"[DT-732] dataset {name!r}: expected the same features as in {TRAIN!r}, got different ones: "
                 f"{', '.join(sorted(set(features) ^ set(expected)))}"
             )
         return features
@@ -133,10 +142,13 @@ class TableData(DataConfig):
         Functions, and datasets that another provider splits, are not checked.
         """
         sources = _sources(opened)
-        for name in sorted(sources, key=lambda name: name != TRAIN):
+        names = sorted(sources, key=lambda name: name != TRAIN)  # the categories of "train" come first
+        for name in names:
             features = self._columns.features(name, sources[name].schema(), self._expected)
             self._expected = features if name == TRAIN else self._expected
-        for name, shard in DataConfig().configure({name: opened[name] for name in sources}, 1)[0].items():
+        for name, shard in DataConfig().configure({name: opened[name] for name in names}, 1)[0].items():
+            if shard.rows == 0:
+                raise no_rows(name)
             self._check_labels(name, shard)
             self._collect_categories(shard)
 
@@ -158,7 +170,7 @@ class TableData(DataConfig):
         for table in shard.reader.tables(names) if names else ():
             for name in names:
                 for chunk in table.column(name).chunks:
-                    self._categories[name] = _union(self._categories.get(name), chunk.dictionary)
+                    self._categories[name] = _union(name, self._categories.get(name), chunk.dictionary)
 
     def _recoded(self, shard: Any) -> Any:
         if not self._categories:
@@ -168,6 +180,14 @@ class TableData(DataConfig):
         if not isinstance(shard, TableShard):
             return shard
         return replace(shard, reader=_Recoded(shard.reader, dict(self._categories)))
+
+
+def no_rows(name: str) -> ConfigurationError:
+    """Return the error for a dataset without rows."""
+    return ConfigurationError(
+        f"[DT-732] dataset {name!r}: expected at least one row, got none. Check the filter or the files from which the "
+        "dataset is made, or leave the dataset out"
+    )
 
 
 def _sources(opened: Mapping[str, Any]) -> dict[str, Source]:
@@ -238,14 +258,28 @@ def _recoded_type(kind: pa.DictionaryType, categories: pa.Array) -> pa.DataType:
     return pa.dictionary(pa.int32(), categories.type, ordered=kind.ordered)
 
 
-def _union(categories: pa.Array | None, new: pa.Array) -> pa.Array:
+def _union(name: str, categories: pa.Array | None, new: pa.Array) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if categories is None:
         return pa.array(new.to_pylist(), new.type)  # drops the validity bitmap, which XGBoost does not accept
-    new = new.cast(categories.type)
-    return pa.concat_arrays([categories, new.filter(pc.invert(pc.is_in(new, categories)))])
+    try:
+        missing = new.filter(pc.invert(pc.is_in(new.cast(categories.type), categories)))
+    except pa.ArrowInvalid as error:
+        raise ConfigurationError(
+            f"[DT-732] column {name!r}: expected categories of one type in all datasets, got {categories.type} and "
+            f"{new.type}. Convert the categories to one type"
+        ) from error
+    if not len(missing):
+        return categories
+    return pa.array([*categories.to_pylist(), *missing.cast(categories.type).to_pylist()], categories.type)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _is_numeric(kind: pa.DataType) -> bool:

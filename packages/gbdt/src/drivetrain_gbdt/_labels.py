@@ -46,7 +46,8 @@ class Labels:
             values = pc.cast(table.column(column), "float64")
             if values.null_count or not pc.all(pc.is_finite(values), min_count=0).as_py():
                 raise ConfigurationError(
-                    f"dataset {dataset!r}: expected finite labels, got missing or infinite ones in column {column!r}"
+                    f"[DT-732] dataset {dataset!r}: expected finite labels, got missing or infinite ones in column "
+                    f"{column!r}"
                 )
             if len(values):
                 bounds = pc.min_max(values).as_py()
@@ -155,8 +156,8 @@ class LabelRules:
             return
         fractions = "" if labels.integers else "fractions "
         raise ConfigurationError(
-            f"dataset {labels.dataset!r}: expected labels that are {self.domain} for objective {self.objective!r}, "
-            f"got {fractions}from {labels.minimum:g} to {labels.maximum:g} in column {labels.column!r}"
+            f"[DT-732] dataset {labels.dataset!r}: expected labels that are {self.domain} for objective "
+            f"{self.objective!r}, got {fractions}from {labels.minimum:g} to {labels.maximum:g} in column {labels.column!r}"
         )
 
     def check_differences(self, labels: Labels) -> None:
@@ -171,6 +172,6 @@ class LabelRules:
             kind, all_equal = "values", labels.minimum == labels.maximum
         if all_equal:
             raise ConfigurationError(
-                f"dataset {labels.dataset!r}: expected labels with at least two {kind}, "
+                f"[DT-732] dataset {labels.dataset!r}: expected labels with at least two {kind}, "
                 f"got only {labels.range} in column {labels.column!r}"
             )

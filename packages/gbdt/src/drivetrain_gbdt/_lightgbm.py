@@ -10,9 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from drivetrain import Checkpoint, ConfigurationError, get_checkpoint, get_dataset_shard
+from drivetrain_gbdt._bins import sample_of_all_workers
+from drivetrain_gbdt._convert import has_categories, numbers, plain_numbers, sizes, to_frame
+from drivetrain_gbdt._data import TRAIN
+from drivetrain_gbdt._network import Peers, check_connected
+from drivetrain_gbdt._parameters import pop
 from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
 
-__all__ = ["RayTrainReportCallback", "train_on_tables"]
+__all__ = ["RayTrainReportCallback", "bins_of", "to_table", "train_on_tables"]
 
 _REPORT_ORDER = 25  # order of LightGBM's own callbacks: log 10, record 20, stop early 30
 _EARLY_STOPPING_ORDER = 30
@@ -59,6 +64,8 @@ class RayTrainReportCallback:
 
     def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
         """Report the round."""
+        if env.iteration == env.begin_iteration:
+            check_connected(env.params)
         model: Any = env.model
         results = list(env.evaluation_result_list or ())
         values = {f"{result[0]}-{result[1]}": float(result[2]) for result in results}
@@ -142,14 +149,46 @@ def _as_result(values: Sequence[Any], *, like: Any) -> Any:
     return tuple(values) if type(like) is tuple else type(like)(*values)
 
 
-def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
+def bins_of(peers: Peers, features: pa.Table, params: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Return a dataset whose bins come from the rows of all workers.
+
+    Args:
+        peers: the workers.
+        features: the features of this worker's rows.
+        params: LightGBM's parameters.
+        options: arguments of ``lightgbm.Dataset``.
+    """
+    sample = sample_of_all_workers(peers, features, params)
+    # LightGBM drops features that are too rare to split, but it judges by the number of rows of this dataset.
+    filtered = {} if sample.complete else {"feature_pre_filter": False}
+    return lightgbm.Dataset(
+        _matrix(sample.features),
+        label=np.zeros(sample.features.num_rows),
+        feature_name=sample.features.column_names,
+        **{**options, "params": {**params, **filtered, **(options.get("params") or {})}},
+    ).construct()
+
+
+def to_table(features: Any) -> pa.Table:
+    """Convert a data frame, a table or a 2D array to a table."""
+    if isinstance(features, pa.Table):
+        return features
+    if isinstance(features, np.ndarray):
+        return pa.table({f"Column_{number}": column for number, column in enumerate(features.T)})
+    return pa.Table.from_pandas(features, preserve_index=False)
+
+
+def train_on_tables(config: dict[str, Any], network: Mapping[str, Any], peers: Peers | None) -> None:
     """Train on this worker's parts of the datasets.
 
     Args:
         config: the config of the train function, as returned by ``TableForm.build_configs()``.
         network: the parameters that connect the workers.
+        peers: the workers; None if there is only one.
     """
-    params = {**network, **config["params"]}
+    params = dict(config["params"])
+    threads = pop(params, "num_threads", 0)
+    params |= {**network, "num_threads": threads if threads > 0 else network["num_threads"]}
     past: History = []
     rounds, model = config["rounds"], None
     checkpoint = get_checkpoint()
@@ -160,25 +199,7 @@ def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
         # rounds after the best one were removed.
         if rounds <= 0 or len(past) > model.current_iteration():
             return
-    sets: dict[str, lightgbm.Dataset] = {}
-    features: list[str] | None = None
-    for name in config["names"]:
-        options = dict(config["options"].get(name, {}))
-        columns = {key: options.pop(key) for key in config["columns"] if key in options}
-        table = _read(name, get_dataset_shard(name))
-        features = features or config["table"].features(name, table.schema)
-        config["table"].features(name, table.schema, features)
-        fields = {key: table.column(column).to_numpy() for key, column in columns.items()}
-        if "group" in fields:
-            fields["group"] = _sizes(fields["group"])
-        sets[name] = lightgbm.Dataset(
-            _matrix(table, features),
-            label=table.column(config["table"].label).to_numpy(),
-            reference=next(iter(sets.values()), None),
-            feature_name=features,
-            **fields,
-            **options,
-        )
+    sets = _datasets(config, params, peers)
     arguments = dict(config["arguments"])
     callbacks = [
         _EarlyStopping(callback, past) if isinstance(callback, _EARLY_STOPPING_TYPE) else callback
@@ -196,6 +217,35 @@ def train_on_tables(config: dict[str, Any], network: Mapping[str, Any]) -> None:
         **arguments,
     )
     report.at_end(booster)
+
+
+def _datasets(config: Mapping[str, Any], params: dict[str, Any], peers: Peers | None) -> dict[str, lightgbm.Dataset]:
+    """Return this worker's part of each dataset, with bins from the rows of all workers."""
+    sets: dict[str, lightgbm.Dataset] = {}
+    features: list[str] | None = None
+    reference: lightgbm.Dataset | None = None
+    for name in config["names"]:
+        options = dict(config["options"].get(name, {}))
+        columns = {key: options.pop(key) for key in config["columns"] if key in options}
+        table = _read(name, get_dataset_shard(name))
+        features = features or config["table"].features(name, table.schema)
+        config["table"].features(name, table.schema, features)
+        group = columns.pop("group", None)
+        fields: dict[str, Any] = {key: numbers(table.column(column)) for key, column in columns.items()}
+        if group is not None:
+            fields["group"] = sizes(table.column(group))
+        rows = table.select(features)
+        if name == TRAIN and peers is not None:
+            reference = bins_of(peers, rows, params, options)
+        sets[name] = lightgbm.Dataset(
+            _matrix(rows),
+            label=numbers(table.column(config["table"].label)),
+            reference=reference if name == TRAIN else sets[TRAIN],
+            feature_name=features,
+            **fields,
+            **options,
+        )
+    return sets
 
 
 def _early_stopping(params: dict[str, Any]) -> list[Any]:
@@ -219,24 +269,19 @@ def _read(name: str, shard: Any) -> pa.Table:
         table = pa.concat_tables(shard.iter_batches(batch_size=_BATCH_ROWS, batch_format="pyarrow"))
     if not table.num_rows:
         raise ConfigurationError(
-            f"LightGBM: expected at least one row of dataset {name!r} on each worker, got none. Use fewer workers"
+            f"[DT-732] LightGBM: expected at least one row of dataset {name!r} on each worker, got none. "
+            "Use fewer workers"
         )
     return table
 
 
-def _matrix(table: pa.Table, features: Sequence[str]) -> Any:
-    """Return the features in a format that LightGBM accepts: an array, or a data frame if some are categorical."""
-    kinds = [table.schema.field(name).type for name in features]
-    if any(pa.types.is_dictionary(kind) for kind in kinds):
-        return table.select(list(features)).to_pandas()
+def _matrix(features: pa.Table) -> Any:
+    """Return features in a format that LightGBM accepts: an array, or a data frame if some are categorical."""
+    if has_categories(features.schema):
+        return to_frame(plain_numbers(features))
+    kinds = [field.type for field in features.schema]
     single = all(pa.types.is_float32(kind) or pa.types.is_float16(kind) for kind in kinds)
-    matrix = np.empty((table.num_rows, len(features)), dtype=np.float32 if single else np.float64)
-    for number, name in enumerate(features):
-        matrix[:, number] = table.column(name).to_numpy()
+    matrix = np.empty((features.num_rows, len(kinds)), dtype=np.float32 if single else np.float64)
+    for number, column in enumerate(features.columns):
+        matrix[:, number] = numbers(column)
     return matrix
-
-
-def _sizes(groups: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the number of rows of each group; the rows of a group are contiguous."""
-    bounds = np.flatnonzero(groups[1:] != groups[:-1]) + 1
-    return np.diff(np.concatenate([[0], bounds, [len(groups)]]))

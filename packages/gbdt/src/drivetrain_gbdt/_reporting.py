@@ -50,7 +50,7 @@ class ModelReports:
     ) -> None:
         if type(frequency) is not int or frequency < 0:
             raise ConfigurationError(
-                f"RayTrainReportCallback(frequency=...): expected a number of rounds >= 0, got {frequency!r}"
+                f"[DT-101] RayTrainReportCallback(frequency=...): expected a number of rounds >= 0, got {frequency!r}"
             )
         names = [metrics] if isinstance(metrics, str) else metrics
         self._names = names if isinstance(names, Mapping) or names is None else {name: name for name in names}

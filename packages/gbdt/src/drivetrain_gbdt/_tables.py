@@ -58,7 +58,7 @@ class TableForm:
         dataset_options = {name: dict(given) for name, given in (options or {}).items()}
         if unknown := sorted(set(dataset_options) - set(datasets)):
             raise ConfigurationError(
-                f"{self.trainer}({self.options_argument}=...): expected names of datasets "
+                f"[DT-730] {self.trainer}({self.options_argument}=...): expected names of datasets "
                 f"({', '.join(map(repr, datasets))}), got {', '.join(map(repr, unknown))}"
             )
         run_config, frequency, at_end = _checkpoint_rules(run_config)
@@ -68,6 +68,7 @@ class TableForm:
                 name: [given[key] for key in self.column_options if key in given]
                 for name, given in dataset_options.items()
             },
+            any_category=self.categorical is None,
             categorical=(
                 self.categorical is None or any(given.get(self.categorical) for given in dataset_options.values())
             ),
@@ -90,7 +91,7 @@ class TableForm:
         given = [name for name, value in arguments.items() if value is not None]
         if given:
             raise ConfigurationError(
-                f"{self.trainer}(train_loop_per_worker=...): expected no label_column, params or arguments of "
+                f"[DT-730] {self.trainer}(train_loop_per_worker=...): expected no label_column, params or arguments of "
                 f"{function}, got {', '.join(given)}. Call {function} with them in the train function"
             )
 
@@ -129,20 +130,20 @@ def _check_arguments(
     """Return the label column and the parameters after checking them."""
     if not isinstance(label_column, str) or not isinstance(params, Mapping) or not datasets or TRAIN not in datasets:
         raise ConfigurationError(
-            f"{trainer}: expected either a train_loop_per_worker, or params={{...}}, label_column='...' and "
+            f"[DT-730] {trainer}: expected either a train_loop_per_worker, or params={{...}}, label_column='...' and "
             f"datasets={{'train': ...}}, got label_column={label_column!r}, params={params!r}, "
             f"datasets {sorted(datasets or ())}"
         )
     objective = params.get("objective")
     if isinstance(objective, str) and objective.startswith("multi") and not params.get("num_class"):
         raise ConfigurationError(
-            f"{trainer}(params=...): expected num_class for objective {objective!r}, got none. "
+            f"[DT-730] {trainer}(params=...): expected num_class for objective {objective!r}, got none. "
             "Add num_class, the number of classes"
         )
     device = str(params.get("device", params.get("device_type", "cpu")))
     if device.startswith(("cuda", "gpu")) and not getattr(scaling, "use_gpu", False):
         raise ConfigurationError(
-            f"{trainer}(params={{'device': {device!r}}}): expected GPUs, got ScalingConfig(use_gpu=False). "
+            f"[DT-730] {trainer}(params={{'device': {device!r}}}): expected GPUs, got ScalingConfig(use_gpu=False). "
             "Set use_gpu=True, or use device='cpu'"
         )
     return label_column, dict(params)
@@ -160,7 +161,7 @@ def _checkpoint_rules(run_config: RunConfig | None) -> tuple[RunConfig, int, boo
     """
     given: object = run_config
     if given is not None and not isinstance(given, RunConfig):
-        raise ConfigurationError(f"run_config: expected a RunConfig, got {given!r}")
+        raise ConfigurationError(f"[DT-103] run_config: expected a RunConfig, got {given!r}")
     run_config = run_config or RunConfig()
     rules: CheckpointConfig = run_config.checkpoint_config
     plain = replace(rules, checkpoint_frequency=0, checkpoint_at_end=None)

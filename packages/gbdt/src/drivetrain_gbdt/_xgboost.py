@@ -14,7 +14,8 @@ import xgboost
 from xgboost import collective
 
 from drivetrain import Checkpoint, ConfigurationError, get_checkpoint, get_dataset_shard
-from drivetrain_gbdt._data import Columns
+from drivetrain_gbdt._convert import is_text, numbers, plain_numbers, starts, to_frame
+from drivetrain_gbdt._data import Columns, no_rows
 from drivetrain_gbdt._reporting import ModelReports, evaluations, model_file
 
 __all__ = ["RayTrainReportCallback", "train_on_tables"]
@@ -175,31 +176,49 @@ class _Batches(xgboost.DataIter):
         self._expected = features
         self.features: Sequence[str] = ()
         self.category_checksums: dict[str, int] = {}
+        self._groups = 0  # the number of groups in the previous batches
         self._tables: Iterator[pa.Table] = iter(())
         super().__init__(cache_prefix=None if cache is None else str(cache / name))
 
     def reset(self) -> None:
         """Restart the iteration."""
+        self._groups = 0
         self._tables = _tables(self._shard)
         if "qid" in self._fields:
             self._tables = _whole_groups(self._tables, self._fields["qid"])
 
     def next(self, input_data: Callable[..., None]) -> bool:
         """Pass the next batch to XGBoost; return False at the end of the shard."""
+        batch = self.read()
+        if batch is None:
+            return False
+        input_data(**{**batch, "data": _features(batch["data"])})
+        return True
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the arguments of a ``DMatrix`` for the next batch, whose data is a table; None after the last one."""
         table = next(self._tables, None)
         if table is None:
-            return False
+            return None
         if not self.features:
             features = self._table.features(self._name, table.schema, self._expected)
             self.features = self._expected or features
         for name in self.features:
             self._check_categories(name, table.column(name))
-        fields = {key: table.column(column).to_numpy() for key, column in self._fields.items()}
-        if "qid" in fields and "weight" in fields:  # XGBoost expects one weight per group
-            fields["weight"] = fields["weight"][_starts(fields["qid"])]
-        label = table.column(self._table.label).to_numpy()
-        input_data(data=table.select(self.features), label=label, **fields)
-        return True
+        fields = {key: numbers(table.column(column)) for key, column in self._fields.items() if key != "qid"}
+        if "qid" in self._fields:
+            first_rows = starts(table.column(self._fields["qid"]))
+            fields["qid"] = self._number_groups(first_rows, table.num_rows)
+            if "weight" in fields:  # XGBoost expects one weight per group
+                fields["weight"] = fields["weight"][first_rows]
+        return {"data": table.select(self.features), "label": numbers(table.column(self._table.label)), **fields}
+
+    def _number_groups(self, first_rows: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:
+        """Return the number of each row's group. XGBoost requires ids that increase, which those of users need not."""
+        lengths = np.diff(np.concatenate([first_rows, [rows]]))
+        numbers_of_groups = np.arange(self._groups, self._groups + len(first_rows), dtype=np.uint32)
+        self._groups += len(first_rows)
+        return np.repeat(numbers_of_groups, lengths)
 
     def _check_categories(self, name: str, column: pa.ChunkedArray) -> None:
         """Check that each code stands for the same category in all batches."""
@@ -213,8 +232,8 @@ class _Batches(xgboost.DataIter):
 
 def _different_categories(name: str) -> ConfigurationError:
     return ConfigurationError(
-        f"column {name!r}: expected the same categories, in the same order, in every part of a dataset, got different "
-        "ones. Pass the dataset as one data frame, or encode the column as numbers"
+        f"[DT-732] column {name!r}: expected the same categories, in the same order, in every part of a dataset, got "
+        "different ones. Pass the dataset as one data frame, or encode the column as numbers"
     )
 
 
@@ -231,10 +250,11 @@ def _tables(shard: Any) -> Iterator[pa.Table]:
     yield from shard.iter_batches(batch_size=_BATCH_ROWS, batch_format="pyarrow")
 
 
-def _starts(groups: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the index of the first row of each group; the rows of a group are contiguous."""
-    changes = np.flatnonzero(groups[1:] != groups[:-1]) + 1
-    return np.concatenate([[0], changes]) if len(groups) else changes
+def _features(table: pa.Table) -> Any:
+    """Return features in a format that XGBoost accepts. Of an Arrow table, it accepts only categories that are text."""
+    table = plain_numbers(table)
+    kinds = [field.type.value_type for field in table.schema if pa.types.is_dictionary(field.type)]
+    return table if all(map(is_text, kinds)) else to_frame(table)
 
 
 def _whole_groups(tables: Iterator[pa.Table], column: str) -> Iterator[pa.Table]:
@@ -242,8 +262,8 @@ def _whole_groups(tables: Iterator[pa.Table], column: str) -> Iterator[pa.Table]
     pending: pa.Table | None = None
     for table in tables:
         rows = table if pending is None else pa.concat_tables([pending, table])
-        starts = _starts(rows.column(column).to_numpy())
-        last = int(starts[-1]) if len(starts) else 0
+        first_rows = starts(rows.column(column))
+        last = int(first_rows[-1]) if len(first_rows) else 0
         if last:
             yield rows.slice(0, last)
         pending = rows.slice(last)
@@ -321,11 +341,14 @@ def _matrices(config: Mapping[str, Any], params: Mapping[str, Any], cache: Path)
             matrices[name] = kind(batches, ref=next(iter(matrices.values()), None), **options)
         elif external:
             raise ConfigurationError(
-                f"dmatrix_params={{{name!r}: {{'external_memory': True}}}}: expected a histogram tree_method, got "
-                f"{params.get('tree_method')!r} (booster {params.get('booster', 'gbtree')!r}). Use tree_method='hist'"
+                f"[DT-730] dmatrix_params={{{name!r}: {{'external_memory': True}}}}: expected a histogram tree_method, "
+                f"got {params.get('tree_method')!r} (booster {params.get('booster', 'gbtree')!r}). Use tree_method='hist'"
             )
         else:
             matrices[name] = _whole(batches, options)
+        rows = np.array([matrices[name].num_row()], dtype=np.int64)
+        if not (collective.allreduce(rows, collective.Op.SUM) if collective.is_distributed() else rows)[0]:
+            raise no_rows(name)
         _check_categories(batches.category_checksums)
         features = batches.features
     return matrices
@@ -333,13 +356,11 @@ def _matrices(config: Mapping[str, Any], params: Mapping[str, Any], cache: Path)
 
 def _whole(batches: _Batches, options: Mapping[str, Any]) -> xgboost.DMatrix:
     """Return a matrix with all raw values in memory, as the exact and linear training methods require."""
-    parts: list[dict[str, Any]] = []
     batches.reset()
-    while batches.next(lambda **part: parts.append(part)):
-        pass
+    parts = list(iter(batches.read, None))
     joined: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0] if key != "data"}
-    joined["data"] = pa.concat_tables([part["data"] for part in parts])
-    return xgboost.DMatrix(**joined, **options)
+    table = pa.concat_tables([part["data"] for part in parts])
+    return xgboost.DMatrix(_features(table), **joined, **options)
 
 
 def _check_categories(checksums: Mapping[str, int]) -> None:

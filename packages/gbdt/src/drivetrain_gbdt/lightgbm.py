@@ -7,6 +7,7 @@ parameters that :func:`get_network_params` returns; LightGBM builds the same tre
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from drivetrain import (
 )
 from drivetrain.plugin import ProcessValue, reserve_port, worker_threads
 from drivetrain_gbdt._data import TRAIN
+from drivetrain_gbdt._network import Peers, network, peers
+from drivetrain_gbdt._parameters import find, pop_network, pop_rounds
 from drivetrain_gbdt._tables import Loop, TableForm
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
     from drivetrain_gbdt._lightgbm import RayTrainReportCallback
 
-__all__ = ["LightGBMConfig", "LightGBMTrainer", "RayTrainReportCallback", "get_network_params"]
+__all__ = ["LightGBMConfig", "LightGBMTrainer", "RayTrainReportCallback", "get_network_params", "shared_bins"]
 
 _TABLES = TableForm(
     trainer="LightGBMTrainer",
@@ -44,7 +47,6 @@ _TABLES = TableForm(
 )
 
 _port = ProcessValue[int]("drivetrain_gbdt.port")
-_network = ProcessValue[dict[str, Any]]("drivetrain_gbdt.network")
 
 
 def get_network_params() -> dict[str, Any]:
@@ -62,10 +64,37 @@ def get_network_params() -> dict[str, Any]:
         >>> trainer.fit().return_value
         ['num_threads']
     """
-    network = _network.value
-    if network is None:
-        raise SessionError("get_network_params() must be called in the train function of a LightGBMTrainer")
-    return dict(network)
+    params = network.value
+    if params is None:
+        raise SessionError("[DT-801] get_network_params() must be called in the train function of a LightGBMTrainer")
+    return dict(params)
+
+
+def shared_bins(features: Any, params: Mapping[str, Any] | None = None, **options: Any) -> lightgbm.Dataset | None:
+    """Return a dataset whose bins come from the rows of all workers: pass it as ``lightgbm.Dataset(reference=...)``.
+
+    LightGBM divides each feature into bins. With several workers, it computes the bins of a feature from the rows of
+    one worker, so the model is bad if the rows are in the order of a feature. Training on tables avoids this itself.
+    Every worker must call this function, before ``lightgbm.train``.
+
+    Args:
+        features: the features of this worker's rows, as a data frame, a pyarrow table or a 2D array.
+        params: the parameters of ``lightgbm.train`` that concern datasets, such as ``max_bin``.
+        **options: further arguments of ``lightgbm.Dataset``, such as ``categorical_feature``.
+
+    Returns:
+        The dataset, which contains a sample of the rows; None with one worker, whose bins are right anyway.
+
+    Raises:
+        SessionError: called outside the train function of a :class:`LightGBMTrainer`; or a worker cannot be reached.
+    """
+    connected = get_network_params()
+    if peers.value is None:
+        return None
+    from drivetrain_gbdt._lightgbm import bins_of, to_table
+
+    dataset: lightgbm.Dataset = bins_of(peers.value, to_table(features), {**(params or {}), **connected}, options)
+    return dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +102,7 @@ class LightGBMConfig(BackendConfig):
     """Configuration of LightGBM's network.
 
     Attributes:
-        tree_learner: LightGBM's parallel algorithm: ``"data"``, ``"voting"`` or ``"feature"``.
+        tree_learner: LightGBM's parallel algorithm: ``"data"`` or ``"voting"``.
         timeout_s: timeout in seconds for connecting to the other workers.
 
     Raises:
@@ -84,13 +113,13 @@ class LightGBMConfig(BackendConfig):
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
-        if self.tree_learner not in ("data", "voting", "feature"):
+        if self.tree_learner not in ("data", "voting"):  # LightGBM's Python package does not support "feature"
             raise ConfigurationError(
-                f"LightGBMConfig(tree_learner=...): expected 'data', 'voting' or 'feature', got {self.tree_learner!r}"
+                f"[DT-101] LightGBMConfig(tree_learner=...): expected 'data' or 'voting', got {self.tree_learner!r}"
             )
         if type(self.timeout_s) not in (int, float) or self.timeout_s < 1:
             raise ConfigurationError(
-                f"LightGBMConfig(timeout_s=...): expected a number of seconds >= 1, got {self.timeout_s!r}"
+                f"[DT-101] LightGBMConfig(timeout_s=...): expected a number of seconds >= 1, got {self.timeout_s!r}"
             )
 
     def create(self) -> Backend:
@@ -120,14 +149,20 @@ class LightGBMBackend(Backend):
             return [{}]
         ports = group.run(_reserve_port)
         machines = ",".join(f"{worker.ip}:{port}" for worker, port in zip(group.workers, ports, strict=True))
-        return [{"machines": machines, "local_listen_port": str(port)} for port in ports]
+        key = secrets.token_hex(32)
+        return [{"machines": machines, "local_listen_port": str(port), "key": key} for port in ports]
 
     @contextlib.contextmanager
     def session(self, context: TrainContext, rendezvous: Mapping[str, str]) -> Iterator[None]:
         """Provide the return value of :func:`get_network_params`. LightGBM connects when the training starts."""
-        network: dict[str, Any] = {"num_threads": worker_threads() or 0}
+        params: dict[str, Any] = {"num_threads": worker_threads() or 0}
         if rendezvous:
-            network |= {
+            host, _, port = rendezvous["machines"].partition(",")[0].rpartition(":")
+            key = bytes.fromhex(rendezvous["key"])
+            peers.value = Peers(
+                context.get_world_rank(), context.get_world_size(), (host, int(port)), key, self.timeout_s
+            )
+            params |= {
                 "tree_learner": self.tree_learner,
                 "machines": rendezvous["machines"],
                 "local_listen_port": int(rendezvous["local_listen_port"]),
@@ -135,11 +170,11 @@ class LightGBMBackend(Backend):
                 "time_out": max(1, round(self.timeout_s / 60)),  # in minutes
                 "pre_partition": True,
             }
-        _network.value = network
+        network.value = params
         try:
             yield
         finally:
-            _network.value = None
+            network.value = peers.value = None
 
 
 def _reserve_port() -> int:
@@ -213,6 +248,10 @@ class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
     ) -> None:
         if train_loop_per_worker is None:
             train_loop_per_worker = _train_on_tables
+            several = _several_workers(scaling_config)
+            params, num_boost_round, lightgbm_config = _own_parameters(
+                params, num_boost_round, lightgbm_config, several
+            )
             train_loop_config, dataset_config, run_config = _TABLES.build_configs(
                 label_column=label_column,
                 params=params,
@@ -247,11 +286,40 @@ class LightGBMTrainer(DataParallelTrainer, config=LightGBMConfig):
         return RayTrainReportCallback.get_model(checkpoint)
 
 
+def _several_workers(scaling: ScalingConfig | None) -> bool:
+    workers = getattr(scaling, "num_workers", 1)
+    return max(workers) > 1 if isinstance(workers, tuple) else workers > 1
+
+
+def _own_parameters(
+    params: Mapping[str, Any] | None, rounds: int, config: LightGBMConfig | None, several: bool
+) -> tuple[Mapping[str, Any] | None, int, LightGBMConfig | None]:
+    """Separate the parameters that the trainer sets itself from the user's.
+
+    Returns:
+        The other parameters; the number of rounds; and the configuration of the network.
+
+    Raises:
+        ConfigurationError: LightGBM does not support a parameter with several workers.
+    """
+    if not isinstance(params, Mapping):
+        return params, rounds, config
+    if several and find(params, "linear_tree"):
+        raise ConfigurationError(
+            "[DT-730] LightGBMTrainer(params={'linear_tree': ...}): expected one worker, because LightGBM fits linear "
+            "trees on one machine only, got several. Use ScalingConfig(num_workers=1), or linear_tree=False"
+        )
+    own = dict(params)
+    rounds = pop_rounds(own, rounds)
+    learner = pop_network(own, several, config.tree_learner if isinstance(config, LightGBMConfig) else None)
+    return own, rounds, config if config is not None or learner is None else LightGBMConfig(tree_learner=learner)
+
+
 def _train_on_tables(config: dict[str, Any]) -> None:
     """Train on tables. This is the train function of a trainer that was created without one."""
     from drivetrain_gbdt._lightgbm import train_on_tables
 
-    train_on_tables(config, get_network_params())
+    train_on_tables(config, get_network_params(), peers.value)
 
 
 def __getattr__(name: str) -> Any:  # the callback needs LightGBM, which is imported lazily

@@ -62,7 +62,7 @@ class XGBoostConfig(BackendConfig):
     def __post_init__(self) -> None:
         if type(self.timeout_s) not in (int, float) or self.timeout_s < 1:
             raise ConfigurationError(
-                f"XGBoostConfig(timeout_s=...): expected a number of seconds >= 1, got {self.timeout_s!r}"
+                f"[DT-101] XGBoostConfig(timeout_s=...): expected a number of seconds >= 1, got {self.timeout_s!r}"
             )
 
     def create(self) -> Backend:
