@@ -157,7 +157,8 @@ class LabelRules:
         fractions = "" if labels.integers else "fractions "
         raise ConfigurationError(
             f"[DT-732] dataset {labels.dataset!r}: expected labels that are {self.domain} for objective "
-            f"{self.objective!r}, got {fractions}from {labels.minimum:g} to {labels.maximum:g} in column {labels.column!r}"
+            f"{self.objective!r}, got {fractions}from {labels.minimum:g} to {labels.maximum:g} in column "
+            f"{labels.column!r}"
         )
 
     def check_differences(self, labels: Labels) -> None:

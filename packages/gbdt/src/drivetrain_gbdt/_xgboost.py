@@ -342,7 +342,8 @@ def _matrices(config: Mapping[str, Any], params: Mapping[str, Any], cache: Path)
         elif external:
             raise ConfigurationError(
                 f"[DT-730] dmatrix_params={{{name!r}: {{'external_memory': True}}}}: expected a histogram tree_method, "
-                f"got {params.get('tree_method')!r} (booster {params.get('booster', 'gbtree')!r}). Use tree_method='hist'"
+                f"got {params.get('tree_method')!r} (booster {params.get('booster', 'gbtree')!r}). "
+                "Use tree_method='hist'"
             )
         else:
             matrices[name] = _whole(batches, options)
