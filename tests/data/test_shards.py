@@ -228,7 +228,6 @@ def test_hugging_face_datasets_and_streams_are_split() -> None:
         ([], "of type list"),
         ("/no/such/file.parquet", "files that can be opened, got an error for ['/no/such/file.parquet']: /no/such"),
         ("/no/such/*.csv", "files that can be opened, got no files at ['/no/such/*.csv']"),
-        (["a.csv", "b.parquet"], "files of one format, got .csv, .parquet"),
         ({"a": [1], "b": [1, 2]}, "columns of the same length, got {'a': 1, 'b': 2}"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from drivetrain import ConfigurationError
 from drivetrain_data._columns import Columns
-from drivetrain_data._tables import prefetch, rebatch, small_tables
+from drivetrain_data._tables import concatenate, prefetch, rebatch, small_tables
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,9 +78,7 @@ class TableBatches:
 
     def join(self, prepared: list[pa.Table]) -> pa.Table:
         """See :class:`BatchFormat`."""
-        import pyarrow as pa
-
-        return pa.concat_tables(prepared)
+        return concatenate(prepared)
 
 
 @dataclass(frozen=True)
@@ -153,8 +151,9 @@ def to_tensors(batch: Mapping[str, np.ndarray[Any, Any]], dtypes: Any, device: A
     tensors = {}
     for name, array in batch.items():
         if array.dtype.kind not in "biuf":
+            shapes = " whose rows have different shapes" if hasattr(next(iter(array), None), "shape") else ""
             raise ConfigurationError(
-                f"iter_torch_batches(): expected numeric columns, got column {name!r} of type {array.dtype}. "
+                f"iter_torch_batches(): expected numeric columns, got column {name!r} of type {array.dtype}{shapes}. "
                 "Convert it to tensors in a collate_fn, or drop it from the dataset"
             )
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-__all__ = ["Columns", "is_array", "to_numpy"]
+__all__ = ["Columns", "is_array", "to_frame", "to_numpy"]
 
 
 class Columns:
@@ -64,8 +64,11 @@ class Columns:
         for name in parts[0].columns:
             columns = [part.columns[name] for part in parts]
             # A numeric column is an Arrow column in the parts where it has nulls, and an array in the other parts.
-            if any(isinstance(column, np.ndarray) for column in columns):
-                joined[name] = np.concatenate([_array_of(column) for column in columns])
+            # A reader that converts rows can return columns of different types.
+            if any(isinstance(column, np.ndarray) for column in columns) or any(
+                column.type != columns[0].type for column in columns
+            ):
+                joined[name] = _concatenate([_array_of(column) for column in columns])
             else:
                 joined[name] = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
         return Columns(joined, sum(part.num_rows for part in parts))
@@ -95,6 +98,10 @@ def to_numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     if isinstance(kind, pa.FixedShapeTensorType):
         tensors: np.ndarray[Any, Any] = array.to_numpy_ndarray()
         return tensors
+    if _is_ragged(kind):
+        from drivetrain_data._tensors import tensors_of
+
+        return tensors_of(array)
     if pa.types.is_dictionary(kind):
         array = array.dictionary_decode()
     is_list = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
@@ -105,6 +112,40 @@ def to_numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
             return values.reshape(len(array), lengths[0].as_py(), *values.shape[1:])
     plain: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
     return plain
+
+
+def _is_ragged(kind: pa.DataType) -> bool:
+    """Return True for a ``TensorType`` of ours, without importing its module."""
+    import pyarrow as pa
+
+    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "drivetrain.tensor"
+
+
+def to_frame(table: pa.Table) -> Any:
+    """Return a table as a pandas data frame. Tensors become columns of arrays."""
+    import pyarrow as pa
+
+    tensors = [
+        field.name
+        for field in table.schema
+        if _is_ragged(field.type) or isinstance(field.type, pa.FixedShapeTensorType)
+    ]
+    frame = table.drop_columns(tensors).to_pandas() if tensors else table.to_pandas()
+    for name in tensors:
+        frame.insert(table.column_names.index(name), name, list(to_numpy(table[name])))
+    return frame
+
+
+def _concatenate(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Concatenate arrays along the first dimension. If their other dimensions differ, return an array of objects."""
+    import numpy as np
+
+    if len({array.shape[1:] for array in arrays}) == 1:
+        return np.concatenate(arrays)
+    rows = [row for array in arrays for row in array]
+    joined = np.empty(len(rows), object)
+    joined[:] = rows
+    return joined
 
 
 def _view(column: pa.ChunkedArray) -> np.ndarray[Any, Any] | None:

@@ -27,6 +27,7 @@ class Position:
             dataset.
         batches: the number of batches that each rank has read.
         plan: the options that determine the batches; None if no batch was read.
+        epoch: the number of epochs that were started before this one. It determines the order of a shuffled stream.
     """
 
     total: int | None
@@ -34,6 +35,7 @@ class Position:
     remaining_rows: tuple[Interval, ...] | None = None
     batches: int = 0
     plan: BatchPlan | None = None
+    epoch: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the position as values that JSON can represent."""
@@ -44,6 +46,7 @@ class Position:
             "rows": None if self.remaining_rows is None else [list(interval) for interval in self.remaining_rows],
             "batches": self.batches,
             "plan": plan and [plan.batch_size, plan.drop_last, plan.buffer_rows, plan.seed],
+            "epoch": self.epoch,
         }
 
     @classmethod
@@ -61,6 +64,7 @@ class Position:
                 remaining_rows=None if rows is None else tuple((start, stop) for start, stop in rows),
                 batches=state["batches"],
                 plan=None if plan is None else BatchPlan(*plan),
+                epoch=state.get("epoch", 0),
             )
         except (KeyError, TypeError, ValueError):
             raise ConfigurationError(
@@ -112,11 +116,13 @@ class EpochState:
     Attributes:
         resume_from: the position at which the next iteration starts; None to read an epoch from its first row.
         current: the position in the latest epoch; None before the first epoch and after the end of an epoch.
+        epoch: the number of the next epoch that starts with its first row.
         last_saved: the last return value of ``state_dict()``; None after ``take_state()`` has returned it.
     """
 
     resume_from: Position | None = None
     current: Position | None = None
+    epoch: int = 0
     last_saved: dict[str, Any] | None = None
 
     def track(self, start: Position, batches: Iterator[T]) -> Iterator[T]:
@@ -133,7 +139,7 @@ class EpochState:
         for number, batch in enumerate(batches, start.batches + 1):
             if self.current is latest:
                 self.current = latest = Position(
-                    start.total, start.world_size, start.remaining_rows, number, start.plan
+                    start.total, start.world_size, start.remaining_rows, number, start.plan, start.epoch
                 )
             heartbeat()
             yield batch

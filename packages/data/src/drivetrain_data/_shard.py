@@ -17,10 +17,10 @@ from drivetrain_data._batches import (
     to_tensors,
     to_tf_tensors,
 )
-from drivetrain_data._columns import Columns, is_array
+from drivetrain_data._columns import Columns, is_array, to_frame
 from drivetrain_data._plan import BatchPlan
 from drivetrain_data._position import EpochState, Position
-from drivetrain_data._tables import shuffle, skip_rows
+from drivetrain_data._tables import concatenate, shuffle, skip_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,12 +39,27 @@ class Reader(Protocol):
         """True if nothing else refers to the memory of the tables that :meth:`tables` yields."""
         ...
 
-    def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
+    @property
+    def converts(self) -> bool:
+        """True if reading rows runs code of the user's dataset, such as a transform, or decodes values."""
+        ...
+
+    def tables(
+        self,
+        columns: Sequence[str] | None = None,
+        skip: int = 0,
+        *,
+        epoch: int = 0,
+        batch_rows: int | None = None,
+    ) -> Iterator[pa.Table]:
         """Yield the rows, in order, in tables of any size.
 
         Args:
             columns: the names of the columns to read; None for all columns.
             skip: the number of rows to skip at the start.
+            epoch: the number of the epoch, which determines the order of a shuffled stream.
+            batch_rows: the number of rows in a batch, which a reader that converts rows converts at once; None if
+                there are no batches.
         """
         ...
 
@@ -119,7 +134,7 @@ class TableShard:
         if batch_format == "pyarrow":
             return self._batches(TableBatches(_unchanged), plan, prefetch_batches)
         if batch_format == "pandas":
-            return self._batches(TableBatches(lambda table: table.to_pandas()), plan, prefetch_batches)
+            return self._batches(TableBatches(to_frame), plan, prefetch_batches)
         return self._batches(ArrayBatches(Columns.arrays), plan, prefetch_batches, only_slices=True)
 
     def iter_torch_batches(
@@ -280,7 +295,8 @@ class TableShard:
         Raises:
             ConfigurationError: the rows are shuffled without a ``local_shuffle_seed``.
         """
-        position = self._state.current or self._state.resume_from or Position(self.total, self.world_size)
+        start = Position(self.total, self.world_size, epoch=self._state.epoch)
+        position = self._state.current or self._state.resume_from or start
         plan = position.plan
         if plan is not None and plan.buffer_rows is not None and plan.seed is None:
             raise ConfigurationError(
@@ -322,6 +338,7 @@ class TableShard:
             )
         at_start = not position.batches and position.remaining_rows is None
         self._state.resume_from = None if at_start else position
+        self._state.epoch = position.epoch
         self._state.current = None
 
     def take_state(self) -> dict[str, Any] | None:
@@ -343,14 +360,12 @@ class TableShard:
 
     def to_table(self) -> pa.Table:
         """Return all rows as a table in memory."""
-        import pyarrow as pa
-
         tables = list(self.reader.tables())
-        return pa.concat_tables(tables) if tables else self.schema().empty_table()
+        return concatenate(tables) if tables else self.schema().empty_table()
 
     def to_pandas(self) -> Any:
         """Return all rows as a pandas data frame."""
-        return self.to_table().to_pandas()
+        return to_frame(self.to_table())
 
     def schema(self) -> pa.Schema:
         """Return the columns with their types."""
@@ -388,11 +403,16 @@ class TableShard:
         """
         if type(prefetch_batches) is not int or prefetch_batches < 0:
             raise ConfigurationError(f"prefetch_batches: expected an integer >= 0, got {prefetch_batches!r}")
-        only_slices = only_slices and self.rows is not None and all(is_array(kind) for kind in self.schema().types)
+        only_slices = (
+            only_slices
+            and self.rows is not None
+            and not self.reader.converts
+            and all(is_array(kind) for kind in self.schema().types)
+        )
 
         def start_epoch() -> Iterator[Any]:
             shard, position = self._start_epoch(plan)
-            tables, sizes = shard._rest_of_epoch(plan, position.batches)
+            tables, sizes = shard._rest_of_epoch(plan, position.batches, position.epoch)
             batches = make_batches(
                 tables,
                 sizes,
@@ -410,13 +430,16 @@ class TableShard:
     def _start_epoch(self, plan: BatchPlan) -> tuple[TableShard, Position]:
         """Return the shard from which the next epoch is read, and the position at which this epoch starts."""
         resumed, self._state.resume_from = self._state.resume_from, None
+        epoch = self._state.epoch
+        self._state.epoch += 1
         if resumed is None:
-            return self, Position(self.total, self.world_size, plan=plan)
+            return self, Position(self.total, self.world_size, plan=plan, epoch=epoch)
         if resumed.world_size != self.world_size:
             assert self.remainder is not None
-            return self.remainder.shard, Position(self.total, self.world_size, tuple(resumed.unread()), plan=plan)
+            rest = tuple(resumed.unread())
+            return self.remainder.shard, Position(self.total, self.world_size, rest, plan=plan, epoch=epoch)
         if resumed.batches and resumed.plan != plan:
-            self._state.resume_from = resumed
+            self._state.resume_from, self._state.epoch = resumed, epoch
             raise ConfigurationError(
                 f"dataset {self.name!r}: expected the same batch options as in the epoch that is resumed, "
                 f"{resumed.plan}, got {plan}"
@@ -424,19 +447,33 @@ class TableShard:
         shard = self if resumed.remaining_rows is None or self.remainder is None else self.remainder.shard
         return shard, replace(resumed, plan=plan)
 
-    def _rest_of_epoch(self, plan: BatchPlan, batches: int) -> tuple[Iterator[pa.Table], Iterator[int | None]]:
+    def _rest_of_epoch(
+        self, plan: BatchPlan, batches: int, epoch: int
+    ) -> tuple[Iterator[pa.Table], Iterator[int | None]]:
         """Return the rows after the first ``batches`` batches of an epoch, and the sizes of the remaining batches."""
         if plan.batch_size is None and batches:  # the first batch had all rows
             return iter(()), iter(())
         sizes = self._batch_sizes(plan)
         read = sum(rows or 0 for rows in itertools.islice(sizes, batches))
+        skip = read if plan.buffer_rows is None else 0
+        tables = self.reader.tables(skip=skip, epoch=epoch, batch_rows=plan.batch_size)
+        if self.rows is None and not batches:
+            tables = self._require_rows(tables)
         if plan.buffer_rows is not None:
-            tables = skip_rows(shuffle(self.reader.tables(), plan.buffer_rows, plan.seed), read)
-        elif read:
-            tables = self.reader.tables(skip=read)
-        else:
-            tables = self.reader.tables()
+            tables = skip_rows(shuffle(tables, plan.buffer_rows, plan.seed), read)
         return tables, sizes
+
+    def _require_rows(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """Yield the tables of a stream, whose number of rows is unknown before they are read."""
+        rows = 0
+        for table in tables:
+            rows += table.num_rows
+            yield table
+        if not rows:
+            raise ConfigurationError(
+                f"[DT-741] dataset {self.name!r}: expected at least one row for each worker, got none. Use fewer "
+                "workers, or check how the stream is created"
+            )
 
     def _batch_sizes(self, plan: BatchPlan) -> Iterator[int | None]:
         """Return the sizes of an epoch's batches. If the number of rows is unknown, None stands for all rows."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import collections
-import glob
 import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from drivetrain import ConfigurationError
 from drivetrain.plugin import SplitRequest, is_instance_of
 from drivetrain_data._columns import to_numpy
+from drivetrain_data._conversion import check_names, table_of
+from drivetrain_data._files import OpenedFiles, inspect_fragments, open_files
+from drivetrain_data._huggingface import HuggingFaceReader
 from drivetrain_data._plan import Interval, count_rows, split_rows
 from drivetrain_data._position import Position
 from drivetrain_data._shard import Reader, Remainder, TableShard
@@ -27,12 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ACCEPTED", "Source", "is_dataset", "open_dataset"]
 
-_METADATA_THREADS = 16
 _READ_BYTES, _READ_ROWS = 2**24, 131_072  # maximum size of the tables that are read from Parquet files
-_FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
-_FORMATS |= {".feather": "feather", ".arrow": "ipc"}
 _CLASSES = {
-    "datasets": ("Dataset", "IterableDataset"),
+    "datasets": ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict"),
     "pandas": ("DataFrame",),
     "polars": ("DataFrame", "LazyFrame"),
     "pyarrow": ("RecordBatch", "Table"),
@@ -67,7 +65,19 @@ class TableReader:
         """See :class:`~drivetrain_data.Reader`."""
         return False
 
-    def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
+    @property
+    def converts(self) -> bool:
+        """See :class:`~drivetrain_data.Reader`."""
+        return False
+
+    def tables(
+        self,
+        columns: Sequence[str] | None = None,
+        skip: int = 0,
+        *,
+        epoch: int = 0,
+        batch_rows: int | None = None,
+    ) -> Iterator[pa.Table]:
         """See :class:`~drivetrain_data.Reader`."""
         table = self.table.slice(skip)
         yield table if columns is None else table.select(columns)
@@ -112,7 +122,19 @@ class FileReader:
 
         return all(isinstance(part.fragment, ds.FileFragment) for part in self.parts)
 
-    def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
+    @property
+    def converts(self) -> bool:
+        """See :class:`~drivetrain_data.Reader`."""
+        return False
+
+    def tables(
+        self,
+        columns: Sequence[str] | None = None,
+        skip: int = 0,
+        *,
+        epoch: int = 0,
+        batch_rows: int | None = None,
+    ) -> Iterator[pa.Table]:
         """See :class:`~drivetrain_data.Reader`."""
         parts = collections.deque(self.parts)
         while parts and skip >= (rows := count_rows(parts[0].rows)):
@@ -146,36 +168,6 @@ class FileReader:
     def schema(self) -> pa.Schema:
         """See :class:`~drivetrain_data.Reader`."""
         return self.columns
-
-
-@dataclass(frozen=True, slots=True)
-class HuggingFaceReader:
-    """Reads rows from a ``datasets.Dataset`` or ``datasets.IterableDataset``.
-
-    Attributes:
-        dataset: the dataset.
-        chunk_rows: the number of rows in each table that is read.
-    """
-
-    dataset: Any
-    chunk_rows: int = 1_000
-
-    @property
-    def fresh(self) -> bool:
-        """See :class:`~drivetrain_data.Reader`."""
-        return False
-
-    def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
-        """See :class:`~drivetrain_data.Reader`."""
-        dataset = self.dataset if columns is None else self.dataset.select_columns(list(columns))
-        if skip and hasattr(dataset, "__len__"):  # IterableDataset.skip() would also skip other ranks' rows
-            dataset, skip = dataset.skip(skip), 0
-        yield from skip_rows(dataset.with_format("arrow").iter(batch_size=self.chunk_rows), skip)
-
-    def schema(self) -> pa.Schema:
-        """See :class:`~drivetrain_data.Reader`."""
-        features = self.dataset.features
-        return features.arrow_schema if features is not None else next(self.tables()).schema
 
 
 def _merge_row_groups(parts: Iterable[FragmentRows]) -> Iterator[FragmentRows]:
@@ -307,7 +299,7 @@ class Rows(Source):
 
     def schema(self) -> pa.Schema:
         """See :class:`Source`."""
-        return self.make_reader([]).schema()
+        return self.make_reader([(0, min(self.count, 1))]).schema()
 
     def keeping_together(self, column: str) -> Rows:
         """See :class:`Source`: reads the whole column."""
@@ -347,9 +339,9 @@ class Stream(Source):
 
         size = request.world_size
         if request.whole:
-            return [TableShard(self.name, HuggingFaceReader(self.dataset)) for _ in range(size)]
+            return [TableShard(self.name, self._reader(self.dataset)) for _ in range(size)]
         shards = [split_dataset_by_node(self.dataset, rank, size) for rank in range(size)]
-        return [TableShard(self.name, HuggingFaceReader(shard), world_size=size) for shard in shards]
+        return [TableShard(self.name, self._reader(shard), world_size=size) for shard in shards]
 
     def keeping_together(self, column: str) -> Source:
         """Raise an error: a stream cannot keep rows together. See :class:`Source`."""
@@ -360,7 +352,10 @@ class Stream(Source):
 
     def schema(self) -> pa.Schema:
         """See :class:`Source`."""
-        return HuggingFaceReader(self.dataset).schema()
+        return self._reader(self.dataset).schema()
+
+    def _reader(self, dataset: Any) -> HuggingFaceReader:
+        return HuggingFaceReader(self.name, dataset, self.dataset.epoch)
 
 
 def is_dataset(value: object) -> bool:
@@ -382,18 +377,36 @@ def open_dataset(name: str, dataset: Any) -> Source:
     Raises:
         ConfigurationError: the dataset cannot be opened.
     """
+    source = _open(name, dataset)
+    if isinstance(source, Rows) and not source.count:
+        raise ConfigurationError(
+            f"[DT-741] dataset {name!r}: expected at least one row, got none. Check its path, or how it was "
+            "filtered, or remove it from datasets={...}"
+        )
+    return source
+
+
+def _open(name: str, dataset: Any) -> Source:
     import pyarrow.dataset as ds
 
     if is_instance_of(dataset, "datasets", "IterableDataset"):
         return Stream(name, dataset)
     if is_instance_of(dataset, "datasets", "Dataset"):
-        return Rows(name, len(dataset), lambda rows: HuggingFaceReader(_select(dataset, rows)))
-    table = _table_of(name, dataset)
+        return Rows(name, len(dataset), lambda rows: HuggingFaceReader(name, _select(dataset, rows)))
+    if any(is_instance_of(dataset, "datasets", kind) for kind in ("DatasetDict", "IterableDatasetDict")):
+        splits = ", ".join(f"{split!r}: splits[{split!r}]" for split in dataset)
+        raise ConfigurationError(
+            f"[DT-744] dataset {name!r}: expected one split of a Hugging Face dataset, got a {type(dataset).__name__} "
+            f"with the splits {', '.join(map(repr, dataset))}. Pass its splits: datasets={{{splits}}}"
+        )
+    table = table_of(name, dataset)
     if table is None:
-        files = dataset if isinstance(dataset, ds.Dataset) else _open_files(name, dataset)
-        if not isinstance(files, ds.InMemoryDataset):
-            return _rows_of_files(name, files)
-        table = files.to_table()
+        if not isinstance(dataset, ds.Dataset):
+            return _rows_of_files(name, open_files(name, dataset))
+        if not isinstance(dataset, ds.InMemoryDataset):
+            return _rows_of_files(name, inspect_fragments(name, dataset))
+        table = dataset.to_table()
+    check_names(name, table.column_names)
     return Rows(name, table.num_rows, lambda rows: TableReader(_slices(table, rows)))
 
 
@@ -409,9 +422,8 @@ def _slices(table: pa.Table, rows: Sequence[Interval]) -> pa.Table:
     return pa.concat_tables(slices) if slices else table.slice(0, 0)
 
 
-def _rows_of_files(name: str, dataset: Any) -> Rows:
-    fragments = _count_fragments(dataset)
-    columns: pa.Schema = dataset.schema
+def _rows_of_files(name: str, files: OpenedFiles) -> Rows:
+    fragments, columns = files
 
     def make_reader(rows: Sequence[Interval]) -> Reader:
         parts, first = [], 0
@@ -428,79 +440,3 @@ def _rows_of_files(name: str, dataset: Any) -> Rows:
         return FileReader(parts, columns)
 
     return Rows(name, sum(count for _, count in fragments), make_reader)
-
-
-def _table_of(name: str, dataset: Any) -> pa.Table | None:
-    """Convert a dataset in memory to a table; return None for any other dataset."""
-    import pyarrow as pa
-
-    if isinstance(dataset, pa.Table):
-        return dataset
-    if isinstance(dataset, pa.RecordBatch):
-        return pa.Table.from_batches([dataset])
-    if is_instance_of(dataset, "pandas", "DataFrame"):
-        return pa.Table.from_pandas(dataset, preserve_index=False)
-    if is_instance_of(dataset, "polars", "LazyFrame"):
-        dataset = dataset.collect()
-    if is_instance_of(dataset, "polars", "DataFrame"):
-        return dataset.to_arrow()
-    if isinstance(dataset, Mapping):
-        columns = {column: _column_of(values) for column, values in dataset.items()}
-        lengths = {column: len(values) for column, values in columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise ConfigurationError(f"dataset {name!r}: expected columns of the same length, got {lengths}")
-        return pa.table(columns)
-    return None
-
-
-def _column_of(values: Any) -> Any:
-    """Convert an array or sequence to a column. If an array has several dimensions, each row becomes a tensor."""
-    import numpy as np
-    import pyarrow as pa
-
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return values
-    if not isinstance(values, np.ndarray) and not hasattr(values, "__array__"):
-        return pa.array(values)
-    array = np.asarray(values)
-    return (
-        pa.array(array) if array.ndim == 1 else pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
-    )
-
-
-def _open_files(name: str, dataset: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.dataset as ds
-
-    patterns = [os.fspath(path) for path in ([dataset] if isinstance(dataset, (str, os.PathLike)) else dataset)]
-    paths = [path for pattern in patterns for path in _matching_paths(pattern)]
-    if not paths:
-        raise ConfigurationError(f"dataset {name!r}: expected files that can be opened, got no files at {patterns}")
-    files = [file for path in paths for file in (os.listdir(path) if os.path.isdir(path) else [path])]
-    suffixes = {os.path.splitext(file)[1] for file in files}
-    formats = {_FORMATS.get(suffix) for suffix in suffixes} - {None}
-    if len(formats) > 1:
-        raise ConfigurationError(f"dataset {name!r}: expected files of one format, got {', '.join(sorted(suffixes))}")
-    try:
-        return ds.dataset(paths[0] if len(paths) == 1 else paths, format=formats.pop() if formats else "parquet")
-    except (OSError, pa.ArrowInvalid) as error:
-        raise ConfigurationError(
-            f"dataset {name!r}: expected files that can be opened, got an error for {patterns}: {error}"
-        ) from error
-
-
-def _matching_paths(pattern: str) -> list[str]:
-    return sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
-
-
-def _count_fragments(dataset: Any) -> list[tuple[Any, int]]:
-    """Return each fragment that can be read separately (a Parquet row group or a file), with its number of rows."""
-    import pyarrow.dataset as ds
-
-    def count(fragment: Any) -> list[tuple[Any, int]]:
-        if isinstance(fragment, ds.ParquetFileFragment):
-            return [(group, group.row_groups[0].num_rows) for group in fragment.split_by_row_group()]
-        return [(fragment, fragment.count_rows())]
-
-    with ThreadPoolExecutor(_METADATA_THREADS) as pool:
-        return [counted for counts in pool.map(count, dataset.get_fragments()) for counted in counts]

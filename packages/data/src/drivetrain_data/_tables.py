@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["prefetch", "rebatch", "shuffle", "skip_rows", "small_tables"]
+__all__ = ["concatenate", "prefetch", "rebatch", "shuffle", "skip_rows", "small_tables"]
 
 T = TypeVar("T")
 _SMALL_TABLE_BYTES = 2**22
@@ -25,6 +25,13 @@ class _Sliceable(Protocol):
 
 
 Sliced = TypeVar("Sliced", bound=_Sliceable)
+
+
+def concatenate(tables: Iterable[pa.Table]) -> pa.Table:
+    """Return the rows of all tables. The types of their columns are widened: a column can have only nulls in one."""
+    import pyarrow as pa
+
+    return pa.concat_tables(tables, promote_options="permissive")
 
 
 def rebatch(
@@ -107,7 +114,7 @@ def shuffle(tables: Iterator[pa.Table], buffer_rows: int, seed: int | None) -> I
 
     generator = np.random.default_rng(seed)
     buffer: pa.Table | None = None
-    for table in rebatch(tables, itertools.repeat(buffer_rows), pa.concat_tables):
+    for table in rebatch(tables, itertools.repeat(buffer_rows), concatenate):
         if buffer is None:
             buffer = table
             continue

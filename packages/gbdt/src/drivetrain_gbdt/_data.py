@@ -219,9 +219,14 @@ class _Recoded:
         """See :class:`drivetrain_data.Reader`."""
         return False
 
-    def tables(self, columns: Sequence[str] | None = None, skip: int = 0) -> Iterator[pa.Table]:
+    @property
+    def converts(self) -> bool:
         """See :class:`drivetrain_data.Reader`."""
-        for table in self.reader.tables(columns, skip):
+        return bool(self.reader.converts)
+
+    def tables(self, columns: Sequence[str] | None = None, skip: int = 0, **options: Any) -> Iterator[pa.Table]:
+        """See :class:`drivetrain_data.Reader`."""
+        for table in self.reader.tables(columns, skip, **options):
             recoded = [
                 _recode(column, self.categories[name]) if name in self.categories else column
                 for name, column in zip(table.column_names, table.columns, strict=True)
