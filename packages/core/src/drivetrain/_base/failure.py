@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import cast
 
-import cloudpickle
 from tblib import Traceback
 
 from drivetrain._base.redact import redact
+from drivetrain._base.script import dumps_to_driver
 from drivetrain.errors import CheckpointError, FailureKind, RemoteError, StorageError
 
 __all__ = [
@@ -261,7 +261,7 @@ def _user_frames(frames: TracebackType | None) -> TracebackType | None:
 def _pickle_exception(error: BaseException) -> bytes:
     for form in (error, _WithoutInit(error)):
         try:
-            pickled: bytes = cloudpickle.dumps(form)
+            pickled = dumps_to_driver(form)
             if isinstance(pickle.loads(pickled), type(error)):
                 return pickled
         except Exception:  # a user's class may raise any exception; the description below can always be pickled

@@ -20,7 +20,7 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["dumps"]
+__all__ = ["Pickler", "dumps"]
 
 _FACADES = ("drivetrain.loggers", "drivetrain.plugin", "drivetrain")
 """The facades. If several of them re-export the same name, the last one in this order is used."""
@@ -35,11 +35,11 @@ def dumps(value: Any, reduce: Callable[[Any], Any] | None = None) -> bytes:
             the object as usual.
     """
     data = io.BytesIO()
-    _Pickler(data, reduce).dump(value)
+    Pickler(data, reduce).dump(value)
     return data.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles public classes and functions of drivetrain by their name in a facade, and imported modules by name.
 
     cloudpickle itself pickles modules by name, but not instances of a subclass of the module type, such as

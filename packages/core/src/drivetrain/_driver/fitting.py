@@ -15,7 +15,13 @@ from drivetrain._driver.callbacks import make_callbacks
 from drivetrain._driver.control import listen
 from drivetrain._driver.controller import Controller
 from drivetrain._driver.diagnosis import failure_in_driver
-from drivetrain._driver.launch import pickle_function, require_process_state, require_shared, resolve_runtime
+from drivetrain._driver.launch import (
+    pickle_function,
+    refuse_in_spawned_script,
+    require_process_state,
+    require_shared,
+    resolve_runtime,
+)
 from drivetrain._driver.outcomes import RunFailed, Succeeded
 from drivetrain._driver.policies import make_policy
 from drivetrain._driver.result import Result, last_metrics
@@ -32,6 +38,7 @@ from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._storage.directory import Storage
 from drivetrain._storage.layout import ERROR_FILE, ERROR_TEXT_FILE
 from drivetrain._storage.rundir import OpenRun, open_run
+from drivetrain._wire.task import PackedFunction
 from drivetrain._worker.session import POSITIONS
 from drivetrain.config import RunConfig, ScalingConfig
 from drivetrain.errors import CallbackError, ConfigurationError, StorageError, TrainingFailedError
@@ -95,9 +102,12 @@ def run_job(job: TrainingJob, interrupts: Interrupts, *, raise_on_failure: bool)
         interrupts: the requests to end the run.
         raise_on_failure: see :meth:`drivetrain.DataParallelTrainer.fit`, which also lists the exceptions.
     """
+    refuse_in_spawned_script()
     require_process_state(job.scaling.max_workers)
     runtime = resolve_runtime(job.scaling, required=required_runtime(job.datasets))
-    function = pickle_function(job.function, job.config, runtime.reduce)
+    function: PackedFunction = (job.function, job.config if job.config is not None else {})
+    if not runtime.in_driver:
+        function = pickle_function(job.function, job.config, runtime.reduce)
     runtime.validate(job.scaling)
     validate(job.backend, job.scaling)
     if not runtime.in_driver:
@@ -200,7 +210,7 @@ def _controller(
     job: TrainingJob,
     services: RunServices,
     opened: OpenRun,
-    function: bytes,
+    function: PackedFunction,
     datasets: Mapping[str, Any],
     runtime: Runtime,
     policy: FailurePolicy,

@@ -8,9 +8,11 @@ import resource
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, cast
 
 from drivetrain._base.pickling import dumps
+from drivetrain._base.script import pack
 from drivetrain._hooks.plugins import check_plugin, installed_plugins, is_configured, load_plugin, missing_runtimes
 from drivetrain._runtimes.base import Runtime
 from drivetrain._runtimes.inprocess import InProcessRuntime
@@ -26,6 +28,7 @@ from drivetrain.errors import (
 
 __all__ = [
     "pickle_function",
+    "refuse_in_spawned_script",
     "require_process_state",
     "require_shared",
     "resolve_runtime",
@@ -42,6 +45,19 @@ class _SentObject:
 
     name: str
     value: Any
+
+
+def refuse_in_spawned_script() -> None:
+    """Raise an error if a process that multiprocessing has spawned calls ``fit()`` while it imports the script."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
+            raise ConfigurationError(
+                f"[DT-120] fit(): expected the process that started the script, got process {os.getpid()}, which "
+                "multiprocessing has spawned and which imports the script again. Put the code that calls fit() under "
+                'if __name__ == "__main__":, or use the start method "fork"'
+            )
+        frame = frame.f_back
 
 
 def require_shared(config: RunConfig) -> None:
@@ -146,7 +162,7 @@ def pickle_function(
 ) -> bytes:
     """Pickle the train function and its config; on failure, name the object that cannot be pickled."""
     try:
-        return dumps((function, config if config is not None else {}), reduce)
+        return pack((function, config if config is not None else {}), reduce)
     except Exception as error:  # a user's object may raise any exception
         culprit = _find_unpicklable(function, config, reduce) or "the train function"
         raise SerializationError(

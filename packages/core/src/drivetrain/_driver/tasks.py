@@ -16,7 +16,7 @@ from drivetrain._hooks.context import TrainContext, WorkerInfo
 from drivetrain._runtimes.base import Group
 from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._wire.events import ReportNumber
-from drivetrain._wire.task import SessionOptions, TrainTask
+from drivetrain._wire.task import PackedFunction, SessionOptions, TrainTask
 from drivetrain.config import ScalingConfig
 from drivetrain.errors import BackendError, PluginBrokenError
 
@@ -28,7 +28,7 @@ class TaskFactory:
 
     Args:
         services: the services of the run.
-        function: the pickled pair of train function and config.
+        function: see :attr:`~drivetrain._wire.task.TrainTask.function`.
         split: splits the datasets among the given workers. Its second argument is the checkpoint to resume from, or
             None.
         metadata: the trainer's metadata, which ``get_context().get_metadata()`` returns.
@@ -40,7 +40,7 @@ class TaskFactory:
         self,
         services: RunServices,
         *,
-        function: bytes,
+        function: PackedFunction,
         split: Callable[[Sequence[WorkerInfo], Checkpoint | None], Sequence[Mapping[str, Any]]],
         metadata: Mapping[str, Any],
         driver_count: int = 1,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from drivetrain._base.console import Console
 from drivetrain._base.failure import describe_exit, rebuild_exception, set_rank
 from drivetrain._base.interrupts import Interrupts
-from drivetrain._base.pickling import dumps
+from drivetrain._base.script import dumps_to_worker
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import GroupSpec
 from drivetrain._wire.commands import Call, Command, CountSteps, FreeMemory, JoinRun, RunningTaskCommand, Train
@@ -138,7 +138,7 @@ class ConnectedGroup:
 
     def run_each(self, fn: Callable[..., T], arguments: Mapping[int, tuple[Any, ...]]) -> list[T]:
         """Call a function like :meth:`run`, but with separate arguments for each rank."""
-        calls = {rank: Call(dumps((fn, args), self.reduce)) for rank, args in arguments.items()}
+        calls = {rank: Call(dumps_to_worker((fn, args), self.reduce)) for rank, args in arguments.items()}
         return self._request(calls, f"run {getattr(fn, '__qualname__', repr(fn))}")
 
     def set_environment(self, variables: Mapping[int, Mapping[str, str]]) -> None:
@@ -189,7 +189,7 @@ class ConnectedGroup:
         for task in tasks:
             rank = task.context.get_world_rank()
             self._busy.add(rank)
-            self._send(rank, frame(Train(rank, dumps(task, self.reduce), task.options.progress_interval_s)))
+            self._send(rank, frame(Train(rank, dumps_to_worker(task, self.reduce), task.options.progress_interval_s)))
         self.training_started()
 
     def training_started(self) -> None:

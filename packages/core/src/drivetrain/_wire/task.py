@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,10 @@ from drivetrain._storage.checkpoint import Checkpoint
 from drivetrain._wire.events import ReportNumber
 from drivetrain.config import CheckpointConfig, SyncConfig
 
-__all__ = ["SessionOptions", "TrainTask"]
+__all__ = ["PackedFunction", "SessionOptions", "TrainTask"]
+
+PackedFunction = bytes | tuple[Callable[..., Any], Mapping[str, Any]]
+"""A train function and its config. In the driver's process, nothing is pickled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +43,7 @@ class TrainTask:
     """Everything that a rank needs to run the train function once.
 
     Attributes:
-        function: a pickled pair of the train function and its config.
+        function: the train function and its config.
         backend: the backend, which sets up the framework.
         rendezvous: this rank's mapping from :meth:`Backend.rendezvous() <drivetrain.Backend.rendezvous>`.
         context: the return value of ``get_context()``.
@@ -51,7 +54,7 @@ class TrainTask:
         needs_value: True if the driver needs the function's return value.
     """
 
-    function: bytes
+    function: PackedFunction
     backend: Backend
     rendezvous: Mapping[str, str]
     context: TrainContext

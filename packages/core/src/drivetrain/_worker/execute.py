@@ -6,8 +6,8 @@ driver. A worker process does this with :func:`report_outcome`. The in-process r
 
 from __future__ import annotations
 
+import copy
 import inspect
-import pickle
 import time
 import traceback
 import warnings
@@ -16,14 +16,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from drivetrain._base.failure import capture_failure
+from drivetrain._base.script import dumps_to_driver, explain_absent, unpack
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import TrainContext
 from drivetrain._wire.commands import CountSteps, Renumber, RunningTaskCommand, StopAfter
 from drivetrain._wire.events import Failed, PhaseEntered, Pickled, RankState, Renumbered, Returned
-from drivetrain._wire.task import TrainTask
+from drivetrain._wire.task import PackedFunction, TrainTask
 from drivetrain._worker.preemption import Preemption
 from drivetrain._worker.session import Outbox, Session, activate
 from drivetrain._worker.workspace import open_workspace
@@ -131,7 +130,7 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
     failed_at: float | None = None
     try:
         running.enter(RankState.LOADING)
-        function, config = pickle.loads(task.function)
+        function, config = _loaded(task.function)
         running.enter(RankState.SETTING_UP)
         with open_workspace(task.context, task.options) as (context, on_checkpoint):
             session = running.session = Session(task, context, running.outbox, running.preemption, on_checkpoint)
@@ -153,8 +152,20 @@ def run_in_session(task: TrainTask, running: RunningTask) -> Finished | Raised:
     except Unwinding:
         raise
     except BaseException as error:
+        explain_absent(error)
         return Raised(error, running.state, failed_at or time.time(), _classify(task.backend, error))
     return Finished(value)
+
+
+def _loaded(packed: PackedFunction) -> tuple[Callable[..., Any], Any]:
+    if isinstance(packed, bytes):
+        loaded: tuple[Callable[..., Any], Any] = unpack(packed)
+        return loaded
+    function, config = packed
+    try:
+        return function, copy.deepcopy(config)  # as for workers, changes do not affect the driver or the next attempt
+    except Exception:  # objects such as locks cannot be copied, and need not be copied in the driver's process
+        return function, dict(config)
 
 
 def report_outcome(
@@ -224,7 +235,7 @@ def _pickle_value(value: Any) -> Pickled | None:
     if value is None:
         return None
     try:
-        return Pickled(cloudpickle.dumps(value))
+        return Pickled(dumps_to_driver(value))
     except Exception:  # a user's class may raise anything, and the training itself succeeded
         warnings.warn(
             f"the train function's return value is replaced by None, because a {type(value).__name__} cannot be "

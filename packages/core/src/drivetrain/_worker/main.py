@@ -21,9 +21,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import cloudpickle
-
 from drivetrain._base.failure import capture_failure
+from drivetrain._base.script import dumps_to_driver, forget_script
 from drivetrain._wire.commands import Call, Command, FreeMemory, JoinRun, Refuse, Train
 from drivetrain._wire.events import Failed, Progressed, RankState, SigtermReceived
 from drivetrain._wire.frames import Channel
@@ -198,12 +197,13 @@ class _Listener:
     def _respond(self, function: Callable[[], Any]) -> None:
         """Call a function, and send its result or its exception."""
         try:
-            succeeded, data = True, cloudpickle.dumps(function())
+            succeeded, data = True, dumps_to_driver(function())
         except BaseException as error:  # a process that ended here would hide it
             succeeded, data = False, capture_failure(error)
         self._channel.send(("result", succeeded, data))
 
     def _train(self, command: Train, running: RunningTask) -> None:
+        forget_script()  # of the train function that this process ran before
         try:
             task = pickle.loads(command.task)
         except BaseException as error:  # for example, the task needs a package that this node does not have
