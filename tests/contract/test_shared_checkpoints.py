@@ -352,6 +352,27 @@ def test_misuse_is_an_error_that_names_the_correct_call(runtime: RuntimeUnderTes
     assert isinstance(caught.value.__cause__, SessionError)
 
 
+@same_on_ray
+@with_processes
+def test_rank_that_writes_no_file_may_report_first(runtime: RuntimeUnderTest, storage: dict, gate: Pipe) -> None:
+    def train(config: dict) -> None:
+        with drivetrain.shared_checkpoint() as checkpoint:
+            if drivetrain.get_context().get_world_rank() == 0:
+                wait_for_release(config["gate"])
+                Path(checkpoint.path, "0.txt").write_text("content")
+            drivetrain.report({}, checkpoint=checkpoint)
+        drivetrain.report({"reported": 1})
+
+    class Release(drivetrain.Callback):
+        def on_report(self, run: Any, report: Any) -> None:
+            if report.rank == 1 and report.iteration == 2:
+                gate.release()
+
+    result = runtime.fit(train, {"gate": gate.path}, callbacks=[Release()], **storage)
+
+    assert contents(result.checkpoint) == {"0.txt": "content"}
+
+
 @on_one_machine
 def test_empty_checkpoint_is_an_error(runtime: RuntimeUnderTest, storage: dict) -> None:
     def train() -> None:

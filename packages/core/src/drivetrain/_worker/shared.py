@@ -81,8 +81,7 @@ class _InRunDirectory:
         reach("before upload")
 
     def take_files(self) -> None:
-        _require_files(self.checkpoint.path)
-        reach("after upload")
+        reach("after upload")  # the commit, which follows the reports of all ranks, requires files
 
     def delete_files(self) -> None:
         pass
@@ -108,9 +107,9 @@ class _OnNode:
         self.checkpoint = Checkpoint.from_directory(self._files)
 
     def take_files(self) -> str | None:
-        _require_files(self._files)
         _create(os.path.join(self._marks, str(self._rank)))
         if not self._uploads and len(os.listdir(self._marks)) == self._ranks_on_node:
+            _require_files(self._files)  # not earlier: some ranks may write no file
             self._uploads = _create(self._uploader)  # two ranks can both see the marks of all ranks
         return self._files if self._uploads else None
 
@@ -155,6 +154,6 @@ def _create(file: str) -> bool:
 def _require_files(directory: str) -> None:
     if next(iter(walk_local(directory)), None) is None:
         raise CheckpointError(
-            f"[DT-408] report(): expected files in the shared checkpoint's directory, got none in {directory}. Save "
-            "the checkpoint to its path before calling report()"
+            f"[DT-408] report(): expected files in the shared checkpoint's directory, got none from any rank in "
+            f"{directory}. Save the checkpoint to its path before calling report()"
         )
