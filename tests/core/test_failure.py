@@ -1,4 +1,5 @@
 import builtins
+import errno
 import importlib
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain import CheckpointError, FailureKind, RemoteError, StorageError
-from drivetrain._base.failure import capture_failure, classify, describe_exit, rebuild_exception
+from drivetrain._base.failure import capture_failure, classify, describe_exit, one_line, rebuild_exception
 
 since_python_311 = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="expects notes or groups: Python 3.11 or newer"
@@ -183,3 +184,34 @@ def test_storage_failures_and_wrong_checkpoints_raise_different_classes() -> Non
 )
 def test_exit_of_a_process_is_described(exit_code: int | None, words: str) -> None:
     assert describe_exit(exit_code) == words
+
+
+NO_THREADS = """
+import resource, threading
+from drivetrain._base.failure import classify, one_line
+
+resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+try:
+    threading.Thread(target=print).start()
+except RuntimeError as error:
+    caught = error
+resource.setrlimit(resource.RLIMIT_AS, (1 << 34, resource.RLIM_INFINITY))
+print(classify(caught).value, one_line(caught))
+"""
+
+
+def test_limit_on_threads_and_memory_is_named_and_is_no_user_error() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_THREADS], capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith("infrastructure RuntimeError: can't start new thread (no thread could be started")
+    assert "the address space in KiB (ulimit -v, 16777216)" in done.stdout
+
+
+def test_busy_socket_is_not_taken_for_a_limit_on_processes() -> None:
+    def read() -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with pytest.raises(BlockingIOError) as caught:
+        read()
+    assert classify(caught.value) is FailureKind.USER_ERROR
+    assert "limit" not in one_line(caught.value)

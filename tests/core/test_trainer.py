@@ -1,8 +1,11 @@
 """The arguments of trainers: for a trainer of one backend, and for copies of a trainer."""
 
+import contextlib
 import copy
 import inspect
 import pickle
+import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,15 @@ from typing import Any
 import pytest
 
 import drivetrain
-from drivetrain import Backend, BackendConfig, ConfigurationError, DataParallelTrainer, RunConfig, ScalingConfig
+from drivetrain import (
+    Backend,
+    BackendConfig,
+    ConfigurationError,
+    DataParallelTrainer,
+    RunConfig,
+    ScalingConfig,
+    StorageError,
+)
 from drivetrain._hooks.backend import NoBackend
 from drivetrain.plugin import TrainerArguments
 
@@ -112,3 +123,26 @@ def test_arguments_dropped_by_a_base_class_are_an_error() -> None:
 
     with pytest.raises(ConfigurationError, match="pass on all arguments"):
         _ = Mixed(print).given
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A full filesystem."""
+    place = tmp_path / "full"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a small filesystem cannot be mounted here: {mounted.stderr.decode()}")
+    with contextlib.suppress(OSError):
+        (place / "file").write_bytes(bytes(1 << 20))
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_full_disk_at_the_start_is_an_error_that_names_the_run_directory(full_disk: Path) -> None:
+    with pytest.raises(
+        StorageError, match=r"\[DT-401\] the run directory .*/full/run cannot be written .*Free disk space"
+    ):
+        DataParallelTrainer(print, run_config=RunConfig(name="run", storage_path=full_disk, verbose=0)).fit()

@@ -16,6 +16,7 @@ from typing import cast
 
 from tblib import Traceback
 
+from drivetrain._base.limits import explain_limit
 from drivetrain._base.redact import redact
 from drivetrain._base.script import dumps_to_driver
 from drivetrain.errors import CheckpointError, FailureKind, RemoteError, StorageError
@@ -155,8 +156,10 @@ def classify(error: BaseException) -> FailureKind:
         return FailureKind.STORAGE
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return FailureKind.STORAGE
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return FailureKind.OUT_OF_MEMORY
+    if explain_limit(error):
+        return FailureKind.INFRASTRUCTURE
     return FailureKind.USER_ERROR
 
 
@@ -202,6 +205,8 @@ def type_name(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """Return the type of an exception, and the first line of its message without credentials."""
     text = redact(_shortened(text_of(error).strip().split("\n", 1)[0], _MAX_LINE))
+    if limit := explain_limit(error):
+        text = f"{text} ({limit})"
     return f"{type_name(error)}: {text}" if text else type_name(error)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from drivetrain._base.failure import format_exception
 from drivetrain._base.interrupts import Interrupts
+from drivetrain._base.limits import explain_limit
 from drivetrain._base.redact import redact, redact_strings
 from drivetrain._driver.backendsetup import default_callbacks, validate
 from drivetrain._driver.callbacks import make_callbacks
@@ -160,7 +161,10 @@ def _fit(
     except (CallbackError, StorageError) as raised:
         outcome = RunFailed(failure_in_driver(raised))
     except BaseException as raised:
-        error = raised
+        if isinstance(raised, Exception) and explain_limit(raised):
+            outcome = RunFailed(failure_in_driver(raised))
+        else:
+            error = raised
     finally:
         opened.checkpoints.close()
     if isinstance(outcome, RunFailed):

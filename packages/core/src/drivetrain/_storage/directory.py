@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 _BATCH_FILES = 64
 _PROBE_S = 30.0
+_PROBE_BYTES = 1 << 16
 
 
 class Storage:
@@ -532,8 +533,8 @@ def open_storage(storage: Storage) -> None:
         return
     try:
         os.makedirs(storage.root, exist_ok=True)
-        with tempfile.TemporaryFile(dir=storage.root):
-            pass
+        with tempfile.TemporaryFile(dir=storage.root) as probe:
+            probe.write(bytes(_PROBE_BYTES))  # an empty file fits on a full disk
     except FileExistsError:
         raise StorageError(
             f"[DT-401] {storage.root}: expected a run directory, got a file. Choose another path"

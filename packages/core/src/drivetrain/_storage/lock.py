@@ -97,8 +97,7 @@ class RunLock:
             os.close(descriptor)
         _locked_descriptors.add(descriptor)
         try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, self._facts(0), 0)
+            self._storage.call(f"write {LOCK_FILE}", lambda: _rewrite(descriptor, self._facts(0)))
             yield
         finally:
             if descriptor in _locked_descriptors:
@@ -189,6 +188,11 @@ class RunLock:
             "beat": beat,
         }
         return json.dumps(facts).encode()
+
+
+def _rewrite(descriptor: int, data: bytes) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, data, 0)
 
 
 def _open(path: str) -> int:

@@ -45,8 +45,9 @@ class Janitor:
             StorageError: the pending deletions took too long.
         """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True, name="drivetrain retention")
-            self._thread.start()
+            thread = threading.Thread(target=self._run, daemon=True, name="drivetrain retention")
+            thread.start()
+            self._thread = thread
         try:
             self._work.put((newest, dropped), timeout=self._storage.limits.deadline_s)
         except queue.Full:

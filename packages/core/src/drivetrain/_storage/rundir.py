@@ -274,7 +274,7 @@ def _stage(
     stack.callback(_sweep_temporary_files)
     if storage.is_local:
         directory = Path(storage.root)
-        directory.joinpath(ARTIFACTS).mkdir(exist_ok=True)
+        storage.call(f"create {ARTIFACTS}", lambda: directory.joinpath(ARTIFACTS).mkdir(exist_ok=True))
         return directory, lambda: None, lambda: None
     staged = stack.enter_context(share_directory(STAGED_RUNS, staging_key(record["id"], record["starts"])))
     directory = Path(staged, "driver")

@@ -54,12 +54,13 @@ class Timeline(Callback):
         """Record the start of this driver, and its environment."""
         append_record(run.path, DriverStarted(environment=_environment()))
         # Listing the installed packages takes tens of milliseconds, which must not delay the workers.
-        self._packages = threading.Thread(
+        packages = threading.Thread(
             target=lambda: append_record(run.path, VersionsFound(packages=installed_versions())),
             daemon=True,
             name="drivetrain versions",
         )
-        self._packages.start()
+        packages.start()
+        self._packages = packages
 
     def on_group_start(self, run: Run, attempt: int, workers: Sequence[WorkerInfo]) -> None:
         """Record an attempt and its workers."""

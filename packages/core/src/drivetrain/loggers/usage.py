@@ -52,10 +52,11 @@ class UsageRecorder:
         if not pids:
             return
         self._stopped = threading.Event()
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=_record, args=(directory / USAGE_FILE, pids, self._stopped), daemon=True, name="drivetrain usage"
         )
-        self._thread.start()
+        thread.start()
+        self._thread = thread
 
     def stop(self) -> None:
         """Stop recording."""
