@@ -1,5 +1,6 @@
 import json
 import os
+import pickle
 import signal
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from drivetrain import (
     FailureConfig,
     Result,
     TrainingFailedError,
+    WaitTimeoutError,
     WorkerDiedError,
 )
 from tests.contract.conftest import RuntimeUnderTest
@@ -194,6 +196,88 @@ def test_file_reported_by_all_ranks_is_that_of_rank_0_with_one_warning(
     errors = capsys.readouterr().err
     assert errors.count("[DT-422] ranks 0 and 1 reported 'shared.txt' for checkpoint_000001") == 1
     assert errors.count("DT-422") == 1
+
+
+@pytest.mark.parametrize("mode", once_on_ray("sync", "async"))
+def test_report_that_waits_returns_once_the_checkpoint_is_committed(runtime: RuntimeUnderTest, mode: str) -> None:
+    def train() -> list[list[str]]:
+        rank, seen = drivetrain.get_context().get_world_rank(), []
+        for step in range(3):
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, f"of_{rank}").touch()
+                checkpoint = Checkpoint.from_directory(directory) if rank == 0 else None
+                drivetrain.report({"step": step}, checkpoint, checkpoint_upload_mode=mode, wait=60)
+            if rank == 0:
+                seen.append(committed_names(drivetrain.get_context().get_run_dir()))
+        return seen
+
+    names = [f"checkpoint_{number:06d}" for number in (1, 2, 3)]
+    assert runtime.fit(train).return_value == [names[:1], names[:2], names]
+
+
+@same_on_ray
+@with_processes
+def test_report_that_waits_too_long_names_the_missing_ranks(runtime: RuntimeUnderTest, gate: Pipe) -> None:
+    def train(config: dict) -> str:
+        if drivetrain.get_context().get_world_rank() == 0:
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "file").touch()
+                with pytest.raises(WaitTimeoutError) as late:
+                    drivetrain.report({}, Checkpoint.from_directory(directory), wait=0.2)
+            release(config["gate"])
+            assert late.value.ranks == (1,)
+            return str(late.value)
+        wait_for_release(config["gate"])
+        return ""
+
+    message = runtime.fit(train, {"gate": gate.path}).return_value
+    assert "expected checkpoint_000001 to be committed within 0.2 s, but it still waits for rank 1." in message
+
+
+@same_on_ray
+@with_processes
+def test_checkpoints_that_waited_for_a_rank_are_named_when_the_run_fails(
+    runtime: RuntimeUnderTest, gate: Pipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: dict) -> None:
+        if drivetrain.get_context().get_world_rank() == 1:
+            wait_for_release(config["gate"])
+        for step in range(3):
+            report_files({"step": step}, {"file": str(step)})
+        raise ValueError("rank 0 fails")
+
+    with pytest.raises(TrainingFailedError) as failed:
+        runtime.fit(train, {"gate": gate.path})
+
+    lost = (
+        "[DT-424] not committed, and lost: checkpoint_000001, checkpoint_000002, checkpoint_000003. They waited for "
+        "rank 1 to report as often, or to upload files"
+    )
+    assert lost in str(failed.value)
+    assert lost in capsys.readouterr().err
+    assert Result.from_path(runtime.storage_path / "run").checkpoint is None
+
+
+@same_on_ray
+@with_processes
+def test_errors_of_all_ranks_are_kept(runtime: RuntimeUnderTest) -> None:
+    def train() -> None:
+        rank = drivetrain.get_context().get_world_rank()
+        if rank == 0:
+            signal.pause()
+        os.kill(os.getpid(), signal.SIGKILL) if rank == 2 else None
+        raise ValueError(f"of rank {rank}")
+
+    with pytest.raises(TrainingFailedError) as failed:
+        runtime.fit(train, workers=3)
+
+    failures = failed.value.worker_failures
+    assert failed.value.rank in failures
+    assert {rank: type(error) for rank, error in failures.items()}.items() <= {
+        1: ValueError,
+        2: WorkerDiedError,
+    }.items()
+    assert pickle.loads(pickle.dumps(failed.value)).worker_failures.keys() == failures.keys()
 
 
 @same_on_ray

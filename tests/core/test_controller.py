@@ -21,6 +21,7 @@ from drivetrain import (
     WorkerDiedError,
     WorkerInfo,
 )
+from drivetrain._wire.commands import RunningTaskCommand
 from drivetrain._wire.events import Event, Exited, Failed, PhaseEntered, RankState, Reported, Returned
 from drivetrain.plugin import Runtime
 from tests.support import Collector
@@ -43,6 +44,9 @@ class ScriptedGroup:
 
     def train(self, tasks: Sequence[Any]) -> None:
         assert [task.context.get_world_rank() for task in tasks] == [worker.rank for worker in self.workers]
+
+    def send(self, ranks: Sequence[int], command: RunningTaskCommand) -> None:
+        raise AssertionError("no rank makes a request")
 
     def pump(self, deliver: Callable[[Event], bool], timeout_s: float | None) -> None:
         if not self._script:

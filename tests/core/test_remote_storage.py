@@ -8,19 +8,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drivetrain import Checkpoint, CheckpointError, ConfigurationError, StorageError
+from drivetrain import Checkpoint, CheckpointConfig, CheckpointError, ConfigurationError, StorageError
 from drivetrain._base.redact import redact
+from drivetrain._driver.requests import RankRequests
 from drivetrain._storage.directory import Storage, quick
 from drivetrain._storage.manifest import CheckpointManager, read_manifest
 from drivetrain._storage.mirror import Mirror
 from drivetrain._storage.remote import locate
 from drivetrain._storage.transfer import Limits
+from drivetrain._wire.events import FilesClaimed
 from tests.s3 import FaultProxy, HangUp, LoseAnswer, ResetDownload, ResetUpload, S3Server, SlowDown, Stall, Throttle
 from tests.support import PROCESS_LIMIT_S, ROOT
 
@@ -123,6 +125,37 @@ def test_s3_stores_commits_lists_reads_and_deletes(storage: Storage, tmp_path: P
     assert not Path(path).exists(), "the last user of the download did not delete it"
     assert manager.sweep() == (["checkpoint_000002"], 2)
     assert storage.list_names() == (["checkpoint_000001"], ["manifest.json"])
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("on_conflict", ["lowest_rank", "keep_all"])
+def test_file_of_the_lowest_rank_is_kept_on_s3_whichever_rank_is_faster(
+    storage: Storage, tmp_path: Path, order: tuple[int, int], on_conflict: str
+) -> None:
+    answers: dict[int, Any] = {}
+    requests = RankRequests(lambda ranks, command: answers.update({ranks[0]: command}))
+    manager = CheckpointManager(storage, CheckpointConfig(on_conflict=on_conflict))
+    contents, files = {}, {}
+    for rank in order:
+        contents[rank] = make_files(tmp_path / f"of_{rank}", {"shared.bin": 100, f"own_{rank}.bin": 10})
+
+        def claim(directory: str, names: Collection[str], rank: int = rank) -> Collection[str]:
+            requests.claim(FilesClaimed(rank, directory, tuple(names)))
+            return answers[rank].names
+
+        files[rank] = storage.put_directory(str(tmp_path / f"of_{rank}"), "checkpoint_000001", rank=rank, claim=claim)
+
+    entry = manager.commit(index=1, iteration=1, files=files, metrics={})
+
+    expected = {"shared.bin": contents[0]["shared.bin"]} | {
+        f"own_{rank}.bin": contents[rank][f"own_{rank}.bin"] for rank in (0, 1)
+    }
+    if on_conflict == "keep_all":
+        expected["rank_1/shared.bin"] = contents[1]["shared.bin"]
+    checkpoint = manager.checkpoint(entry)
+    checkpoint.verify()
+    with checkpoint.as_directory() as path:
+        assert read_files(Path(path)) == expected
 
 
 def test_same_content_of_two_ranks_is_accepted_on_s3_and_different_content_names_both(

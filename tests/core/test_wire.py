@@ -15,18 +15,22 @@ from drivetrain._runtimes.connected import ConnectedGroup
 from drivetrain._wire.commands import (
     Call,
     Command,
+    CommitState,
     CountSteps,
     FreeMemory,
     JoinRun,
     Refuse,
     Renumber,
     StopAfter,
+    StoreApart,
     Train,
 )
 from drivetrain._wire.events import (
+    CommitOverdue,
     Event,
     Exited,
     Failed,
+    FilesClaimed,
     PhaseEntered,
     Pickled,
     PreemptionInfo,
@@ -43,6 +47,8 @@ EVENTS = [
     Returned(0, Pickled(b"value")),
     Failed(2, 3.5, RankState.TRAINING, b"error"),
     Exited(3, -9, ""),
+    CommitOverdue(1, 3),
+    FilesClaimed(1, "checkpoint_000001", ("model.pt",)),
 ]
 
 
@@ -161,6 +167,8 @@ COMMANDS: list[Command] = [
     Refuse("another version"),
     CountSteps(),
     StopAfter(3, PreemptionInfo("maintenance", 1.5)),
+    CommitState(3, is_committed=False, missing=(1,)),
+    StoreApart("checkpoint_000001", frozenset({"model.pt"})),
     Renumber(ReportNumber(7, 5)),
 ]
 

@@ -31,7 +31,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "BackendError",
@@ -182,14 +182,22 @@ class TrainingFailedError(DrivetrainError):
     Attributes:
         kind: the category of the root cause.
         rank: the world rank that failed; None if the failure was not on a single rank.
+        worker_failures: the exceptions of all ranks that failed in the last attempt before it ended, by world rank.
+            Empty for an error that was read from a run directory.
     """
 
     def __init__(
-        self, message: str = "", *, kind: FailureKind = FailureKind.USER_ERROR, rank: int | None = None
+        self,
+        message: str = "",
+        *,
+        kind: FailureKind = FailureKind.USER_ERROR,
+        rank: int | None = None,
+        worker_failures: Mapping[int, BaseException | None] | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.rank = rank
+        self.worker_failures = dict(worker_failures or {})
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle ``__cause__`` too. By default, pickling drops it, and Ray and process pools pickle exceptions."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from drivetrain._driver.delivery import Delivery
 from drivetrain._driver.diagnosis import Diagnosis
-from drivetrain._driver.outcomes import Ending, Succeeded
+from drivetrain._driver.outcomes import AttemptFailed, Ending, Succeeded
 from drivetrain._driver.progress import HangLimits, Progress
 from drivetrain._driver.ranks import Ranks
 from drivetrain._driver.replacement import Replacement
@@ -24,10 +25,12 @@ from drivetrain._driver.termination import Termination
 from drivetrain._hooks.context import WorkerInfo
 from drivetrain._runtimes.base import Group
 from drivetrain._wire.events import (
+    CommitOverdue,
     Draining,
     Event,
     Exited,
     Failed,
+    FilesClaimed,
     PhaseEntered,
     Pickled,
     PreemptionPolled,
@@ -67,7 +70,7 @@ class Attempt:
         self._group = group
         self._machine = machine = StateMachine()
         self._ranks = ranks = Ranks(group.workers, last_report, services.backend.name)
-        self._delivery = Delivery(services, ranks, machine, last_report.number)
+        self._delivery = Delivery(services, ranks, machine, last_report.number, group.send)
         self._diagnosis = Diagnosis(services.run, ranks)
         self._termination = Termination(services, group, ranks, machine, target_size)
         self._replacement: Replacement | None = None
@@ -133,6 +136,8 @@ class Attempt:
                 return self._delivery.on_report(event)
             case Uploaded():
                 return self._delivery.on_upload(event)
+            case CommitOverdue() | FilesClaimed():
+                self._delivery.respond(event)
             case PhaseEntered():
                 self._ranks.apply(event)
             case Returned():
@@ -231,8 +236,18 @@ class Attempt:
             if remaining <= 0 or losses:
                 return
 
+    def describe_uncommitted(self) -> str:
+        """Return a message about the checkpoints that were reported and are lost; empty if there are none."""
+        return "" if self.state is AttemptState.SUCCEEDED else self._delivery.describe_uncommitted()
+
     def _end(self) -> Ending:
         self._delivery.flush()
+        ending = self._ending()
+        if isinstance(ending, AttemptFailed) and (lost := self.describe_uncommitted()):
+            return replace(ending, notes=(*ending.notes, lost))
+        return ending
+
+    def _ending(self) -> Ending:
         match self.state:
             case AttemptState.SUCCEEDED:
                 values = [self._unpickle(rank.return_value) for rank in self._ranks]

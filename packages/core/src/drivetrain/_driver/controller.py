@@ -128,7 +128,7 @@ class Controller:
         if callback_error is not None:
             notes += (f"also: {callback_error}",)
         if callback_error is not None or not retrying:
-            return RunFailed(failure, notes, tuple(self._history))
+            return RunFailed(failure, notes, tuple(self._history), ending.ranks)
         if failure.kind is FailureKind.HANG:
             self._print(str(failure.exception))
         self._history.append(failure)
@@ -204,6 +204,8 @@ class Controller:
         """Notify the callbacks of the end of the attempt, and close the backend; return the first error raised."""
         if self._current is not None:
             self._last_number = self._current.last_number
+            if lost := self._current.describe_uncommitted():
+                self._print(lost)
         self._current = None
         error = self._services.callbacks.close("on_group_stop", number)
         backend = self._services.backend

@@ -6,23 +6,28 @@ import contextlib
 import datetime
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from drivetrain._base.failure import one_line
 from drivetrain._base.metrics import find_metric, writable
 from drivetrain._driver.ranks import Rank, Ranks
 from drivetrain._driver.reports import MatchedReport, ReportMatcher, combine
+from drivetrain._driver.requests import RankRequests
 from drivetrain._driver.services import RunServices
 from drivetrain._driver.states import StateMachine, Trigger
 from drivetrain._hooks.callback import Report
-from drivetrain._wire.events import Reported, ReportNumber, Uploaded
+from drivetrain._storage.duplicates import describe_ranks
+from drivetrain._wire.commands import RunningTaskCommand
+from drivetrain._wire.events import CommitOverdue, FilesClaimed, Reported, ReportNumber, Uploaded
 from drivetrain.errors import CallbackError, CheckpointError, StorageError
 
 if TYPE_CHECKING:
     from drivetrain._storage.filesystem import StoredFile
 
 __all__ = ["Delivery"]
+
+_SHOWN_NAMES = 5
 
 
 class Delivery:
@@ -33,13 +38,21 @@ class Delivery:
         ranks: the ranks of the attempt.
         machine: the state machine, which receives ``Trigger.STOP_CONDITION_MET``.
         last_number: the report number from which the reports of the attempt continue counting.
+        send: sends a command to ranks.
 
     Attributes:
         last_number: the highest report number so far.
         metrics: the last metrics that rank 0 reported; None before its first report.
     """
 
-    def __init__(self, services: RunServices, ranks: Ranks, machine: StateMachine, last_number: int) -> None:
+    def __init__(
+        self,
+        services: RunServices,
+        ranks: Ranks,
+        machine: StateMachine,
+        last_number: int,
+        send: Callable[[Sequence[int], RunningTaskCommand], None],
+    ) -> None:
         self._services = services
         self._config = services.run.run_config
         self._ranks = ranks
@@ -48,6 +61,7 @@ class Delivery:
         self._waiting: deque[Reported] = deque()
         self._combined: dict[int, dict[str, float]] = {}
         self._uploading: dict[int, MatchedReport] = {}
+        self._requests = RankRequests(send)
         self._stop_number: int | None = None
         self.last_number = last_number
         self.metrics: dict[str, Any] | None = None
@@ -69,6 +83,8 @@ class Delivery:
         self._fill_in(event, rank)
         rank.number, rank.iteration = event.number, event.iteration
         self.last_number = max(self.last_number, event.number)
+        if event.awaited:
+            self._requests.await_commit(event.number, event.rank)
         settled = self._matcher.add(event)
         if event.rank == 0 and not event.quiet and (event.reduce or self._waiting):
             self._waiting.append(event)
@@ -87,6 +103,35 @@ class Delivery:
             return False
         self._commit(self._uploading.pop(event.number))
         return True
+
+    def respond(self, event: CommitOverdue | FilesClaimed) -> None:
+        """Respond to a request of a rank that reports a checkpoint."""
+        if isinstance(event, FilesClaimed):
+            self._requests.claim(event)
+        else:
+            self._requests.explain(event.number, event.rank, self._missing(event.number))
+
+    def describe_uncommitted(self) -> str:
+        """Return a message about the checkpoints that were reported and are not committed; empty if there are none."""
+        held = [*self._matcher.held_checkpoints(), *self._uploading.values()]
+        if not held:
+            return ""
+        names = [name for matched in held for name in sorted(set(matched.directories.values()))]
+        missing = sorted({rank for matched in held for rank in self._missing(matched.number)})
+        shown = ", ".join(names[:_SHOWN_NAMES]) + (
+            f" and {len(names) - _SHOWN_NAMES} more" * (len(names) > _SHOWN_NAMES)
+        )
+        return (
+            f"[DT-424] not committed, and lost: {shown}. They waited for {describe_ranks(missing)} to report as often, "
+            "or to upload files. To wait for the commit, call report(..., wait=True)"
+        )
+
+    def _missing(self, number: int) -> list[int]:
+        """Return the ranks that the checkpoint with this report number waits for."""
+        matched = self._matcher.held_report(number) or self._uploading.get(number)
+        uploading = matched.uploading if matched is not None else set()
+        behind = self._matcher.ranks_behind(number) if number not in self._uploading else []
+        return sorted({*uploading, *behind})
 
     def finish(self, rank: int) -> bool:
         """Record that a rank will not report again; return True if a checkpoint was committed."""
@@ -188,6 +233,7 @@ class Delivery:
             with contextlib.suppress(CallbackError):  # the storage error remains the root cause
                 self.flush()
             raise
+        self._requests.note_commit(matched.number, names[0])
         self._services.callbacks.call("on_checkpoint", entry)
         return True
 

@@ -104,7 +104,7 @@ class Diagnosis:
         # A rank that tears down its connections can cause the exception before its return value arrives.
         if finished := self._ranks.in_state(RankState.TEARING_DOWN, RankState.FINISHED):
             notes.append(f"ranks that had already finished: {', '.join(map(str, finished))}")
-        return AttemptFailed(ordered[0], tuple(notes))
+        return AttemptFailed(ordered[0], tuple(notes), tuple(ordered))
 
     def add_timeout(self, group: Group, stopped: Sequence[int], limit: str) -> None:
         """Record that ranks did not start in time, or that ranks have made no progress for too long.

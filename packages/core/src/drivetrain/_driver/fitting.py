@@ -240,7 +240,12 @@ def _explain(failed: RunFailed, run: Run, storage: Storage) -> TrainingFailedErr
     if failure.log_tail:
         lines.append(f"last lines of the log:\n{failure.log_tail}")
     message = redact("\n  ".join(lines))
-    error = TrainingFailedError(message, kind=failure.kind, rank=failure.rank)
+    error = TrainingFailedError(
+        message,
+        kind=failure.kind,
+        rank=failure.rank,
+        worker_failures={each.rank: each.exception for each in reversed(failed.ranks) if each.rank is not None},
+    )
     error.__cause__ = failure.exception
     record = {
         "message": message,

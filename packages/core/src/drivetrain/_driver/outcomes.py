@@ -31,10 +31,12 @@ class AttemptFailed:
     Attributes:
         failure: the root cause.
         notes: further lines for the error message, about other failures and ranks that had already finished.
+        ranks: the failures of all ranks that failed, the root cause first.
     """
 
     failure: Failure
     notes: tuple[str, ...] = ()
+    ranks: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,10 @@ class RunFailed:
         failure: the root cause of the last attempt.
         notes: see :class:`AttemptFailed`.
         history: the root causes of the earlier failures, oldest first.
+        ranks: see :class:`AttemptFailed`.
     """
 
     failure: Failure
     notes: tuple[str, ...] = ()
     history: tuple[Failure, ...] = ()
+    ranks: tuple[Failure, ...] = ()

@@ -90,6 +90,14 @@ class ReportMatcher:
         """Return the held report with this number; None if no such report is held."""
         return self._held.get(number)
 
+    def held_checkpoints(self) -> list[MatchedReport]:
+        """Return the held reports that have a checkpoint, ordered by number."""
+        return [held for _, held in sorted(self._held.items()) if held.directories]
+
+    def ranks_behind(self, number: int) -> list[int]:
+        """Return the awaited ranks that have not made the report with this number."""
+        return [rank for rank in sorted(self._awaited) if self._latest[rank] < number]
+
     def add(self, event: Reported) -> list[MatchedReport]:
         """Add the report of a rank; return the reports that this completes, ordered by number."""
         self._advance(event.rank, event.number)

@@ -11,13 +11,13 @@ import socket
 import stat
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
 from drivetrain._base.crashpoints import reach
-from drivetrain._storage.copying import Claims, copy_files, copy_part
+from drivetrain._storage.copying import Claims, copy_files, copy_part, duplicates_of
 from drivetrain._storage.filesystem import (
     CHUNK_BYTES,
     Filesystem,
@@ -268,13 +268,13 @@ class Storage:
 
     def put_directory(
         self, source: str, name: str, *, rank: int = 0, may_move: bool = False, checksums: bool = False,
-        low_priority: bool = False,
+        low_priority: bool = False, claim: Callable[[str, Collection[str]], Collection[str]] | None = None,
     ) -> dict[str, StoredFile]:  # fmt: skip
         """Store the files of a local directory in the directory ``name``, where other ranks may store files too.
 
-        On a local filesystem, a file that another rank has already stored goes to ``.rank_<rank>/`` instead. The commit
-        resolves such duplicates (:mod:`drivetrain._storage.duplicates`). On remote storage, the last upload of a file
-        wins. There, checksums are always computed, and the commit compares them.
+        A file that another rank stores too goes to ``.rank_<rank>/`` instead, and the commit resolves such duplicates
+        (:mod:`drivetrain._storage.duplicates`). A local filesystem refuses to create a file twice. On remote storage,
+        where the last upload of a file would win, ``claim`` asks the driver.
 
         A link to a file is stored as a copy of that file. Other links and special files are skipped with a warning.
 
@@ -285,6 +285,8 @@ class Storage:
             may_move: True if the files may be moved instead of copied.
             checksums: compute checksums on a local filesystem too.
             low_priority: lower the priority of the threads, in favor of the threads that train.
+            claim: called with ``name`` and the files before an upload to remote storage; returns the files that another
+                rank stores too. None if no other rank does.
 
         Returns:
             The size of each file and its checksum if computed, by its path relative to ``source`` with forward slashes.
@@ -315,7 +317,8 @@ class Storage:
         reach("before upload")
         try:
             if not self.is_local:
-                stored = self._upload(source, name, found, limits)
+                apart = claim(name, found) if claim is not None else ()
+                stored = self._upload(source, name, found, limits, {path: duplicates_of(rank) for path in apart})
             elif may_move and self._take_over(source, name):
                 stored = _describe(self.path(name), found, checksums)
             else:
@@ -424,16 +427,23 @@ class Storage:
             os.close(descriptor)
 
     def _upload(
-        self, source: str, name: str, found: Mapping[str, os.stat_result], limits: Limits
+        self,
+        source: str,
+        name: str,
+        found: Mapping[str, os.stat_result],
+        limits: Limits,
+        apart: Mapping[str, str],
     ) -> dict[str, StoredFile]:
+        """Upload files, those in ``apart`` to the directory that it maps them to."""
         order = sorted(found, key=lambda relative: -found[relative].st_size)
+        targets = {relative: posixpath.join(apart.get(relative, ""), relative) for relative in order}
         jobs = [
-            Job(relative, partial(self.filesystem.put_file, os.path.join(source, relative), self.path(name, relative)))
-            for relative in order
+            Job(relative, partial(self.filesystem.put_file, os.path.join(source, relative), self.path(name, target)))
+            for relative, target in targets.items()
         ]
         what = f"upload of {self.path(name)}"
         stored = dict(zip(order, run_jobs(jobs, what=what, limits=limits), strict=True))
-        if (damage := self.find_damage(name, stored)) is not None:
+        if (damage := self.find_damage(name, {targets[path]: facts for path, facts in stored.items()})) is not None:
             raise StorageError(f"{what} is not complete: {damage}")
         return stored
 

@@ -74,6 +74,8 @@ def settle_duplicates(
 
 def describe_ranks(ranks: Sequence[int]) -> str:
     """Return the names of ranks as text, such as ``ranks 0, 1 and 2``."""
+    if not ranks:
+        return "no rank"
     shown = [str(rank) for rank in ranks[:_SHOWN]]
     if len(ranks) > _SHOWN:
         shown.append(f"{len(ranks) - _SHOWN} more")
@@ -82,8 +84,6 @@ def describe_ranks(ranks: Sequence[int]) -> str:
 
 def _stored_apart(storage: Storage, name: str, ranks: Collection[int]) -> dict[int, set[str]]:
     """Return the relative paths of the files that each rank has stored in its own directory of duplicates."""
-    if len(ranks) == 1 and not storage.is_local:
-        return {}
     present = storage.list_names(name)[0]
     return {
         rank: set(storage.walk(f"{name}/{duplicates_of(rank)}")) for rank in ranks if duplicates_of(rank) in present

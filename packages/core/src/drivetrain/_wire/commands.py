@@ -16,6 +16,7 @@ from drivetrain._wire.events import PreemptionInfo, ReportNumber
 __all__ = [
     "Call",
     "Command",
+    "CommitState",
     "CountSteps",
     "FreeMemory",
     "JoinRun",
@@ -23,6 +24,7 @@ __all__ = [
     "Renumber",
     "RunningTaskCommand",
     "StopAfter",
+    "StoreApart",
     "Train",
 ]
 
@@ -120,6 +122,34 @@ class Renumber:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitState:
+    """Tells a rank in ``report(wait=True)`` that its checkpoint is committed, or which ranks it waits for.
+
+    Attributes:
+        number: the number of the report.
+        is_committed: True if the checkpoint is committed.
+        missing: otherwise, the ranks that have not made the report, or have not uploaded their files.
+    """
+
+    number: int
+    is_committed: bool
+    missing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreApart:
+    """The response to :class:`~drivetrain._wire.events.FilesClaimed`.
+
+    Attributes:
+        directory: the name of the checkpoint's directory.
+        names: the relative paths of the files that another rank stores too.
+    """
+
+    directory: str
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """Exit, because the driver does not accept this worker. Sent instead of the first command.
 
@@ -130,5 +160,5 @@ class Refuse:
     reason: str
 
 
-RunningTaskCommand = CountSteps | StopAfter | Renumber
+RunningTaskCommand = CountSteps | StopAfter | Renumber | CommitState | StoreApart
 Command = Call | JoinRun | Train | FreeMemory | Refuse | RunningTaskCommand

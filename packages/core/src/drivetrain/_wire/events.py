@@ -89,7 +89,8 @@ class Reported(NamedTuple):
     them over the ranks. ``directory`` is the name of the checkpoint's directory in the run directory, or None without a
     checkpoint. ``files`` maps relative paths to the uploaded files, or is None while they are being uploaded. A
     ``quiet`` report exists only for its checkpoint: it is not an iteration, and callbacks do not receive it. A
-    checkpoint is ``shared`` if all ranks have saved it together, so all must report it.
+    checkpoint is ``shared`` if all ranks have saved it together, so all must report it. It is ``awaited`` if the rank
+    waits for :class:`~drivetrain._wire.commands.CommitState`.
     """
 
     rank: int
@@ -102,6 +103,25 @@ class Reported(NamedTuple):
     directory: str | None = None
     quiet: bool = False
     shared: bool = False
+    awaited: bool = False
+
+
+class CommitOverdue(NamedTuple):
+    """A rank has waited too long for the commit of a checkpoint, and asks which ranks it waits for."""
+
+    rank: int
+    number: int
+
+
+class FilesClaimed(NamedTuple):
+    """A rank is about to upload files to remote storage, and waits for :class:`~drivetrain._wire.commands.StoreApart`.
+
+    ``directory`` is the name of the checkpoint's directory, and ``names`` are the relative paths of the files.
+    """
+
+    rank: int
+    directory: str
+    names: tuple[str, ...]
 
 
 class Uploaded(NamedTuple):
@@ -208,6 +228,8 @@ class SigtermReceived(NamedTuple):
 RankEvent = (
     PhaseEntered
     | Reported
+    | CommitOverdue
+    | FilesClaimed
     | Uploaded
     | Returned
     | Failed

@@ -20,7 +20,7 @@ from drivetrain._base.failure import capture_failure
 from drivetrain._base.script import dumps_to_driver, explain_absent, unpack
 from drivetrain._hooks.backend import Backend
 from drivetrain._hooks.context import TrainContext
-from drivetrain._wire.commands import CountSteps, Renumber, RunningTaskCommand, StopAfter
+from drivetrain._wire.commands import CommitState, CountSteps, Renumber, RunningTaskCommand, StopAfter, StoreApart
 from drivetrain._wire.events import Failed, PhaseEntered, Pickled, RankState, Renumbered, Returned
 from drivetrain._wire.task import PackedFunction, TrainTask
 from drivetrain._worker.preemption import Preemption
@@ -109,6 +109,10 @@ class RunningTask:
                 self.preemption.count_steps()
             case StopAfter():
                 self.preemption.stop_after(command.step, command.info)
+            case CommitState():
+                self.outbox.responses.put(command.number, command)
+            case StoreApart():
+                self.outbox.responses.put(command.directory, command)
             case Renumber():
                 self.preemption.restart_count()
                 if self.session is not None:

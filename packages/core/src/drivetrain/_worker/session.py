@@ -8,22 +8,33 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from drivetrain._hooks.context import TrainContext
 from drivetrain._hooks.dataset import DatasetShard
 from drivetrain._storage.checkpoint import Checkpoint, checkpoint_in
+from drivetrain._storage.duplicates import describe_ranks
 from drivetrain._storage.filesystem import StoredFile
 from drivetrain._storage.layout import is_reserved
-from drivetrain._wire.events import Event, PreemptionInfo, Reported, ReportNumber, Uploaded
+from drivetrain._wire.commands import CommitState, StoreApart
+from drivetrain._wire.events import (
+    CommitOverdue,
+    Event,
+    FilesClaimed,
+    PreemptionInfo,
+    Reported,
+    ReportNumber,
+    Uploaded,
+)
 from drivetrain._wire.task import TrainTask
 from drivetrain._worker.metrics import check_reductions, plain_metrics
 from drivetrain._worker.preemption import Preemption
+from drivetrain._worker.responses import Responses
 from drivetrain._worker.shared import open_shared_directory
 from drivetrain._worker.uploads import UploadRequest, Uploads
 from drivetrain.config import CheckpointUploadMode
-from drivetrain.errors import SessionError, StorageError
+from drivetrain.errors import SessionError, StorageError, WaitTimeoutError
 
 __all__ = [
     "Outbox",
@@ -40,6 +51,9 @@ __all__ = [
     "shared_checkpoint",
 ]
 
+_EXPLANATION_S = 10.0
+"""The maximum time in seconds for the driver to respond which ranks a checkpoint waits for."""
+
 _DIRECTORY_NAME = re.compile(r"(?!checkpoint_\d+$|result.*\.json$)[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
 
 
@@ -54,11 +68,13 @@ class Outbox:
 
     Attributes:
         heartbeats: the number of calls of :func:`heartbeat`. Another thread sends the progress to the driver.
+        responses: the responses to events that request one.
     """
 
     def __init__(self, emit: Callable[[Event], None], *, from_threads: bool = True) -> None:
         self.emit = emit
         self.heartbeats = 0
+        self.responses = Responses()
         self._from_threads = from_threads
         self._waiting: deque[Event] = deque()
 
@@ -128,7 +144,8 @@ class Session:
         self._outbox = outbox
         self._number, self._iteration = task.last_report  # plain integers are faster than a ReportNumber
         self._last_stored = 0
-        self._uploads = Uploads(context.storage, context.get_world_rank(), task.options.checkpoints)
+        claim = None if context.storage.is_local or context.world_size == 1 else self._claim_files
+        self._uploads = Uploads(context.storage, context.get_world_rank(), task.options.checkpoints, claim)
         self._process = os.getpid()
         self._lock = _OwnedLock()
 
@@ -154,6 +171,7 @@ class Session:
         reduce: Mapping[str, str] | None = None,
         *,
         quiet: bool = False,
+        wait_s: float | None = None,
     ) -> None:
         """Upload the checkpoint, or start its upload in the background, and send the report to the driver.
 
@@ -163,6 +181,7 @@ class Session:
             reduce: the reductions over the ranks, by the name of the metric.
             quiet: True if the report exists only for its checkpoint. It is not an iteration, callbacks do not receive
                 it, and its metrics are only used to compare checkpoints.
+            wait_s: maximum number of seconds to wait until the checkpoint is committed; None not to wait.
         """
         self._require_own_process("report")
         values = plain_metrics(metrics)
@@ -186,13 +205,48 @@ class Session:
             stored = checkpoint_in(self.context.storage, prepared.directory)
             files, directory, shared = prepared.files, prepared.directory, prepared.shared
             self._number, self._iteration = number, iteration
-            now = time.time()
-            self._outbox.emit(Reported(rank, number, iteration, now, values, files, reduce, directory, quiet, shared))
+            now, awaited = time.time(), wait_s is not None
+            self._outbox.emit(
+                Reported(rank, number, iteration, now, values, files, reduce, directory, quiet, shared, awaited)
+            )
             if prepared.pending is None:
                 self._note_stored(number, stored)
             else:
                 self._uploads.begin(prepared, lambda files: self._on_uploaded(number, stored, files))
             self._on_checkpoint()
+        if wait_s is not None:  # without the lock, because the thread that receives the response may need it
+            self._await_commit(number, directory, wait_s)
+
+    def _await_commit(self, number: int, directory: str, wait_s: float) -> None:
+        """Wait until a checkpoint is committed.
+
+        Raises:
+            WaitTimeoutError: it is not committed in time.
+        """
+        if self._outbox.keeps_events:  # nothing else delivers the end of a background upload
+            self._uploads.drain()
+            self._outbox.flush()
+        state: CommitState | None = self._outbox.responses.take(number, wait_s)
+        if state is None:
+            self._outbox.emit(CommitOverdue(self.context.worker.rank, number))
+            state = self._outbox.responses.take(number, _EXPLANATION_S)
+        if state is None or not state.is_committed:
+            missing = [] if state is None else list(state.missing)
+            raise WaitTimeoutError(
+                f"[DT-423] report(wait=...): expected {directory} to be committed within {wait_s:g} s, but it still "
+                f"waits for {describe_ranks(missing) if missing else 'the driver'}. Make every rank call report() as "
+                "often, with or without a checkpoint",
+                ranks=missing,
+            )
+
+    def _claim_files(self, directory: str, names: Collection[str]) -> Collection[str]:
+        """Return the files of a checkpoint to store apart, because another rank stores files of the same names."""
+        self._outbox.emit_from_thread(FilesClaimed(self.context.worker.rank, directory, tuple(names)))
+        limit_s = self.context.storage.limits.deadline_s
+        response: StoreApart | None = self._outbox.responses.take(directory, limit_s)
+        if response is None:
+            raise StorageError(f"[DT-405] the driver did not respond within {limit_s:g} s (SyncConfig.sync_timeout)")
+        return response.names
 
     @contextlib.contextmanager
     def shared_checkpoint(self) -> Iterator[Checkpoint]:
@@ -314,6 +368,7 @@ def report(
     checkpoint_upload_mode: CheckpointUploadMode | str = CheckpointUploadMode.SYNC,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
     delete_local_checkpoint_after_upload: bool = False,
+    wait: bool | float = False,
     **metrics_by_name: Any,
 ) -> None:
     """Report metrics and optionally a checkpoint from a train function.
@@ -342,6 +397,9 @@ def report(
             returned.
         delete_local_checkpoint_after_upload: delete the local directory after the upload. If the directory is on the
             same filesystem as the storage, its files are moved instead of copied.
+        wait: True to return only once the checkpoint is committed, so that it is kept whatever happens next. This waits
+            until every rank has made as many reports, for at most ``SyncConfig.sync_timeout`` seconds; a number waits
+            for at most that many seconds instead. Without a checkpoint, it has no effect.
         **metrics_by_name: the metrics, instead of a mapping: ``report(loss=0.1)``.
 
     Raises:
@@ -349,6 +407,7 @@ def report(
             a metric that is not a plain value; the message names the metric.
         CheckpointError: the checkpoint's directory does not exist or contains no files, or its name is in use.
         StorageError: the checkpoint could not be stored, or the background upload of an earlier checkpoint failed.
+        WaitTimeoutError: with ``wait``, the checkpoint was not committed in time; the message names the missing ranks.
 
     Example:
         Report the accuracy of rank 0, and the mean loss over all ranks::
@@ -363,6 +422,7 @@ def report(
             "[DT-805] report(): expected metrics as one mapping or as keywords, got a mapping and the keywords "
             f"{', '.join(metrics_by_name)}. If these are metrics, add them to the mapping"
         )
+    wait_s = _seconds_to_wait(wait, session)
     if checkpoint is None:
         session.report(metrics, None, reduce)
         return
@@ -390,7 +450,19 @@ def report(
         function=checkpoint_upload_fn,
         delete_local=delete_local_checkpoint_after_upload,
     )
-    session.report(metrics, request, reduce)
+    session.report(metrics, request, reduce, wait_s=wait_s)
+
+
+def _seconds_to_wait(wait: object, session: Session) -> float | None:
+    """Return the seconds that the argument ``wait`` of :func:`report` stands for; None not to wait."""
+    if isinstance(wait, bool):
+        return session.context.storage.limits.deadline_s if wait else None
+    if isinstance(wait, (int, float)) and wait > 0:
+        return float(wait)
+    raise SessionError(
+        f"[DT-805] report(wait=...): expected True, False or a positive number of seconds, got {wait!r}. If it is a "
+        "metric, pass the metrics as a mapping"
+    )
 
 
 def _advice(value: object) -> str:

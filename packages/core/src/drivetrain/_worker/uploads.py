@@ -21,7 +21,7 @@ import posixpath
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -35,6 +35,9 @@ from drivetrain.config import CheckpointConfig, CheckpointUploadMode
 from drivetrain.errors import CheckpointError, SessionError, StorageError
 
 __all__ = ["Sharing", "Upload", "UploadRequest", "Uploads"]
+
+ClaimFunction = Callable[[str, Collection[str]], Collection[str]]
+"""Called with a checkpoint's directory and the names of files; returns the names that another rank stores too."""
 
 UploadFunction = Callable[[Checkpoint, str], Checkpoint]
 
@@ -109,16 +112,25 @@ class _Destination:
         storage: the run directory.
         rank: the rank.
         checksums: True to compute checksums on local storage too.
+        claim: finds out which files another rank stores too; None if the storage itself prevents that ranks replace
+            each other's files, or if there is only one rank.
     """
 
     storage: Storage
     rank: int
     checksums: bool
+    claim: ClaimFunction | None = None
 
     def put(self, source: str, directory: str, *, give_away: bool, low_priority: bool) -> dict[str, StoredFile]:
         """Store the files of a local directory; delete the directory if ``give_away`` is True."""
         files = self.storage.put_directory(
-            source, directory, rank=self.rank, may_move=give_away, checksums=self.checksums, low_priority=low_priority
+            source,
+            directory,
+            rank=self.rank,
+            may_move=give_away,
+            checksums=self.checksums,
+            low_priority=low_priority,
+            claim=self.claim,
         )
         if give_away:
             shutil.rmtree(source, ignore_errors=True)
@@ -260,12 +272,15 @@ class Uploads:
         storage: the run directory.
         rank: the rank.
         config: contains the maximum number of background uploads, and whether to compute checksums.
+        claim: see :class:`_Destination`.
     """
 
-    def __init__(self, storage: Storage, rank: int, config: CheckpointConfig) -> None:
+    def __init__(
+        self, storage: Storage, rank: int, config: CheckpointConfig, claim: ClaimFunction | None = None
+    ) -> None:
         self._storage = storage
         self._config = config
-        self._destination = _Destination(storage, rank, config.checksums)
+        self._destination = _Destination(storage, rank, config.checksums, claim)
         self._free = threading.BoundedSemaphore(config.max_uploads_in_flight)
         self._threads: list[threading.Thread] = []
         self._failures: list[BaseException] = []
